@@ -1,0 +1,140 @@
+package limiter
+
+import (
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Call is one question and its answer, with the room both need. A door keeps Calls to reuse them
+// (Reset), so that a request costs no allocation. Strings in it may point into a buffer of the
+// door's: they are not kept after Check.
+type Call struct {
+	Request
+	Verdict
+
+	charges   []backend.Charge
+	decisions []backend.Decision
+	keys      []byte
+}
+
+// Request is what is asked: the descriptors a proxy sent, or limits by their names.
+type Request struct {
+	Domain      string
+	Descriptors []Descriptor
+	// Limits asks for named limits instead; all of them or none. Domain may then be empty where
+	// one domain alone has the name.
+	Limits []LimitAsk
+	// Look answers and takes nothing.
+	Look bool
+	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for
+	// this long at the most. Doors that pass the wait on leave it 0.
+	Hold algorithms.Micros
+}
+
+// Descriptor is one descriptor of a Request.
+type Descriptor struct {
+	Entries []descriptors.Entry
+	// Cost in units: 0 looks, a negative one gives back.
+	Cost int64
+	// Override is a limit that came with the descriptor.
+	Override    Override
+	HasOverride bool
+}
+
+// Override is a limit that comes with a request: a fixed window, clock-aligned.
+type Override struct {
+	Rate uint32
+	// Period in us; 0 for a unit that is not known.
+	Period algorithms.Micros
+}
+
+// LimitAsk asks for a named limit.
+type LimitAsk struct {
+	Name    string
+	Key     []string // empty: the one bucket of a limit without keys
+	Count   int64
+	Reserve bool
+}
+
+// Outcome is what one Result came to.
+type Outcome uint8
+
+// The outcomes. Only Denied and FailedDenied deny.
+const (
+	Allowed Outcome = iota
+	Denied
+	Shadowed      // would have been denied; shadow mode lets it pass
+	Unlimited     // nothing to charge
+	Replaced      // another limit of the request stands in for it: not charged
+	FailedAllowed // the store could not decide; the policy lets it pass
+	FailedDenied  // the store could not decide; the policy denies
+)
+
+// Denies tells whether o stands against the request.
+func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
+
+// Result is what one limit said of a request.
+type Result struct {
+	// Descriptor (or Limits entry) it belongs to.
+	Descriptor int
+	// Policy is nil for an override that could not be read and had no configured limit: denied.
+	Policy *descriptors.Policy
+	// Key names the bucket; opaque. nil where nothing was charged.
+	Key []byte
+	// Cost is what this Result asked; a bucket met twice in a request is charged the sum.
+	Cost     int64
+	Decision backend.Decision
+	Outcome  Outcome
+
+	hash    uint64 // of the key
+	reserve bool
+	charge  int // into Call.charges, or one of the values in plan.go
+}
+
+// Status is the answer to one descriptor: that of the limit that speaks for it.
+type Status struct {
+	// Result is the index of the limit that speaks; -1 where no limit applies.
+	Result int
+	Denied bool
+}
+
+// Verdict is the answer to a Request.
+type Verdict struct {
+	Snapshot *Snapshot
+	// Domain is nil if it is not configured: then nothing is limited.
+	Domain  *Domain
+	Denied  bool
+	Results []Result
+	// Statuses has one Status for each descriptor, in order.
+	Statuses []Status
+	// Failed: a store could not decide, and a policy's OnFailure stood in.
+	Failed bool
+	// Err asks the door to fail the call: OnFailure is error.
+	Err error
+	// Never: a denial for good, some cost being more than its limit can ever give.
+	Never bool
+	// RetryAfter is the longest of those that denied: the same request cannot succeed before.
+	RetryAfter algorithms.Micros
+	// Hold is how long the door is to hold its answer, at most Request.Hold.
+	Hold algorithms.Micros
+}
+
+// Reset empties c for the next request, and keeps its room.
+func (c *Call) Reset() {
+	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
+	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0]}
+	c.charges, c.keys = c.charges[:0], c.keys[:0]
+}
+
+// AddDescriptor returns room for one more descriptor, whose Entries may be reused.
+func (c *Call) AddDescriptor() *Descriptor {
+	if n := len(c.Descriptors); n < cap(c.Descriptors) {
+		c.Descriptors = c.Descriptors[:n+1]
+		d := &c.Descriptors[n]
+		*d = Descriptor{Entries: d.Entries[:0]}
+		return d
+	}
+	c.Descriptors = append(c.Descriptors, Descriptor{})
+	return &c.Descriptors[len(c.Descriptors)-1]
+}

@@ -1,0 +1,116 @@
+package limiter
+
+import (
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// fold turns the store's decisions into the Verdict. What a denial means is decided here and
+// nowhere else.
+func (c *Call) fold() {
+	for range max(len(c.Descriptors), len(c.Limits)) {
+		c.Statuses = append(c.Statuses, Status{Result: -1})
+	}
+	quotas, quotasDenied := 0, 0
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.charge >= 0 {
+			r.Decision = c.decisions[r.charge]
+			r.Outcome = c.outcome(r)
+		} else if r.Policy == nil {
+			r.Outcome, r.Decision.Never = Denied, true
+		}
+		denies := r.Outcome.Denies()
+		if r.Policy != nil && r.Policy.Quota && r.charge >= 0 {
+			quotas++
+			if denies {
+				quotasDenied++
+			}
+		} else if denies {
+			c.Denied = true
+		}
+		c.speak(i)
+	}
+	if quotas > 0 && quotas == quotasDenied {
+		c.Denied = true
+	}
+	if c.Denied {
+		c.retry(quotas == quotasDenied)
+		return
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.Policy != nil && r.Policy.MaxDelay > 0 && r.Outcome == Allowed {
+			c.Verdict.Hold = max(c.Verdict.Hold, min(r.Decision.Wait, c.Request.Hold))
+		}
+	}
+}
+
+// outcome decides what the store's decision on r comes to.
+func (c *Call) outcome(r *Result) Outcome {
+	switch d := &r.Decision; {
+	case d.Err != nil:
+		return c.failed(r.Policy, d)
+	case d.Allowed:
+		return Allowed
+	case r.Policy.Shadow:
+		return Shadowed
+	default:
+		return Denied
+	}
+}
+
+// failed is the answer where the store could not decide.
+func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
+	c.Failed = true
+	switch {
+	case p.Shadow:
+		return FailedAllowed
+	case p.OnFailure == descriptors.Allow:
+		return FailedAllowed
+	case p.OnFailure == descriptors.Error:
+		c.Err = d.Err
+		return FailedDenied
+	default:
+		return FailedDenied
+	}
+}
+
+// speak lets Result i speak for its descriptor if it says more than what spoke so far: a denial
+// over a pass, the longest denial over others, and of passes the one with least left.
+func (c *Call) speak(i int) {
+	r := &c.Results[i]
+	if r.Outcome == Replaced {
+		return
+	}
+	s := &c.Statuses[r.Descriptor]
+	denies := r.Outcome.Denies()
+	if s.Result >= 0 {
+		was := &c.Results[s.Result]
+		switch {
+		case denies != s.Denied:
+			if s.Denied {
+				return
+			}
+		case denies:
+			if was.Decision.Never || !r.Decision.Never && r.Decision.RetryAfter <= was.Decision.RetryAfter {
+				return
+			}
+		case r.Outcome == Unlimited || was.Outcome != Unlimited && r.Decision.Remaining >= was.Decision.Remaining:
+			return
+		}
+	}
+	s.Result, s.Denied = i, denies
+}
+
+// retry is the longest wait of those that denied; of quota limits only where they did together.
+func (c *Call) retry(quotas bool) {
+	for i := range c.Results {
+		if r := &c.Results[i]; r.Outcome.Denies() && (quotas || r.Policy == nil || !r.Policy.Quota) {
+			c.Never = c.Never || r.Decision.Never
+			c.Verdict.RetryAfter = max(c.Verdict.RetryAfter, r.Decision.RetryAfter)
+		}
+	}
+	if c.Never {
+		c.Verdict.RetryAfter = 0
+	}
+}

@@ -1,0 +1,67 @@
+// Package limiter answers requests: it plans what to charge, lets a store charge it, and folds
+// the store's decisions into a verdict. Planning and folding are functions of the request, the
+// configuration and the decisions; the store is the only effect.
+package limiter
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// ErrNoConfig is returned until a first configuration has been loaded.
+var ErrNoConfig = errors.New("no rate limit configuration loaded")
+
+// Observer is told of every answered Call, and of every configuration before it is used.
+type Observer interface {
+	Swapped(*Snapshot)
+	Observe(*Call)
+}
+
+// Limiter answers Calls by the current Snapshot.
+type Limiter struct {
+	store    backend.Store
+	observer Observer
+	current  atomic.Pointer[Snapshot] // replaced whole, never edited
+}
+
+// New makes a Limiter that has no configuration yet. observer may be nil.
+func New(store backend.Store, observer Observer) *Limiter {
+	return &Limiter{store: store, observer: observer}
+}
+
+// Swap makes s the configuration of all Calls that start from now on.
+func (l *Limiter) Swap(s *Snapshot) {
+	if l.observer != nil {
+		l.observer.Swapped(s)
+	}
+	l.current.Store(s)
+}
+
+// Current is the configuration in use; nil before the first.
+func (l *Limiter) Current() *Snapshot { return l.current.Load() }
+
+// Check answers c.Request in c.Verdict. An error means that the request itself is wrong: it names
+// a limit that is not there, or there is no configuration. A store that fails is a Verdict.
+func (l *Limiter) Check(ctx context.Context, c *Call) error {
+	s := l.current.Load() // once: a request sees one configuration
+	if s == nil {
+		return ErrNoConfig
+	}
+	if err := c.plan(s); err != nil {
+		return err
+	}
+	if n := len(c.charges); n > 0 {
+		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
+		clear(c.decisions)
+		l.store.Take(ctx, c.charges, c.decisions)
+	}
+	c.fold()
+	if l.observer != nil {
+		l.observer.Observe(c)
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package limiter
+
+import (
+	"bytes"
+	"math"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Values of Result.charge before a charge is made for it.
+const (
+	noCharge = -1
+	toCharge = -2
+)
+
+// plan turns the request into Results without answers, and charges for a store. Limits that stand
+// together share a Group; each shadow and each quota limit, and each limit of a domain that
+// consumes one by one, is a Group of its own. The error is of a request for limits by name.
+func (c *Call) plan(s *Snapshot) error {
+	c.Verdict.Snapshot = s
+	if len(c.Limits) > 0 {
+		return c.planLimits(s)
+	}
+	c.Verdict.Domain = s.Domains[c.Request.Domain]
+	for i := range c.Descriptors {
+		if c.Verdict.Domain != nil {
+			c.meet(i)
+		}
+	}
+	c.replace()
+	c.charge()
+	return nil
+}
+
+// planLimits plans limits asked for by name, which are all taken together.
+func (c *Call) planLimits(s *Snapshot) error {
+	for i := range c.Limits {
+		ask := &c.Limits[i]
+		d, p, err := s.limit(c.Request.Domain, ask.Name)
+		if err != nil {
+			return err
+		}
+		c.Verdict.Domain = d
+		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
+		r.reserve = ask.Reserve
+		start := len(c.keys)
+		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
+		r.Key = c.keys[start:]
+		c.Results = append(c.Results, r)
+	}
+	c.charge()
+	return nil
+}
+
+// meet adds a Result for each limit that descriptor i meets.
+func (c *Call) meet(i int) {
+	d := &c.Descriptors[i]
+	if d.HasOverride {
+		if p := c.Verdict.Domain.override(d.Override); p != nil {
+			r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
+			start := len(c.keys)
+			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+			r.Key = c.keys[start:]
+			c.Results = append(c.Results, r)
+			return
+		}
+	}
+	node := c.Verdict.Domain.Tree.Match(d.Entries)
+	if node == nil || len(node.Policies) == 0 {
+		if d.HasOverride { // a limit was meant, and there is no telling which
+			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
+		}
+		return
+	}
+	for _, p := range node.Policies {
+		r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
+		if p.Unlimited {
+			r.Outcome, r.charge = Unlimited, noCharge
+		} else {
+			start := len(c.keys)
+			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+			r.Key = c.keys[start:]
+		}
+		c.Results = append(c.Results, r)
+	}
+}
+
+// replace drops the limits that another limit of the request replaces, be that one replaced
+// itself.
+func (c *Call) replace() {
+	for i := range c.Results {
+		p := c.Results[i].Policy
+		if p == nil || len(p.Replaces) == 0 {
+			continue
+		}
+		for j := range c.Results {
+			r := &c.Results[j]
+			if r.Policy != nil && r.Policy.RateName != "" && slices.Contains(p.Replaces, r.Policy.RateName) {
+				r.Outcome, r.charge = Replaced, noCharge
+			}
+		}
+	}
+}
+
+// charge makes the charges: first the one Group of those taken together, then the others.
+func (c *Call) charge() {
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == toCharge && together(r.Policy) {
+			c.chargeTogether(r)
+		}
+	}
+	group := 0
+	for i := range c.Results {
+		if r := &c.Results[i]; r.charge == toCharge {
+			group++
+			c.add(r, group)
+		}
+	}
+}
+
+func together(p *descriptors.Policy) bool { return !p.Alone && !p.Shadow && !p.Quota }
+
+// chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
+// twice are added up first; it reserves only if each ask does.
+func (c *Call) chargeTogether(r *Result) {
+	for i := range c.charges {
+		if have := &c.charges[i]; bytes.Equal(have.Key, r.Key) {
+			have.Ask.Cost = add(have.Ask.Cost, r.Cost)
+			have.Ask.Reserve = have.Ask.Reserve && r.reserve
+			r.charge = i
+			return
+		}
+	}
+	c.add(r, 0)
+}
+
+func (c *Call) add(r *Result, group int) {
+	ask := algorithms.Ask{Cost: r.Cost, Hash: r.hash, Reserve: r.reserve, Look: c.Look}
+	if r.Policy.MaxDelay > 0 && c.Request.Hold > 0 {
+		ask.MaxWait = min(r.Policy.MaxDelay, c.Request.Hold)
+	}
+	r.charge = len(c.charges)
+	c.charges = append(c.charges, backend.Charge{
+		Key: r.Key, Limit: &r.Policy.Limit, Ask: ask, Owner: r.Policy.Owner, Group: group,
+	})
+}
+
+// add is a + b, cut to what fits.
+func add(a, b int64) int64 {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
+		return sum
+	}
+}

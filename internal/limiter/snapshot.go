@@ -1,0 +1,93 @@
+package limiter
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Snapshot is one compiled configuration. It is never edited: a reload replaces it whole.
+type Snapshot struct {
+	Domains map[string]*Domain
+	// Policies are all of them, at their Index.
+	Policies []*descriptors.Policy
+	// Hash tells configurations apart.
+	Hash string
+}
+
+// Domain is the limits of one domain.
+type Domain struct {
+	Name string
+	Tree *descriptors.Tree
+	// Named are the named limits.
+	Named map[string]*descriptors.Policy
+	// Alone: `consume: each`.
+	Alone bool
+	// OnFailure is the domain's default, for limits that come with a request.
+	OnFailure descriptors.OnFailure
+
+	overrides     sync.Map // Override -> *descriptors.Policy
+	overrideCount atomic.Int64
+}
+
+// maxOverrides bounds how many different overrides a domain remembers the compiled form of.
+const maxOverrides = 4096
+
+// override compiles a limit that came with a request, or returns nil if its numbers are of no
+// window. Policies of overrides are not numbered: their Index is -1.
+func (d *Domain) override(o Override) *descriptors.Policy {
+	if p, ok := d.overrides.Load(o); ok {
+		return p.(*descriptors.Policy)
+	}
+	epoch := algorithms.Micros(0)
+	limit, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.FixedWindow, Rate: int64(o.Rate), Period: o.Period, Start: &epoch,
+		TakesDenied: d.Alone, PerRequest: true,
+	})
+	if err != nil {
+		return nil
+	}
+	p := &descriptors.Policy{
+		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "/override", Limit: limit,
+		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
+		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure,
+	}
+	if d.overrideCount.Add(1) > maxOverrides {
+		d.overrideCount.Add(-1)
+		return p
+	}
+	d.overrides.Store(o, p)
+	return p
+}
+
+// limit finds a named limit; domain may be empty where one domain alone has the name.
+func (s *Snapshot) limit(domain, name string) (*Domain, *descriptors.Policy, error) {
+	if domain != "" {
+		d := s.Domains[domain]
+		if d == nil {
+			return nil, nil, fmt.Errorf("domain %q is not configured", descriptors.Printable(domain))
+		}
+		p := d.Named[name]
+		if p == nil {
+			return nil, nil, fmt.Errorf("domain %q has no limit named %q", d.Name, descriptors.Printable(name))
+		}
+		return d, p, nil
+	}
+	var in *Domain
+	for _, d := range s.Domains {
+		if d.Named[name] == nil {
+			continue
+		}
+		if in != nil {
+			return nil, nil, fmt.Errorf("several domains have a limit named %q; say which domain", descriptors.Printable(name))
+		}
+		in = d
+	}
+	if in == nil {
+		return nil, nil, fmt.Errorf("no limit is named %q", descriptors.Printable(name))
+	}
+	return in, in.Named[name], nil
+}

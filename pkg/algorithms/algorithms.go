@@ -1,0 +1,329 @@
+// Package algorithms decides. Given what is remembered of a bucket, the time, and a cost, it
+// says what to remember next and whether to allow. It reads no clock, rolls no dice, and does no
+// I/O; every Store, and the Lua script of the Redis store, computes exactly this.
+//
+// All of it is integer arithmetic, so that two implementations agree to the last digit. Values
+// are scaled (a token bucket counts in 1/q token) so that nothing is ever rounded while tokens
+// flow in, and Compile refuses numbers that would leave 2^53, the exact range of a double, in
+// which Redis scripts compute.
+package algorithms
+
+import "slices"
+
+// Micros is a moment (since 1970, UTC) or a span of time in microseconds.
+//
+// Microseconds, not nanoseconds: Redis scripts compute in doubles, exact only up to 2^53,
+// which nanoseconds passed in April 1970 and microseconds reach in 2255.
+type Micros int64
+
+const (
+	// Second is one second in Micros.
+	Second Micros = 1_000_000
+	// Day is 24 hours in Micros.
+	Day = 24 * 60 * 60 * Second
+	// MaxTime is the latest moment a decision is exact for: 2^52 us, September 2112. The rest of
+	// the exact range, another 142 years, is room for windows that lie ahead.
+	MaxTime Micros = 1 << 52
+
+	// maxExact is the largest integer up to which all doubles are exact.
+	maxExact = 1 << 53
+	// maxStepBack is how far a clock may step back before its old time counts as corrupt.
+	maxStepBack = 60 * Second
+	// MaxLogRate is the largest rate of a sliding log, which remembers every admitted unit.
+	MaxLogRate = 10_000
+)
+
+// Kind is an algorithm. It is part of a bucket's key: changing it starts a fresh bucket.
+type Kind uint8
+
+// The algorithms. Guaranteed is a token bucket with a guaranteed minimum beside it.
+const (
+	TokenBucket Kind = iota + 1
+	FixedWindow
+	SlidingWindow
+	SlidingLog
+	LeakyBucket
+	Guaranteed
+)
+
+// String returns the name used in configurations; Guaranteed has the name of the token bucket it
+// extends.
+func (k Kind) String() string {
+	switch k {
+	case TokenBucket, Guaranteed:
+		return "token_bucket"
+	case FixedWindow:
+		return "fixed_window"
+	case SlidingWindow:
+		return "sliding_window"
+	case SlidingLog:
+		return "sliding_log"
+	case LeakyBucket:
+		return "leaky_bucket"
+	default:
+		return "unknown"
+	}
+}
+
+// State is what is remembered of one bucket. The zero State is a bucket never seen.
+type State struct {
+	// By is the limit whose numbers Value and Prev are written in; nil for a bucket never seen.
+	By *Limit
+	// Value is what is left: in 1/q token (token and leaky bucket; of a guaranteed bucket, the
+	// bank) or in tokens (fixed window). Sliding window: the count of the window At lies in.
+	Value int64
+	// Prev is, for a sliding window, the count of the window before; for a guaranteed bucket, what
+	// is left of the guaranteed part.
+	Prev int64
+	// At is the time of the last charge.
+	At Micros
+	// Log is, for a sliding log, the times of the units charged, oldest first. It is never edited
+	// in place, only cut and appended to, so a State must have one successor only.
+	Log []Micros
+}
+
+// Ask is what one request wants of one bucket.
+type Ask struct {
+	// Cost in units; 0 looks, a negative cost gives back.
+	Cost int64
+	// Hash of the bucket's key, from which a fixed window without a start takes its phase.
+	Hash uint64
+	// MaxWait denies a leaky bucket's turn that is further away than this; 0: no bound.
+	MaxWait Micros
+	// Reserve allows the value to go below zero, down to -MaxReserved.
+	Reserve bool
+	// Look answers as Take would and takes nothing; all it may store is the first State of a
+	// bucket that does not start full, whose clock would never run otherwise.
+	Look bool
+}
+
+// Decision is the answer to one Ask.
+type Decision struct {
+	// Allowed says whether the cost was (with Look: would be) taken.
+	Allowed bool
+	// Never marks a denial for good: the cost is more than the bucket can ever hold. RetryAfter is
+	// 0 then.
+	Never bool
+	// Remaining is how many units are left.
+	Remaining int64
+	// RetryAfter is, on a denial, the exact time until the same Ask, alone, would be allowed.
+	RetryAfter Micros
+	// ResetAfter is the time until the bucket is full again.
+	ResetAfter Micros
+	// Wait is how long the caller must wait for what was reserved, or for its turn in a leaky
+	// bucket.
+	Wait Micros
+}
+
+// Take charges a.Cost at time now to the bucket remembered as s. It returns what to remember next
+// and the answer. On a denial the State is s, but for a clock that had to be started or mended and
+// for limits that charge what they deny (Overdraw, TakesDenied).
+func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
+	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
+		return s, Decision{Allowed: a.Cost <= 0, Never: a.Cost > 0}
+	}
+	kept, at, seen := l.begin(s, now, a.Hash)
+	next, d := kept, Decision{}
+	switch l.Kind {
+	case TokenBucket:
+		next, d = l.takeTokens(kept, at, a)
+	case LeakyBucket:
+		next, d = l.takeTurn(kept, at, a)
+	case Guaranteed:
+		next, d = l.takeGuaranteed(kept, at, a)
+	case FixedWindow:
+		next, d = l.takeWindow(kept, at, a)
+	case SlidingWindow:
+		next, d = l.takeSliding(kept, at, a)
+	case SlidingLog:
+		next, d = l.takeLog(kept, at, a)
+	default:
+		return s, Decision{Never: true} // not a compiled Limit
+	}
+	if back := at - now; back > 0 && !d.Never { // the clock stands still until it has caught up
+		d = later(d, back)
+	}
+	switch {
+	case d.Never && !l.TakesDenied:
+		return s, d
+	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()):
+		return next, d
+	default:
+		return l.keep(s, kept, seen, a.Look), d
+	}
+}
+
+// Keep is what remains of s when an Ask is denied for a reason outside this bucket: s itself, but
+// for a clock that had to be started or mended.
+func (l *Limit) Keep(s State, now Micros, a Ask) State {
+	if l.Rate == 0 {
+		return s
+	}
+	kept, _, seen := l.begin(s, now, a.Hash)
+	return l.keep(s, kept, seen, a.Look)
+}
+
+// keep is what remains of s where nothing is charged, kept being s with its clock started or
+// mended. A bucket that starts full is created by its first charge, not before.
+func (l *Limit) keep(s, kept State, seen, look bool) State {
+	if seen && look || !seen && l.startsFilled() {
+		return s
+	}
+	return kept
+}
+
+// begin makes s a State of l at time now: a bucket never seen is filled, numbers written under
+// another Limit are converted, and a clock that stepped back is mended: by up to a minute the
+// returned time is that of the last charge (nothing flows in meanwhile), by more the value is kept
+// and counts from now. So a step neither refills nor starves for more than a minute. It also
+// tells whether s was seen before.
+func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
+	if s.By == nil || s.By.Kind != l.Kind {
+		return l.fresh(now), now, false
+	}
+	at = now
+	if now < s.At {
+		if s.At-now <= maxStepBack {
+			at = s.At
+		} else {
+			s.At = now
+			if n := len(s.Log); n > 0 && s.Log[n-1] > now {
+				s.Log = slices.Clone(s.Log)
+				for i := range s.Log {
+					s.Log[i] = min(s.Log[i], now)
+				}
+			}
+		}
+	}
+	if s.By != l {
+		if *s.By == *l {
+			s.By = l
+		} else {
+			s = l.convert(s, at, hash)
+		}
+	}
+	if !l.startsFilled() && at-s.At >= Day && at >= l.fullAt(s, hash)+Day {
+		return l.fresh(at), at, false // full for a day, it starts at Initial again: under, never over
+	}
+	return s, at, true
+}
+
+// startsFilled tells whether a bucket never seen equals a full one.
+func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
+
+// ChargesDenied tells whether l takes a cost also when it answers "denied".
+func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
+
+// fresh is the State of a bucket never seen, filled at time now.
+func (l *Limit) fresh(now Micros) State {
+	s := State{By: l, At: now}
+	switch l.Kind {
+	case TokenBucket, LeakyBucket, Guaranteed:
+		s.Value, s.Prev = l.V-(l.Capacity-l.Initial)*l.Q, l.V1
+	case FixedWindow:
+		s.Value = l.Initial
+	case SlidingWindow, SlidingLog: // counts, nothing counted
+	}
+	return s
+}
+
+// FreshAt is a moment from which on s equals the fresh State, so that it may be forgotten without
+// changing any decision (for a fixed window with a phase of its own: up to a period after the
+// first such moment). With Initial below Capacity a full bucket is kept one day more.
+func (s State) FreshAt() Micros {
+	l := s.By
+	if l == nil || l.Rate == 0 {
+		return s.At
+	}
+	at := s.At
+	switch l.Kind {
+	case FixedWindow:
+		at += Micros(l.Period*ceilDiv(l.Capacity-s.Value, l.Rate)) * l.Tick
+		if l.clears() {
+			at = min(at, s.At+Micros(l.Period)*l.Tick)
+		}
+	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow, SlidingLog:
+		at = l.fullAt(s, 0)
+	}
+	if !l.startsFilled() {
+		at += Day
+	}
+	return at
+}
+
+// fullAt is the moment at which s, a State of l, has become equal to a full bucket.
+func (l *Limit) fullAt(s State, hash uint64) Micros {
+	at := int64(s.At / l.Tick)
+	switch l.Kind {
+	case TokenBucket, LeakyBucket:
+		at += ceilDiv(l.V-s.Value, l.P)
+	case Guaranteed:
+		at += max(ceilDiv(l.V-s.Value, l.P), ceilDiv(l.V1-s.Prev, l.P1))
+	case FixedWindow:
+		if s.Value < l.Capacity {
+			phase := l.phase(hash)
+			at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(l.Capacity-s.Value, l.Rate))*l.Period
+		}
+	case SlidingWindow:
+		e := at % l.Period
+		switch {
+		case s.Value > 0:
+			at += 2*l.Period - e
+		case s.Prev > 0:
+			at += l.Period - e
+		}
+	case SlidingLog:
+		if n := len(s.Log); n > 0 {
+			return s.Log[n-1] + Micros(l.Period)
+		}
+	}
+	return Micros(at) * l.Tick
+}
+
+// later moves every answered time by the time a clock that stepped back needs to catch up.
+func later(d Decision, back Micros) Decision {
+	if !d.Allowed {
+		d.RetryAfter += back
+	}
+	if d.ResetAfter > 0 {
+		d.ResetAfter += back
+	}
+	if d.Wait > 0 {
+		d.Wait += back
+	}
+	return d
+}
+
+// span turns ticks counted from the tick that now lies in into the exact time from now.
+func (l *Limit) span(now Micros, ticks int64) Micros {
+	if ticks <= 0 {
+		return 0
+	}
+	return (now/l.Tick+Micros(ticks))*l.Tick - now
+}
+
+// giveBack is how many units a negative cost returns; cut to the most that can be missing before
+// anything is multiplied with it.
+func (l *Limit) giveBack(cost int64) int64 {
+	most := l.Capacity + l.MaxReserved
+	if cost < -most {
+		return most
+	}
+	return -cost
+}
+
+// ceilDiv is a/b rounded up, for a of any sign and b > 0.
+func ceilDiv(a, b int64) int64 {
+	if a <= 0 {
+		return -(-a / b)
+	}
+	return (a-1)/b + 1
+}
+
+// floorDiv is a/b rounded down, for a of any sign and b > 0.
+func floorDiv(a, b int64) int64 {
+	if a < 0 {
+		return -((-a-1)/b + 1)
+	}
+	return a / b
+}

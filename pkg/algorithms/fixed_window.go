@@ -1,0 +1,82 @@
+package algorithms
+
+// Fixed window: rate tokens are granted at each window start, unused ones roll over up to
+// capacity. With window = (now - phase) div period and k the window starts since ts:
+//
+//	value'  = min(value + k*rate, capacity)
+//	allowed = value' - cost >= -r
+//	deny:   retry_after = phase + (window + ceil((cost - r - value')/rate))*period - now
+//	allow:  value'' = min(capacity, value' - cost);  wait, below zero, to the window that covers it
+//	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now
+//
+// Most admitted in one window: capacity. With TakesDenied what is denied is counted too, but the
+// next window starts at capacity: no debt is carried. So it is with PerRequest, where a count may
+// exceed the limit that the next request brings.
+
+// roll grants what the window starts between s and now brought. It also returns the window now
+// lies in and the phase.
+func (l *Limit) roll(s State, now Micros, hash uint64) (value, window, phase int64) {
+	phase = l.phase(hash)
+	window = floorDiv(int64(now/l.Tick)-phase, l.Period)
+	k := window - floorDiv(int64(s.At/l.Tick)-phase, l.Period)
+	switch {
+	case k <= 0:
+		return s.Value, window, phase
+	case l.clears() || k >= ceilDiv(l.Capacity-s.Value, l.Rate): // compared before multiplying
+		return l.Capacity, window, phase
+	default:
+		return s.Value + k*l.Rate, window, phase
+	}
+}
+
+// clears tells whether a window starts at capacity whatever the last one left.
+func (l *Limit) clears() bool { return l.TakesDenied || l.PerRequest }
+
+func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
+	var d Decision
+	cost, r := a.Cost, int64(0)
+	if a.Reserve {
+		r = l.MaxReserved
+	}
+	value, window, phase := l.roll(s, now, a.Hash)
+	// until is the time to the n-th window start from now on.
+	until := func(n int64) Micros { return Micros(phase+(window+n)*l.Period)*l.Tick - now }
+	switch {
+	case cost < 0:
+		value = min(l.Capacity, value+l.giveBack(cost))
+		d.Allowed = true
+	case cost <= l.Capacity+r && value-cost >= -r:
+		value -= cost
+		d.Allowed = true
+		if value < 0 {
+			d.Wait = until(ceilDiv(-value, l.Rate))
+		}
+	case l.TakesDenied:
+		value = l.overdrawn(value, cost)
+		if d.Never = cost > l.Capacity; !d.Never {
+			d.RetryAfter = until(1)
+		}
+	case l.Overdraw:
+		value = l.overdrawn(value, cost)
+		d.RetryAfter = until(max(1, ceilDiv(min(cost, l.Capacity+r)-r-value, l.Rate)))
+	case cost > l.Capacity+r:
+		d.Never = true
+	case l.PerRequest:
+		d.RetryAfter = until(1)
+	default:
+		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
+	}
+	s.Value, s.At = value, now
+	d.Remaining = max(0, value)
+	full := max(1, ceilDiv(l.Capacity-value, l.Rate))
+	if l.clears() {
+		full = 1
+	}
+	d.ResetAfter = until(full)
+	return s, d
+}
+
+// overdrawn takes cost from value though it is not there, down to -MaxReserved.
+func (l *Limit) overdrawn(value, cost int64) int64 {
+	return max(min(value, -l.MaxReserved), value-min(cost, l.Capacity+l.MaxReserved))
+}

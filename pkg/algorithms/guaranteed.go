@@ -1,0 +1,39 @@
+package algorithms
+
+// Guaranteed minimum with a burst bank: two token buckets on one clock, 1 guaranteed and 2 the
+// bank, both in 1/q with q = lcm(q1, q2), c = cost*q:
+//
+//	allowed = v1 + v2 >= c;  the guaranteed pays min(v1, c), the bank the rest
+//	retry_after = max(ceil((c-v1-v2)/(p1+p2)), ceil((c-V1-v2)/p2), ceil((c-v1-V2)/p1))
+//
+// What is given back goes to the bank first. There is no reserving.
+
+func (l *Limit) takeGuaranteed(s State, now Micros, a Ask) (State, Decision) {
+	var d Decision
+	e := l.elapsed(s.At, now)
+	v1, v2 := l.flow(s.Prev, l.V1, l.P1, e), l.flow(s.Value, l.V, l.P, e)
+	switch c := int64(0); {
+	case a.Cost < 0:
+		c = l.giveBack(a.Cost) * l.Q
+		bank := min(c, l.V-v2)
+		v1, v2 = min(l.V1, v1+c-bank), v2+bank
+		d.Allowed = true
+	case a.Cost > l.Capacity:
+		d.Never = true
+	default:
+		c = a.Cost * l.Q
+		if d.Allowed = v1+v2 >= c; d.Allowed {
+			paid := min(v1, c)
+			v1, v2 = v1-paid, v2-(c-paid)
+			break
+		}
+		d.RetryAfter = l.span(now, max(
+			ceilDiv(c-v1-v2, l.P1+l.P),
+			ceilDiv(c-l.V1-v2, l.P),
+			ceilDiv(c-v1-l.V, l.P1)))
+	}
+	s.Prev, s.Value, s.At = v1, v2, now
+	d.Remaining = max(0, floorDiv(v1+v2, l.Q)) // a debt kept from other numbers shows as nothing left
+	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
+	return s, d
+}

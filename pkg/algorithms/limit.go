@@ -1,0 +1,382 @@
+package algorithms
+
+import (
+	"fmt"
+	"math/bits"
+	"strings"
+)
+
+// Spec is a limit as a person writes it. Compile checks it and makes a Limit of it.
+type Spec struct {
+	Kind Kind
+	// Rate units flow in (or are granted, or are admitted) in each Period. Rate 0 never allows.
+	Rate   int64
+	Period Micros
+	// Capacity is the most a token bucket or a fixed window can hold (nil: Rate), or the places of
+	// a leaky bucket's queue (nil: none).
+	Capacity *int64
+	// Initial is what a bucket never seen holds; nil: Capacity.
+	Initial *int64
+	// MaxReserved is how far below zero reservations (and Overdraw) may go; nil: as far as the
+	// numbers reach.
+	MaxReserved *int64
+	// Start is a moment at which some fixed window starts; nil: each key has its own.
+	Start *Micros
+	// Overdraw always takes the cost, below zero if need be, and denies where it was not there.
+	Overdraw bool
+	// TakesDenied makes a fixed window count what it denies, within that window only.
+	TakesDenied bool
+	// PerRequest: the numbers come with each request. A fixed window then keeps what was used in
+	// it exactly when they change, and the next window starts at capacity.
+	PerRequest bool
+	// Minimum is a guaranteed rate beside a token bucket, which becomes a bank for bursts.
+	Minimum *Rate
+}
+
+// Rate is so many units per period.
+type Rate struct {
+	Units  int64
+	Period Micros
+}
+
+// Limit is the numbers of a limit, checked and scaled. Only Compile makes one; it is a value,
+// compared with ==. Times inside are in ticks.
+type Limit struct {
+	Kind         Kind
+	Overdraw     bool
+	TakesDenied  bool
+	PerRequest   bool
+	PhaseFromKey bool // fixed window: Phase is the hash of the key modulo Period
+
+	Tick        Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
+	Rate        int64  // units per Period
+	Period      int64  // ticks
+	Capacity    int64  // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
+	Initial     int64  // units
+	MaxReserved int64  // units
+	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
+
+	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
+	P, Q, V int64
+	// The guaranteed part of a guaranteed bucket; P, V and Capacity-V1/Q are then the bank's.
+	P1, V1 int64
+}
+
+// SpecError is one thing wrong with a Spec.
+type SpecError struct {
+	Field   string // the field of the configuration: "rate", "period", "capacity", …
+	Problem string // "must be at least 1, is -5"
+}
+
+// SpecErrors is everything wrong with a Spec.
+type SpecErrors []SpecError
+
+// Error joins all of them.
+func (e SpecErrors) Error() string {
+	s := make([]string, len(e))
+	for i, x := range e {
+		s[i] = x.Field + " " + x.Problem
+	}
+	return strings.Join(s, "; ")
+}
+
+// Compile checks and scales s. An error is a SpecErrors that lists every mistake.
+func Compile(s Spec) (Limit, error) {
+	if errs := check(s); len(errs) > 0 {
+		return Limit{}, errs
+	}
+	l := Limit{Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
+	if s.Kind == TokenBucket && s.Minimum != nil {
+		l.Kind = Guaranteed
+	}
+	l.Capacity = s.Rate
+	if s.Capacity != nil {
+		l.Capacity = *s.Capacity
+	}
+	if s.Kind == LeakyBucket {
+		l.Capacity = 1
+		if s.Capacity != nil {
+			l.Capacity = *s.Capacity + 1
+		}
+	}
+	l.Initial = l.Capacity
+	if s.Initial != nil {
+		l.Initial = *s.Initial
+	}
+	if s.Rate == 0 {
+		l.Tick, l.Period = 1, int64(s.Period)
+		return l, nil
+	}
+	fit, field, unit := false, "capacity", int64(0)
+	for _, l.Tick = range []Micros{1, 1000} {
+		if s.Period%l.Tick != 0 || s.Minimum != nil && s.Minimum.Period%l.Tick != 0 {
+			break
+		}
+		if fit, field, unit = l.scale(s); fit {
+			return l, nil
+		}
+	}
+	what := "is too large to compute exactly"
+	if unit > 0 {
+		what = fmt.Sprintf("is too large to compute exactly with this rate and period; the largest that fits is %d", unit)
+	} else if field == "capacity" {
+		field, what = "period", "cannot be computed exactly with this rate; use a shorter one"
+	}
+	return Limit{}, SpecErrors{{field, what}}
+}
+
+// check finds what is wrong with s whatever the scale.
+func check(s Spec) (errs SpecErrors) {
+	add := func(field, format string, args ...any) {
+		errs = append(errs, SpecError{field, fmt.Sprintf(format, args...)})
+	}
+	if s.Kind < TokenBucket || s.Kind > LeakyBucket {
+		add("algorithm", "is missing")
+	}
+	bound := func(field string, n *int64) {
+		if n != nil && *n > maxExact {
+			add(field, "must be at most %d, the largest number computed exactly, is %d", int64(maxExact), *n)
+		}
+	}
+	bound("rate", &s.Rate)
+	bound("capacity", s.Capacity)
+	bound("max_reserved", s.MaxReserved)
+	if s.Rate < 0 {
+		add("rate", "must be at least 1, is %d", s.Rate)
+	}
+	if s.Period <= 0 {
+		add("period", "must be longer than 0")
+	}
+	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
+	capacity := s.Rate
+	if s.Capacity != nil {
+		capacity = *s.Capacity
+		if capacity < 0 {
+			add("capacity", "must not be negative, is %d", capacity)
+		}
+		if !tokens && s.Kind != LeakyBucket {
+			add("capacity", "does not belong to algorithm %s, which admits rate in each period", s.Kind)
+		}
+	}
+	switch {
+	case s.Initial == nil:
+	case !tokens:
+		add("initial", "does not belong to algorithm %s", s.Kind)
+	case *s.Initial < 0 || *s.Initial > capacity:
+		add("initial", "must be between 0 and capacity (%d), is %d", capacity, *s.Initial)
+	}
+	switch {
+	case s.MaxReserved == nil:
+	case !tokens || s.Minimum != nil:
+		add("max_reserved", "does not belong to %s, which cannot reserve", s.title())
+	case *s.MaxReserved < 0:
+		add("max_reserved", "must not be negative, is %d", *s.MaxReserved)
+	}
+	if s.Start != nil && s.Kind != FixedWindow {
+		add("start", "belongs to algorithm fixed_window, not to %s", s.Kind)
+	}
+	if s.Overdraw && (!tokens || s.Minimum != nil) {
+		add("overdraw", "does not belong to %s, which cannot go below zero", s.title())
+	}
+	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
+		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
+	}
+	if m := s.Minimum; m != nil {
+		switch {
+		case s.Kind != TokenBucket:
+			add("guaranteed", "belongs to algorithm token_bucket, not to %s", s.Kind)
+		case m.Units < 1:
+			add("guaranteed", "needs a rate of at least 1, has %d", m.Units)
+		case m.Units > maxExact:
+			add("guaranteed", "needs a rate of at most %d", int64(maxExact))
+		case m.Period <= 0:
+			add("guaranteed", "needs a period longer than 0")
+		}
+	}
+	return errs
+}
+
+func (s Spec) title() string {
+	if s.Minimum != nil {
+		return "a token bucket with a guaranteed minimum"
+	}
+	return "algorithm " + s.Kind.String()
+}
+
+// scale computes the numbers of l in its Tick. Where they leave the exact range it names the
+// field that is too large and the largest value that would fit (0: none does).
+func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
+	l.Period = int64(s.Period / l.Tick)
+	reserved := int64(0)
+	if s.MaxReserved != nil {
+		reserved = *s.MaxReserved
+	}
+	most := int64(0) // units that fit: capacity + max_reserved
+	switch l.Kind {
+	case TokenBucket, LeakyBucket:
+		g := gcd(l.Rate, l.Period)
+		l.P, l.Q = l.Rate/g, l.Period/g
+		if l.P > maxExact {
+			return false, "rate", maxExact
+		}
+		most = (maxExact - l.P) / l.Q
+		if l.Capacity > most-reserved {
+			if l.Kind == LeakyBucket {
+				return false, "capacity", most - 1
+			}
+			return false, "capacity", most - reserved
+		}
+		l.V = l.Capacity * l.Q
+	case Guaranteed:
+		return l.scaleGuaranteed(s)
+	case FixedWindow:
+		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
+		windows := (maxExact-int64(MaxTime))/l.Period - 1
+		most = maxExact - l.Rate
+		if hi, lo := bits.Mul64(uint64(max(0, windows)), uint64(l.Rate)); hi == 0 && lo < maxExact {
+			most = min(most, int64(lo))
+		}
+		if l.Capacity > most-reserved {
+			return false, "capacity", most - reserved
+		}
+		if l.PhaseFromKey = s.Start == nil; s.Start != nil {
+			start := floorDiv(int64(*s.Start), int64(l.Tick))
+			l.Phase = start - floorDiv(start, l.Period)*l.Period
+		}
+	case SlidingWindow:
+		if hi, lo := bits.Mul64(uint64(l.Rate)*3, uint64(l.Period)); hi > 0 || lo > maxExact || l.Rate > maxExact {
+			return false, "rate", maxExact / 3 / l.Period
+		}
+	case SlidingLog:
+		if l.Tick != 1 || s.Period > MaxTime {
+			return false, "period", int64(MaxTime)
+		}
+	}
+	switch {
+	case l.Kind != TokenBucket && l.Kind != FixedWindow:
+		l.MaxReserved = 0
+	case s.MaxReserved == nil:
+		l.MaxReserved = most - l.Capacity
+	default:
+		l.MaxReserved = reserved
+	}
+	return true, "", 0
+}
+
+// scaleGuaranteed puts both buckets on the scale q = lcm(q1, q2).
+func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64) {
+	period1 := int64(s.Minimum.Period / l.Tick)
+	g1, g2 := gcd(s.Minimum.Units, period1), gcd(l.Rate, l.Period)
+	q1, q2 := period1/g1, l.Period/g2
+	f1 := q2 / gcd(q1, q2) // q = q1*f1 = q2*f2
+	f2 := q1 / gcd(q1, q2)
+	q, ok := mulExact(q1, f1)
+	p1, ok1 := mulExact(s.Minimum.Units/g1, f1)
+	p2, ok2 := mulExact(l.Rate/g2, f2)
+	if !ok || !ok1 || !ok2 || p1+p2 > maxExact {
+		return false, "guaranteed", 0
+	}
+	most := (maxExact - p1 - p2) / q // units of both buckets together
+	if s.Minimum.Units > most {
+		return false, "guaranteed", most
+	}
+	if l.Capacity > most-s.Minimum.Units {
+		return false, "capacity", most - s.Minimum.Units
+	}
+	l.P, l.Q, l.V = p2, q, l.Capacity*q
+	l.P1, l.V1 = p1, s.Minimum.Units*q
+	l.Capacity += s.Minimum.Units
+	l.Initial += s.Minimum.Units
+	return true, "", 0
+}
+
+// Most is the largest cost l can ever allow.
+func (l *Limit) Most(reserve bool) int64 {
+	switch {
+	case l.Rate == 0:
+		return 0
+	case l.Kind == SlidingWindow || l.Kind == SlidingLog:
+		return l.Rate
+	case reserve:
+		return l.Capacity + l.MaxReserved
+	default:
+		return l.Capacity
+	}
+}
+
+// CanReserve tells whether l knows reservations.
+func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
+
+// phase is the moment, in ticks within a period, at which windows start.
+func (l *Limit) phase(hash uint64) int64 {
+	if l.PhaseFromKey {
+		return int64(hash % uint64(l.Period))
+	}
+	return l.Phase
+}
+
+// convert makes s, written under another Limit of the same Kind, a State of l at time now: what
+// was used stays used, a lower limit makes no debt, a debt stays.
+func (l *Limit) convert(s State, now Micros, hash uint64) State {
+	old := s.By
+	s.By = l
+	switch l.Kind {
+	case TokenBucket, LeakyBucket:
+		v := old.flow(s.Value, old.V, old.P, old.elapsed(s.At, now))
+		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q), now
+	case Guaranteed:
+		e := old.elapsed(s.At, now)
+		s.Value = rescale(old.flow(s.Value, old.V, old.P, e), old.V, old.Q, l.V, l.Q)
+		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q)
+		s.At = now
+	case FixedWindow:
+		v, _, _ := old.roll(s, now, hash)
+		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1), now
+		if l.PerRequest {
+			s.Value = l.Capacity - (old.Capacity - v)
+		}
+	case SlidingWindow:
+		// The counts stay, taken to lie in the window of At; cut only where products would leave
+		// the exact range.
+		most := maxExact / 3 / l.Period
+		s.Value, s.Prev = min(s.Value, most), min(s.Prev, most)
+	case SlidingLog: // the times stay
+	}
+	return s
+}
+
+// rescale moves value of full, in 1/q unit, to a bucket of full2 in 1/q2: used stays used (rounded
+// up), but a lower limit makes no debt, and a debt stays one (rounded up).
+func rescale(value, full, q, full2, q2 int64) int64 {
+	debt := int64(0)
+	if value < 0 {
+		debt = -mulDivCeil(-value, q2, q)
+	}
+	v := full2 - mulDivCeil(full-value, q2, q)
+	return max(min(v, full2), debt, full2-maxExact)
+}
+
+// mulDivCeil is a*b/c rounded up, for a, b >= 0 and c > 0; cut to 2^53.
+func mulDivCeil(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return maxExact
+	}
+	n, rest := bits.Div64(hi, lo, uint64(c))
+	if rest > 0 {
+		n++
+	}
+	return int64(min(n, maxExact))
+}
+
+func mulExact(a, b int64) (int64, bool) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	return int64(lo), hi == 0 && lo <= maxExact
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

@@ -1,0 +1,257 @@
+package algorithms
+
+import (
+	"fmt"
+	"slices"
+)
+
+// MaxShards is the most shards a limit can be split into; sums over them stay in an int64.
+const MaxShards = 1000
+
+// A sharded limit is split into n buckets of its own numbers, so that a hot key spreads over the
+// nodes of a cluster. Of two shards drawn at random the one with more left is charged (power of
+// two choices); if neither has enough alone, both together, leaving them level; if still not, the
+// others are tried before a denial is given.
+
+// Split compiles the n shards of s: capacity, initial, max_reserved and a window's rate are split
+// so that they add up exactly; a token bucket keeps its rate and multiplies its period by n, which
+// divides the rate without a fraction.
+func Split(s Spec, n int) ([]Limit, error) {
+	whole, err := Compile(s)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case !whole.CanReserve():
+		return nil, SpecErrors{{"shards", "does not belong to " + s.title()}}
+	case n < 2 || n > MaxShards:
+		return nil, SpecErrors{{"shards", fmt.Sprintf("must be between 2 and %d, is %d", MaxShards, n)}}
+	case int64(n) > whole.Capacity:
+		return nil, SpecErrors{{"shards", "must not be more than capacity: each shard needs a unit to give"}}
+	case whole.Kind == FixedWindow && int64(n) > whole.Rate:
+		return nil, SpecErrors{{"shards", "must not be more than rate: each shard needs a unit in each window"}}
+	}
+	shards := make([]Limit, n)
+	for i := range shards {
+		part := s
+		if whole.Kind == FixedWindow {
+			part.Rate = share(whole.Rate, n, i)
+		} else {
+			part.Period *= Micros(n)
+		}
+		part.Capacity = split(&whole.Capacity, n, i)
+		part.Initial = split(&whole.Initial, n, i)
+		part.MaxReserved = split(s.MaxReserved, n, i)
+		if shards[i], err = Compile(part); err != nil {
+			return nil, err
+		}
+	}
+	return shards, nil
+}
+
+// share is the i-th of n parts of x: x div n, and the first x mod n get one more.
+func share(x int64, n, i int) int64 {
+	part := x / int64(n)
+	if int64(i) < x%int64(n) {
+		part++
+	}
+	return part
+}
+
+func split(x *int64, n, i int) *int64 {
+	if x == nil {
+		return nil
+	}
+	part := share(*x, n, i)
+	return &part
+}
+
+// TakeShards charges a.Cost to shards of one bucket (two that were drawn, or all of them) at time
+// now. Where one alone has enough, the one with most left pays; otherwise they pay together and
+// are left level. A give-back goes to the emptiest first; a reservation is spread over all given,
+// leaving them level, and waits for the last. The Decision, Never included, speaks of the shards
+// given.
+func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
+	var d Decision
+	left := make([]int64, len(shards)) // in 1/q unit
+	kept := make([]State, len(shards))
+	seen := make([]bool, len(shards))
+	best, sum, least := 0, int64(0), int64(0)
+	most, missing := int64(0), int64(0) // the most these can give, and be given back
+	for i, b := range shards {
+		most += b.Limit.Most(a.Reserve)
+		missing += b.Limit.Most(true)
+		kept[i], _, seen[i] = b.Limit.begin(b.State, now, a.Hash)
+		left[i] = b.Limit.leftAt(kept[i], now, a.Hash)
+		sum += left[i]
+		if a.Reserve {
+			least -= b.Limit.MaxReserved * b.Limit.unit()
+		}
+		if left[i] > left[best] {
+			best = i
+		}
+	}
+	if a.Cost > most {
+		return Decision{Never: true}
+	}
+	unit := shards[0].Limit.unit()
+	cost := max(a.Cost, -missing) * unit
+	switch {
+	case cost < 0:
+		d.Allowed = true
+		raise(shards, left, -cost)
+	case sum-cost < least:
+		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
+	case left[best] >= cost && !a.Reserve:
+		d.Allowed = true
+		left[best] -= cost
+	default:
+		d.Allowed = true
+		lower(shards, left, cost, a.Reserve)
+	}
+	for i := range shards {
+		b := &shards[i]
+		charged := State{By: b.Limit, Value: left[i], At: max(now, kept[i].At)}
+		d.Remaining += max(0, left[i])
+		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(charged, a.Hash)-now)
+		if wait := b.Limit.waitAt(charged, a.Hash) - now; left[i] < 0 && a.Cost > 0 && d.Allowed {
+			d.Wait = max(d.Wait, wait)
+		}
+		if d.Allowed && a.Cost != 0 && !a.Look && left[i] != b.Limit.leftAt(kept[i], now, a.Hash) {
+			b.State = charged
+		} else {
+			b.State = b.Limit.keep(b.State, kept[i], seen[i], a.Look)
+		}
+	}
+	d.Remaining /= unit
+	return d
+}
+
+// unit is how many of a State's Value make one unit.
+func (l *Limit) unit() int64 {
+	if l.Kind == FixedWindow {
+		return 1
+	}
+	return l.Q
+}
+
+// leftAt is the Value that s has at time t, were nothing asked until then.
+func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
+	t = max(t, s.At)
+	if l.Kind == FixedWindow {
+		value, _, _ := l.roll(s, t, hash)
+		return value
+	}
+	return l.flow(s.Value, l.V, l.P, l.elapsed(s.At, t))
+}
+
+// waitAt is the moment at which a debt in s has been paid.
+func (l *Limit) waitAt(s State, hash uint64) Micros {
+	at := int64(s.At / l.Tick)
+	if l.Kind == FixedWindow {
+		phase := l.phase(hash)
+		at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(-s.Value, l.Rate))*l.Period
+	} else {
+		at += ceilDiv(-s.Value, l.P)
+	}
+	return Micros(at) * l.Tick
+}
+
+// full is the Value of a full shard.
+func (l *Limit) full() int64 {
+	if l.Kind == FixedWindow {
+		return l.Capacity
+	}
+	return l.V
+}
+
+// shardsRetry is the first span after which the shards, together, have want: what they have only
+// grows, so it is found by halving.
+func shardsRetry(now Micros, shards []Bucket, kept []State, a Ask, want int64) Micros {
+	have := func(t Micros) (sum int64) {
+		for i, b := range shards {
+			sum += b.Limit.leftAt(kept[i], now+t, a.Hash)
+		}
+		return sum
+	}
+	lo, hi := Micros(0), Micros(0) // denied at lo
+	for i, b := range shards {
+		hi = max(hi, b.Limit.fullAt(kept[i], a.Hash)-now)
+	}
+	for lo+1 < hi {
+		if mid := lo + (hi-lo)/2; have(mid) >= want {
+			hi = mid
+		} else {
+			lo = mid
+		}
+	}
+	return hi
+}
+
+// lower takes cost from left, from the fullest down, so that those touched end level.
+func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
+	floor := func(i int) int64 {
+		if reserve {
+			return -shards[i].Limit.MaxReserved * shards[i].Limit.unit()
+		}
+		return 0
+	}
+	freed := func(level int64) (sum int64) {
+		for i, v := range left {
+			sum += max(0, v-max(level, floor(i)))
+		}
+		return sum
+	}
+	// The highest level that frees enough; what it frees too much goes back one by one.
+	lo, hi := int64(0), slices.Max(left)
+	for i := range left {
+		lo = min(lo, floor(i))
+	}
+	for lo+1 < hi {
+		if mid := lo + (hi-lo)/2; freed(mid) >= cost {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	back := freed(lo) - cost
+	for i, v := range left {
+		if to := max(lo, floor(i)); to < v {
+			if to == lo && back > 0 {
+				to, back = to+1, back-1
+			}
+			left[i] = to
+		}
+	}
+}
+
+// raise gives amount back to left, to the emptiest first, none above its full.
+func raise(shards []Bucket, left []int64, amount int64) {
+	used := func(level int64) (sum int64) {
+		for i, v := range left {
+			sum += max(0, min(level, shards[i].Limit.full())-v)
+		}
+		return sum
+	}
+	lo, hi := slices.Min(left), int64(0)
+	for _, b := range shards {
+		hi = max(hi, b.Limit.full()+1)
+	}
+	for lo+1 < hi { // the highest level that amount pays for
+		if mid := lo + (hi-lo)/2; used(mid) <= amount {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	amount -= used(lo)
+	for i, v := range left {
+		full := shards[i].Limit.full()
+		if to := min(lo, full); to > v {
+			left[i] = to
+		}
+		if left[i] == lo && lo < full && amount > 0 {
+			left[i], amount = left[i]+1, amount-1
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package algorithms
+
+// Sliding window counter: this window's count and the last one's, the last one weighted by how
+// much of it the sliding window still covers. With e = now mod period:
+//
+//	allowed = (cur + cost)*period + prev*(period - e) <= rate*period
+//	deny:   a = rate - cur - cost
+//	        a >= 0, prev > 0 and e2 = period - (a*period) div prev < period: retry_after = e2 - e
+//	        otherwise in the next window, where prev := cur and cur := 0:
+//	        retry_after = period - e + (cur = 0 ? 0 : max(0, period - ((rate - cost)*period) div cur))
+
+func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
+	var d Decision
+	t := int64(now / l.Tick)
+	e := t % l.Period
+	switch t/l.Period - int64(s.At/l.Tick)/l.Period {
+	case 0:
+	case 1:
+		s.Value, s.Prev = 0, s.Value
+	default:
+		s.Value, s.Prev = 0, 0
+	}
+	s.At = now
+	cost, left := a.Cost, l.Period-e
+	switch {
+	case cost < 0: // off this count, then the last
+		back := -max(cost, -maxExact)
+		cur := min(back, s.Value)
+		s.Value, s.Prev = s.Value-cur, max(0, s.Prev-(back-cur))
+		d.Allowed = true
+	case cost > l.Rate:
+		d.Never = true
+	case (s.Value+cost)*l.Period+s.Prev*left <= l.Rate*l.Period:
+		s.Value += cost
+		d.Allowed = true
+	default:
+		d.RetryAfter = l.span(now, l.slidingRetry(s, cost, e))
+	}
+	d.Remaining = max(0, floorDiv((l.Rate-s.Value)*l.Period-s.Prev*left, l.Period))
+	switch {
+	case s.Value > 0:
+		d.ResetAfter = l.span(now, left+l.Period)
+	case s.Prev > 0:
+		d.ResetAfter = l.span(now, left)
+	}
+	return s, d
+}
+
+// slidingRetry is how many ticks from e, within the window, cost fits.
+func (l *Limit) slidingRetry(s State, cost, e int64) int64 {
+	if a := l.Rate - s.Value - cost; a >= 0 && s.Prev > 0 {
+		if e2 := l.Period - a*l.Period/s.Prev; e2 < l.Period {
+			return e2 - e
+		}
+	}
+	next := l.Period - e
+	if s.Value > 0 {
+		next += max(0, l.Period-(l.Rate-cost)*l.Period/s.Value)
+	}
+	return next
+}

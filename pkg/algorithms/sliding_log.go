@@ -1,0 +1,47 @@
+package algorithms
+
+import "sort"
+
+// Sliding window log: the time of every unit admitted in the last period. Exact in every window:
+// at most rate in any span of period; an entry of age == period is out. With n entries:
+//
+//	allowed = n + cost <= rate
+//	deny:   retry_after = (the (n + cost - rate)-th oldest) + period - now
+//
+// What is given back comes off the newest.
+
+func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
+	var d Decision
+	period := Micros(l.Period)
+	s.Log = s.Log[sort.Search(len(s.Log), func(i int) bool { return s.Log[i] > now-period }):]
+	n := int64(len(s.Log))
+	switch cost := a.Cost; {
+	case cost < 0:
+		s.Log = s.Log[:n-min(n, -max(cost, -maxExact))]
+		d.Allowed = true
+	case cost > l.Rate:
+		d.Never = true
+	case n+cost <= l.Rate:
+		d.Allowed = true
+		if !a.Look {
+			for range cost {
+				s.Log = append(s.Log, now)
+			}
+		}
+		n += cost
+	default:
+		d.RetryAfter = s.Log[n+cost-l.Rate-1] + period - now
+	}
+	s.At = now
+	if a.Cost < 0 {
+		n = int64(len(s.Log))
+	}
+	d.Remaining = max(0, l.Rate-n)
+	switch {
+	case a.Look && d.Allowed && a.Cost > 0:
+		d.ResetAfter = period
+	case len(s.Log) > 0:
+		d.ResetAfter = s.Log[len(s.Log)-1] + period - now
+	}
+	return s, d
+}

@@ -1,0 +1,52 @@
+package algorithms
+
+// Bucket is one bucket of a decision over several: what is asked of it, what is remembered of it,
+// and, afterwards, the answer.
+type Bucket struct {
+	Limit    *Limit
+	Ask      Ask
+	State    State // before: what is remembered; after: what to remember
+	Decision Decision
+}
+
+// TakeAll charges all buckets at time now or none of them, and reports which. Each Decision is
+// that bucket's own: where one denied, the others say what they would have answered, with what is
+// there. A cost that can never fit is an error of the whole: nothing is remembered then. Buckets
+// must be different ones; limits that charge what they deny do so whatever the others say.
+func TakeAll(now Micros, buckets []Bucket) bool {
+	if len(buckets) == 1 {
+		b := &buckets[0]
+		b.State, b.Decision = b.Limit.Take(b.State, now, b.Ask)
+		return b.Decision.Allowed
+	}
+	all, never := true, false
+	for i := range buckets {
+		b := &buckets[i]
+		look := b.Ask
+		look.Look = true
+		_, b.Decision = b.Limit.Take(b.State, now, look)
+		all = all && b.Decision.Allowed
+		never = never || b.Decision.Never && !b.Limit.TakesDenied
+	}
+	for i := range buckets {
+		b := &buckets[i]
+		switch {
+		case all || b.Limit.ChargesDenied():
+			b.State, b.Decision = b.Limit.Take(b.State, now, b.Ask)
+		case !never:
+			b.State = b.Limit.Keep(b.State, now, b.Ask)
+		}
+		if !all && b.Decision.Allowed && !b.Limit.ChargesDenied() {
+			b.Decision = b.Limit.there(b.State, now, b.Ask, b.Decision)
+		}
+	}
+	return all
+}
+
+// there corrects the answer to an Ask that would have been allowed, but was not charged because
+// another bucket of its group denied: remaining and reset_after are those of what is there.
+func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
+	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
+	d.Remaining, d.ResetAfter, d.Wait = is.Remaining, is.ResetAfter, 0
+	return d
+}

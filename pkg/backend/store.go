@@ -1,0 +1,49 @@
+// Package backend keeps buckets. A Store holds the State of each and applies charges to it; what
+// a charge means is decided in package algorithms, which every Store computes exactly. A Key is
+// opaque here.
+package backend
+
+import (
+	"context"
+	"errors"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Store keeps the States of buckets and charges them.
+type Store interface {
+	// Take answers charges[i] in decisions[i]; the slices are the caller's and of equal length. A
+	// run of charges of equal Group is taken together or not at all, and must name different
+	// buckets. A denied charge is a Decision, not an error. Take never blocks past ctx.
+	Take(ctx context.Context, charges []Charge, decisions []Decision)
+}
+
+// Charge is one thing asked of a Store.
+type Charge struct {
+	// Key names the bucket. The Store copies it if it needs it after Take.
+	Key []byte
+	// Limit is the numbers; immutable.
+	Limit *algorithms.Limit
+	// Ask is what is wanted of the bucket.
+	Ask algorithms.Ask
+	// Owner names the limit the bucket belongs to, for bounds that are shared out among limits.
+	Owner string
+	// Group numbers the charges that are taken together.
+	Group int
+}
+
+// Decision is the answer to one Charge.
+type Decision struct {
+	algorithms.Decision
+	// Err is set where the Store could not decide; the rest is zero then. It wraps one of the
+	// errors below. Every charge of a Group has the same one.
+	Err error
+}
+
+var (
+	// ErrUnavailable: the Store could not answer in time, or at all. Whether the charge was taken
+	// is not known.
+	ErrUnavailable = errors.New("backend unavailable")
+	// ErrFull: a new bucket was needed and the Store is at its bound. Nothing was taken.
+	ErrFull = errors.New("no room for another bucket")
+)
