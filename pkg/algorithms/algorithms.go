@@ -146,6 +146,8 @@ func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 	switch {
 	case d.Never && !l.TakesDenied:
 		return s, d
+	case a.Cost < 0 && !seen && l.startsFilled(): // full already: nothing to give back
+		return s, d
 	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()):
 		return next, d
 	default:

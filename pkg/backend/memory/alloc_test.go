@@ -1,0 +1,29 @@
+//go:build !race
+
+package memory
+
+import (
+	"context"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// The race detector makes pools forget, so this test is not for it.
+func TestTakeAllocatesNothing(t *testing.T) {
+	_, s := at(1000)
+	l := tokens(t, 1_000_000)
+	charges := []backend.Charge{
+		{Key: []byte("one"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
+		{Key: []byte("two"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
+	}
+	d := make([]backend.Decision, 2)
+	for n := range 2 {
+		take := func() { s.Take(context.Background(), charges[:n+1], d[:n+1]) }
+		take()
+		if allocs := testing.AllocsPerRun(1000, take); allocs != 0 {
+			t.Errorf("%d charges: %v allocations", n+1, allocs)
+		}
+	}
+}

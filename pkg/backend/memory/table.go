@@ -1,0 +1,139 @@
+package memory
+
+import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+
+// table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of
+// entries that never move. A bucket costs 64 bytes for its entry and 5 to 11 for the index, plus
+// its key; a Go map of the same costs half as much again and moves entries as it grows.
+type table struct {
+	index  []uint32 // 1 + the entry's number; 0: empty. Its length is a power of two
+	chunks []*[chunkSize]entry
+	next   int // entries ever used
+	free   []uint32
+	count  int
+}
+
+const chunkSize = 256
+
+// entry is one bucket. by == nil: not in use.
+type entry struct {
+	key   string
+	by    *algorithms.Limit
+	value int64
+	prev  int64
+	at    algorithms.Micros
+	log   *[]algorithms.Micros // sliding log only
+	hash  uint32
+	owner uint32
+}
+
+func (e *entry) state() algorithms.State {
+	s := algorithms.State{By: e.by, Value: e.value, Prev: e.prev, At: e.at}
+	if e.log != nil {
+		s.Log = *e.log
+	}
+	return s
+}
+
+func (e *entry) set(s algorithms.State) {
+	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
+	switch {
+	case len(s.Log) == 0:
+		e.log = nil
+	case e.log != nil:
+		*e.log = s.Log
+	default:
+		log := s.Log
+		e.log = &log
+	}
+}
+
+func (e *entry) logLen() int {
+	if e.log == nil {
+		return 0
+	}
+	return len(*e.log)
+}
+
+// slot is the part of a hash that the index is built on; the stripe was chosen by the rest.
+func slot(hash uint64) uint32 { return uint32(hash >> 32) }
+
+func (t *table) size() int { return t.next }
+
+func (t *table) entry(i int) *entry { return &t.chunks[i/chunkSize][i%chunkSize] }
+
+func (t *table) find(hash uint64, key []byte) *entry {
+	if len(t.index) == 0 {
+		return nil
+	}
+	mask := uint32(len(t.index) - 1)
+	h := slot(hash)
+	for i := h & mask; t.index[i] != 0; i = (i + 1) & mask {
+		if e := t.entry(int(t.index[i] - 1)); e.hash == h && e.key == string(key) {
+			return e
+		}
+	}
+	return nil
+}
+
+// insert adds an entry for a key that is not there; the caller sets its state.
+func (t *table) insert(hash uint64, key string) *entry {
+	if 4*(t.count+1) > 3*len(t.index) {
+		t.grow()
+	}
+	var n uint32
+	if last := len(t.free) - 1; last >= 0 {
+		n, t.free = t.free[last], t.free[:last]
+	} else {
+		n = uint32(t.next)
+		if t.next == len(t.chunks)*chunkSize {
+			t.chunks = append(t.chunks, new([chunkSize]entry))
+		}
+		t.next++
+	}
+	e := t.entry(int(n))
+	e.key, e.hash = key, slot(hash)
+	t.link(e.hash, n+1)
+	t.count++
+	return e
+}
+
+func (t *table) link(hash, ref uint32) {
+	mask := uint32(len(t.index) - 1)
+	i := hash & mask
+	for t.index[i] != 0 {
+		i = (i + 1) & mask
+	}
+	t.index[i] = ref
+}
+
+func (t *table) grow() {
+	old := t.index
+	t.index = make([]uint32, max(16, 2*len(old)))
+	for _, ref := range old {
+		if ref != 0 {
+			t.link(t.entry(int(ref-1)).hash, ref)
+		}
+	}
+}
+
+// remove forgets e. Those behind it in the index move up, so that no search ends too early.
+func (t *table) remove(e *entry) {
+	mask := uint32(len(t.index) - 1)
+	i := e.hash & mask
+	for t.entry(int(t.index[i]-1)) != e {
+		i = (i + 1) & mask
+	}
+	t.free = append(t.free, t.index[i]-1)
+	t.count--
+	*e = entry{}
+	hole := i
+	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
+		home := t.entry(int(t.index[j]-1)).hash & mask
+		if (j-home)&mask >= (j-hole)&mask { // its home is not after the hole
+			t.index[hole] = t.index[j]
+			hole = j
+		}
+	}
+	t.index[hole] = 0
+}

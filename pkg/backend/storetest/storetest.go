@@ -1,0 +1,275 @@
+// Package storetest is the conformance suite of every Store: one that answers exactly as package
+// algorithms does, all or none within a group, whoever asks at the same time.
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Clock is a time that a test sets.
+type Clock struct{ now atomic.Int64 }
+
+// Now is the time.
+func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load()) }
+
+// Set sets it.
+func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
+
+// Start is where the suite's clocks start.
+const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
+
+// Exact checks that the Stores made by newStore, each empty and on the given clock, answer exactly
+// as package algorithms.
+func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+	start := func(t *testing.T) (*Clock, backend.Store) {
+		t.Helper()
+		clock := &Clock{}
+		clock.Set(Start)
+		return clock, newStore(t, clock.Now)
+	}
+	t.Run("a denial charges nothing", func(t *testing.T) {
+		clock, store := start(t)
+		bucket := token(10, algorithms.Second, 3)
+		ask(t, store, bucket, 2, true, 1, 0)
+		ask(t, store, bucket, 2, false, 1, 100_000)
+		clock.Set(Start + 99_999)
+		ask(t, store, bucket, 2, false, 1, 1)
+		clock.Set(Start + 100_000)
+		ask(t, store, bucket, 2, true, 0, 0)
+	})
+	t.Run("keys are bytes", func(t *testing.T) {
+		_, store := start(t)
+		for _, key := range []string{"", "\x00", "\xff", "a", "a\x00", "a\r\nb", string(make([]byte, 4096))} {
+			bucket := token(1, algorithms.Second, 1)
+			bucket.Key = []byte("k" + key)
+			ask(t, store, bucket, 1, true, 0, 0)
+			ask(t, store, bucket, 1, false, 0, algorithms.Second)
+		}
+	})
+	t.Run("a group is taken together or not at all", func(t *testing.T) {
+		_, store := start(t)
+		a, b := token(5, algorithms.Second, 5), token(3, algorithms.Second, 3)
+		a.Key, b.Key = []byte("a"), []byte("b")
+		a.Ask.Cost, b.Ask.Cost = 2, 2
+		got := take(store, a, b)
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 3 || got[1].Remaining != 1 {
+			t.Fatalf("both have enough: got %+v", got)
+		}
+		if got = take(store, a, b); !got[0].Allowed || got[1].Allowed || got[0].Remaining != 3 {
+			t.Fatalf("b has 1 left: got %+v", got)
+		}
+		ask(t, store, a, 3, true, 0, 0)
+	})
+	t.Run("random traces equal the core", func(t *testing.T) {
+		for seed := range uint64(20) {
+			traces(t, seed, start)
+		}
+	})
+	t.Run("64 workers on one bucket admit the limit", func(t *testing.T) {
+		_, store := start(t)
+		bucket := window(1000, algorithms.Day)
+		if n := hammer(store, 64, 100, bucket); n != 1000 {
+			t.Errorf("admitted %d of 6400, want exactly 1000", n)
+		}
+	})
+	t.Run("crossing groups neither lock up nor tear", func(t *testing.T) {
+		_, store := start(t)
+		a, b := window(500, algorithms.Day), window(700, algorithms.Day)
+		a.Key, b.Key = []byte("a"), []byte("b")
+		var wg sync.WaitGroup
+		var admitted atomic.Int64
+		for i := range 16 {
+			wg.Go(func() {
+				pair := []backend.Charge{a, b}
+				if i%2 == 1 {
+					pair = []backend.Charge{b, a}
+				}
+				admitted.Add(hammer(store, 1, 100, pair...))
+			})
+		}
+		wg.Wait()
+		if n := admitted.Load(); n != 500 {
+			t.Errorf("admitted %d groups, want exactly 500", n)
+		}
+		ask(t, store, b, 200, true, 0, 0)
+	})
+}
+
+// token is a charge of a token bucket.
+func token(rate int64, period algorithms.Micros, capacity int64) backend.Charge {
+	return charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
+}
+
+// window is a charge of a clock-aligned fixed window.
+func window(rate int64, period algorithms.Micros) backend.Charge {
+	return charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
+}
+
+func charge(spec algorithms.Spec) backend.Charge {
+	limit, err := algorithms.Compile(spec)
+	if err != nil {
+		panic(err)
+	}
+	return backend.Charge{Key: []byte("key"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+}
+
+func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
+	decisions := make([]backend.Decision, len(charges))
+	store.Take(context.Background(), charges, decisions)
+	return decisions
+}
+
+func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
+	t.Helper()
+	c.Ask.Cost = cost
+	d := take(store, c)[0]
+	if d.Err != nil || d.Allowed != allowed || d.Remaining != remaining || d.RetryAfter != retry {
+		t.Fatalf("asked %d: got %+v, want allowed %v, remaining %d, retry after %d us", cost, d, allowed, remaining, retry)
+	}
+}
+
+// hammer asks for charges n times from each of so many workers and counts what was admitted.
+func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int64 {
+	var wg sync.WaitGroup
+	var admitted atomic.Int64
+	for range workers {
+		wg.Go(func() {
+			for range n {
+				all := true
+				for _, d := range take(store, charges...) {
+					all = all && d.Err == nil && d.Allowed
+				}
+				if all {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return admitted.Load()
+}
+
+// Specs is one limit of each kind and some of their variants.
+func Specs() []algorithms.Spec {
+	n := func(v int64) *int64 { return &v }
+	epoch, late := algorithms.Micros(0), algorithms.Micros(123_456)
+	s := algorithms.Second
+	return []algorithms.Spec{
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: s},
+		{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * s, Capacity: n(5), MaxReserved: n(8)},
+		{Kind: algorithms.TokenBucket, Rate: 3, Period: s, Capacity: n(9), Initial: n(2)},
+		{Kind: algorithms.TokenBucket, Rate: 20, Period: s, Overdraw: true, MaxReserved: n(30)},
+		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000)},
+		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch},
+		{Kind: algorithms.FixedWindow, Rate: 4, Period: 2 * s, Capacity: n(11), Initial: n(1), Start: &late},
+		{Kind: algorithms.FixedWindow, Rate: 6, Period: s, MaxReserved: n(12)},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true},
+		{Kind: algorithms.FixedWindow, Rate: 8, Period: s, Start: &epoch, Overdraw: true},
+		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s},
+		{Kind: algorithms.SlidingLog, Rate: 6, Period: s},
+		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4)},
+		{Kind: algorithms.FixedWindow, Rate: 0, Period: s, Start: &epoch},
+	}
+}
+
+// traces runs one random trace of batches, groups and single charges over a few buckets of every
+// kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
+// answer with a twin that is a map and package algorithms.
+func traces(t *testing.T, seed uint64, start func(*testing.T) (*Clock, backend.Store)) {
+	t.Helper()
+	clock, store := start(t)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	specs := Specs()
+	limits := make([]*algorithms.Limit, len(specs))
+	compile := func(i int) {
+		limit, err := algorithms.Compile(specs[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		limits[i] = &limit
+	}
+	for i := range specs {
+		compile(i)
+	}
+	twin := map[string]algorithms.State{}
+	now := Start
+	for step := range 300 {
+		now += jump(rng)
+		clock.Set(now)
+		if i := rng.IntN(len(specs)); rng.IntN(20) == 0 && specs[i].Rate > 0 {
+			specs[i].Rate = 1 + rng.Int64N(30)
+			specs[i].Capacity, specs[i].Initial = nil, nil
+			compile(i)
+		}
+		var charges []backend.Charge
+		for group := range 1 + rng.IntN(3) {
+			for _, i := range rng.Perm(len(specs))[:1+rng.IntN(3)] {
+				key := fmt.Sprintf("%d/%d", i, rng.IntN(2))
+				cost := rng.Int64N(8) - 1
+				if rng.IntN(50) == 0 {
+					cost = rng.Int64() - rng.Int64()
+				}
+				charges = append(charges, backend.Charge{
+					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group,
+					Ask: algorithms.Ask{
+						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
+						Reserve: limits[i].CanReserve() && rng.IntN(4) == 0,
+						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
+					},
+				})
+			}
+		}
+		want := answer(twin, now, charges)
+		for i, got := range take(store, charges...) {
+			if got.Err != nil || got.Decision != want[i] {
+				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
+					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Ask, now, got, want[i])
+			}
+		}
+	}
+}
+
+// answer is the twin's answer to charges.
+func answer(states map[string]algorithms.State, now algorithms.Micros, charges []backend.Charge) (all []algorithms.Decision) {
+	for len(charges) > 0 {
+		n := 1
+		for n < len(charges) && charges[n].Group == charges[0].Group {
+			n++
+		}
+		buckets := make([]algorithms.Bucket, n)
+		for i, c := range charges[:n] {
+			buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: states[string(c.Key)]}
+		}
+		algorithms.TakeAll(now, buckets)
+		for i, c := range charges[:n] {
+			states[string(c.Key)] = buckets[i].State
+			all = append(all, buckets[i].Decision)
+		}
+		charges = charges[n:]
+	}
+	return all
+}
+
+func jump(rng *rand.Rand) algorithms.Micros {
+	switch rng.IntN(30) {
+	case 0:
+		return -algorithms.Micros(rng.Int64N(int64(50 * algorithms.Second)))
+	case 1:
+		return -algorithms.Micros(rng.Int64N(int64(algorithms.Day)))
+	case 2:
+		return algorithms.Micros(rng.Int64N(int64(3 * algorithms.Day)))
+	case 3, 4, 5:
+		return 0
+	default:
+		return algorithms.Micros(rng.Int64N(int64(algorithms.Second)))
+	}
+}
