@@ -75,7 +75,7 @@ type State struct {
 	// Prev is, for a sliding window, the count of the window before; for a guaranteed bucket, what
 	// is left of the guaranteed part.
 	Prev int64
-	// At is the time of the last charge.
+	// At is the time of the last charge (sliding log: of the newest unit in it).
 	At Micros
 	// Log is, for a sliding log, the times of the units charged, oldest first. It is never edited
 	// in place, only cut and appended to, so a State must have one successor only.
@@ -180,7 +180,7 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 // and counts from now. So a step neither refills nor starves for more than a minute. It also
 // tells whether s was seen before.
 func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
-	if s.By == nil || s.By.Kind != l.Kind {
+	if s.By == nil || s.By.Kind != l.Kind || l.Kind == SlidingLog && len(s.Log) == 0 {
 		return l.fresh(now), now, false
 	}
 	at = now

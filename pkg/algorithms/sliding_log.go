@@ -32,16 +32,16 @@ func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
 	default:
 		d.RetryAfter = s.Log[n+cost-l.Rate-1] + period - now
 	}
-	s.At = now
 	if a.Cost < 0 {
 		n = int64(len(s.Log))
 	}
 	d.Remaining = max(0, l.Rate-n)
-	switch {
-	case a.Look && d.Allowed && a.Cost > 0:
+	if len(s.Log) > 0 {
+		s.At = s.Log[len(s.Log)-1]
+		d.ResetAfter = s.At + period - now
+	}
+	if d.Allowed && a.Cost > 0 {
 		d.ResetAfter = period
-	case len(s.Log) > 0:
-		d.ResetAfter = s.Log[len(s.Log)-1] + period - now
 	}
 	return s, d
 }
