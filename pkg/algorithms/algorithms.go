@@ -198,11 +198,10 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 		}
 	}
 	if s.By != l {
-		if *s.By == *l {
-			s.By = l
-		} else {
+		if !l.sameScale(s.By, hash) {
 			s = l.convert(s, at, hash)
 		}
+		s.By = l
 	}
 	if !l.startsFilled() && at-s.At >= Day && at >= l.fullAt(s, hash)+Day {
 		return l.fresh(at), at, false // full for a day, it starts at Initial again: under, never over
@@ -263,7 +262,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 		at += max(ceilDiv(l.V-s.Value, l.P), ceilDiv(l.V1-s.Prev, l.P1))
 	case FixedWindow:
 		if s.Value < l.Capacity {
-			phase := l.phase(hash)
+			phase := l.PhaseOf(hash)
 			at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(l.Capacity-s.Value, l.Rate))*l.Period
 		}
 	case SlidingWindow:

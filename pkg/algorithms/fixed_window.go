@@ -16,7 +16,7 @@ package algorithms
 // roll grants what the window starts between s and now brought. It also returns the window now
 // lies in and the phase.
 func (l *Limit) roll(s State, now Micros, hash uint64) (value, window, phase int64) {
-	phase = l.phase(hash)
+	phase = l.PhaseOf(hash)
 	window = floorDiv(int64(now/l.Tick)-phase, l.Period)
 	k := window - floorDiv(int64(s.At/l.Tick)-phase, l.Period)
 	switch {

@@ -307,19 +307,32 @@ func (l *Limit) Most(reserve bool) int64 {
 // CanReserve tells whether l knows reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// phase is the moment, in ticks within a period, at which windows start.
-func (l *Limit) phase(hash uint64) int64 {
+// PhaseOf is the moment, in ticks within a period, at which the windows of a key start; hash is the
+// key's.
+func (l *Limit) PhaseOf(hash uint64) int64 {
 	if l.PhaseFromKey {
 		return int64(hash % uint64(l.Period))
 	}
 	return l.Phase
 }
 
+// sameScale tells whether numbers written under old, of the same Kind, mean the same under l.
+func (l *Limit) sameScale(old *Limit, hash uint64) bool {
+	switch l.Kind {
+	case TokenBucket, LeakyBucket, Guaranteed:
+		return l.Tick == old.Tick && l.P == old.P && l.Q == old.Q && l.V == old.V && l.P1 == old.P1 && l.V1 == old.V1
+	case FixedWindow:
+		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
+			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash)
+	default:
+		return l.Period == old.Period && l.Tick == old.Tick
+	}
+}
+
 // convert makes s, written under another Limit of the same Kind, a State of l at time now: what
 // was used stays used, a lower limit makes no debt, a debt stays.
 func (l *Limit) convert(s State, now Micros, hash uint64) State {
-	old := s.By
-	s.By = l
+	old := *s.By
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
 		v := old.flow(s.Value, old.V, old.P, old.elapsed(s.At, now))
@@ -330,6 +343,7 @@ func (l *Limit) convert(s State, now Micros, hash uint64) State {
 		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q)
 		s.At = now
 	case FixedWindow:
+		old.TakesDenied, old.PerRequest = l.TakesDenied, l.PerRequest
 		v, _, _ := old.roll(s, now, hash)
 		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1), now
 		if l.PerRequest {

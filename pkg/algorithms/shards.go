@@ -149,7 +149,7 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.Tick)
 	if l.Kind == FixedWindow {
-		phase := l.phase(hash)
+		phase := l.PhaseOf(hash)
 		at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(-s.Value, l.Rate))*l.Period
 	} else {
 		at += ceilDiv(-s.Value, l.P)

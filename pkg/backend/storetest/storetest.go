@@ -69,8 +69,9 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		ask(t, store, a, 3, true, 0, 0)
 	})
 	t.Run("random traces equal the core", func(t *testing.T) {
+		clock, store := start(t)
 		for seed := range uint64(20) {
-			traces(t, seed, start)
+			traces(t, seed, clock, store)
 		}
 	})
 	t.Run("64 workers on one bucket admit the limit", func(t *testing.T) {
@@ -184,9 +185,8 @@ func Specs() []algorithms.Spec {
 // traces runs one random trace of batches, groups and single charges over a few buckets of every
 // kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
 // answer with a twin that is a map and package algorithms.
-func traces(t *testing.T, seed uint64, start func(*testing.T) (*Clock, backend.Store)) {
+func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 	t.Helper()
-	clock, store := start(t)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()
 	limits := make([]*algorithms.Limit, len(specs))
@@ -213,7 +213,7 @@ func traces(t *testing.T, seed uint64, start func(*testing.T) (*Clock, backend.S
 		var charges []backend.Charge
 		for group := range 1 + rng.IntN(3) {
 			for _, i := range rng.Perm(len(specs))[:1+rng.IntN(3)] {
-				key := fmt.Sprintf("%d/%d", i, rng.IntN(2))
+				key := fmt.Sprintf("%d/%d/%d", seed, i, rng.IntN(2))
 				cost := rng.Int64N(8) - 1
 				if rng.IntN(50) == 0 {
 					cost = rng.Int64() - rng.Int64()

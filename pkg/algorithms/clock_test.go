@@ -1,0 +1,165 @@
+package algorithms
+
+import (
+	"math/big"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Rule 5: a clock that steps back by up to a minute stands still until it has caught up.
+func TestClockStandsStillForAMinute(t *testing.T) {
+	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(10))}, nil, []step{
+		{at: 100 * sec, cost: 9, allowed: true, left: 1, reset: 9 * sec},
+		{at: 40 * sec, cost: 0, allowed: true, left: 1, reset: 69 * sec},
+		{at: 40 * sec, cost: 2, left: 1, retry: 61 * sec, reset: 69 * sec},
+		{at: 40 * sec, cost: 11, never: true, left: 1, reset: 69 * sec},
+		{at: 40 * sec, cost: 1, allowed: true, left: 0, reset: 70 * sec}, // what is there is given
+		{at: 99 * sec, cost: 1, left: 0, retry: 2 * sec, reset: 11 * sec},
+		{at: 101*sec - us, cost: 1, left: 0, retry: us, reset: 9*sec + us},
+		{at: 101 * sec, cost: 1, allowed: true, left: 0},
+	})
+}
+
+func TestWaitCountsAClockThatIsBehind(t *testing.T) {
+	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, nil, []step{
+		{at: 100 * sec, cost: 1, allowed: true, left: 0},
+		{at: 70 * sec, cost: 2, reserve: true, allowed: true, left: -2, wait: 32 * sec},
+	})
+	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: ptr(int64(9))}, nil, []step{
+		{at: 100 * sec, cost: 1, allowed: true, left: 9},
+		{at: 70 * sec, cost: 1, allowed: true, left: 8, wait: 31 * sec},
+		// Nobody is held longer than MaxWait, whatever the reason.
+		{at: 70 * sec, cost: 1, maxWait: 5 * sec, left: 8, retry: 27 * sec},
+		{at: 97*sec - us, cost: 1, maxWait: 5 * sec, left: 8, retry: us},
+		{at: 97 * sec, cost: 1, maxWait: 5 * sec, allowed: true, left: 7, wait: 5 * sec},
+	})
+}
+
+// By more than a minute: the value is kept, and counts from now; stored at once, denied or not.
+func TestClockIsMendedAfterAMinute(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(100))})
+	s := play(t, l, State{}, []step{
+		{at: hour, cost: 99, allowed: true, left: 1},
+		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
+	})
+	if want := t0 + hour - minute - us; s.At != want || s.Value != l.Q {
+		t.Fatalf("the clock was not mended: %+v", s)
+	}
+	play(t, l, s, []step{
+		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
+		{at: hour, cost: 60, left: 59, retry: sec - us}, // the minute that was set back counts once more
+	})
+}
+
+func TestLookMendsNothing(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
+	s, _ := l.Take(State{}, t0, Ask{Cost: 1})
+	next, d := l.Take(s, t0-hour, Ask{Cost: 1, Look: true})
+	if !same(s, next) || d.RetryAfter != sec {
+		t.Errorf("a look made %+v of %+v and answered %+v", next, s, d)
+	}
+}
+
+func TestMendedLogCountsFromNow(t *testing.T) {
+	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
+		{at: hour, cost: 1, allowed: true, left: 1},
+		{at: hour + 500*ms, cost: 1, allowed: true, left: 0},
+		{at: 0, cost: 1, left: 0, retry: sec, reset: sec}, // both as if charged now
+		{at: sec - us, cost: 1, left: 0, retry: us},
+		{at: sec, cost: 2, allowed: true, left: 0},
+	})
+}
+
+func TestMendedWindowsKeepTheirValue(t *testing.T) {
+	run(t, Spec{Kind: FixedWindow, Rate: 2, Period: sec, Start: ptr(t0)}, nil, []step{
+		{at: hour, cost: 2, allowed: true, left: 0},
+		{at: 300 * ms, cost: 1, left: 0, retry: 700 * ms},
+		{at: sec, cost: 2, allowed: true, left: 0},
+	})
+	run(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}, nil, []step{
+		{at: hour, cost: 2, allowed: true, left: 0},
+		{at: 300 * ms, cost: 1, left: 0, retry: 1200 * ms},
+		{at: 1500*ms - us, cost: 1, left: 0, retry: us},
+		{at: 1500 * ms, cost: 1, allowed: true, left: 0},
+	})
+}
+
+// Whatever the clock does, no more flows in than its steps forward bring, and nobody waits more
+// than a minute longer for it.
+func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		spec, l := roll.limit(TokenBucket)
+		if l.Overdraw {
+			return
+		}
+		var s State
+		now, forward, taken := t0, int64(0), whole(0)
+		for range length(t, 1000) {
+			a := Ask{Cost: roll.of(0, 1, 1, roll.between(1, l.Capacity+1))}
+			var d Decision
+			if s, d = l.Take(s, now, a); d.Allowed {
+				taken.Add(taken, whole(a.Cost))
+			}
+			flow := times(whole(forward), big.NewRat(spec.Rate, l.Period))
+			if most := plus(whole(l.Capacity), flow); less(most, taken) {
+				t.Fatalf("%s: took %v, at most %v", show(spec), taken, most)
+			}
+			if longest := l.span(now, ceilDiv(l.V, l.P)) + minute; d.RetryAfter > longest {
+				t.Fatalf("%s: retry_after %d, at most %d", show(spec), d.RetryAfter, longest)
+			}
+			to := roll.next(l, now, d)
+			if to > now {
+				forward += int64(to/l.Tick - now/l.Tick) // in ticks
+			}
+			if now = to; now > MaxTime {
+				return
+			}
+		}
+	})
+}
+
+// Rule 1: a bucket that does not start full is created by the first ask, whatever the answer.
+func TestFirstAskStartsTheClock(t *testing.T) {
+	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	for name, first := range map[string]step{
+		"denied":    {cost: 2, left: 0, retry: 2 * sec},
+		"looked at": {cost: 0, allowed: true, left: 0, reset: 5 * sec},
+		"checked":   {cost: 2, look: true, left: 0, retry: 2 * sec},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, spec, nil, []step{first, {at: 2 * sec, cost: 2, allowed: true, left: 0}})
+		})
+	}
+	run(t, spec, nil, []step{
+		{at: 0, cost: 6, never: true, left: 0},
+		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // a "never" started nothing
+	})
+}
+
+func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
+	for _, a := range []Ask{{Cost: 0}, {Cost: 1, Look: true}, {Cost: 2}} {
+		if s, _ := l.Take(State{}, t0, a); s.By != nil {
+			t.Errorf("%+v created %+v", a, s)
+		}
+	}
+	if s, _ := l.Take(State{}, t0, Ask{Cost: 1}); s.By != l {
+		t.Error("a charge created nothing")
+	}
+}
+
+// Rule 6: with initial below capacity a full bucket is kept one day more, then starts at initial.
+func TestFullForADayStartsAtInitial(t *testing.T) {
+	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(1))}
+	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(1)), Start: ptr(t0)}
+	for _, s := range []Spec{bucket, window} {
+		run(t, s, nil, []step{
+			{cost: 1, allowed: true, left: 0, reset: 5 * sec},
+			{at: 5*sec + Day - us, cost: 0, allowed: true, left: 5},
+			{at: 5*sec + Day, cost: 2, left: 1, retry: sec},
+			{at: 6*sec + Day, cost: 2, allowed: true, left: 0},
+		})
+	}
+}

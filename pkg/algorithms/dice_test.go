@@ -1,0 +1,182 @@
+package algorithms
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"pgregory.net/rapid"
+)
+
+// dice makes the random limits, times and asks of the property tests: 0 <= dice(n) < n. The
+// trace comes from one seed, not from a draw per number, which makes it some fifty times faster;
+// its length is drawn, so a failure shrinks to the shortest trace that shows it.
+type dice func(n int64) int64
+
+func throw(t *rapid.T) dice {
+	return rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0)).Int64N
+}
+
+func length(t *rapid.T, most int) int { return rapid.IntRange(1, most).Draw(t, "steps") }
+
+func (roll dice) between(lo, hi int64) int64 { return lo + roll(hi-lo+1) }
+
+func (roll dice) of(values ...int64) int64 { return values[roll(int64(len(values)))] }
+
+func (roll dice) once(in int64) bool { return roll(in) == 0 }
+
+// kinds are all algorithms, as a Spec and a name for a test.
+var kinds = []struct {
+	name string
+	kind Kind
+}{
+	{"token bucket", TokenBucket},
+	{"fixed window", FixedWindow},
+	{"sliding window", SlidingWindow},
+	{"sliding log", SlidingLog},
+	{"leaky bucket", LeakyBucket},
+	{"guaranteed", Guaranteed},
+}
+
+// spec is a random limit, most of them of everyday size, some at the edge of what can be computed.
+func (roll dice) spec(kind Kind) Spec {
+	period := func() Micros {
+		return Micros(roll.of(1, 7, 1000, 3000, 999_983, 1e6, 1e6, 60e6, 3600e6, int64(Day), int64(30*Day), roll.between(1, 1e10)))
+	}
+	s := Spec{Kind: kind, Period: period(), Rate: roll.of(1, 2, 3, 7, 10, 60, 1000, roll.between(1, 1e6), 1e8)}
+	capacity := s.Rate
+	if kind != SlidingWindow && kind != SlidingLog && !roll.once(3) {
+		capacity = roll.of(0, 1, 2, 5, 10, 100, 10*s.Rate, roll.between(0, 3*s.Rate), 1e5, 1e6)
+		s.Capacity = &capacity
+	}
+	switch kind {
+	case TokenBucket, FixedWindow:
+		if roll.once(3) {
+			s.Initial = ptr(roll.of(0, capacity/2, capacity, roll.between(0, capacity)))
+		}
+		if !roll.once(3) {
+			s.MaxReserved = ptr(roll.of(0, 1, 3, capacity, roll.between(0, 2*s.Rate), 1e6))
+		}
+		s.Overdraw = roll.once(5)
+	case Guaranteed:
+		s.Kind, s.Minimum = TokenBucket, &Rate{roll.of(1, 3, 10, roll.between(1, 1000)), period()}
+		if roll.once(3) {
+			s.Initial = ptr(roll.between(0, capacity))
+		}
+	case SlidingLog:
+		s.Rate = roll.of(1, 2, 3, 10, 50)
+	case SlidingWindow, LeakyBucket: // nothing more to choose
+	}
+	if kind == FixedWindow {
+		if roll.once(2) {
+			s.Start = ptr(Micros(roll.of(0, -1, int64(t0)+1, roll.between(-1e12, 1e15))))
+		}
+		if !s.Overdraw && roll.once(4) { // the reference form
+			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, ptr(Micros(0))
+			s.PerRequest = !s.TakesDenied
+		}
+	}
+	return s
+}
+
+// limit is a random limit that compiles; where one can be, one in four is computed in ms.
+func (roll dice) limit(kind Kind) (Spec, *Limit) {
+	coarse := kind != SlidingLog && roll.once(4)
+	for {
+		s := roll.spec(kind)
+		if l, err := Compile(s); err == nil && (!coarse || l.Tick > 1) {
+			return s, &l
+		}
+	}
+}
+
+// ask is a random ask of l. One in ten only looks.
+func (roll dice) ask(l *Limit, hash uint64) Ask {
+	most := l.Capacity
+	a := Ask{Hash: hash, Look: roll.once(10)}
+	if l.CanReserve() && !l.Overdraw && !l.TakesDenied && !l.PerRequest && roll.once(3) {
+		a.Reserve = true
+		most = l.Most(true)
+	}
+	if l.Kind == LeakyBucket && roll.once(3) {
+		a.MaxWait = Micros(roll.of(1, l.Period/l.Rate+1, l.Period*2, roll.between(1, 1e9)))
+	}
+	switch roll(12) {
+	case 0:
+		a.Cost = roll.of(0, 0, most+1, most+roll.between(1, 1000), math.MaxInt64)
+	case 1:
+		a.Cost = -roll.of(1, 2, roll.between(1, l.Capacity+1), l.Most(true), l.Most(true)+1, math.MaxInt64)
+	case 2:
+		a.Cost = math.MinInt64 * roll.of(0, 0, 0, 1)
+	case 3, 4:
+		a.Cost = roll.between(0, most)
+	case 5:
+		a.Cost = max(0, most-roll(3))
+	case 6, 7, 8:
+		a.Cost = 1
+	default:
+		a.Cost = roll.between(1, max(1, min(most, 1+l.Capacity/3)))
+	}
+	return a
+}
+
+// next is the time of the ask after one that was answered d at now: close by, or idle for long,
+// or just when (or just before) it was told to come back; now and then the clock steps back.
+func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
+	each := int64(l.Period/max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
+	period := l.Period * int64(l.Tick)
+	near := []int64{0, 0, 1, roll(1000), each, roll(each + 1), roll(2*each + 1), roll(10*each + 1)}
+	step := roll.of(near...)
+	switch roll(60) {
+	case 0, 1, 2, 3, 4, 5:
+		step = int64(max(0, roll.of(int64(d.RetryAfter), int64(d.ResetAfter), int64(d.Wait))-roll(2)))
+	case 6, 7:
+		step = roll(period + 1)
+	case 8:
+		step = roll.of(period, period-1, 2*period, 3*period+roll(period), int64(Day), int64(Day)+roll(int64(Day)))
+	case 9:
+		step = -roll.of(1, 999, 1000, 1001, roll(60e6), 60e6, 60e6+1, 3600e6, roll(3600e6), roll(int64(Day)))
+	}
+	if step > int64(MaxTime/1000) { // stay within the times that are exact
+		step = roll.of(near...)
+	}
+	return now + Micros(step)
+}
+
+// moment is one step of a walk.
+type moment struct {
+	limit         *Limit
+	now           Micros
+	ask           Ask
+	before, after State
+	got           Decision
+}
+
+// walk takes n random asks of one bucket and shows each. Where several limits are given, the
+// numbers change now and then.
+func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
+	hash := uint64(roll(math.MaxInt64)) * 2
+	now := Micros(roll.of(int64(t0), int64(t0)+roll(int64(30*Day))))
+	at := moment{limit: limits[0]}
+	for range n {
+		if len(limits) > 1 && roll.once(15) {
+			at.limit = limits[roll(int64(len(limits)))]
+		}
+		at.now, at.ask, at.before = now, roll.ask(at.limit, hash), clone(at.after)
+		at.after, at.got = at.limit.Take(at.after, at.now, at.ask)
+		see(at)
+		if now = roll.next(at.limit, now, at.got); now > MaxTime {
+			return
+		}
+	}
+}
+
+// clone is a State of its own: a log is cut and appended to in place.
+func clone(s State) State {
+	s.Log = slices.Clone(s.Log)
+	return s
+}
+
+func same(a, b State) bool {
+	return a.By == b.By && a.Value == b.Value && a.Prev == b.Prev && a.At == b.At && slices.Equal(a.Log, b.Log)
+}

@@ -1,0 +1,61 @@
+package algorithms
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The package and the dumb twins must answer every ask alike, to the last microsecond.
+func TestAgreesWithTwin(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			asks, us, denied := 0, 0, 0
+			rapid.Check(t, func(t *rapid.T) {
+				roll := throw(t)
+				s, l := roll.limit(k.kind)
+				twin := twinOf(s)
+				var script []string
+				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
+					asks++
+					if m.limit.Tick == 1 {
+						us++
+					}
+					if !m.got.Allowed {
+						denied++
+					}
+					if len(script) == 6 {
+						script = script[1:]
+					}
+					script = append(script, fmt.Sprintf("at %d ask %+v of %+v", m.now, m.ask, m.before))
+					if want := twin.ask(m.now, m.ask); m.got != want {
+						t.Fatalf("%s\nlimit %s\n got %+v\nwant %+v", strings.Join(script, "\n"), show(s), m.got, want)
+					}
+				})
+			})
+			t.Logf("%d asks, %d %% of them in us, %d %% denied", asks, 100*us/asks, 100*denied/asks)
+		})
+	}
+}
+
+// show writes a Spec with what its pointers point at.
+func show(s Spec) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %d/%dus", s.Kind, s.Rate, int64(s.Period))
+	for _, f := range []struct {
+		name string
+		n    *int64
+	}{{"capacity", s.Capacity}, {"initial", s.Initial}, {"max_reserved", s.MaxReserved}, {"start", (*int64)(s.Start)}} {
+		if f.n != nil {
+			fmt.Fprintf(&b, " %s %d", f.name, *f.n)
+		}
+	}
+	if s.Minimum != nil {
+		fmt.Fprintf(&b, " guaranteed %d/%dus", s.Minimum.Units, int64(s.Minimum.Period))
+	}
+	fmt.Fprintf(&b, " overdraw %t takes denied %t", s.Overdraw, s.TakesDenied)
+	return b.String()
+}

@@ -1,0 +1,254 @@
+package algorithms
+
+import (
+	"math/big"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// each plays random walks through random limits of every kind. With several limits the numbers
+// change on the way.
+func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(t *rapid.T) {
+				roll := throw(t)
+				var numbers []*Limit
+				for range limits {
+					_, l := roll.limit(k.kind)
+					numbers = append(numbers, l)
+				}
+				roll.walk(length(t, steps), numbers, func(m moment) { see(t, roll, m) })
+			})
+		})
+	}
+}
+
+// again is the answer to a at another time, with s left alone.
+func (m moment) again(at Micros, s State, a Ask) Decision {
+	_, d := m.limit.Take(clone(s), at, a)
+	return d
+}
+
+// The same ask alone is allowed after retry_after, and denied one microsecond before: in us, in
+// ms, with a clock that stepped back, and after the numbers were changed.
+func TestRetryAfterIsExact(t *testing.T) {
+	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
+		if m.got.Allowed || m.got.Never || m.ask.Look {
+			return
+		}
+		if m.limit.Overdraw && m.ask.Cost > m.limit.Capacity {
+			return // never there at once
+		}
+		if m.got.RetryAfter <= 0 {
+			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v", m.got.RetryAfter, m.ask, m.before, *m.limit)
+		}
+		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.ask).Allowed {
+			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		} else if m.again(at-1, m.after, m.ask).Allowed {
+			t.Fatalf("allowed 1 us before retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		}
+	})
+}
+
+// The bucket is full after reset_after, and not one microsecond before.
+func TestResetAfterIsExact(t *testing.T) {
+	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
+		if m.ask.Look || m.got.Never || m.got.Remaining == m.limit.Capacity {
+			return // what is changed or mended is not stored; or it is full already
+		}
+		full := func(at Micros) bool {
+			d := m.again(at, m.after, Ask{Hash: m.ask.Hash, Look: true})
+			return m.limit.isFull(d) && m.again(at, m.after, Ask{Hash: m.ask.Hash, Cost: m.limit.Capacity, Look: true}).Allowed
+		}
+		at := m.now + m.got.ResetAfter
+		if !full(at) {
+			t.Fatalf("not full after reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		}
+		if full(at - 1) {
+			t.Fatalf("full 1 us before reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		}
+	})
+}
+
+func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
+
+// What was reserved, or one's turn, is there after wait: the debt is paid then, not before.
+func TestWaitIsExact(t *testing.T) {
+	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
+		if m.got.Wait == 0 || m.ask.Look || m.limit.Kind == LeakyBucket {
+			return
+		}
+		look := Ask{Hash: m.ask.Hash, Look: true} // cost 0: is it in debt?
+		if at := m.now + m.got.Wait; !m.again(at, m.after, look).Allowed || m.again(at-1, m.after, look).Allowed {
+			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		}
+	})
+}
+
+// A denial changes nothing, but for a clock that had to be started or mended, numbers that were
+// changed, and limits that charge what they deny. A look does not even mend.
+func TestDenialAndLookChangeNothing(t *testing.T) {
+	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
+		l, s := m.limit, m.before
+		charges := l.Overdraw || l.TakesDenied
+		if !m.ask.Look && m.ask.Cost != 0 && (m.got.Allowed || charges) {
+			return
+		}
+		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.Period)*l.Tick)
+		mends := !m.ask.Look && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
+		mended := clone(s)
+		mended.At = m.now
+		for i := range mended.Log {
+			mended.Log[i] = min(mended.Log[i], m.now)
+		}
+		switch {
+		case same(m.before, m.after):
+			if mends {
+				t.Fatalf("the clock was not mended: at %d %+v of %+v, limit %+v", m.now, m.ask, m.before, *l)
+			}
+		case starts && same(m.after, l.fresh(m.now)):
+		case mends && same(m.after, mended):
+		default:
+			t.Fatalf("at %d %+v made\n%+v of\n%+v, limit %+v", m.now, m.ask, m.after, m.before, *l)
+		}
+	})
+}
+
+// A Look answers as the ask it stands for would be answered.
+func TestLookAnswersAsTakeWould(t *testing.T) {
+	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
+		a := m.ask
+		a.Look = !a.Look
+		if d := m.again(m.now, m.before, a); d != m.got {
+			t.Fatalf("at %d %+v of %+v: %+v, but with Look %t %+v", m.now, m.ask, m.before, m.got, a.Look, d)
+		}
+	})
+}
+
+// A bucket dropped at FreshAt answers as one that was kept.
+func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
+	each(t, 1, 500, func(t *rapid.T, roll dice, m moment) {
+		l := m.limit
+		kept, dropped := clone(m.after), State{}
+		at := max(m.now, m.after.FreshAt()) + Micros(roll.of(0, 0, 1, roll(1000), l.Period*int64(l.Tick)))
+		for range 4 {
+			a := roll.ask(l, m.ask.Hash)
+			var d1, d2 Decision
+			s := kept
+			kept, d1 = l.Take(kept, at, a)
+			dropped, d2 = l.Take(dropped, at, a)
+			if d1 != d2 {
+				t.Fatalf("limit %+v, kept %+v, fresh at %d, at %d %+v:\n   kept %+v\ndropped %+v", *l, s, m.after.FreshAt(), at, a, d1, d2)
+			}
+			at += max(0, roll.next(l, at, d1)-at)
+		}
+	})
+}
+
+// Nothing makes a bucket hold more than its capacity.
+func TestNeverMoreThanFull(t *testing.T) {
+	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
+		l, s := m.limit, m.after
+		if s.By != l {
+			return
+		}
+		over := false
+		switch l.Kind {
+		case TokenBucket, LeakyBucket, Guaranteed:
+			over = s.Value > l.V || s.Prev > l.V1
+		case FixedWindow:
+			over = s.Value > l.Capacity
+		case SlidingWindow:
+			over = s.Value < 0 || s.Prev < 0
+		case SlidingLog:
+		}
+		if over || m.got.Remaining > l.Capacity || m.got.Remaining < 0 {
+			t.Fatalf("at %d %+v of %+v left %+v, limit %+v, got %+v", m.now, m.ask, m.before, s, *l, m.got)
+		}
+	})
+}
+
+// charge is what was admitted at a time (less than 0: given back).
+type charge struct {
+	at   Micros
+	cost int64
+}
+
+// admitted plays a walk without reservations and with a clock that only goes forward, mostly at
+// the limit of what is there.
+func (roll dice) admitted(l *Limit, n int) (all []charge) {
+	var s State
+	now, hash := Micros(int64(t0)+roll(1e12)), uint64(roll(1<<40))
+	for range n {
+		a := Ask{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity+1), -1)}
+		var d Decision
+		if s, d = l.Take(s, now, a); d.Allowed {
+			all = append(all, charge{now, a.Cost})
+		}
+		if now = max(now, roll.next(l, now, d)); now > MaxTime {
+			return all
+		}
+	}
+	return all
+}
+
+// Never more is admitted in any span than the text says. Where times are computed in ms, the span
+// is counted in ticks begun: up to 1 ms longer.
+func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(t *rapid.T) {
+				roll := throw(t)
+				s, l := roll.limit(k.kind)
+				if l.Overdraw || l.Kind == SlidingWindow { // the one takes what is not there, the other estimates
+					return
+				}
+				all := roll.admitted(l, length(t, 300))
+				for i, from := range all {
+					sum := big.NewInt(0)
+					for _, to := range all[i:] {
+						if !together(s, l, from.at, to.at) {
+							break
+						}
+						if sum.Add(sum, big.NewInt(to.cost)); sum.Cmp(bound(s, l, from.at, to.at)) > 0 {
+							t.Fatalf("%s: %d admitted from %d to %d, at most %d may be", show(s), sum, from.at, to.at, bound(s, l, from.at, to.at))
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// together tells whether a bound holds for two moments.
+func together(s Spec, l *Limit, from, to Micros) bool {
+	switch l.Kind {
+	case FixedWindow:
+		e := edges{Micros(l.Phase) * l.Tick, s.Period}
+		return l.PhaseFromKey && to-from < 1 || !l.PhaseFromKey && e.start(from) == e.start(to)
+	case SlidingLog:
+		return to-from < s.Period
+	default:
+		return true
+	}
+}
+
+// bound is the most of a span.
+func bound(s Spec, l *Limit, from, to Micros) *big.Int {
+	ticks := whole(int64(to/l.Tick - from/l.Tick))
+	flow := func(units int64, period Micros) *big.Rat {
+		return times(ticks, big.NewRat(units, int64(period/l.Tick)))
+	}
+	switch l.Kind {
+	case TokenBucket, LeakyBucket:
+		return down(plus(whole(l.Capacity), flow(s.Rate, s.Period)))
+	case Guaranteed:
+		return down(plus(whole(l.Capacity), plus(flow(s.Rate, s.Period), flow(s.Minimum.Units, s.Minimum.Period))))
+	default:
+		return big.NewInt(l.Capacity)
+	}
+}

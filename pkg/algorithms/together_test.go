@@ -1,0 +1,158 @@
+package algorithms
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// takeEach is the dumb twin of TakeAll: it tries every ask on a copy, and keeps the copies if all
+// were allowed.
+func takeEach(now Micros, buckets []Bucket) (all bool) {
+	all = true
+	never := false
+	tried := make([]State, len(buckets))
+	for i := range buckets {
+		b := &buckets[i]
+		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Ask)
+		all = all && b.Decision.Allowed
+		never = never || b.Decision.Never && !b.Limit.TakesDenied
+	}
+	for i := range buckets {
+		b := &buckets[i]
+		asked := Ask{Hash: b.Ask.Hash, Look: b.Ask.Look} // asked, but nothing taken
+		kept, is := b.Limit.Take(clone(b.State), now, asked)
+		switch {
+		case all, b.Limit.Overdraw, b.Limit.TakesDenied:
+			b.State = tried[i]
+			continue
+		case !never:
+			b.State = kept
+		}
+		if b.Decision.Allowed {
+			b.Decision.Remaining, b.Decision.ResetAfter, b.Decision.Wait = is.Remaining, is.ResetAfter, 0
+		}
+	}
+	return all
+}
+
+func TestTakeAllAgreesWithTwin(t *testing.T) {
+	groups, allowed := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		one := make([]Bucket, 1+roll(4))
+		for i := range one {
+			s, l := roll.limit(kinds[roll(int64(len(kinds)))].kind)
+			if roll.once(2) { // mostly limits of a like size, or one of them denies for ever
+				s.Rate, s.Period = roll.between(3, 20), sec
+				s.Capacity, s.Initial, s.MaxReserved = nil, nil, nil
+				if c, err := Compile(s); err == nil {
+					l = &c
+				}
+			}
+			one[i].Limit = l
+		}
+		two := make([]Bucket, len(one))
+		now, hash := t0, uint64(roll(1<<40))
+		for range length(t, 1000) {
+			for i := range one {
+				one[i].Ask = roll.ask(one[i].Limit, hash)
+				if !roll.once(8) {
+					one[i].Ask.Cost = roll.of(0, 1, 1, 2)
+				}
+				two[i] = one[i]
+				two[i].State = clone(one[i].State)
+			}
+			before := append([]Bucket(nil), two...)
+			got, want := TakeAll(now, one), takeEach(now, two)
+			groups++
+			if got {
+				allowed++
+			}
+			for i := range one {
+				if got != want || one[i].Decision != two[i].Decision || !same(one[i].State, two[i].State) {
+					t.Fatalf("at %d, bucket %d of %d, limit %+v, %+v of %+v:\n got %t %+v left %+v\nwant %t %+v left %+v", now, i, len(one), *one[i].Limit,
+						one[i].Ask, before[i].State, got, one[i].Decision, one[i].State, want, two[i].Decision, two[i].State)
+				}
+			}
+			i := roll(int64(len(one)))
+			now = min(MaxTime, roll.next(one[i].Limit, now, one[i].Decision))
+		}
+	})
+	t.Logf("%d groups, %d %% allowed", groups, 100*allowed/groups)
+}
+
+func bucket(t *testing.T, s Spec, cost int64) Bucket {
+	return Bucket{Limit: mustCompile(t, s), Ask: Ask{Cost: cost}}
+}
+
+func TestOneDeniesForAll(t *testing.T) {
+	small := bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)
+	large := bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 2)
+	group := []Bucket{large, small}
+	if !TakeAll(t0, group) || group[0].Decision.Remaining != 8 || group[1].Decision.Remaining != 0 {
+		t.Fatalf("first: %+v", group)
+	}
+	before := group[0].State
+	if TakeAll(t0, group) {
+		t.Fatal("allowed what the small one does not have")
+	}
+	if d := group[0].Decision; !same(group[0].State, before) || d.Remaining != 8 || d.ResetAfter != 200*ms {
+		t.Errorf("the large one was charged: %+v, %+v", group[0].State, d)
+	}
+	if d := group[1].Decision; d.Allowed || d.RetryAfter != sec {
+		t.Errorf("the small one: %+v", d)
+	}
+	if !TakeAll(t0+sec, group) || group[0].Decision.Remaining != 8 {
+		t.Errorf("after retry_after: %+v", group)
+	}
+}
+
+func TestNeverInAGroupRemembersNothing(t *testing.T) {
+	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	group := []Bucket{
+		bucket(t, slow, 0), // alone it would be created
+		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 1),
+		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 11),
+	}
+	if TakeAll(t0, group) || !group[2].Decision.Never {
+		t.Fatalf("%+v", group)
+	}
+	for i, b := range group {
+		if b.State.By != nil {
+			t.Errorf("bucket %d remembers %+v", i, b.State)
+		}
+	}
+}
+
+func TestDeniedGroupStartsClocks(t *testing.T) {
+	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	group := []Bucket{bucket(t, slow, 2), bucket(t, slow, 0), bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)}
+	if TakeAll(t0, group) || group[0].State.At != t0 || group[1].State.At != t0 || group[2].State.By != nil {
+		t.Fatalf("%+v", group)
+	}
+	if !TakeAll(t0+2*sec, group) {
+		t.Errorf("after retry_after: %+v", group)
+	}
+}
+
+func TestOverdrawIsChargedWhateverOthersSay(t *testing.T) {
+	group := []Bucket{
+		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 4),
+		bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1),
+	}
+	for i, want := range []int64{6, 2, 0} {
+		if all := TakeAll(t0, group); all != (i == 0) || group[0].Decision.Remaining != want {
+			t.Errorf("ask %d: all %t, %+v", i, all, group[0].Decision)
+		}
+	}
+	if left := left(group[0].Limit, group[0].State, t0); left != -2 {
+		t.Errorf("left %d, want -2", left)
+	}
+}
+
+func TestEmptyGroupIsAllowed(t *testing.T) {
+	if !TakeAll(t0, nil) {
+		t.Error("denied")
+	}
+}

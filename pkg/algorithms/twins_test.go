@@ -1,0 +1,431 @@
+package algorithms
+
+import (
+	"math/big"
+	"slices"
+	"sort"
+)
+
+// The dumb twins: every algorithm once more, from the written definition instead of the code, in
+// fractions of tokens instead of scaled integers, or by counting events. They are slow and allocate
+// as they like; what they share with the code are the types Spec, Ask, Decision and Micros.
+
+// twin is one bucket.
+type twin interface {
+	ask(now Micros, a Ask) Decision
+}
+
+func twinOf(s Spec) twin {
+	c := watch{tick: tickOf(s)}
+	switch {
+	case s.Kind == LeakyBucket:
+		return &leakyTwin{s: s, watch: c}
+	case s.Kind == SlidingWindow:
+		return &slidingTwin{s: s, watch: c}
+	case s.Kind == SlidingLog:
+		return &logTwin{s: s, watch: c}
+	case s.Minimum != nil:
+		return &guaranteedTwin{s: s, watch: c}
+	case s.TakesDenied || s.PerRequest:
+		return &counterTwin{s: s, watch: c}
+	case s.Kind == FixedWindow:
+		return &windowTwin{s: s, watch: c}
+	default:
+		return &tokenTwin{s: s, watch: c}
+	}
+}
+
+// watch is rule 5 (and the ticks of rule 8).
+type watch struct {
+	tick Micros
+	seen bool
+	ts   Micros
+}
+
+// read is the time the bucket goes by and how far behind it the clock is.
+func (w *watch) read(now Micros) (at, behind Micros) {
+	if w.seen && now < w.ts {
+		if w.ts-now <= 60_000_000 {
+			return w.ts, w.ts - now
+		}
+		w.ts = now // the value is kept
+	}
+	return now, 0
+}
+
+// after is the moment n ticks after the tick of now, seen from now.
+func (w *watch) after(now Micros, n *big.Int) Micros {
+	if n.Sign() <= 0 {
+		return 0
+	}
+	return (now/w.tick+Micros(n.Int64()))*w.tick - now
+}
+
+func (w *watch) ticks(from, to Micros) *big.Rat { return whole(int64(to/w.tick) - int64(from/w.tick)) }
+
+// delay is "the difference is added to retry_after, reset_after and wait".
+func delay(d Decision, behind Micros) Decision {
+	for _, t := range []*Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
+		if *t > 0 {
+			*t += behind
+		}
+	}
+	return d
+}
+
+func whole(n int64) *big.Rat { return new(big.Rat).SetInt64(n) }
+
+func plus(a, b *big.Rat) *big.Rat  { return new(big.Rat).Add(a, b) }
+func minus(a, b *big.Rat) *big.Rat { return new(big.Rat).Sub(a, b) }
+func times(a, b *big.Rat) *big.Rat { return new(big.Rat).Mul(a, b) }
+func over(a, b *big.Rat) *big.Rat  { return new(big.Rat).Quo(a, b) }
+func less(a, b *big.Rat) bool      { return a.Cmp(b) < 0 }
+
+func least(a, b *big.Rat) *big.Rat {
+	if less(a, b) {
+		return a
+	}
+	return b
+}
+
+func most(a, b *big.Rat) *big.Rat {
+	if less(a, b) {
+		return b
+	}
+	return a
+}
+
+func down(x *big.Rat) *big.Int {
+	n, m := new(big.Int).DivMod(x.Num(), x.Denom(), new(big.Int))
+	_ = m // Euclidean: the denominator is positive, so n is rounded down
+	return n
+}
+
+func up(x *big.Rat) *big.Int {
+	n := down(new(big.Rat).Neg(x))
+	return n.Neg(n)
+}
+
+// none is 0 for what is below.
+func none(x *big.Int) int64 { return max(0, x.Int64()) }
+
+// flow is how many units come in a tick.
+func (w *watch) flow(units int64, period Micros) *big.Rat {
+	return big.NewRat(units, int64(period/w.tick))
+}
+
+func orElse(p *int64, v int64) int64 {
+	if p != nil {
+		return *p
+	}
+	return v
+}
+
+// tokenTwin holds a fraction of tokens.
+type tokenTwin struct {
+	s Spec
+	watch
+	level *big.Rat
+}
+
+func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b // what a denial leaves
+	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
+	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
+	reserved := whole(orElse(b.s.MaxReserved, 0))
+	if b.s.MaxReserved == nil {
+		reserved = minus(whole(mostTokens(b.s, b.tick)), capacity)
+	}
+	flow := b.flow(b.s.Rate, b.s.Period)
+	toFull := func(level *big.Rat) *big.Int { return up(over(minus(capacity, level), flow)) }
+
+	at, behind := kept.read(now)
+	if kept.seen && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
+		kept.seen = false // a day longer, then it starts at initial again
+	}
+	if !kept.seen {
+		kept.level, kept.ts = initial, at
+		kept.seen = less(initial, capacity)
+	}
+	level := least(capacity, plus(kept.level, times(flow, b.ticks(kept.ts, at))))
+	cost, r := new(big.Rat).SetInt64(a.Cost), whole(0)
+	if a.Reserve {
+		r = reserved
+	}
+	short := minus(minus(cost, r), level) // above 0: denied
+	takes := true
+	switch {
+	case a.Cost < 0:
+		level, d.Allowed = least(capacity, minus(level, cost)), true
+	case short.Sign() <= 0:
+		level, d.Allowed = minus(level, cost), true
+		d.Wait = b.after(at, up(over(minus(whole(0), level), flow)))
+	case b.s.Overdraw:
+		level = most(least(level, minus(whole(0), reserved)), minus(level, cost))
+		d.RetryAfter = b.after(at, up(over(minus(least(cost, capacity), level), flow)))
+	case less(plus(capacity, r), cost):
+		d.Never, takes = true, false
+	default:
+		d.RetryAfter, takes = b.after(at, up(over(short, flow))), false
+	}
+	d.Remaining = none(down(level))
+	d.ResetAfter = b.after(at, toFull(level))
+	if a.Cost < 0 && !kept.seen {
+		takes = false // full already: nothing to give back
+	}
+	switch created := kept.seen && !b.seen || kept.ts == now && less(initial, capacity) && kept.level == initial; {
+	case d.Never:
+	case takes && a.Cost != 0 && !a.Look:
+		kept.level, kept.ts, kept.seen = level, at, true
+		*b = kept
+	case !a.Look, created:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// leakyTwin is a queue: how much of it waits, in units, draining.
+type leakyTwin struct {
+	s Spec
+	watch
+	queue *big.Rat
+}
+
+func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	places := whole(orElse(b.s.Capacity, 0) + 1)
+	drain := b.flow(b.s.Rate, b.s.Period)
+	at, behind := kept.read(now)
+	if !kept.seen {
+		kept.queue, kept.ts = whole(0), at
+	}
+	queue := most(whole(0), minus(kept.queue, times(drain, b.ticks(kept.ts, at))))
+	turn := b.after(at, up(over(queue, drain)))
+	if turn > 0 {
+		turn += behind
+	}
+	cost := new(big.Rat).SetInt64(a.Cost)
+	charged, room := queue, minus(places, queue)
+	switch {
+	case a.Cost < 0:
+		charged, d.Allowed = most(whole(0), plus(queue, cost)), true
+	case less(places, cost):
+		d.Never = true
+	case less(room, cost):
+		d.RetryAfter = b.after(at, up(over(minus(cost, room), drain))) + behind
+	default:
+		charged, d.Allowed = plus(queue, cost), true
+		if a.Cost > 0 {
+			d.Wait = turn
+		}
+	}
+	if a.Cost > 0 && !d.Never && a.MaxWait > 0 && turn > a.MaxWait {
+		charged = queue
+		d = Decision{RetryAfter: max(d.RetryAfter, turn-a.MaxWait)}
+	}
+	d.Remaining = none(down(minus(places, charged)))
+	if d.ResetAfter = b.after(at, up(over(charged, drain))); d.ResetAfter > 0 {
+		d.ResetAfter += behind
+	}
+	switch {
+	case d.Never || a.Look || a.Cost < 0 && !b.seen:
+	case d.Allowed && a.Cost != 0:
+		b.queue, b.ts, b.seen = charged, at, true
+	default:
+		*b = kept
+	}
+	return d
+}
+
+// guaranteedTwin is two buckets of fractions on one clock.
+type guaranteedTwin struct {
+	s Spec
+	watch
+	sure, bank *big.Rat
+}
+
+func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	capacity1, capacity2 := whole(b.s.Minimum.Units), whole(orElse(b.s.Capacity, b.s.Rate))
+	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
+	flow1, flow2 := b.flow(b.s.Minimum.Units, b.s.Minimum.Period), b.flow(b.s.Rate, b.s.Period)
+	toFull := func(sure, bank *big.Rat) *big.Rat {
+		return most(over(minus(capacity1, sure), flow1), over(minus(capacity2, bank), flow2))
+	}
+	at, behind := kept.read(now)
+	restarted := false
+	if kept.seen && less(initial, capacity2) && at >= kept.ts+kept.after(kept.ts, up(toFull(kept.sure, kept.bank)))+Day {
+		kept.seen, restarted = false, true
+	}
+	if !kept.seen {
+		kept.sure, kept.bank, kept.ts = capacity1, initial, at
+		kept.seen = less(initial, capacity2)
+		restarted = kept.seen
+	}
+	elapsed := b.ticks(kept.ts, at)
+	sure := least(capacity1, plus(kept.sure, times(flow1, elapsed)))
+	bank := least(capacity2, plus(kept.bank, times(flow2, elapsed)))
+	cost := new(big.Rat).SetInt64(a.Cost)
+	switch missing := minus(cost, plus(sure, bank)); {
+	case a.Cost < 0:
+		d.Allowed = true
+		both := minus(plus(sure, bank), cost) // the bank first
+		bank = least(capacity2, minus(bank, cost))
+		sure = least(capacity1, minus(both, bank))
+	case less(plus(capacity1, capacity2), cost):
+		d.Never = true
+	case missing.Sign() <= 0:
+		d.Allowed = true
+		paid := least(sure, cost)
+		sure, bank = minus(sure, paid), minus(bank, minus(cost, paid))
+	default:
+		// Both fill at once, then the one that is not full yet.
+		full1, full2 := over(minus(capacity1, sure), flow1), over(minus(capacity2, bank), flow2)
+		first, rest := least(full1, full2), flow1
+		if less(full1, full2) {
+			rest = flow2
+		}
+		t := over(missing, plus(flow1, flow2))
+		if less(first, t) {
+			t = plus(first, over(minus(missing, times(first, plus(flow1, flow2))), rest))
+		}
+		d.RetryAfter = b.after(at, up(t))
+	}
+	d.Remaining = none(down(plus(sure, bank)))
+	d.ResetAfter = b.after(at, up(toFull(sure, bank)))
+	switch {
+	case d.Never || a.Cost < 0 && !kept.seen:
+	case d.Allowed && a.Cost != 0 && !a.Look:
+		b.sure, b.bank, b.ts, b.seen = sure, bank, at, true
+	case !a.Look, restarted:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// logTwin remembers every admitted unit and counts those that are young. Its clock is the newest.
+type logTwin struct {
+	s Spec
+	watch
+	admitted []Micros
+}
+
+func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	at, behind := kept.read(now)
+	kept.admitted = nil
+	for _, t := range b.admitted { // none is newer than a clock that was set back
+		kept.admitted = append(kept.admitted, min(t, at))
+	}
+	young := func(at Micros) (n int64) {
+		for i := len(kept.admitted) - 1; i >= 0 && at-kept.admitted[i] < b.s.Period; i-- {
+			n++
+		}
+		return n
+	}
+	log := kept.admitted
+	switch n := young(at); {
+	case a.Cost < 0:
+		d.Allowed = true
+		for back := a.Cost; back < 0 && n > 0; back, n = back+1, n-1 {
+			log = log[:len(log)-1]
+		}
+	case a.Cost > b.s.Rate:
+		d.Never = true
+	case n+a.Cost <= b.s.Rate:
+		d.Allowed = true
+		for range a.Cost {
+			log = append(log, at)
+		}
+	default: // try every moment at which a unit leaves
+		for _, t := range kept.admitted {
+			if leaves := t + b.s.Period; leaves > at && young(leaves)+a.Cost <= b.s.Rate {
+				d.RetryAfter = leaves - at
+				break
+			}
+		}
+	}
+	d.Remaining = b.s.Rate
+	for i := len(log) - 1; i >= 0 && at-log[i] < b.s.Period; i-- {
+		d.Remaining--
+	}
+	if n := len(log); n > 0 {
+		d.ResetAfter = max(0, log[n-1]+b.s.Period-at)
+	}
+	switch {
+	case d.Never || a.Look:
+	case d.Allowed && a.Cost != 0: // what is out now stays out, should the clock be set back
+		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
+		b.admitted = log[i:]
+		if b.seen = len(b.admitted) > 0; b.seen {
+			b.ts = b.admitted[len(b.admitted)-1]
+		}
+	default:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// slidingTwin is the literal formula; when it is allowed again is searched for.
+type slidingTwin struct {
+	s Spec
+	watch
+	cur, prev int64
+}
+
+func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	period := int64(b.s.Period / b.tick)
+	at, behind := kept.read(now)
+	// counts are those of the window of tick t and of the one before.
+	counts := func(t int64) (cur, prev int64) {
+		switch t/period - int64(kept.ts/b.tick)/period {
+		case 0:
+			return kept.cur, kept.prev
+		case 1:
+			return 0, kept.cur
+		default:
+			return 0, 0
+		}
+	}
+	used := func(t int64) *big.Rat {
+		cur, prev := counts(t)
+		return plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period)))
+	}
+	rate, t := whole(b.s.Rate), int64(at/b.tick)
+	fits := func(t int64) bool { return !less(rate, plus(used(t), new(big.Rat).SetInt64(a.Cost))) }
+	cur, prev := counts(t)
+	switch {
+	case a.Cost < 0:
+		d.Allowed = true
+		back := new(big.Rat).Neg(new(big.Rat).SetInt64(a.Cost))
+		fromCur := least(back, whole(cur))
+		fromPrev := least(minus(back, fromCur), whole(prev))
+		cur, prev = cur-down(fromCur).Int64(), prev-down(fromPrev).Int64()
+	case a.Cost > b.s.Rate:
+		d.Never = true
+	case fits(t):
+		d.Allowed = true
+		cur += a.Cost
+	default: // what is used only falls from here on
+		n := sort.Search(int(2*period), func(n int) bool { return fits(t + int64(n)) })
+		d.RetryAfter = b.after(at, big.NewInt(int64(n)))
+	}
+	done := *b
+	done.cur, done.prev, done.ts, done.seen = cur, prev, at, true
+	d.Remaining = none(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
+	switch {
+	case cur > 0:
+		d.ResetAfter = b.after(at, big.NewInt(2*period-t%period))
+	case prev > 0:
+		d.ResetAfter = b.after(at, big.NewInt(period-t%period))
+	}
+	switch {
+	case d.Never || a.Look || a.Cost < 0 && !b.seen:
+	case d.Allowed && a.Cost != 0:
+		*b = done
+	default:
+		*b = kept
+	}
+	return delay(d, behind)
+}

@@ -1,0 +1,204 @@
+package algorithms
+
+import "math/big"
+
+// edges finds the window edges: moments that differ from phase by whole periods.
+type edges struct{ phase, period Micros }
+
+func edgesOf(s Spec, tick Micros, hash uint64) edges {
+	e := edges{period: s.Period}
+	if s.Start != nil {
+		e.phase = ((*s.Start % s.Period) + s.Period) % s.Period / tick * tick
+	} else {
+		e.phase = Micros(hash%uint64(s.Period/tick)) * tick
+	}
+	return e
+}
+
+// start is the edge at or before t.
+func (e edges) start(t Micros) Micros {
+	into := (t - e.phase) % e.period
+	if into < 0 {
+		into += e.period
+	}
+	return t - into
+}
+
+// windowTwin grants rate at each edge, and keeps what is left over up to capacity.
+type windowTwin struct {
+	s Spec
+	watch
+	value int64
+}
+
+func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	rate, capacity := b.s.Rate, orElse(b.s.Capacity, b.s.Rate)
+	initial := orElse(b.s.Initial, capacity)
+	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
+	e := edgesOf(b.s, b.tick, a.Hash)
+	// grants is how many edges must come until missing is granted.
+	grants := func(missing int64) Micros {
+		return Micros(up(big.NewRat(max(0, missing), rate)).Int64())
+	}
+	at, behind := kept.read(now)
+	restarted := false
+	if kept.seen && initial < capacity {
+		full := kept.ts
+		if kept.value < capacity {
+			full = e.start(kept.ts) + grants(capacity-kept.value)*e.period
+		}
+		if at >= full+Day && at >= kept.ts+Day {
+			kept.seen = false
+		}
+	}
+	if !kept.seen {
+		kept.value, kept.ts = initial, at
+		kept.seen = initial < capacity
+		restarted = kept.seen
+	}
+	value := kept.value
+	if came := (e.start(at) - e.start(kept.ts)) / e.period; came >= grants(capacity-value) {
+		value = capacity
+	} else if came > 0 {
+		value += int64(came) * rate
+	}
+	edge := func(n Micros) Micros { return e.start(at) + n*e.period - at }
+	r := int64(0)
+	if a.Reserve {
+		r = reserved
+	}
+	cost, takes := min(a.Cost, 1<<55), true // more than any bucket holds
+	switch {
+	case cost < 0:
+		d.Allowed = true
+		value = min(capacity, value-max(cost, -1<<55))
+	case value-cost >= -r:
+		d.Allowed = true
+		if value -= cost; value < 0 {
+			d.Wait = edge(grants(-value))
+		}
+	case b.s.Overdraw:
+		value = max(min(value, -reserved), value-cost)
+		d.RetryAfter = edge(max(1, grants(min(cost, capacity)-value)))
+	case cost > capacity+r:
+		d.Never, takes = true, false
+	default:
+		d.RetryAfter, takes = edge(grants(cost-r-value)), false
+	}
+	d.Remaining = max(0, value)
+	d.ResetAfter = edge(max(1, grants(capacity-value)))
+	switch {
+	case d.Never || a.Cost < 0 && !kept.seen:
+	case takes && a.Cost != 0 && !a.Look:
+		b.value, b.ts, b.seen = value, at, true
+	case !a.Look, restarted:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// counterTwin is the reference server's counter: one for each window, from 0 up to the limit. With
+// TakesDenied it counts denials too.
+type counterTwin struct {
+	s Spec
+	watch
+	count int64
+}
+
+func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	capacity := orElse(b.s.Capacity, b.s.Rate)
+	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
+	e := edgesOf(b.s, b.tick, a.Hash)
+	at, behind := kept.read(now)
+	count := kept.count
+	if !kept.seen || e.start(at) > e.start(kept.ts) {
+		count = 0
+	}
+	cost, takes := max(min(a.Cost, 1<<55), -1<<55), true
+	switch {
+	case cost < 0:
+		d.Allowed = true
+		count = max(0, count+cost)
+	case count+cost <= capacity:
+		d.Allowed = true
+		count += cost
+	default:
+		if takes = b.s.TakesDenied; takes {
+			count = max(count, min(count+cost, capacity+reserved))
+		}
+		if d.Never = cost > capacity; !d.Never {
+			d.RetryAfter = e.start(at) + e.period - at
+		}
+	}
+	d.Remaining = max(0, capacity-count)
+	d.ResetAfter = e.start(at) + e.period - at
+	switch {
+	case a.Look || a.Cost < 0 && !b.seen || d.Never && !takes:
+	case takes && a.Cost != 0:
+		b.count, b.ts, b.seen = count, at, true
+	default:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// The ranges of rule 8.
+
+var exact = new(big.Int).Lsh(big.NewInt(1), 53)
+
+// mostTokens is the largest capacity + max_reserved of a token bucket in a tick.
+func mostTokens(s Spec, tick Micros) int64 {
+	rate, period := big.NewInt(s.Rate), big.NewInt(int64(s.Period/tick))
+	g := new(big.Int).GCD(nil, nil, rate, period)
+	p, q := new(big.Int).Div(rate, g), new(big.Int).Div(period, g)
+	return new(big.Int).Div(new(big.Int).Sub(exact, p), q).Int64()
+}
+
+// mostWindow is the largest capacity + max_reserved of a fixed window in a tick, for a decision
+// at MaxTime: half of the exact range is gone then.
+func mostWindow(s Spec, tick Micros) int64 {
+	period := big.NewInt(int64(s.Period / tick))
+	windows := new(big.Int).Div(new(big.Int).Sub(exact, big.NewInt(int64(MaxTime))), period)
+	windows.Sub(windows, big.NewInt(1))
+	n := windows.Mul(windows, big.NewInt(s.Rate))
+	if all := new(big.Int).Sub(exact, big.NewInt(s.Rate)); n.Cmp(all) > 0 {
+		n = all
+	}
+	return n.Int64()
+}
+
+// tickOf is 1 us where the numbers of rule 8 fit, else 1 ms.
+func tickOf(s Spec) Micros {
+	capacity := orElse(s.Capacity, s.Rate)
+	reserved := orElse(s.MaxReserved, 0)
+	fits := true
+	switch {
+	case s.Minimum != nil:
+		fits = fitsGuaranteed(s)
+	case s.Kind == LeakyBucket:
+		fits = orElse(s.Capacity, 0)+1 <= mostTokens(s, 1)
+	case s.Kind == TokenBucket:
+		fits = capacity+reserved <= mostTokens(s, 1)
+	case s.Kind == FixedWindow:
+		fits = capacity+reserved <= mostWindow(s, 1)
+	case s.Kind == SlidingWindow:
+		n := new(big.Int).Mul(big.NewInt(3*s.Rate), big.NewInt(int64(s.Period)))
+		fits = n.Cmp(exact) <= 0
+	}
+	if fits {
+		return 1
+	}
+	return 1000
+}
+
+// fitsGuaranteed tells whether both buckets fit in 1/q, q = lcm(q1, q2), in us.
+func fitsGuaranteed(s Spec) bool {
+	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
+	q := new(big.Int).Mul(f1.Denom(), f2.Denom())
+	q.Div(q, new(big.Int).GCD(nil, nil, f1.Denom(), f2.Denom()))
+	most := new(big.Rat).Add(f1, f2)
+	most.Add(most, whole(s.Minimum.Units+orElse(s.Capacity, s.Rate)))
+	return most.Mul(most, new(big.Rat).SetInt(q)).Cmp(new(big.Rat).SetInt(exact)) <= 0
+}

@@ -1,0 +1,148 @@
+package redis
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+//go:embed take.lua
+var source string
+
+// script is one form of take.lua and the name a server knows it by.
+type script struct{ text, sha string }
+
+// With its shebang, a server that knows it (7.0 and later) refuses the script whole before its
+// first command when it is out of memory, read-only or short of replicas. Without it, the first
+// write is refused; take.lua writes last, and starts with a write that can be refused.
+var (
+	plain   = newScript(source)
+	shebang = newScript("#!lua\n" + source)
+)
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text, hex.EncodeToString(sum[:])}
+}
+
+// trip is one call of the script: the charges of it, as the script takes them, and room for the
+// answer. It is reused.
+type trip struct {
+	args    []any // evalsha, sha, number of keys, keys, time, limits, charges
+	keys    int
+	index   map[string]int // key -> its number, from 1
+	limits  []*algorithms.Limit
+	limitsB []byte
+	charges []byte
+}
+
+const firstKey = 3 // in args
+
+// reset empties t.
+func (t *trip) reset() {
+	if t.index == nil {
+		t.index = map[string]int{}
+	}
+	clear(t.index)
+	clear(t.args)
+	clear(t.limits)
+	t.args = append(t.args[:0], "evalsha", nil, nil)
+	t.limits, t.limitsB, t.charges, t.keys = t.limits[:0], t.limitsB[:0], t.charges[:0], 0
+}
+
+// add appends c.
+func (t *trip) add(c *backend.Charge) {
+	k, ok := t.index[string(c.Key)]
+	if !ok {
+		t.keys++
+		k = t.keys
+		key := string(c.Key)
+		t.index[key] = k
+		t.args = append(t.args, key)
+	}
+	flags := 0.0
+	if c.Ask.Reserve {
+		flags++
+	}
+	if c.Ask.Look {
+		flags += 2
+	}
+	t.charges = doubles(t.charges,
+		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
+		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), flags)
+}
+
+// limit is the number of l, from 1.
+func (t *trip) limit(l *algorithms.Limit) int {
+	for i, have := range t.limits {
+		if have == l {
+			return i + 1
+		}
+	}
+	t.limits = append(t.limits, l)
+	flags := 0.0
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest} {
+		if set {
+			flags += float64(int(1) << i)
+		}
+	}
+	t.limitsB = doubles(t.limitsB, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
+		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved),
+		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
+	return len(t.limits)
+}
+
+// finish completes the arguments; now is the time to decide by, 0: the server's own.
+func (t *trip) finish(now algorithms.Micros) {
+	t.args[2] = t.keys
+	t.args = append(t.args, doubles(nil, float64(now)), t.limitsB, t.charges)
+}
+
+// by makes the trip one of s: by its name, or in full.
+func (t *trip) by(s script, full bool) []any {
+	if t.args[0], t.args[1] = "evalsha", s.sha; full {
+		t.args[0], t.args[1] = "eval", s.text
+	}
+	return t.args
+}
+
+// answerSize is the length of the script's answer to one charge.
+const answerSize = 1 + 4*8
+
+// read puts the script's answer into decisions.
+func read(answer string, decisions []backend.Decision) error {
+	if len(answer) != answerSize*len(decisions) {
+		return fmt.Errorf("%w: the script answered %d bytes for %d charges", backend.ErrUnavailable, len(answer), len(decisions))
+	}
+	for i := range decisions {
+		b := answer[i*answerSize : (i+1)*answerSize]
+		number := func(n int) int64 {
+			return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(b[1+8*n : 9+8*n]))))
+		}
+		decisions[i] = backend.Decision{Decision: algorithms.Decision{
+			Allowed: b[0]&1 != 0, Never: b[0]&2 != 0, Remaining: number(0),
+			RetryAfter: algorithms.Micros(number(1)), ResetAfter: algorithms.Micros(number(2)),
+			Wait: algorithms.Micros(number(3)),
+		}}
+	}
+	return nil
+}
+
+// exact cuts n to the range in which doubles are exact. No limit allows a cost beyond it.
+func exact(n int64) float64 {
+	const most = 1 << 53
+	return float64(max(-most, min(most, n)))
+}
+
+func doubles(dst []byte, numbers ...float64) []byte {
+	for _, n := range numbers {
+		dst = binary.LittleEndian.AppendUint64(dst, math.Float64bits(n))
+	}
+	return dst
+}

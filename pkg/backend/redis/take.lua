@@ -1,0 +1,611 @@
+-- take.lua decides and charges inside Redis: the twin of package algorithms, function by function
+-- and in the same order, so that both can be read side by side. Numbers are doubles, all of them
+-- integers up to 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
+--
+-- KEYS     the buckets, each once
+-- ARGV[1]  the time in us, packed as a double; 0: the server's own
+-- ARGV[2]  the limits, 13 doubles each
+-- ARGV[3]  the charges, 7 doubles each; a run of equal group is taken together or not at all
+-- returns  33 bytes for each charge: flags and four doubles
+--
+-- All is read first and all is written last, so an error on the way leaves nothing behind; the
+-- first write is one that a server out of memory refuses.
+
+local EXACT = 9007199254740992
+local STEP_BACK = 60000000
+local DAY = 86400000000
+
+local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
+
+local floor, max, min = math.floor, math.max, math.min
+local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
+
+local now = unpack_at('<d', ARGV[1])
+local given = now > 0
+if not given then
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+
+local function ceil_div(a, b) return -floor(-a / b) end
+
+-- algorithms.go -----------------------------------------------------------------------------------
+
+-- later moves every answered time by the time a clock that stepped back needs to catch up.
+local function later(d, back)
+  if not d.allowed then d.retry = d.retry + back end
+  if d.reset > 0 then d.reset = d.reset + back end
+  if d.wait > 0 then d.wait = d.wait + back end
+end
+
+-- span turns ticks counted from the tick that t lies in into the exact time from t.
+local function span(l, t, ticks)
+  if ticks <= 0 then return 0 end
+  return (floor(t / l.tick) + ticks) * l.tick - t
+end
+
+local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
+
+-- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
+local function fresh(l, t, log)
+  local s = { by = l, value = 0, prev = 0, at = t, log = log }
+  if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
+    s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
+  elseif l.kind == WINDOW then
+    s.value = l.initial
+  end
+  return s
+end
+
+-- A log is a list of times, oldest first. It is read where it must be and written at the end:
+-- first units at the head are gone, those after stored are cut, and added ones follow.
+local function log_load(key)
+  local n = call('LLEN', key)
+  return { key = key, listed = n, stored = n, first = 0, added = {} }
+end
+
+local function log_size(log) return log.stored + #log.added - log.first end
+
+local function log_at(log, i)
+  i = i + log.first
+  if i <= log.stored then return tonumber(call('LINDEX', log.key, i - 1)) end
+  return log.added[i - log.stored]
+end
+
+-- log_clamp makes units that lie ahead of t units of t.
+local function log_clamp(log, t)
+  local all = {}
+  for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
+  log.first, log.stored, log.added = 0, 0, all
+end
+
+local function log_cut(log, n)
+  local added = #log.added
+  for _ = 1, min(n, added) do log.added[#log.added] = nil end
+  log.stored = log.stored - max(0, n - added)
+end
+
+local function log_write(log, ttl)
+  if log_size(log) == 0 then
+    if log.listed > 0 then call('DEL', log.key) end
+    return
+  end
+  if log.stored == 0 then
+    if log.listed > 0 then call('DEL', log.key) end
+  elseif log.stored < log.listed then
+    call('LTRIM', log.key, 0, log.stored - 1)
+  end
+  for i = 1, #log.added, 1000 do
+    call('RPUSH', log.key, unpack(log.added, i, min(i + 999, #log.added)))
+  end
+  if log.first > 0 then call('LTRIM', log.key, log.first, -1) end
+  call('PEXPIRE', log.key, ttl)
+end
+
+-- full_at is the moment at which s has become equal to a full bucket.
+local function full_at(l, s, phase)
+  local at = floor(s.at / l.tick)
+  if l.kind == TOKEN or l.kind == LEAKY then
+    at = at + ceil_div(l.v - s.value, l.p)
+  elseif l.kind == GUARANTEED then
+    at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
+  elseif l.kind == WINDOW then
+    if s.value < l.capacity then
+      at = phase + (floor((at - phase) / l.period) + ceil_div(l.capacity - s.value, l.rate)) * l.period
+    end
+  elseif l.kind == SLIDING then
+    local e = at % l.period
+    if s.value > 0 then
+      at = at + 2 * l.period - e
+    elseif s.prev > 0 then
+      at = at + l.period - e
+    end
+  elseif log_size(s.log) > 0 then
+    return s.at + l.period
+  end
+  return at * l.tick
+end
+
+-- limit.go ----------------------------------------------------------------------------------------
+
+-- mul_div_ceil is a*b/c rounded up, cut to 2^53, without leaving the exact range: the quotient and
+-- the remainder of a*(b mod c) are built up from the bits of a.
+local function mul_div_ceil(a, b, c)
+  local whole = floor(b / c)
+  local part = b - whole * c
+  if whole > 0 and a > floor(EXACT / whole) then return EXACT end
+  local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
+  while bit >= 1 do
+    quotient, rest = quotient * 2, rest * 2
+    if rest >= c then quotient, rest = quotient + 1, rest - c end
+    if a >= bit then
+      a = a - bit
+      if rest >= c - part then
+        quotient, rest = quotient + 1, rest - (c - part)
+      else
+        rest = rest + part
+      end
+    end
+    bit = bit / 2
+  end
+  if rest > 0 then quotient = quotient + 1 end
+  if quotient > EXACT - product then return EXACT end
+  return product + quotient
+end
+
+local function rescale(value, full, q, full2, q2)
+  local debt = 0
+  if value < 0 then debt = -mul_div_ceil(-value, q2, q) end
+  local v = full2 - mul_div_ceil(full - value, q2, q)
+  return max(min(v, full2), debt, full2 - EXACT)
+end
+
+local function elapsed(l, at, t) return floor(t / l.tick) - floor(at / l.tick) end
+
+local function flow(value, full, p, e)
+  if e >= ceil_div(full - value, p) then return full end
+  return value + e * p
+end
+
+-- roll grants what the window starts between s and t brought; old has the numbers s is written in.
+local function roll(l, old, phase, s, t)
+  local window = floor((floor(t / old.tick) - phase) / old.period)
+  local k = window - floor((floor(s.at / old.tick) - phase) / old.period)
+  if k <= 0 then return s.value, window end
+  if l.clears or k >= ceil_div(old.capacity - s.value, old.rate) then return old.capacity, window end
+  return s.value + k * old.rate, window
+end
+
+local function same_scale(l, phase, old)
+  if l.kind == WINDOW then
+    return l.tick == old.tick and l.rate == old.rate and l.period == old.period
+      and l.capacity == old.capacity and phase == old.phase
+  elseif l.kind == SLIDING or l.kind == LOG then
+    return true
+  end
+  return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
+    and l.p1 == old.p1 and l.v1 == old.v1
+end
+
+local function convert(l, phase, s, t)
+  local old = s.by
+  local c = { by = l, value = s.value, prev = s.prev, at = t }
+  if l.kind == WINDOW then
+    local v = roll(l, old, old.phase, s, t)
+    c.value = rescale(v, old.capacity, 1, l.capacity, 1)
+    if l.per_request then c.value = l.capacity - (old.capacity - v) end
+    return c
+  end
+  local e = elapsed(old, s.at, t)
+  c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q)
+  if l.kind == GUARANTEED then
+    c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q)
+  end
+  return c
+end
+
+-- begin makes s a state of l at time t and mends its clock. It returns that state, the time to
+-- reckon with, and whether the bucket was seen before.
+local function begin(l, phase, s, t)
+  if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
+  local at = t
+  if t < s.at then
+    if s.at - t <= STEP_BACK then
+      at = s.at
+    else
+      s = { by = s.by, value = s.value, prev = s.prev, at = t, log = s.log }
+      if s.log then log_clamp(s.log, t) end
+    end
+  end
+  if s.by ~= l and not same_scale(l, phase, s.by) then s = convert(l, phase, s, at) end
+  if l.initial < l.capacity and at - s.at >= DAY and at >= full_at(l, s, phase) + DAY then
+    return fresh(l, at), at, false
+  end
+  return s, at, true
+end
+
+-- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
+local function keep(l, s, kept, seen, look)
+  if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
+  return kept
+end
+
+-- token_bucket.go ---------------------------------------------------------------------------------
+
+local function take_tokens(l, s, t, a)
+  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+  local cost, r = a.cost, 0
+  if a.reserve then r = l.max_reserved end
+  local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+  if cost < 0 then
+    value = min(l.v, value + give_back(l, cost) * l.q)
+    d.allowed = true
+  elseif cost <= l.capacity + r and value - cost * l.q >= -r * l.q then
+    value = value - cost * l.q
+    d.allowed = true
+    if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
+  elseif l.overdraw then
+    local bottom = min(value, -l.max_reserved * l.q)
+    value = max(bottom, value - min(cost, l.capacity + l.max_reserved) * l.q)
+    d.retry = span(l, t, ceil_div((min(cost, l.capacity + r) - r) * l.q - value, l.p))
+  elseif cost > l.capacity + r then
+    d.never = true
+  else
+    d.retry = span(l, t, ceil_div((cost - r) * l.q - value, l.p))
+  end
+  d.remaining = max(0, floor(value / l.q))
+  d.reset = span(l, t, ceil_div(l.v - value, l.p))
+  return { by = l, value = value, prev = s.prev, at = t }, d
+end
+
+-- leaky_bucket.go ---------------------------------------------------------------------------------
+
+local function take_turn(l, s, t, a)
+  local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+  local wait = span(l, t, ceil_div(l.v - value, l.p))
+  local next, d = take_tokens(l, s, t, a)
+  if a.cost <= 0 or d.never then return next, d end
+  if a.max_wait > 0 and wait > a.max_wait then
+    return s, { allowed = false, never = false, retry = max(d.retry, wait - a.max_wait), wait = 0,
+      remaining = floor(value / l.q), reset = wait }
+  end
+  if d.allowed then d.wait = wait end
+  return next, d
+end
+
+-- guaranteed.go -----------------------------------------------------------------------------------
+
+local function take_guaranteed(l, s, t, a)
+  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+  local e = elapsed(l, s.at, t)
+  local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
+  if a.cost < 0 then
+    local c = give_back(l, a.cost) * l.q
+    local bank = min(c, l.v - v2)
+    v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
+    d.allowed = true
+  elseif a.cost > l.capacity then
+    d.never = true
+  else
+    local c = a.cost * l.q
+    if v1 + v2 >= c then
+      d.allowed = true
+      local paid = min(v1, c)
+      v1, v2 = v1 - paid, v2 - (c - paid)
+    else
+      d.retry = span(l, t, max(
+        ceil_div(c - v1 - v2, l.p1 + l.p),
+        ceil_div(c - l.v1 - v2, l.p),
+        ceil_div(c - v1 - l.v, l.p1)))
+    end
+  end
+  d.remaining = max(0, floor((v1 + v2) / l.q))
+  d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
+  return { by = l, value = v2, prev = v1, at = t }, d
+end
+
+-- fixed_window.go ---------------------------------------------------------------------------------
+
+local function overdrawn(l, value, cost)
+  return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
+end
+
+local function take_window(l, phase, s, t, a)
+  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+  local cost, r = a.cost, 0
+  if a.reserve then r = l.max_reserved end
+  local value, window = roll(l, l, phase, s, t)
+  local function starts_in(n) return (phase + (window + n) * l.period) * l.tick - t end
+  if cost < 0 then
+    value = min(l.capacity, value + give_back(l, cost))
+    d.allowed = true
+  elseif cost <= l.capacity + r and value - cost >= -r then
+    value = value - cost
+    d.allowed = true
+    if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
+  elseif l.takes_denied then
+    value = overdrawn(l, value, cost)
+    d.never = cost > l.capacity
+    if not d.never then d.retry = starts_in(1) end
+  elseif l.overdraw then
+    value = overdrawn(l, value, cost)
+    d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
+  elseif cost > l.capacity + r then
+    d.never = true
+  elseif l.per_request then
+    d.retry = starts_in(1)
+  else
+    d.retry = starts_in(ceil_div(cost - r - value, l.rate))
+  end
+  d.remaining = max(0, value)
+  local full = max(1, ceil_div(l.capacity - value, l.rate))
+  if l.clears then full = 1 end
+  d.reset = starts_in(full)
+  return { by = l, value = value, prev = 0, at = t }, d
+end
+
+-- sliding_counter.go ------------------------------------------------------------------------------
+
+local function sliding_retry(l, cur, prev, cost, e)
+  local a = l.rate - cur - cost
+  if a >= 0 and prev > 0 then
+    local e2 = l.period - floor(a * l.period / prev)
+    if e2 < l.period then return e2 - e end
+  end
+  local next = l.period - e
+  if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
+  return next
+end
+
+local function take_sliding(l, s, t, a)
+  local d = { allowed = false, never = false, retry = 0, wait = 0, reset = 0 }
+  local most = floor(EXACT / 3 / l.period) -- as convert cuts counts
+  local cur, prev = min(s.value, most), min(s.prev, most)
+  local tick = floor(t / l.tick)
+  local e = tick % l.period
+  local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
+  if windows == 1 then
+    cur, prev = 0, cur
+  elseif windows ~= 0 then
+    cur, prev = 0, 0
+  end
+  local cost, left = a.cost, l.period - e
+  if cost < 0 then
+    local back = min(-cost, cur)
+    cur, prev = cur - back, max(0, prev - (-cost - back))
+    d.allowed = true
+  elseif cost > l.rate then
+    d.never = true
+  elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
+    cur = cur + cost
+    d.allowed = true
+  else
+    d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
+  end
+  d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
+  if cur > 0 then
+    d.reset = span(l, t, left + l.period)
+  elseif prev > 0 then
+    d.reset = span(l, t, left)
+  end
+  return { by = l, value = cur, prev = prev, at = t }, d
+end
+
+-- sliding_log.go ----------------------------------------------------------------------------------
+
+-- expired is how many units, at the head of log, are a period old at time t.
+local function expired(l, log, t)
+  local size, before = log_size(log), t - l.period
+  if size == 0 or log_at(log, 1) > before then return 0 end
+  local lo, hi = 1, size + 1 -- out at lo, in at hi
+  while lo + 1 < hi do
+    local mid = floor((lo + hi) / 2)
+    if log_at(log, mid) > before then hi = mid else lo = mid end
+  end
+  return lo
+end
+
+local function take_log(l, s, t, a)
+  local d = { allowed = false, never = false, retry = 0, wait = 0, reset = 0 }
+  local log, cost, out = s.log, a.cost, expired(l, s.log, t)
+  local n = log_size(log) - out
+  local newest = n > 0 and log_at(log, out + n)
+  if cost < 0 then
+    n = n - min(n, -cost)
+    newest = n > 0 and log_at(log, out + n)
+    d.allowed = true
+  elseif cost > l.rate then
+    d.never = true
+  elseif n + cost <= l.rate then
+    d.allowed = true
+    n = n + cost
+    if cost > 0 then newest = t end
+  else
+    d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
+  end
+  d.remaining = max(0, l.rate - n)
+  if newest then d.reset = newest + l.period - t end
+  if d.allowed and cost ~= 0 and not a.look then
+    if cost < 0 then log_cut(log, log_size(log) - out - n) end
+    log.first = log.first + out
+    for _ = 1, cost do log.added[#log.added + 1] = t end
+  end
+  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log }, d
+end
+
+-- algorithms.go: Take -----------------------------------------------------------------------------
+
+local function take(l, phase, s, a, look)
+  if l.rate == 0 then
+    local allowed = a.cost <= 0
+    return s, { allowed = allowed, never = not allowed, remaining = 0, retry = 0, reset = 0, wait = 0 }
+  end
+  local kept, at, seen = begin(l, phase, s, now)
+  local ask = a
+  if look and not a.look then
+    ask = { cost = a.cost, reserve = a.reserve, max_wait = a.max_wait, look = true }
+  end
+  local next, d
+  if l.kind == TOKEN then
+    next, d = take_tokens(l, kept, at, ask)
+  elseif l.kind == LEAKY then
+    next, d = take_turn(l, kept, at, ask)
+  elseif l.kind == GUARANTEED then
+    next, d = take_guaranteed(l, kept, at, ask)
+  elseif l.kind == WINDOW then
+    next, d = take_window(l, phase, kept, at, ask)
+  elseif l.kind == SLIDING then
+    next, d = take_sliding(l, kept, at, ask)
+  else
+    next, d = take_log(l, kept, at, ask)
+  end
+  if at > now and not d.never then later(d, at - now) end
+  if d.never and not l.takes_denied then return s, d end
+  if a.cost < 0 and not seen and l.initial >= l.capacity then return s, d end
+  if a.cost ~= 0 and not ask.look and (d.allowed or l.charges_denied) then return next, d end
+  return keep(l, s, kept, seen, ask.look), d
+end
+
+-- kept_of is what remains of s when it is denied for a reason outside this bucket.
+local function kept_of(l, phase, s, a)
+  if l.rate == 0 then return s end
+  local kept, _, seen = begin(l, phase, s, now)
+  return keep(l, s, kept, seen, a.look)
+end
+
+-- The buckets -------------------------------------------------------------------------------------
+
+local stored -- what MGET read, by key
+local state, dirty = {}, {} -- by key: what is remembered now; the charge that last changed it
+
+-- decode reads the state of key k. The numbers it was written in are compared with those of l at
+-- once, so that in the usual case there is nothing to make of them.
+local function load(k, l)
+  if state[k] ~= nil then return state[k] end
+  local s = false
+  if l.kind == LOG then
+    local log = log_load(KEYS[k])
+    local n = log_size(log)
+    s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
+  elseif stored[k] then
+    local b = stored[k]
+    local ms = b:byte(1)
+    local old = { tick = ms == 0 and 1 or 1000 }
+    if l.kind == WINDOW then
+      s = { by = old, prev = 0 }
+      s.value, s.at, old.rate, old.period, old.capacity, old.phase = unpack_at('<dddddd', b, 2)
+    elseif l.kind == SLIDING then
+      s = { by = old }
+      s.value, s.prev, s.at = unpack_at('<ddd', b, 2)
+    elseif l.kind == GUARANTEED then
+      s = { by = old }
+      s.value, s.prev, s.at, old.p, old.q, old.v, old.p1, old.v1 = unpack_at('<dddddddd', b, 2)
+    else
+      old.p1, old.v1 = 0, 0
+      s = { by = old, prev = 0 }
+      s.value, s.at, old.p, old.q, old.v = unpack_at('<ddddd', b, 2)
+    end
+  end
+  state[k] = s
+  return s
+end
+
+local function save(k)
+  local s, l, phase = state[k], dirty[k].limit, dirty[k].phase
+  local ends = full_at(l, s, phase)
+  if l.kind == WINDOW and l.clears and s.value < l.capacity then
+    ends = (phase + (floor((floor(s.at / l.tick) - phase) / l.period) + 1) * l.period) * l.tick
+  end
+  if l.initial < l.capacity then ends = ends + DAY end
+  local ttl = max(1, ceil_div(ends - now, 1000) + 1)
+  if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
+  local ms = l.tick == 1 and '\0' or '\1'
+  if l.kind == LOG then
+    log_write(s.log, ttl)
+  elseif l.kind == WINDOW then
+    call('SET', KEYS[k], ms .. pack('<dddddd', s.value, s.at, l.rate, l.period, l.capacity, phase), 'PX', ttl)
+  elseif l.kind == SLIDING then
+    call('SET', KEYS[k], ms .. pack('<ddd', s.value, s.prev, s.at), 'PX', ttl)
+  elseif l.kind == GUARANTEED then
+    call('SET', KEYS[k], ms .. pack('<dddddddd', s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1), 'PX', ttl)
+  else
+    call('SET', KEYS[k], ms .. pack('<ddddd', s.value, s.at, l.p, l.q, l.v), 'PX', ttl)
+  end
+end
+
+local function remember(c, s)
+  if s and s ~= state[c.key] then state[c.key], dirty[c.key] = s, c end
+end
+
+-- together.go -------------------------------------------------------------------------------------
+
+local function take_one(c)
+  local next, d = take(c.limit, c.phase, load(c.key, c.limit), c)
+  remember(c, next)
+  c.d = d
+end
+
+-- take_all charges all of charges[first..last] or none of them.
+local function take_all(charges, first, last)
+  local all, never = true, false
+  for i = first, last do
+    local c, _ = charges[i]
+    _, c.d = take(c.limit, c.phase, load(c.key, c.limit), c, true)
+    all = all and c.d.allowed
+    never = never or (c.d.never and not c.limit.takes_denied)
+  end
+  for i = first, last do
+    local c = charges[i]
+    local l = c.limit
+    if all or l.charges_denied then
+      take_one(c)
+    elseif not never then
+      remember(c, kept_of(l, c.phase, state[c.key], c))
+    end
+    if not all and c.d.allowed and not l.charges_denied then
+      local _, is = take(l, c.phase, state[c.key], { cost = 0, max_wait = 0, look = true })
+      c.d.remaining, c.d.reset, c.d.wait = is.remaining, is.reset, 0
+    end
+  end
+end
+
+-- The call ----------------------------------------------------------------------------------------
+
+stored = call('MGET', unpack(KEYS))
+
+local limits, at = {}, 1
+while at <= #ARGV[2] do
+  local l, flags = {}
+  l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
+    l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<ddddddddddddd', ARGV[2], at)
+  l.overdraw, l.takes_denied, l.per_request = flags % 2 == 1, floor(flags / 2) % 2 == 1, flags >= 4
+  l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+  limits[#limits + 1] = l
+end
+
+local charges, n = {}, 0
+at = 1
+while at <= #ARGV[3] do
+  local c, limit, flags = {}
+  c.key, limit, c.group, c.cost, c.phase, c.max_wait, flags, at = unpack_at('<ddddddd', ARGV[3], at)
+  c.limit, c.reserve, c.look = limits[limit], flags % 2 == 1, flags >= 2
+  n = n + 1
+  charges[n] = c
+end
+
+local first = 1
+while first <= n do
+  local last = first
+  while last < n and charges[last + 1].group == charges[first].group do last = last + 1 end
+  if first == last then take_one(charges[first]) else take_all(charges, first, last) end
+  first = last + 1
+end
+
+for k in pairs(dirty) do save(k) end
+
+local answers = {}
+for i = 1, n do
+  local d = charges[i].d
+  answers[i] = pack('<Bdddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.remaining, d.retry, d.reset, d.wait)
+end
+return table.concat(answers)

@@ -1,0 +1,315 @@
+package descriptors
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Explanation is what Match did with a descriptor, step by step.
+type Explanation struct {
+	// Steps are the entries that met a pattern, in order.
+	Steps []Step
+	// Node is where the descriptor ended; nil if an entry met no pattern.
+	Node *Node
+	// Miss says why no limit was met; nil if one was.
+	Miss *Miss
+}
+
+// Step is one entry and the pattern it met.
+type Step struct {
+	Entry Entry
+	// Pattern as it is written: key, or key=value.
+	Pattern string
+	How     How
+	// Over are the other patterns that match the entry; Pattern came first.
+	Over []string
+}
+
+// How a pattern matched.
+type How uint8
+
+// An exact value wins over a wildcard, a wildcard over a key without a value.
+const (
+	Exact How = iota
+	Wildcard
+	Any
+)
+
+var howNames = [...]string{"exact", "wildcard", "any"}
+
+// String is exact, wildcard or any.
+func (h How) String() string { return howNames[h] }
+
+// Reason is why a descriptor met no limit.
+type Reason uint8
+
+// The reasons. Values and keys are those of one entry.
+const (
+	NoKey     Reason = iota // no pattern has the key
+	NoValue                 // the key is there, the value is not
+	TooLong                 // the configuration ends before the descriptor does
+	TooShort                // limits are there, further down
+	Unlimited               // nothing is limited here or further down
+)
+
+var reasonNames = [...]string{"no such key", "no such value", "too long", "too short", "no limit"}
+
+// String names the reason in a word or two.
+func (r Reason) String() string { return reasonNames[r] }
+
+// maxNear bounds Miss.Near: a hint, not a listing.
+const maxNear = 5
+
+// Miss is a near miss: where the match failed and what stands there instead.
+type Miss struct {
+	Reason Reason
+	// At is the entry that met nothing; the number of entries where the descriptor ended too soon.
+	At    int
+	Entry Entry
+	// Near is what there is instead, nearest first: keys, values, or what to add to the end of a
+	// descriptor that is too short.
+	Near []string
+	// More is how many others there are.
+	More int
+	// Shorter is how many of the entries, alone, would meet a limit; 0: none.
+	Shorter int
+}
+
+// String says it in a sentence.
+func (m *Miss) String() string {
+	near := strings.Join(m.Near, ", ")
+	if m.More > 0 {
+		near += fmt.Sprintf(" and %d more", m.More)
+	}
+	text := ""
+	switch m.Reason {
+	case NoKey:
+		text = fmt.Sprintf("key %s: no such key here; there is %s", Printable(m.Entry.Key), near)
+	case NoValue:
+		text = fmt.Sprintf("value %q of %s: no such value; there is %s", Printable(m.Entry.Value), Printable(m.Entry.Key), near)
+	case TooLong:
+		text = fmt.Sprintf("the descriptor goes on with %s, the configuration does not", Printable(m.Entry.Key))
+	case TooShort:
+		text = "no limit at this level; a limit exists further down, under " + near
+	case Unlimited:
+		text = "no limit is set here"
+	}
+	if m.Shorter > 0 {
+		text += fmt.Sprintf(". A descriptor of the first %s alone would meet a limit", entriesText(m.Shorter))
+	}
+	return text
+}
+
+func entriesText(n int) string {
+	if n == 1 {
+		return "entry"
+	}
+	return fmt.Sprintf("%d entries", n)
+}
+
+// Explain matches as Match does and says why each step was taken, or what was nearly met.
+func (t *Tree) Explain(entries []Entry) Explanation {
+	var x Explanation
+	at, shorter := &t.root, 0
+	for i := range entries {
+		e := &entries[i]
+		node := at.match(e)
+		if node == nil {
+			x.Node, x.Miss = nil, at.miss(i, e)
+			x.Miss.Shorter = shorter
+			return x
+		}
+		x.Steps = append(x.Steps, at.step(e, node))
+		x.Node, at = node, &node.next
+		if len(node.Policies) > 0 && i+1 < len(entries) {
+			shorter = i + 1
+		}
+	}
+	if x.Node == nil || len(x.Node.Policies) == 0 {
+		x.Miss = at.ended(len(entries))
+		x.Miss.Shorter = shorter
+	}
+	return x
+}
+
+// pattern is one pattern of a level that an entry could meet.
+type pattern struct {
+	text string
+	how  How
+	node *Node
+}
+
+// matching lists all patterns that match e, the one that wins first.
+func (at *level) matching(e *Entry) []pattern {
+	var all []pattern
+	v := at.keys[e.Key]
+	if v != nil {
+		if node := v.exact[e.Value]; node != nil {
+			all = append(all, pattern{Printable(e.Key) + "=" + Printable(e.Value), Exact, node})
+		}
+	}
+	type ordered struct {
+		pattern
+		order int
+	}
+	var wild []ordered
+	if v != nil {
+		for _, w := range v.wild {
+			if glob(w.pattern, "", e.Value) {
+				wild = append(wild, ordered{pattern{Printable(e.Key) + "=" + Printable(w.pattern), Wildcard, w.node}, w.order})
+			}
+		}
+	}
+	for _, w := range at.loose {
+		if glob(w.pattern, e.Key, e.Value) {
+			wild = append(wild, ordered{pattern{Printable(w.pattern), Wildcard, w.node}, w.order})
+		}
+	}
+	slices.SortFunc(wild, func(a, b ordered) int { return cmp.Compare(a.order, b.order) })
+	for _, w := range wild {
+		all = append(all, w.pattern)
+	}
+	if v != nil && v.open != nil {
+		all = append(all, pattern{Printable(e.Key), Any, v.open})
+	}
+	return all
+}
+
+// step describes the match of e that led to node.
+func (at *level) step(e *Entry, node *Node) Step {
+	s := Step{Entry: *e}
+	for _, p := range at.matching(e) {
+		if p.node == node {
+			s.Pattern, s.How = p.text, p.how
+		} else {
+			s.Over = append(s.Over, p.text)
+		}
+	}
+	return s
+}
+
+// miss describes why e, the i-th entry, met nothing.
+func (at *level) miss(i int, e *Entry) *Miss {
+	m := &Miss{At: i, Entry: *e}
+	v := at.keys[e.Key]
+	switch {
+	case v != nil:
+		m.Reason = NoValue
+		m.near(e.Value, v.names())
+	case len(at.keys) > 0 || len(at.loose) > 0:
+		m.Reason = NoKey
+		m.near(e.Key, at.names())
+	default:
+		m.Reason = TooLong
+	}
+	return m
+}
+
+// ended describes why a descriptor of n entries that ends above this level met nothing.
+func (at *level) ended(n int) *Miss {
+	m := &Miss{Reason: TooShort, At: n}
+	var below []string
+	at.walk("", func(path string, node *Node) {
+		if len(node.Policies) > 0 {
+			below = append(below, path)
+		}
+	})
+	if len(below) == 0 {
+		m.Reason = Unlimited
+		return m
+	}
+	depth := func(path string) int { return strings.Count(path, ",") }
+	slices.SortFunc(below, func(a, b string) int {
+		return cmp.Or(cmp.Compare(depth(a), depth(b)), cmp.Compare(a, b))
+	})
+	m.cut(below)
+	return m
+}
+
+// walk calls visit for all nodes below at.
+func (at *level) walk(path string, visit func(path string, node *Node)) {
+	enter := func(name string, node *Node) {
+		visit(path+name, node)
+		node.next.walk(path+name+",", visit)
+	}
+	for key, v := range at.keys {
+		for value, node := range v.exact {
+			enter(Printable(key)+"="+Printable(value), node)
+		}
+		for _, w := range v.wild {
+			enter(Printable(key)+"="+Printable(w.pattern), w.node)
+		}
+		if v.open != nil {
+			enter(Printable(key), v.open)
+		}
+	}
+	for _, w := range at.loose {
+		enter(Printable(w.pattern), w.node)
+	}
+}
+
+// names are the values and wildcards of a key.
+func (v *values) names() []string {
+	var names []string
+	for value := range v.exact {
+		names = append(names, value)
+	}
+	for _, w := range v.wild {
+		names = append(names, w.pattern)
+	}
+	return names
+}
+
+// names are the keys of a level.
+func (at *level) names() []string {
+	var names []string
+	for key := range at.keys {
+		names = append(names, key)
+	}
+	for _, w := range at.loose {
+		names = append(names, w.pattern)
+	}
+	return names
+}
+
+// near keeps the names most like want.
+func (m *Miss) near(want string, names []string) {
+	want = Printable(want)
+	far := make(map[string]int, len(names))
+	for i, name := range names {
+		names[i] = Printable(name)
+		far[names[i]] = distance(want, names[i])
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(far[a], far[b]), cmp.Compare(a, b))
+	})
+	m.cut(names)
+}
+
+func (m *Miss) cut(names []string) {
+	n := min(len(names), maxNear)
+	m.Near, m.More = names[:n], len(names)-n
+}
+
+// distance is how many bytes must be put in, taken out or changed to make b of a (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1) // distances of the part of a so far from each prefix of b
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,116 @@
+package descriptors
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Words says what p allows in a sentence.
+func (p *Policy) Words() string {
+	l := &p.Limit
+	switch {
+	case p.Unlimited:
+		return "unlimited"
+	case l.Rate == 0:
+		return "allows nothing"
+	}
+	period := Span(algorithms.Micros(l.Period) * l.Tick)
+	text := ""
+	switch l.Kind {
+	case algorithms.TokenBucket:
+		text = fmt.Sprintf("token bucket: %d per %s, up to %d at once", l.Rate, period, l.Capacity)
+	case algorithms.Guaranteed:
+		sure := l.V1 / l.Q
+		text = fmt.Sprintf("token bucket: %s guaranteed, and a bank of up to %d that fills at %d per %s",
+			guaranteedRate(l), l.Capacity-sure, l.Rate, period)
+	case algorithms.FixedWindow:
+		text = windowWords(l, period)
+	case algorithms.SlidingWindow:
+		text = fmt.Sprintf("sliding window: %d in any %s, the last window weighted by how much of it is still covered", l.Rate, period)
+	case algorithms.SlidingLog:
+		text = fmt.Sprintf("sliding log: %d in any %s, exactly", l.Rate, period)
+	case algorithms.LeakyBucket:
+		text = leakyWords(l, period, p.MaxDelay)
+	default:
+		text = "unknown algorithm"
+	}
+	if l.Initial < l.Capacity && l.Kind != algorithms.LeakyBucket {
+		text += fmt.Sprintf("; starts with %d", l.Initial)
+	}
+	if n, given := reserved(l); given {
+		text += fmt.Sprintf("; reservations up to %d ahead", n)
+	}
+	if l.Overdraw {
+		text += "; overdraw: takes every cost, and denies while in debt"
+	}
+	return text
+}
+
+// reserved is how far ahead l may be reserved, and whether that is less than the numbers allow.
+func reserved(l *algorithms.Limit) (n int64, given bool) {
+	if !l.CanReserve() {
+		return 0, false
+	}
+	most, err := algorithms.Compile(algorithms.Spec{
+		Kind: l.Kind, Rate: l.Rate, Period: algorithms.Micros(l.Period) * l.Tick, Capacity: &l.Capacity,
+	})
+	return l.MaxReserved, err == nil && l.MaxReserved < most.MaxReserved
+}
+
+// guaranteedRate is the rate of the guaranteed part: P1 of 1/Q unit flow in each tick.
+func guaranteedRate(l *algorithms.Limit) string {
+	units := l.V1 / l.Q
+	// V1 is one period's worth, so the period is the ticks it takes to fill.
+	return fmt.Sprintf("%d per %s", units, Span(algorithms.Micros(l.V1/l.P1)*l.Tick))
+}
+
+func windowWords(l *algorithms.Limit, period string) string {
+	text := fmt.Sprintf("fixed window: %d in each %s", l.Rate, period)
+	if l.Capacity != l.Rate {
+		text += fmt.Sprintf(", saved up to %d", l.Capacity)
+	}
+	switch {
+	case l.PhaseFromKey:
+		return text + ", each key's windows starting at a moment of its own"
+	case l.Phase == 0:
+		return text + ", starting with the clock (UTC)"
+	default:
+		return text + fmt.Sprintf(", starting %s after the clock's (UTC)", Span(algorithms.Micros(l.Phase)*l.Tick))
+	}
+}
+
+func leakyWords(l *algorithms.Limit, period string, delay algorithms.Micros) string {
+	text := fmt.Sprintf("leaky bucket: one at a time, %d per %s", l.Rate, period)
+	if places := l.Capacity - 1; places > 0 {
+		text += fmt.Sprintf(", a queue of %d", places)
+	} else {
+		text += ", no queue"
+	}
+	if delay > 0 {
+		text += fmt.Sprintf("; held for up to %s", Span(delay))
+	}
+	return text
+}
+
+// Span writes a span of time as configurations do: 1d, 1h, 1m30s, 200ms.
+func Span(d algorithms.Micros) string {
+	if d >= algorithms.Day && d%algorithms.Day == 0 {
+		return fmt.Sprintf("%dd", d/algorithms.Day)
+	}
+	sign := ""
+	if d < 0 {
+		sign, d = "-", -d
+	}
+	if d > algorithms.MaxTime {
+		return sign + fmt.Sprintf("%ds", d/algorithms.Second)
+	}
+	text := (time.Duration(d) * time.Microsecond).String()
+	for _, zero := range []struct{ end, cut string }{{"m0s", "0s"}, {"h0m", "0m"}} {
+		if n := len(text) - len(zero.end); n >= 0 && text[n:] == zero.end {
+			text = text[:len(text)-len(zero.cut)]
+		}
+	}
+	return sign + text
+}
