@@ -18,6 +18,7 @@ local DAY = 86400000000
 local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
 
 local floor, max, min = math.floor, math.max, math.min
+local byte, format = string.byte, string.format
 local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
 local now = unpack_at('<d', ARGV[1])
@@ -232,8 +233,7 @@ end
 
 -- token_bucket.go ---------------------------------------------------------------------------------
 
-local function take_tokens(l, s, t, a)
-  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+local function take_tokens(l, s, t, a, d)
   local cost, r = a.cost, 0
   if a.reserve then r = l.max_reserved end
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
@@ -255,28 +255,28 @@ local function take_tokens(l, s, t, a)
   end
   d.remaining = max(0, floor(value / l.q))
   d.reset = span(l, t, ceil_div(l.v - value, l.p))
-  return { by = l, value = value, prev = s.prev, at = t }, d
+  return { by = l, value = value, prev = s.prev, at = t }
 end
 
 -- leaky_bucket.go ---------------------------------------------------------------------------------
 
-local function take_turn(l, s, t, a)
+local function take_turn(l, s, t, a, d)
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
   local wait = span(l, t, ceil_div(l.v - value, l.p))
-  local next, d = take_tokens(l, s, t, a)
-  if a.cost <= 0 or d.never then return next, d end
+  local next = take_tokens(l, s, t, a, d)
+  if a.cost <= 0 or d.never then return next end
   if a.max_wait > 0 and wait > a.max_wait then
-    return s, { allowed = false, never = false, retry = max(d.retry, wait - a.max_wait), wait = 0,
-      remaining = floor(value / l.q), reset = wait }
+    d.allowed, d.retry, d.wait = false, max(d.retry, wait - a.max_wait), 0
+    d.remaining, d.reset = floor(value / l.q), wait
+    return s
   end
   if d.allowed then d.wait = wait end
-  return next, d
+  return next
 end
 
 -- guaranteed.go -----------------------------------------------------------------------------------
 
-local function take_guaranteed(l, s, t, a)
-  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+local function take_guaranteed(l, s, t, a, d)
   local e = elapsed(l, s.at, t)
   local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
   if a.cost < 0 then
@@ -301,7 +301,7 @@ local function take_guaranteed(l, s, t, a)
   end
   d.remaining = max(0, floor((v1 + v2) / l.q))
   d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-  return { by = l, value = v2, prev = v1, at = t }, d
+  return { by = l, value = v2, prev = v1, at = t }
 end
 
 -- fixed_window.go ---------------------------------------------------------------------------------
@@ -310,8 +310,7 @@ local function overdrawn(l, value, cost)
   return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
 end
 
-local function take_window(l, phase, s, t, a)
-  local d = { allowed = false, never = false, retry = 0, wait = 0 }
+local function take_window(l, phase, s, t, a, d)
   local cost, r = a.cost, 0
   if a.reserve then r = l.max_reserved end
   local value, window = roll(l, l, phase, s, t)
@@ -341,7 +340,7 @@ local function take_window(l, phase, s, t, a)
   local full = max(1, ceil_div(l.capacity - value, l.rate))
   if l.clears then full = 1 end
   d.reset = starts_in(full)
-  return { by = l, value = value, prev = 0, at = t }, d
+  return { by = l, value = value, prev = 0, at = t }
 end
 
 -- sliding_counter.go ------------------------------------------------------------------------------
@@ -357,8 +356,7 @@ local function sliding_retry(l, cur, prev, cost, e)
   return next
 end
 
-local function take_sliding(l, s, t, a)
-  local d = { allowed = false, never = false, retry = 0, wait = 0, reset = 0 }
+local function take_sliding(l, s, t, a, d)
   local most = floor(EXACT / 3 / l.period) -- as convert cuts counts
   local cur, prev = min(s.value, most), min(s.prev, most)
   local tick = floor(t / l.tick)
@@ -388,7 +386,7 @@ local function take_sliding(l, s, t, a)
   elseif prev > 0 then
     d.reset = span(l, t, left)
   end
-  return { by = l, value = cur, prev = prev, at = t }, d
+  return { by = l, value = cur, prev = prev, at = t }
 end
 
 -- sliding_log.go ----------------------------------------------------------------------------------
@@ -405,8 +403,7 @@ local function expired(l, log, t)
   return lo
 end
 
-local function take_log(l, s, t, a)
-  local d = { allowed = false, never = false, retry = 0, wait = 0, reset = 0 }
+local function take_log(l, s, t, a, d, look)
   local log, cost, out = s.log, a.cost, expired(l, s.log, t)
   local n = log_size(log) - out
   local newest = n > 0 and log_at(log, out + n)
@@ -425,45 +422,43 @@ local function take_log(l, s, t, a)
   end
   d.remaining = max(0, l.rate - n)
   if newest then d.reset = newest + l.period - t end
-  if d.allowed and cost ~= 0 and not a.look then
+  if d.allowed and cost ~= 0 and not look then
     if cost < 0 then log_cut(log, log_size(log) - out - n) end
     log.first = log.first + out
     for _ = 1, cost do log.added[#log.added + 1] = t end
   end
-  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log }, d
+  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log }
 end
 
 -- algorithms.go: Take -----------------------------------------------------------------------------
 
-local function take(l, phase, s, a, look)
+-- take answers a in d (allowed, never, remaining, retry, reset, wait) and returns the next state.
+local function take(l, phase, s, a, d, look)
+  d.allowed, d.never, d.retry, d.wait, d.remaining, d.reset = false, false, 0, 0, 0, 0
   if l.rate == 0 then
-    local allowed = a.cost <= 0
-    return s, { allowed = allowed, never = not allowed, remaining = 0, retry = 0, reset = 0, wait = 0 }
+    d.allowed, d.never = a.cost <= 0, a.cost > 0
+    return s
   end
   local kept, at, seen = begin(l, phase, s, now)
-  local ask = a
-  if look and not a.look then
-    ask = { cost = a.cost, reserve = a.reserve, max_wait = a.max_wait, look = true }
-  end
-  local next, d
+  local next
   if l.kind == TOKEN then
-    next, d = take_tokens(l, kept, at, ask)
+    next = take_tokens(l, kept, at, a, d)
   elseif l.kind == LEAKY then
-    next, d = take_turn(l, kept, at, ask)
+    next = take_turn(l, kept, at, a, d)
   elseif l.kind == GUARANTEED then
-    next, d = take_guaranteed(l, kept, at, ask)
+    next = take_guaranteed(l, kept, at, a, d)
   elseif l.kind == WINDOW then
-    next, d = take_window(l, phase, kept, at, ask)
+    next = take_window(l, phase, kept, at, a, d)
   elseif l.kind == SLIDING then
-    next, d = take_sliding(l, kept, at, ask)
+    next = take_sliding(l, kept, at, a, d)
   else
-    next, d = take_log(l, kept, at, ask)
+    next = take_log(l, kept, at, a, d, look)
   end
   if at > now and not d.never then later(d, at - now) end
-  if d.never and not l.takes_denied then return s, d end
-  if a.cost < 0 and not seen and l.initial >= l.capacity then return s, d end
-  if a.cost ~= 0 and not ask.look and (d.allowed or l.charges_denied) then return next, d end
-  return keep(l, s, kept, seen, ask.look), d
+  if d.never and not l.takes_denied then return s end
+  if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
+  if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
+  return keep(l, s, kept, seen, look)
 end
 
 -- kept_of is what remains of s when it is denied for a reason outside this bucket.
@@ -478,36 +473,59 @@ end
 local stored -- what MGET read, by key
 local state, dirty = {}, {} -- by key: what is remembered now; the charge that last changed it
 
--- decode reads the state of key k. The numbers it was written in are compared with those of l at
+-- load reads the state of key k. The numbers it was written in are compared with those of l at
 -- once, so that in the usual case there is nothing to make of them.
-local function load(k, l)
-  if state[k] ~= nil then return state[k] end
-  local s = false
+local function load(k, l, phase)
+  local s = state[k]
+  if s ~= nil then return s end
+  s = false
   if l.kind == LOG then
     local log = log_load(KEYS[k])
     local n = log_size(log)
     s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
   elseif stored[k] then
     local b = stored[k]
-    local ms = b:byte(1)
-    local old = { tick = ms == 0 and 1 or 1000 }
+    local tick = byte(b) == 0 and 1 or 1000
     if l.kind == WINDOW then
-      s = { by = old, prev = 0 }
-      s.value, s.at, old.rate, old.period, old.capacity, old.phase = unpack_at('<dddddd', b, 2)
+      local value, at, rate, period, capacity, old = unpack_at('<dddddd', b, 2)
+      s = { by = l, value = value, prev = 0, at = at }
+      if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick then
+        s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
+      end
     elseif l.kind == SLIDING then
-      s = { by = old }
-      s.value, s.prev, s.at = unpack_at('<ddd', b, 2)
+      local value, prev, at = unpack_at('<ddd', b, 2)
+      s = { by = l, value = value, prev = prev, at = at }
     elseif l.kind == GUARANTEED then
-      s = { by = old }
-      s.value, s.prev, s.at, old.p, old.q, old.v, old.p1, old.v1 = unpack_at('<dddddddd', b, 2)
+      local value, prev, at, p, q, v, p1, v1 = unpack_at('<dddddddd', b, 2)
+      s = { by = l, value = value, prev = prev, at = at }
+      if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
+        s.by = { tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+      end
     else
-      old.p1, old.v1 = 0, 0
-      s = { by = old, prev = 0 }
-      s.value, s.at, old.p, old.q, old.v = unpack_at('<ddddd', b, 2)
+      local value, at, p, q, v = unpack_at('<ddddd', b, 2)
+      s = { by = l, value = value, prev = 0, at = at }
+      if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
+        s.by = { tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+      end
     end
   end
   state[k] = s
   return s
+end
+
+-- A key may be kept a little longer than it must: lifetimes are rounded up, by an eighth at most,
+-- so that few of them need to be made into text.
+local ttls = {}
+local function lifetime(ms)
+  local step = 1
+  while step * 16 <= ms do step = step * 2 end
+  ms = ceil_div(ms, step) * step
+  local text = ttls[ms]
+  if not text then
+    text = format('%.0f', ms)
+    ttls[ms] = text
+  end
+  return text
 end
 
 local function save(k)
@@ -519,18 +537,21 @@ local function save(k)
   if l.initial < l.capacity then ends = ends + DAY end
   local ttl = max(1, ceil_div(ends - now, 1000) + 1)
   if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
-  local ms = l.tick == 1 and '\0' or '\1'
+  ttl = lifetime(ttl)
+  local ms = l.tick == 1 and 0 or 1
+  local b
   if l.kind == LOG then
-    log_write(s.log, ttl)
+    return log_write(s.log, ttl)
   elseif l.kind == WINDOW then
-    call('SET', KEYS[k], ms .. pack('<dddddd', s.value, s.at, l.rate, l.period, l.capacity, phase), 'PX', ttl)
+    b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, phase)
   elseif l.kind == SLIDING then
-    call('SET', KEYS[k], ms .. pack('<ddd', s.value, s.prev, s.at), 'PX', ttl)
+    b = pack('<Bddd', ms, s.value, s.prev, s.at)
   elseif l.kind == GUARANTEED then
-    call('SET', KEYS[k], ms .. pack('<dddddddd', s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1), 'PX', ttl)
+    b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
   else
-    call('SET', KEYS[k], ms .. pack('<ddddd', s.value, s.at, l.p, l.q, l.v), 'PX', ttl)
+    b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
   end
+  call('PSETEX', KEYS[k], ttl, b)
 end
 
 local function remember(c, s)
@@ -540,19 +561,17 @@ end
 -- together.go -------------------------------------------------------------------------------------
 
 local function take_one(c)
-  local next, d = take(c.limit, c.phase, load(c.key, c.limit), c)
-  remember(c, next)
-  c.d = d
+  remember(c, take(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
 end
 
 -- take_all charges all of charges[first..last] or none of them.
 local function take_all(charges, first, last)
   local all, never = true, false
   for i = first, last do
-    local c, _ = charges[i]
-    _, c.d = take(c.limit, c.phase, load(c.key, c.limit), c, true)
-    all = all and c.d.allowed
-    never = never or (c.d.never and not c.limit.takes_denied)
+    local c = charges[i]
+    take(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
+    all = all and c.allowed
+    never = never or (c.never and not c.limit.takes_denied)
   end
   for i = first, last do
     local c = charges[i]
@@ -562,9 +581,10 @@ local function take_all(charges, first, last)
     elseif not never then
       remember(c, kept_of(l, c.phase, state[c.key], c))
     end
-    if not all and c.d.allowed and not l.charges_denied then
-      local _, is = take(l, c.phase, state[c.key], { cost = 0, max_wait = 0, look = true })
-      c.d.remaining, c.d.reset, c.d.wait = is.remaining, is.reset, 0
+    if not all and c.allowed and not l.charges_denied then
+      local is = {}
+      take(l, c.phase, state[c.key], { cost = 0, max_wait = 0 }, is, true)
+      c.remaining, c.reset, c.wait = is.remaining, is.reset, 0
     end
   end
 end
@@ -586,11 +606,13 @@ end
 local charges, n = {}, 0
 at = 1
 while at <= #ARGV[3] do
-  local c, limit, flags = {}
-  c.key, limit, c.group, c.cost, c.phase, c.max_wait, flags, at = unpack_at('<ddddddd', ARGV[3], at)
-  c.limit, c.reserve, c.look = limits[limit], flags % 2 == 1, flags >= 2
-  n = n + 1
-  charges[n] = c
+  local key, limit, group, cost, phase, max_wait, flags, next = unpack_at('<ddddddd', ARGV[3], at)
+  n, at = n + 1, next
+  charges[n] = {
+    key = key, limit = limits[limit], group = group, cost = cost, phase = phase, max_wait = max_wait,
+    reserve = flags % 2 == 1, look = flags >= 2,
+    allowed = false, never = false, retry = 0, wait = 0, remaining = 0, reset = 0,
+  }
 end
 
 local first = 1
@@ -605,7 +627,7 @@ for k in pairs(dirty) do save(k) end
 
 local answers = {}
 for i = 1, n do
-  local d = charges[i].d
+  local d = charges[i]
   answers[i] = pack('<Bdddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.remaining, d.retry, d.reset, d.wait)
 end
 return table.concat(answers)
