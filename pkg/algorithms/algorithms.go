@@ -90,6 +90,9 @@ type Ask struct {
 	Hash uint64
 	// MaxWait denies a leaky bucket's turn that is further away than this; 0: no bound.
 	MaxWait Micros
+	// Of is, where a give-back undoes a charge, the moment of that charge: it is dropped once the
+	// window of the charge is over, which has forgotten it. 0: not an undo.
+	Of Micros
 	// Reserve allows the value to go below zero, down to -MaxReserved.
 	Reserve bool
 	// Look answers as Take would and takes nothing; all it may store is the first State of a

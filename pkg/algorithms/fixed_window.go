@@ -42,6 +42,8 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	// until is the time to the n-th window start from now on.
 	until := func(n int64) Micros { return Micros(phase+(window+n)*l.Period)*l.Tick - now }
 	switch {
+	case cost < 0 && a.Of > 0 && floorDiv(int64(a.Of/l.Tick)-phase, l.Period) != window:
+		d.Allowed = true
 	case cost < 0:
 		value = min(l.Capacity, value+l.giveBack(cost))
 		d.Allowed = true

@@ -54,6 +54,7 @@ type Limit struct {
 	Capacity    int64  // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
 	Initial     int64  // units
 	MaxReserved int64  // units
+	Reach       int64  // units: the largest debt the numbers can express
 	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
 
 	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
@@ -253,12 +254,11 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		}
 	}
 	switch {
-	case l.Kind != TokenBucket && l.Kind != FixedWindow:
-		l.MaxReserved = 0
+	case !l.CanReserve():
 	case s.MaxReserved == nil:
-		l.MaxReserved = most - l.Capacity
+		l.Reach, l.MaxReserved = most-l.Capacity, most-l.Capacity
 	default:
-		l.MaxReserved = reserved
+		l.Reach, l.MaxReserved = most-l.Capacity, reserved
 	}
 	return true, "", 0
 }
@@ -336,18 +336,18 @@ func (l *Limit) convert(s State, now Micros, hash uint64) State {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
 		v := old.flow(s.Value, old.V, old.P, old.elapsed(s.At, now))
-		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q), now
+		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q, l.Reach), now
 	case Guaranteed:
 		e := old.elapsed(s.At, now)
-		s.Value = rescale(old.flow(s.Value, old.V, old.P, e), old.V, old.Q, l.V, l.Q)
-		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q)
+		s.Value = rescale(old.flow(s.Value, old.V, old.P, e), old.V, old.Q, l.V, l.Q, 0)
+		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q, 0)
 		s.At = now
 	case FixedWindow:
 		old.TakesDenied, old.PerRequest = l.TakesDenied, l.PerRequest
 		v, _, _ := old.roll(s, now, hash)
-		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1), now
+		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1, l.Reach), now
 		if l.PerRequest {
-			s.Value = l.Capacity - (old.Capacity - v)
+			s.Value = max(l.Capacity-(old.Capacity-v), -l.Reach)
 		}
 	case SlidingWindow:
 		// The counts stay, taken to lie in the window of At; cut only where products would leave
@@ -360,14 +360,15 @@ func (l *Limit) convert(s State, now Micros, hash uint64) State {
 }
 
 // rescale moves value of full, in 1/q unit, to a bucket of full2 in 1/q2: used stays used (rounded
-// up), but a lower limit makes no debt, and a debt stays one (rounded up).
-func rescale(value, full, q, full2, q2 int64) int64 {
+// up), but a lower limit makes no debt, and a debt stays one (rounded up), of reach units at the
+// most.
+func rescale(value, full, q, full2, q2, reach int64) int64 {
 	debt := int64(0)
 	if value < 0 {
 		debt = -mulDivCeil(-value, q2, q)
 	}
 	v := full2 - mulDivCeil(full-value, q2, q)
-	return max(min(v, full2), debt, full2-maxExact)
+	return max(min(v, full2), debt, -reach*q2)
 }
 
 // mulDivCeil is a*b/c rounded up, for a, b >= 0 and c > 0; cut to 2^53.

@@ -23,6 +23,8 @@ func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
 	s.At = now
 	cost, left := a.Cost, l.Period-e
 	switch {
+	case cost < 0 && a.Of > 0 && int64(a.Of/l.Tick)/l.Period != t/l.Period:
+		d.Allowed = true
 	case cost < 0: // off this count, then the last
 		back := -max(cost, -maxExact)
 		cur := min(back, s.Value)

@@ -16,6 +16,8 @@ func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
 	s.Log = s.Log[sort.Search(len(s.Log), func(i int) bool { return s.Log[i] > now-period }):]
 	n := int64(len(s.Log))
 	switch cost := a.Cost; {
+	case cost < 0 && a.Of > 0 && a.Of <= now-period:
+		d.Allowed = true
 	case cost < 0:
 		s.Log = s.Log[:n-min(n, -max(cost, -maxExact))]
 		d.Allowed = true

@@ -28,13 +28,25 @@ type Charge struct {
 	Ask algorithms.Ask
 	// Owner names the limit the bucket belongs to, for bounds that are shared out among limits.
 	Owner string
+	// Slot, where it is not 0, is shared by buckets that a Store of several nodes keeps where one
+	// step can reach them all.
+	Slot uint64
+	// Shards, where it is not nil, is how a Store of several nodes splits the bucket.
+	Shards *Shards
 	// Group numbers the charges that are taken together.
 	Group int
+}
+
+// Shards is how a limit is split over the nodes of a Store.
+type Shards struct {
+	Limits []algorithms.Limit // as algorithms.Split made them
 }
 
 // Decision is the answer to one Charge.
 type Decision struct {
 	algorithms.Decision
+	// At is the moment it was decided for, by the Store's clock; an undo (Ask.Of) names it.
+	At algorithms.Micros
 	// Err is set where the Store could not decide; the rest is zero then. It wraps one of the
 	// errors below. Every charge of a Group has the same one.
 	Err error

@@ -100,7 +100,7 @@ func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Dec
 		d.Err = backend.ErrFull
 		return
 	}
-	d.Decision = answer
+	d.Decision, d.At = answer, now
 }
 
 // charges tells whether the answer to c took something, so that it must not be given where it
@@ -146,7 +146,7 @@ func (s *Store) takeGroup(now algorithms.Micros, cs []backend.Charge, decisions 
 	}
 	for i := range cs {
 		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], g.buckets[i].State)
-		decisions[i].Decision = g.buckets[i].Decision
+		decisions[i].Decision, decisions[i].At = g.buckets[i].Decision, now
 	}
 }
 

@@ -75,7 +75,7 @@ func (t *trip) add(c *backend.Charge) {
 	}
 	t.charges = doubles(t.charges,
 		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
-		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), flags)
+		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
 }
 
 // limit is the number of l, from 1.
@@ -93,7 +93,7 @@ func (t *trip) limit(l *algorithms.Limit) int {
 		}
 	}
 	t.limitsB = doubles(t.limitsB, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
-		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved),
+		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
 		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
 	return len(t.limits)
 }
@@ -112,24 +112,31 @@ func (t *trip) by(s script, full bool) []any {
 	return t.args
 }
 
-// answerSize is the length of the script's answer to one charge.
-const answerSize = 1 + 4*8
+// headSize and answerSize are the length of the time the script decided by, and of its answer to
+// one charge.
+const (
+	headSize   = 8
+	answerSize = 1 + 4*8
+)
 
 // read puts the script's answer into decisions.
 func read(answer string, decisions []backend.Decision) error {
-	if len(answer) != answerSize*len(decisions) {
+	if len(answer) != headSize+answerSize*len(decisions) {
 		return fmt.Errorf("%w: the script answered %d bytes for %d charges", backend.ErrUnavailable, len(answer), len(decisions))
 	}
+	number := func(at int) int64 {
+		return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(answer[at : at+8]))))
+	}
 	for i := range decisions {
-		b := answer[i*answerSize : (i+1)*answerSize]
-		number := func(n int) int64 {
-			return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(b[1+8*n : 9+8*n]))))
+		at := headSize + i*answerSize
+		decisions[i] = backend.Decision{
+			Decision: algorithms.Decision{
+				Allowed: answer[at]&1 != 0, Never: answer[at]&2 != 0, Remaining: number(at + 1),
+				RetryAfter: algorithms.Micros(number(at + 9)), ResetAfter: algorithms.Micros(number(at + 17)),
+				Wait: algorithms.Micros(number(at + 25)),
+			},
+			At: algorithms.Micros(number(0)),
 		}
-		decisions[i] = backend.Decision{Decision: algorithms.Decision{
-			Allowed: b[0]&1 != 0, Never: b[0]&2 != 0, Remaining: number(0),
-			RetryAfter: algorithms.Micros(number(1)), ResetAfter: algorithms.Micros(number(2)),
-			Wait: algorithms.Micros(number(3)),
-		}}
 	}
 	return nil
 }

@@ -4,9 +4,9 @@
 --
 -- KEYS     the buckets, each once
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
--- ARGV[2]  the limits, 13 doubles each
--- ARGV[3]  the charges, 7 doubles each; a run of equal group is taken together or not at all
--- returns  33 bytes for each charge: flags and four doubles
+-- ARGV[2]  the limits, 14 doubles each
+-- ARGV[3]  the charges, 8 doubles each; a run of equal group is taken together or not at all
+-- returns  the time decided by, a double, then 33 bytes for each charge: flags and four doubles
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
@@ -154,11 +154,11 @@ local function mul_div_ceil(a, b, c)
   return product + quotient
 end
 
-local function rescale(value, full, q, full2, q2)
+local function rescale(value, full, q, full2, q2, reach)
   local debt = 0
   if value < 0 then debt = -mul_div_ceil(-value, q2, q) end
   local v = full2 - mul_div_ceil(full - value, q2, q)
-  return max(min(v, full2), debt, full2 - EXACT)
+  return max(min(v, full2), debt, -reach * q2)
 end
 
 local function elapsed(l, at, t) return floor(t / l.tick) - floor(at / l.tick) end
@@ -193,14 +193,14 @@ local function convert(l, phase, s, t)
   local c = { by = l, value = s.value, prev = s.prev, at = t }
   if l.kind == WINDOW then
     local v = roll(l, old, old.phase, s, t)
-    c.value = rescale(v, old.capacity, 1, l.capacity, 1)
-    if l.per_request then c.value = l.capacity - (old.capacity - v) end
+    c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
+    if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
     return c
   end
   local e = elapsed(old, s.at, t)
-  c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q)
+  c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q, l.reach)
   if l.kind == GUARANTEED then
-    c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q)
+    c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q, 0)
   end
   return c
 end
@@ -315,7 +315,9 @@ local function take_window(l, phase, s, t, a, d)
   if a.reserve then r = l.max_reserved end
   local value, window = roll(l, l, phase, s, t)
   local function starts_in(n) return (phase + (window + n) * l.period) * l.tick - t end
-  if cost < 0 then
+  if cost < 0 and a.of > 0 and floor((floor(a.of / l.tick) - phase) / l.period) ~= window then
+    d.allowed = true
+  elseif cost < 0 then
     value = min(l.capacity, value + give_back(l, cost))
     d.allowed = true
   elseif cost <= l.capacity + r and value - cost >= -r then
@@ -368,7 +370,9 @@ local function take_sliding(l, s, t, a, d)
     cur, prev = 0, 0
   end
   local cost, left = a.cost, l.period - e
-  if cost < 0 then
+  if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
+    d.allowed = true
+  elseif cost < 0 then
     local back = min(-cost, cur)
     cur, prev = cur - back, max(0, prev - (-cost - back))
     d.allowed = true
@@ -407,7 +411,9 @@ local function take_log(l, s, t, a, d, look)
   local log, cost, out = s.log, a.cost, expired(l, s.log, t)
   local n = log_size(log) - out
   local newest = n > 0 and log_at(log, out + n)
-  if cost < 0 then
+  if cost < 0 and a.of > 0 and a.of <= t - l.period then
+    d.allowed = true
+  elseif cost < 0 then
     n = n - min(n, -cost)
     newest = n > 0 and log_at(log, out + n)
     d.allowed = true
@@ -583,7 +589,7 @@ local function take_all(charges, first, last)
     end
     if not all and c.allowed and not l.charges_denied then
       local is = {}
-      take(l, c.phase, state[c.key], { cost = 0, max_wait = 0 }, is, true)
+      take(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
       c.remaining, c.reset, c.wait = is.remaining, is.reset, 0
     end
   end
@@ -597,7 +603,7 @@ local limits, at = {}, 1
 while at <= #ARGV[2] do
   local l, flags = {}
   l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
-    l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<ddddddddddddd', ARGV[2], at)
+    l.reach, l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<dddddddddddddd', ARGV[2], at)
   l.overdraw, l.takes_denied, l.per_request = flags % 2 == 1, floor(flags / 2) % 2 == 1, flags >= 4
   l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
   limits[#limits + 1] = l
@@ -606,10 +612,10 @@ end
 local charges, n = {}, 0
 at = 1
 while at <= #ARGV[3] do
-  local key, limit, group, cost, phase, max_wait, flags, next = unpack_at('<ddddddd', ARGV[3], at)
+  local key, limit, group, cost, phase, max_wait, of, flags, next = unpack_at('<dddddddd', ARGV[3], at)
   n, at = n + 1, next
   charges[n] = {
-    key = key, limit = limits[limit], group = group, cost = cost, phase = phase, max_wait = max_wait,
+    key = key, limit = limits[limit], group = group, cost = cost, phase = phase, max_wait = max_wait, of = of,
     reserve = flags % 2 == 1, look = flags >= 2,
     allowed = false, never = false, retry = 0, wait = 0, remaining = 0, reset = 0,
   }
@@ -625,9 +631,9 @@ end
 
 for k in pairs(dirty) do save(k) end
 
-local answers = {}
+local answers = { pack('<d', now) }
 for i = 1, n do
   local d = charges[i]
-  answers[i] = pack('<Bdddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.remaining, d.retry, d.reset, d.wait)
+  answers[i + 1] = pack('<Bdddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.remaining, d.retry, d.reset, d.wait)
 end
 return table.concat(answers)

@@ -223,6 +223,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 					Ask: algorithms.Ask{
 						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
 						Reserve: limits[i].CanReserve() && rng.IntN(4) == 0,
+						Of:      max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
 						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
 					},
 				})
@@ -230,7 +231,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 		}
 		want := answer(twin, now, charges)
 		for i, got := range take(store, charges...) {
-			if got.Err != nil || got.Decision != want[i] {
+			if got.Err != nil || got.Decision != want[i] || got.At != now {
 				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
 					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Ask, now, got, want[i])
 			}
