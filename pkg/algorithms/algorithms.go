@@ -93,6 +93,9 @@ type Ask struct {
 	// Of is, where a give-back undoes a charge, the moment of that charge: it is dropped once the
 	// window of the charge is over, which has forgotten it. 0: not an undo.
 	Of Micros
+	// Raw says that Cost is in the unit of State.Value: 1/q token. So the parts of one cost are
+	// charged to several shards.
+	Raw bool
 	// Reserve allows the value to go below zero, down to -MaxReserved.
 	Reserve bool
 	// Look answers as Take would and takes nothing; all it may store is the first State of a
@@ -109,6 +112,9 @@ type Decision struct {
 	Never bool
 	// Remaining is how many units are left.
 	Remaining int64
+	// Value is what is left in the unit of State.Value (of a guaranteed bucket, both parts; of the
+	// sliding algorithms, Remaining).
+	Value int64
 	// RetryAfter is, on a denial, the exact time until the same Ask, alone, would be allowed.
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again.

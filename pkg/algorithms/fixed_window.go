@@ -69,7 +69,7 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
 	}
 	s.Value, s.At = value, now
-	d.Remaining = max(0, value)
+	d.Value, d.Remaining = value, max(0, value)
 	full := max(1, ceilDiv(l.Capacity-value, l.Rate))
 	if l.clears() {
 		full = 1

@@ -17,6 +17,7 @@ func (l *Limit) takeTurn(s State, now Micros, a Ask) (State, Decision) {
 	case a.MaxWait > 0 && wait > a.MaxWait:
 		return s, Decision{
 			RetryAfter: max(d.RetryAfter, wait-a.MaxWait),
+			Value:      value,
 			Remaining:  value / l.Q,
 			ResetAfter: wait,
 		}

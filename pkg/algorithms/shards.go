@@ -24,6 +24,8 @@ func Split(s Spec, n int) ([]Limit, error) {
 	switch {
 	case !whole.CanReserve():
 		return nil, SpecErrors{{"shards", "does not belong to " + s.title()}}
+	case whole.Rate == 0:
+		return nil, SpecErrors{{"shards", "needs a rate of at least 1"}}
 	case n < 2 || n > MaxShards:
 		return nil, SpecErrors{{"shards", fmt.Sprintf("must be between 2 and %d, is %d", MaxShards, n)}}
 	case int64(n) > whole.Capacity:
@@ -123,6 +125,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 			b.State = b.Limit.keep(b.State, kept[i], seen[i], a.Look)
 		}
 	}
+	d.Value = d.Remaining
 	d.Remaining /= unit
 	return d
 }

@@ -39,6 +39,7 @@ func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
 		d.RetryAfter = l.span(now, l.slidingRetry(s, cost, e))
 	}
 	d.Remaining = max(0, floorDiv((l.Rate-s.Value)*l.Period-s.Prev*left, l.Period))
+	d.Value = d.Remaining
 	switch {
 	case s.Value > 0:
 		d.ResetAfter = l.span(now, left+l.Period)

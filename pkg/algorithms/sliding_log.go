@@ -38,6 +38,7 @@ func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
 		n = int64(len(s.Log))
 	}
 	d.Remaining = max(0, l.Rate-n)
+	d.Value = d.Remaining
 	if len(s.Log) > 0 {
 		s.At = s.Log[len(s.Log)-1]
 		d.ResetAfter = s.At + period - now

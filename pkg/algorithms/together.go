@@ -47,6 +47,6 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 // another bucket of its group denied: remaining and reset_after are those of what is there.
 func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
 	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
-	d.Remaining, d.ResetAfter, d.Wait = is.Remaining, is.ResetAfter, 0
+	d.Value, d.Remaining, d.ResetAfter, d.Wait = is.Value, is.Remaining, is.ResetAfter, 0
 	return d
 }

@@ -25,35 +25,49 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	return value + elapsed*p
 }
 
+// raw is a cost of a in 1/q token, cut to just beyond the most that can ever be taken before it is
+// multiplied.
+func (l *Limit) raw(a Ask) int64 {
+	most := l.Capacity + l.MaxReserved
+	switch {
+	case a.Raw:
+		return max(-most*l.Q, min(a.Cost, most*l.Q+1))
+	case a.Cost > most:
+		return most*l.Q + 1
+	default:
+		return max(a.Cost, -most) * l.Q
+	}
+}
+
 func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
 	var d Decision
-	cost, r := a.Cost, int64(0)
+	cost, least, most := l.raw(a), int64(0), l.V
 	if a.Reserve {
-		r = l.MaxReserved
+		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
 	}
 	s.Value = l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	s.At = now
 	switch {
 	case cost < 0:
-		s.Value = min(l.V, s.Value+l.giveBack(cost)*l.Q)
+		s.Value = min(l.V, s.Value-cost)
 		d.Allowed = true
-	case cost <= l.Capacity+r && s.Value-cost*l.Q >= -r*l.Q:
-		s.Value -= cost * l.Q
+	case cost <= most && s.Value-cost >= least:
+		s.Value -= cost
 		d.Allowed = true
 		if s.Value < 0 {
 			d.Wait = l.span(now, ceilDiv(-s.Value, l.P))
 		}
 	case l.Overdraw:
 		floor := min(s.Value, -l.MaxReserved*l.Q)
-		s.Value = max(floor, s.Value-min(cost, l.Capacity+l.MaxReserved)*l.Q)
+		s.Value = max(floor, s.Value-cost)
 		// A cost above capacity is never there at once: the wait is until all that can be is.
-		d.RetryAfter = l.span(now, ceilDiv((min(cost, l.Capacity+r)-r)*l.Q-s.Value, l.P))
-	case cost > l.Capacity+r:
+		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.P))
+	case cost > most:
 		d.Never = true
 	default:
-		d.RetryAfter = l.span(now, ceilDiv((cost-r)*l.Q-s.Value, l.P))
+		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.P))
 	}
-	d.Remaining = max(0, floorDiv(s.Value, l.Q))
+	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))
 	d.ResetAfter = l.span(now, ceilDiv(l.V-s.Value, l.P))
 	return s, d
 }

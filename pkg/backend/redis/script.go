@@ -73,6 +73,9 @@ func (t *trip) add(c *backend.Charge) {
 	if c.Ask.Look {
 		flags += 2
 	}
+	if c.Ask.Raw {
+		flags += 4
+	}
 	t.charges = doubles(t.charges,
 		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
 		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
@@ -116,7 +119,7 @@ func (t *trip) by(s script, full bool) []any {
 // one charge.
 const (
 	headSize   = 8
-	answerSize = 1 + 4*8
+	answerSize = 1 + 5*8
 )
 
 // read puts the script's answer into decisions.
@@ -131,9 +134,10 @@ func read(answer string, decisions []backend.Decision) error {
 		at := headSize + i*answerSize
 		decisions[i] = backend.Decision{
 			Decision: algorithms.Decision{
-				Allowed: answer[at]&1 != 0, Never: answer[at]&2 != 0, Remaining: number(at + 1),
-				RetryAfter: algorithms.Micros(number(at + 9)), ResetAfter: algorithms.Micros(number(at + 17)),
-				Wait: algorithms.Micros(number(at + 25)),
+				Allowed: answer[at]&1 != 0, Never: answer[at]&2 != 0,
+				Value: number(at + 1), Remaining: number(at + 9),
+				RetryAfter: algorithms.Micros(number(at + 17)), ResetAfter: algorithms.Micros(number(at + 25)),
+				Wait: algorithms.Micros(number(at + 33)),
 			},
 			At: algorithms.Micros(number(0)),
 		}

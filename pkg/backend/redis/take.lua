@@ -6,7 +6,7 @@
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
 -- ARGV[2]  the limits, 14 doubles each
 -- ARGV[3]  the charges, 8 doubles each; a run of equal group is taken together or not at all
--- returns  the time decided by, a double, then 33 bytes for each charge: flags and four doubles
+-- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
@@ -233,27 +233,35 @@ end
 
 -- token_bucket.go ---------------------------------------------------------------------------------
 
+-- raw_cost is the cost of a in 1/q token, cut to just beyond the most that can ever be taken.
+local function raw_cost(l, a)
+  local most = l.capacity + l.max_reserved
+  if a.raw then return max(-most * l.q, min(a.cost, most * l.q + 1)) end
+  if a.cost > most then return most * l.q + 1 end
+  return max(a.cost, -most) * l.q
+end
+
 local function take_tokens(l, s, t, a, d)
-  local cost, r = a.cost, 0
-  if a.reserve then r = l.max_reserved end
+  local cost, least, most = raw_cost(l, a), 0, l.v
+  if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
   if cost < 0 then
-    value = min(l.v, value + give_back(l, cost) * l.q)
+    value = min(l.v, value - cost)
     d.allowed = true
-  elseif cost <= l.capacity + r and value - cost * l.q >= -r * l.q then
-    value = value - cost * l.q
+  elseif cost <= most and value - cost >= least then
+    value = value - cost
     d.allowed = true
     if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
   elseif l.overdraw then
     local bottom = min(value, -l.max_reserved * l.q)
-    value = max(bottom, value - min(cost, l.capacity + l.max_reserved) * l.q)
-    d.retry = span(l, t, ceil_div((min(cost, l.capacity + r) - r) * l.q - value, l.p))
-  elseif cost > l.capacity + r then
+    value = max(bottom, value - cost)
+    d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
+  elseif cost > most then
     d.never = true
   else
-    d.retry = span(l, t, ceil_div((cost - r) * l.q - value, l.p))
+    d.retry = span(l, t, ceil_div(cost + least - value, l.p))
   end
-  d.remaining = max(0, floor(value / l.q))
+  d.value, d.remaining = value, max(0, floor(value / l.q))
   d.reset = span(l, t, ceil_div(l.v - value, l.p))
   return { by = l, value = value, prev = s.prev, at = t }
 end
@@ -267,7 +275,7 @@ local function take_turn(l, s, t, a, d)
   if a.cost <= 0 or d.never then return next end
   if a.max_wait > 0 and wait > a.max_wait then
     d.allowed, d.retry, d.wait = false, max(d.retry, wait - a.max_wait), 0
-    d.remaining, d.reset = floor(value / l.q), wait
+    d.value, d.remaining, d.reset = value, floor(value / l.q), wait
     return s
   end
   if d.allowed then d.wait = wait end
@@ -299,7 +307,7 @@ local function take_guaranteed(l, s, t, a, d)
         ceil_div(c - v1 - l.v, l.p1)))
     end
   end
-  d.remaining = max(0, floor((v1 + v2) / l.q))
+  d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
   d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
   return { by = l, value = v2, prev = v1, at = t }
 end
@@ -338,7 +346,7 @@ local function take_window(l, phase, s, t, a, d)
   else
     d.retry = starts_in(ceil_div(cost - r - value, l.rate))
   end
-  d.remaining = max(0, value)
+  d.value, d.remaining = value, max(0, value)
   local full = max(1, ceil_div(l.capacity - value, l.rate))
   if l.clears then full = 1 end
   d.reset = starts_in(full)
@@ -385,6 +393,7 @@ local function take_sliding(l, s, t, a, d)
     d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
   end
   d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
+  d.value = d.remaining
   if cur > 0 then
     d.reset = span(l, t, left + l.period)
   elseif prev > 0 then
@@ -427,6 +436,7 @@ local function take_log(l, s, t, a, d, look)
     d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
   end
   d.remaining = max(0, l.rate - n)
+  d.value = d.remaining
   if newest then d.reset = newest + l.period - t end
   if d.allowed and cost ~= 0 and not look then
     if cost < 0 then log_cut(log, log_size(log) - out - n) end
@@ -440,7 +450,7 @@ end
 
 -- take answers a in d (allowed, never, remaining, retry, reset, wait) and returns the next state.
 local function take(l, phase, s, a, d, look)
-  d.allowed, d.never, d.retry, d.wait, d.remaining, d.reset = false, false, 0, 0, 0, 0
+  d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
   if l.rate == 0 then
     d.allowed, d.never = a.cost <= 0, a.cost > 0
     return s
@@ -590,7 +600,7 @@ local function take_all(charges, first, last)
     if not all and c.allowed and not l.charges_denied then
       local is = {}
       take(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-      c.remaining, c.reset, c.wait = is.remaining, is.reset, 0
+      c.value, c.remaining, c.reset, c.wait = is.value, is.remaining, is.reset, 0
     end
   end
 end
@@ -616,8 +626,8 @@ while at <= #ARGV[3] do
   n, at = n + 1, next
   charges[n] = {
     key = key, limit = limits[limit], group = group, cost = cost, phase = phase, max_wait = max_wait, of = of,
-    reserve = flags % 2 == 1, look = flags >= 2,
-    allowed = false, never = false, retry = 0, wait = 0, remaining = 0, reset = 0,
+    reserve = flags % 2 == 1, look = floor(flags / 2) % 2 == 1, raw = flags >= 4,
+    allowed = false, never = false, retry = 0, wait = 0, value = 0, remaining = 0, reset = 0,
   }
 end
 
@@ -634,6 +644,6 @@ for k in pairs(dirty) do save(k) end
 local answers = { pack('<d', now) }
 for i = 1, n do
   local d = charges[i]
-  answers[i + 1] = pack('<Bdddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.remaining, d.retry, d.reset, d.wait)
+  answers[i + 1] = pack('<Bddddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.value, d.remaining, d.retry, d.reset, d.wait)
 end
 return table.concat(answers)

@@ -222,6 +222,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group,
 					Ask: algorithms.Ask{
 						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
+						Raw:     limits[i].Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
 						Reserve: limits[i].CanReserve() && rng.IntN(4) == 0,
 						Of:      max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
 						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
