@@ -24,6 +24,8 @@ func Split(s Spec, n int) ([]Limit, error) {
 	switch {
 	case !whole.CanReserve():
 		return nil, SpecErrors{{"shards", "does not belong to " + s.title()}}
+	case whole.Overdraw:
+		return nil, SpecErrors{{"shards", "cannot be combined with overdraw"}}
 	case whole.Rate == 0:
 		return nil, SpecErrors{{"shards", "needs a rate of at least 1"}}
 	case n < 2 || n > MaxShards:

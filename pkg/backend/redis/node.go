@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,71 +15,129 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// doer is the part of a go-redis client that a node needs.
-type doer interface {
-	Process(ctx context.Context, cmd goredis.Cmder) error
-}
-
-// node is a Store over one Redis server (or one that stands for the master of the day). All
-// charges of a Take go in one script call.
+// node is a Store over one Redis server, or over what stands for the master of the day. All charges
+// of a Take go in one pipeline; where bySlot is set in one script call for each slot, otherwise in
+// one call altogether.
 type node struct {
-	client doer
-	now    func() algorithms.Micros // nil: the server's clock
-	plain  atomic.Bool              // the server does not know a shebang
-	trips  sync.Pool
+	client *goredis.Client
+	keys   keys
+	bySlot bool
+	// elsewhere runs a command that this node said belongs to another; nil: there is none.
+	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
+	now       func() algorithms.Micros // nil: the server's clock
+	plain     atomic.Bool              // the server does not know a shebang
+	flights   sync.Pool
 }
 
-func newNode(client doer, now func() algorithms.Micros) *node {
-	return &node{client: client, now: now, trips: sync.Pool{New: func() any { return &trip{} }}}
+func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
+	return &node{client: client, keys: keys, now: now, flights: sync.Pool{New: func() any { return &flight{} }}}
+}
+
+// flight is the trips of one Take.
+type flight struct {
+	trips []*trip
+	used  int
+	cmds  []once
+}
+
+// trip returns room for one more trip.
+func (f *flight) trip(slot int) *trip {
+	if f.used == len(f.trips) {
+		f.trips = append(f.trips, &trip{})
+	}
+	t := f.trips[f.used]
+	f.used++
+	t.reset()
+	t.slot = slot
+	return t
 }
 
 // Take implements backend.Store. The outcome of a call that got no answer is not known, so it is
 // never sent again; a script that the server did not know was not run, so it is.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	t := n.trips.Get().(*trip)
-	defer n.trips.Put(t)
-	t.reset()
-	for i := range charges {
-		t.add(&charges[i])
-	}
+	f := n.flights.Get().(*flight)
+	defer n.flights.Put(f)
+	f.used = 0
+	n.plan(f, charges)
 	now := algorithms.Micros(0)
 	if n.now != nil {
 		now = n.now()
 	}
-	t.finish(now)
-	answer, err := n.call(ctx, t)
-	if err == nil {
-		err = read(answer, decisions)
+	trips := f.trips[:f.used]
+	for _, t := range trips {
+		t.finish(now)
 	}
-	if err != nil {
-		fail(decisions, err)
-	}
-}
-
-// call runs the script: by its name, and where the server has not got it, in full; where it does
-// not know a shebang, without.
-func (n *node) call(ctx context.Context, t *trip) (string, error) {
 	form := shebang
 	if n.plain.Load() {
 		form = plain
 	}
-	answer, err := n.run(ctx, t.by(form, false))
-	if isReply(err, "NOSCRIPT") {
-		answer, err = n.run(ctx, t.by(form, true))
+	n.send(ctx, f, trips, form, false)
+	if again := failed(trips, func(err error) bool { return isReply(err, "NOSCRIPT") }); len(again) > 0 {
+		n.send(ctx, f, again, form, true)
 	}
-	if err != nil && form == shebang && strings.Contains(err.Error(), "Error compiling script") {
-		n.plain.Store(true)
-		answer, err = n.run(ctx, t.by(plain, true))
+	if form == shebang {
+		if again := failed(trips, isCompileError); len(again) > 0 {
+			n.plain.Store(true)
+			n.send(ctx, f, again, plain, true)
+		}
 	}
-	return answer, err
+	for _, t := range trips {
+		t.answer(decisions)
+	}
 }
 
-func (n *node) run(ctx context.Context, args []any) (string, error) {
-	cmd := once{goredis.NewCmd(ctx, args...)}
-	if err := n.client.Process(ctx, cmd); err != nil {
-		return "", err
+// plan fills f with the trips that charges need. Groups stay whole: they are of one slot.
+func (n *node) plan(f *flight, charges []backend.Charge) {
+	for i := range charges {
+		key, slot := n.keys.of(&charges[i])
+		if !n.bySlot {
+			slot = 0
+		}
+		var t *trip
+		for _, have := range f.trips[:f.used] {
+			if have.slot == slot {
+				t = have
+				break
+			}
+		}
+		if t == nil {
+			t = f.trip(slot)
+		}
+		t.add(&charges[i], key, i)
 	}
-	return cmd.Text()
+}
+
+// send runs trips, in full or by the script's name.
+func (n *node) send(ctx context.Context, f *flight, trips []*trip, form script, full bool) {
+	f.cmds = f.cmds[:0]
+	for _, t := range trips {
+		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(form, full)...)})
+	}
+	if len(trips) == 1 {
+		_ = n.client.Process(ctx, f.cmds[0]) // its error is the command's
+	} else {
+		pipe := n.client.Pipeline()
+		for _, cmd := range f.cmds {
+			_ = pipe.Process(ctx, cmd)
+		}
+		_, _ = pipe.Exec(ctx) // each error is its command's
+	}
+	for i, t := range trips {
+		cmd := f.cmds[i]
+		if n.elsewhere != nil && isElsewhere(cmd.Err()) { // it was not run here
+			cmd = once{goredis.NewCmd(ctx, t.by(form, true)...)}
+			_ = n.elsewhere(ctx, cmd)
+		}
+		t.reply, t.err = cmd.Text()
+	}
+}
+
+// failed returns those of trips whose error is such.
+func failed(trips []*trip, such func(error) bool) []*trip {
+	if !slices.ContainsFunc(trips, func(t *trip) bool { return such(t.err) }) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(trips), func(t *trip) bool { return !such(t.err) })
 }
 
 // once is a command that is never sent again when its answer is lost: it may have been charged.
@@ -87,19 +146,26 @@ type once struct{ *goredis.Cmd }
 // NoRetry tells go-redis so.
 func (once) NoRetry() bool { return true }
 
-// isReply tells whether err is the server's own reply with this code, so that the command is known
-// not to have run.
-func isReply(err error, code string) bool {
+// isReply tells whether err is the server's own reply with one of codes, so that the command is
+// known not to have run.
+func isReply(err error, codes ...string) bool {
 	var reply goredis.Error
-	return errors.As(err, &reply) && strings.HasPrefix(reply.Error(), code)
+	if !errors.As(err, &reply) {
+		return false
+	}
+	return slices.ContainsFunc(codes, func(code string) bool { return strings.HasPrefix(reply.Error(), code) })
 }
 
-// fail answers that the store could not decide.
-func fail(decisions []backend.Decision, err error) {
-	if !errors.Is(err, backend.ErrUnavailable) {
-		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
+
+func isCompileError(err error) bool {
+	return isReply(err, "ERR") && strings.Contains(err.Error(), "compiling script")
+}
+
+// unavailable says that the store could not decide.
+func unavailable(err error) error {
+	if errors.Is(err, backend.ErrUnavailable) {
+		return err
 	}
-	for i := range decisions {
-		decisions[i] = backend.Decision{Err: err}
-	}
+	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }

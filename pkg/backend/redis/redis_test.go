@@ -2,41 +2,143 @@ package redis
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func TestNodeExact(t *testing.T) {
-	dir := t.TempDir()
-	sock := filepath.Join(dir, "redis.sock")
-	cmd := exec.Command("redis-server", "--port", "0", "--unixsocket", sock, "--save", "", "--dir", dir)
-	if err := cmd.Start(); err != nil {
+// conforms runs the conformance suite on the Redis at url, which flush empties.
+func conforms(t *testing.T, url string, flush func()) {
+	t.Helper()
+	storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		flush()
+		return open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second})
+	})
+}
+
+func open(t testing.TB, c Config) *Store {
+	t.Helper()
+	s, err := Open(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for {
-		if _, err := os.Stat(sock); err == nil {
-			break
-		}
-		time.Sleep(5 * time.Millisecond)
+	t.Cleanup(func() { s.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := s.Ping(ctx); err != nil {
+		t.Fatal(err)
 	}
-	client := goredis.NewClient(&goredis.Options{Network: "unix", Addr: sock, MaxRetries: -1})
-	t.Cleanup(func() { client.Close() })
-	storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
-		if err := client.FlushAll(context.Background()).Err(); err != nil {
+	return s
+}
+
+func TestStandaloneExact(t *testing.T) {
+	server := redistest.Start(t)
+	t.Run("tcp", func(t *testing.T) {
+		conforms(t, "redis://"+server.Addr, func() { server.Do("FLUSHALL") })
+	})
+	t.Run("unix", func(t *testing.T) {
+		conforms(t, "unix://"+server.Socket, func() { server.Do("FLUSHALL") })
+	})
+}
+
+func TestSentinelExact(t *testing.T) {
+	s := redistest.StartSentinels(t)
+	conforms(t, s.URL(), func() { s.Master.Do("FLUSHALL") })
+}
+
+func TestClusterExact(t *testing.T) {
+	c := redistest.StartCluster(t, 3)
+	flush := func() {
+		for _, m := range c.Masters {
+			m.Do("FLUSHALL")
+		}
+	}
+	conforms(t, c.URL(), flush)
+	t.Run("groups over several slots", func(t *testing.T) {
+		flush()
+		storetest.Bounded(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
+		})
+	})
+}
+
+func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
+	for i, spec := range storetest.Specs() {
+		limit, err := algorithms.Compile(spec)
+		if err != nil {
 			t.Fatal(err)
 		}
-		return newNode(client, now)
+		if limit.Rate == 0 {
+			continue
+		}
+		var d [1]backend.Decision
+		key := []byte{byte('a' + i)}
+		s.Take(t.Context(), []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		if d[0].Err != nil || !d[0].Allowed {
+			t.Fatalf("%+v: %+v", spec, d[0])
+		}
+		left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		needed := time.Duration(d[0].ResetAfter) * time.Microsecond
+		if spec.Initial != nil {
+			needed += 24 * time.Hour
+		}
+		if left < needed-200*time.Millisecond || left > needed+needed/8+2*time.Millisecond {
+			t.Errorf("%s: lives %v more, is full in %v", limit.Kind, left, needed)
+		}
+	}
+}
+
+func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
+	server := redistest.Start(t)
+	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
+	n.plain.Store(true)
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+		server.Do("FLUSHALL")
+		n.now = now
+		return n
 	})
-	fmt.Println(client.DBSize(context.Background()).Val())
+}
+
+func TestParse(t *testing.T) {
+	for _, url := range []string{
+		"", "localhost:6379", "http://x", "redis://", "unix://host/x", "redis://h/x", "redis://h/0?x=1",
+		"redis+sentinel://h", "redis+sentinel://h/a/b", "redis+cluster://h/1", "redis+x://h",
+	} {
+		if l, err := parse(url); err == nil {
+			t.Errorf("%q is read as %+v", url, l)
+		}
+	}
+	l, err := parse("rediss+sentinel://me:a%40b@one:1,two/main?db=3&sentinel_password=s")
+	if err != nil || !l.tls || l.form != "sentinel" || l.username != "me" || l.password != "a@b" ||
+		len(l.hosts) != 2 || l.hosts[0] != "one:1" || l.hosts[1] != "two:26379" || l.master != "main" ||
+		l.db != 3 || l.sentinelPassword != "s" {
+		t.Errorf("%+v %v", l, err)
+	}
+	if _, err := parse("redis://user:secret@h/x"); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a password is shown: %v", err)
+	}
+}
+
+func TestSlotOf(t *testing.T) {
+	// "123456789" is the check value of CRC16/XMODEM: 0x31C3.
+	if got := slotOf("123456789"); got != 0x31C3%slots {
+		t.Errorf("slot %d", got)
+	}
+	for slot, tag := range tags() {
+		if tag == 0 {
+			t.Fatalf("slot %d has no tag", slot)
+		}
+	}
 }

@@ -31,18 +31,21 @@ func newScript(text string) script {
 	return script{text, hex.EncodeToString(sum[:])}
 }
 
-// trip is one call of the script: the charges of it, as the script takes them, and room for the
-// answer. It is reused.
+// trip is one call of the script: the charges of it as the script takes them, and its answer. It is
+// reused.
 type trip struct {
+	slot    int
+	of      []int // the numbers of its charges in the Take
 	args    []any // evalsha, sha, number of keys, keys, time, limits, charges
 	keys    int
 	index   map[string]int // key -> its number, from 1
 	limits  []*algorithms.Limit
 	limitsB []byte
 	charges []byte
-}
 
-const firstKey = 3 // in args
+	reply string
+	err   error
+}
 
 // reset empties t.
 func (t *trip) reset() {
@@ -52,17 +55,17 @@ func (t *trip) reset() {
 	clear(t.index)
 	clear(t.args)
 	clear(t.limits)
-	t.args = append(t.args[:0], "evalsha", nil, nil)
+	t.args, t.of = append(t.args[:0], "evalsha", nil, nil), t.of[:0]
 	t.limits, t.limitsB, t.charges, t.keys = t.limits[:0], t.limitsB[:0], t.charges[:0], 0
 }
 
-// add appends c.
-func (t *trip) add(c *backend.Charge) {
-	k, ok := t.index[string(c.Key)]
+// add appends c, the i-th charge of the Take.
+func (t *trip) add(c *backend.Charge, key string, i int) {
+	t.of = append(t.of, i)
+	k, ok := t.index[key]
 	if !ok {
 		t.keys++
 		k = t.keys
-		key := string(c.Key)
 		t.index[key] = k
 		t.args = append(t.args, key)
 	}
@@ -122,19 +125,26 @@ const (
 	answerSize = 1 + 5*8
 )
 
-// read puts the script's answer into decisions.
-func read(answer string, decisions []backend.Decision) error {
-	if len(answer) != headSize+answerSize*len(decisions) {
-		return fmt.Errorf("%w: the script answered %d bytes for %d charges", backend.ErrUnavailable, len(answer), len(decisions))
+// answer puts the script's answer into the decisions of the Take.
+func (t *trip) answer(decisions []backend.Decision) {
+	if t.err == nil && len(t.reply) != headSize+answerSize*len(t.of) {
+		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
+	}
+	if t.err != nil {
+		err := unavailable(t.err)
+		for _, i := range t.of {
+			decisions[i] = backend.Decision{Err: err}
+		}
+		return
 	}
 	number := func(at int) int64 {
-		return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(answer[at : at+8]))))
+		return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(t.reply[at : at+8]))))
 	}
-	for i := range decisions {
-		at := headSize + i*answerSize
+	for n, i := range t.of {
+		at := headSize + n*answerSize
 		decisions[i] = backend.Decision{
 			Decision: algorithms.Decision{
-				Allowed: answer[at]&1 != 0, Never: answer[at]&2 != 0,
+				Allowed: t.reply[at]&1 != 0, Never: t.reply[at]&2 != 0,
 				Value: number(at + 1), Remaining: number(at + 9),
 				RetryAfter: algorithms.Micros(number(at + 17)), ResetAfter: algorithms.Micros(number(at + 25)),
 				Wait: algorithms.Micros(number(at + 33)),
@@ -142,7 +152,6 @@ func read(answer string, decisions []backend.Decision) error {
 			At: algorithms.Micros(number(0)),
 		}
 	}
-	return nil
 }
 
 // exact cuts n to the range in which doubles are exact. No limit allows a cost beyond it.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -27,7 +28,8 @@ func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
 const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 
 // Exact checks that the Stores made by newStore, each empty and on the given clock, answer exactly
-// as package algorithms.
+// as package algorithms. The buckets of a group share a Slot, as a Store of several nodes needs it;
+// Bounded is for those that do not.
 func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	start := func(t *testing.T) (*Clock, backend.Store) {
 		t.Helper()
@@ -104,6 +106,59 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	})
 }
 
+// Bounded checks Stores that cannot take a group in one step where its buckets have no Slot in
+// common: they are never over a limit, and what a denied group took comes back.
+func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+	clock := &Clock{}
+	clock.Set(Start)
+	store := newStore(t, clock.Now)
+	const keys = 6
+	limits := [keys]int64{100, 150, 200, 250, 300, 350}
+	var all []backend.Charge
+	for i, n := range limits {
+		c := window(n, algorithms.Day)
+		c.Key, c.Slot = fmt.Appendf(nil, "bucket %d", i), 0
+		all = append(all, c)
+	}
+	var taken [keys]atomic.Int64
+	var wg sync.WaitGroup
+	for worker := range 16 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(worker), 2))
+			for range 100 {
+				var group []backend.Charge
+				which := rng.Perm(keys)[:1+rng.IntN(3)]
+				for _, i := range which {
+					group = append(group, all[i])
+				}
+				if hammer(store, 1, 1, group...) == 1 {
+					for _, i := range which {
+						taken[i].Add(1)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i, n := range limits {
+		if got := taken[i].Load(); got > n {
+			t.Errorf("bucket %d admitted %d, limit %d", i, got, n)
+		}
+		c := all[i]
+		c.Ask.Cost = 0
+		left := int64(-1)
+		for range 500 { // until what was taken for denied groups has come back
+			if left = take(store, c)[0].Remaining; left == n-taken[i].Load() {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if want := n - taken[i].Load(); left != want {
+			t.Errorf("bucket %d has %d left, want %d: admitted %d of %d", i, left, want, taken[i].Load(), n)
+		}
+	}
+}
+
 // token is a charge of a token bucket.
 func token(rate int64, period algorithms.Micros, capacity int64) backend.Charge {
 	return charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
@@ -119,7 +174,7 @@ func charge(spec algorithms.Spec) backend.Charge {
 	if err != nil {
 		panic(err)
 	}
-	return backend.Charge{Key: []byte("key"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	return backend.Charge{Key: []byte("key"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test", Slot: 1}
 }
 
 func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
@@ -219,7 +274,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 					cost = rng.Int64() - rng.Int64()
 				}
 				charges = append(charges, backend.Charge{
-					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group,
+					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
 					Ask: algorithms.Ask{
 						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
 						Raw:     limits[i].Kind == algorithms.TokenBucket && rng.IntN(10) == 0,

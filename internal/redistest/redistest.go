@@ -1,0 +1,298 @@
+// Package redistest starts real Redis servers for tests: one, a master with replicas and Sentinels,
+// or a Cluster, on loopback. Each is stopped when its test ends.
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Server is one process, redis-server or redis-sentinel.
+type Server struct {
+	Addr   string // host:port
+	Socket string // of a Unix socket beside it; "" for a Sentinel
+	Dir    string
+	cmd    *exec.Cmd
+	args   []string
+	t      testing.TB
+}
+
+// binary is the server to start: REDIS_SERVER or redis-server.
+func binary(t testing.TB) string {
+	t.Helper()
+	name := os.Getenv("REDIS_SERVER")
+	if name == "" {
+		name = "redis-server"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("%s is not installed: %v", name, err)
+		}
+		t.Skipf("%s is not installed; scripts/install-tools.sh installs it", name)
+	}
+	return path
+}
+
+// FreePort is a port that was free a moment ago.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// Start starts one server with more arguments (--name value …) and waits until it answers.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s := launch(t, args...)
+	s.wait()
+	return s
+}
+
+func launch(t testing.TB, args ...string) *Server {
+	t.Helper()
+	// A short path: Unix sockets allow about a hundred bytes.
+	dir, err := os.MkdirTemp("", "rl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	port := FreePort(t)
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, t: t}
+	s.args = append([]string{
+		"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket,
+		"--save", "", "--dir", dir, "--logfile", "log", "--maxmemory-policy", "noeviction",
+	}, args...)
+	s.Restart()
+	t.Cleanup(s.Kill)
+	return s
+}
+
+// Restart starts the process again after it was killed, empty.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.cmd = exec.Command(binary(s.t), s.args...)
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Kill ends the process at once, as a crash does.
+func (s *Server) Kill() {
+	if s.cmd.Process != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+	}
+}
+
+// Pause stops the process without ending it, until Resume.
+func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
+
+// Resume lets it go on.
+func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
+
+func (s *Server) signal(sig syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Client is a client of s alone, with default options.
+func (s *Server) Client() *goredis.Client {
+	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, Protocol: 2, DisableIdentity: true})
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// Do runs a command and returns its reply as text; an error ends the test.
+func (s *Server) Do(args ...any) string {
+	s.t.Helper()
+	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, Protocol: 2, DisableIdentity: true})
+	defer c.Close()
+	v, err := c.Do(context.Background(), args...).Result()
+	if err != nil {
+		s.t.Fatalf("%v: %v", args, err)
+	}
+	return fmt.Sprint(v)
+}
+
+// wait waits until s answers.
+func (s *Server) wait() {
+	s.t.Helper()
+	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
+	defer c.Close()
+	Eventually(s.t, "redis at "+s.Addr+" answers", func() bool {
+		err := c.Ping(context.Background()).Err()
+		return err == nil || strings.HasPrefix(err.Error(), "NOAUTH")
+	})
+}
+
+// Eventually waits until ok, for half a minute at most.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited half a minute until %s", what)
+		}
+	}
+}
+
+// Cluster is a Redis Cluster of masters with a replica each.
+type Cluster struct {
+	Masters, Replicas []*Server // Replicas[i] is of Masters[i] at first
+}
+
+// StartCluster starts n masters and n replicas; a node counts as failed after a second.
+func StartCluster(t testing.TB, n int) *Cluster {
+	t.Helper()
+	c := &Cluster{}
+	for i := range 2 * n {
+		bus := FreePort(t)
+		s := launch(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0")
+		if i < n {
+			c.Masters = append(c.Masters, s)
+		} else {
+			c.Replicas = append(c.Replicas, s)
+		}
+	}
+	for _, s := range c.All() {
+		s.wait()
+	}
+	const slots = 16384
+	for i, s := range c.Masters {
+		s.Do("CLUSTER", "ADDSLOTSRANGE", i*slots/n, (i+1)*slots/n-1)
+		s.Do("CLUSTER", "SET-CONFIG-EPOCH", i+1)
+	}
+	for _, s := range c.All()[1:] {
+		host, port, _ := net.SplitHostPort(s.Addr)
+		c.Masters[0].Do("CLUSTER", "MEET", host, port, s.busPort())
+	}
+	c.WaitOK(t, 2*n)
+	for i, s := range c.Replicas {
+		s.Do("CLUSTER", "REPLICATE", c.Masters[i].Do("CLUSTER", "MYID"))
+	}
+	for i, s := range c.Replicas {
+		Eventually(t, "the replica follows", func() bool {
+			info := s.Do("INFO", "replication")
+			return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave") && i >= 0
+		})
+	}
+	Eventually(t, "every node knows the roles", func() bool {
+		for _, s := range c.All() {
+			if strings.Count(s.Do("CLUSTER", "NODES"), "slave") != n {
+				return false
+			}
+		}
+		return true
+	})
+	return c
+}
+
+func (s *Server) busPort() string {
+	for i, arg := range s.args {
+		if arg == "--cluster-port" {
+			return s.args[i+1]
+		}
+	}
+	return ""
+}
+
+// All is every node.
+func (c *Cluster) All() []*Server { return append(append([]*Server{}, c.Masters...), c.Replicas...) }
+
+// WaitOK waits until every node knows n of them and calls the cluster ok.
+func (c *Cluster) WaitOK(t testing.TB, n int) {
+	t.Helper()
+	for _, s := range c.All() {
+		Eventually(t, "the cluster is ok at "+s.Addr, func() bool {
+			info := s.Do("CLUSTER", "INFO")
+			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n))
+		})
+	}
+}
+
+// URL names the cluster.
+func (c *Cluster) URL() string {
+	var addrs []string
+	for _, s := range c.All() {
+		addrs = append(addrs, s.Addr)
+	}
+	return "redis+cluster://" + strings.Join(addrs, ",")
+}
+
+// Sentinels is a master with two replicas, watched by three Sentinels.
+type Sentinels struct {
+	Master    *Server
+	Replicas  []*Server
+	Sentinels []*Server
+}
+
+// StartSentinels starts them; a master counts as down after a second.
+func StartSentinels(t testing.TB) *Sentinels {
+	t.Helper()
+	s := &Sentinels{Master: Start(t)}
+	host, port, _ := net.SplitHostPort(s.Master.Addr)
+	for range 2 {
+		s.Replicas = append(s.Replicas, Start(t, "--replicaof", host+" "+port))
+	}
+	for _, r := range s.Replicas {
+		Eventually(t, "the replica follows", func() bool {
+			return strings.Contains(r.Do("INFO", "replication"), "master_link_status:up")
+		})
+	}
+	for range 3 {
+		s.Sentinels = append(s.Sentinels, startSentinel(t, host, port))
+	}
+	for _, one := range s.Sentinels {
+		Eventually(t, "the sentinels agree", func() bool {
+			c := one.Client()
+			defer c.Close()
+			reply, err := c.Do(context.Background(), "SENTINEL", "CKQUORUM", "main").Text()
+			return err == nil && strings.HasPrefix(reply, "OK 3") &&
+				strings.Count(one.Do("SENTINEL", "REPLICAS", "main"), "runid") == 2
+		})
+	}
+	return s
+}
+
+func startSentinel(t testing.TB, host, port string) *Server {
+	t.Helper()
+	dir := t.TempDir()
+	own := FreePort(t)
+	file := filepath.Join(dir, "sentinel.conf")
+	text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nlogfile log\nsentinel monitor main %s %s 2\n"+
+		"sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 3000\n", own, dir, host, port)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", own), Dir: dir, args: []string{file, "--sentinel"}, t: t}
+	s.Restart()
+	t.Cleanup(s.Kill)
+	s.wait()
+	return s
+}
+
+// URL names the master by its Sentinels.
+func (s *Sentinels) URL() string {
+	var addrs []string
+	for _, one := range s.Sentinels {
+		addrs = append(addrs, one.Addr)
+	}
+	return "redis+sentinel://" + strings.Join(addrs, ",") + "/main"
+}

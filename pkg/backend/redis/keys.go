@@ -1,0 +1,75 @@
+package redis
+
+import (
+	"strconv"
+	"sync"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// keys makes the names of buckets in Redis. A key is opaque bytes that clients had a say in, braces
+// included, so the part that chooses the cluster slot comes first and is ours: "{}" hashes the whole
+// key, "{tag}" the tag.
+type keys struct {
+	prefix string // has no braces
+}
+
+// slots is how many a cluster has.
+const slots = 16384
+
+// of is the name of c's bucket and the slot it lives in.
+func (k keys) of(c *backend.Charge) (key string, slot int) {
+	if c.Slot != 0 {
+		tag := strconv.FormatUint(c.Slot, 36)
+		return k.prefix + "{" + tag + "}" + string(c.Key), slotOf(tag)
+	}
+	key = k.prefix + "{}" + string(c.Key)
+	return key, slotOf(key)
+}
+
+// shardSlot is the number that, as a Charge.Slot, puts shard i of n of a bucket where its turn is:
+// the shards lie evenly over all slots, so that they lie evenly over masters that share the slots
+// out in ranges.
+func shardSlot(key []byte, i, n int) uint64 {
+	first := int(xxhash.Sum64(key) % slots)
+	return tags()[(first+i*slots/n)%slots]
+}
+
+// tags holds, for each slot, a number whose text is a tag of that slot.
+var tags = sync.OnceValue(func() []uint64 {
+	found := make([]uint64, slots)
+	for n, left := uint64(1), slots; left > 0; n++ {
+		if slot := slotOf(strconv.FormatUint(n, 36)); found[slot] == 0 {
+			found[slot] = n
+			left--
+		}
+	}
+	return found
+})
+
+// slotOf is the slot of a key without a tag, or of a tag: CRC16 (XMODEM) modulo 16384, as the Redis
+// cluster specification has it.
+func slotOf(s string) int {
+	crc := uint16(0)
+	for i := range len(s) {
+		crc = crc<<8 ^ crcTable[byte(crc>>8)^s[i]]
+	}
+	return int(crc % slots)
+}
+
+var crcTable = func() (table [256]uint16) {
+	for i := range table {
+		crc := uint16(i) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+		table[i] = crc
+	}
+	return table
+}()

@@ -1,0 +1,327 @@
+// Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A
+// script decides and charges in one step (take.lua), so that any number of processes share the same
+// limits.
+//
+// A Take is answered in time or is ErrUnavailable; it is never sent a second time once it may have
+// been charged.
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Config of a Store.
+type Config struct {
+	// URL says where Redis is:
+	//
+	//	redis://[user:password@]host:port[/db]          rediss:// with TLS
+	//	unix://[user:password@]/path[?db=N]
+	//	redis+sentinel://[user:password@]host:port[,host:port]…/master[?db=N&sentinel_password=…]
+	//	redis+cluster://[user:password@]host:port[,host:port]…
+	//
+	// rediss+sentinel:// and rediss+cluster:// use TLS.
+	URL string
+	// Timeout of one trip (5 ms).
+	Timeout time.Duration
+	// KeyPrefix starts the name of every key ("rl:"); it must not contain braces.
+	KeyPrefix string
+	// PasswordFile holds "password" or "user:password"; it is read again for every new connection,
+	// so that credentials can be rotated.
+	PasswordFile string
+	// TLS is used by the rediss forms; nil: the system's roots.
+	TLS *tls.Config
+	// Clock decides instead of the server's own; nil: the server's. For tests.
+	Clock func() algorithms.Micros
+	// Changed is told when the breaker of a server opens (true) and closes; may be nil.
+	Changed func(server string, open bool)
+}
+
+// Store is a backend.Store in Redis.
+type Store struct {
+	backend.Store
+	config  Config
+	client  goredis.UniversalClient
+	cluster *cluster // nil: not a Cluster
+}
+
+// Open makes a Store. It does not wait for Redis: a server that is away is found out by asking. The
+// error is of the Config.
+func Open(c Config) (*Store, error) {
+	if c.Timeout <= 0 {
+		c.Timeout = 5 * time.Millisecond
+	}
+	if c.KeyPrefix == "" {
+		c.KeyPrefix = "rl:"
+	}
+	if strings.ContainsAny(c.KeyPrefix, "{}") {
+		return nil, fmt.Errorf("redis key prefix %q: braces choose cluster slots and cannot be part of it", c.KeyPrefix)
+	}
+	u, err := parse(c.URL)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{config: c}
+	o := c.options(u)
+	k := keys{prefix: c.KeyPrefix}
+	switch u.form {
+	case "cluster":
+		co := clusterOptions(o, u.hosts)
+		client := goredis.NewClusterClient(co)
+		s.client = client
+		s.cluster = &cluster{
+			client: client, keys: k, now: c.Clock, lane: s.lane,
+			lanes: map[string]laneTo{}, background: newBackground(max(100*time.Millisecond, 4*c.Timeout)),
+		}
+		s.Store = s.cluster
+	case "sentinel":
+		client := goredis.NewFailoverClient(failoverOptions(o, u))
+		s.client = client
+		s.Store = s.lane(u.master, newNode(client, k, c.Clock))
+	default:
+		client := goredis.NewClient(o)
+		s.client = client
+		s.Store = s.lane(o.Addr, newNode(client, k, c.Clock))
+	}
+	return s, nil
+}
+
+// lane is the way to one server: those who ask at the same time ride together, and it is not asked
+// while it fails.
+func (s *Store) lane(server string, n *node) backend.Store {
+	changed := func(open bool) {
+		if s.config.Changed != nil {
+			s.config.Changed(server, open)
+		}
+	}
+	return backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout})
+}
+
+// Ping waits for a first answer from Redis, until ctx ends.
+func (s *Store) Ping(ctx context.Context) error {
+	for {
+		err := s.ping(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return unavailable(err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (s *Store) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if s.cluster == nil {
+		return s.client.Ping(ctx).Err()
+	}
+	return s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
+		return client.Ping(ctx).Err()
+	})
+}
+
+// Close ends all connections.
+func (s *Store) Close() error {
+	if s.cluster != nil {
+		s.cluster.close()
+	}
+	return s.client.Close()
+}
+
+// location is a parsed URL.
+type location struct {
+	form               string // "", "sentinel" or "cluster"
+	tls                bool
+	network, addr      string
+	hosts              []string
+	master             string
+	username, password string
+	sentinelUsername   string
+	sentinelPassword   string
+	db                 int
+}
+
+func parse(text string) (location, error) {
+	bad := func(format string, args ...any) (location, error) {
+		return location{}, fmt.Errorf("redis url %q: %s", masked(text), fmt.Sprintf(format, args...))
+	}
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return bad("has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p")
+	}
+	// net/url does not know several hosts: they are put aside, so that it parses the rest.
+	authority, tail := rest, ""
+	if i := strings.IndexAny(rest, "/?"); i >= 0 {
+		authority, tail = rest[:i], rest[i:]
+	}
+	user := ""
+	if i := strings.LastIndex(authority, "@"); i >= 0 {
+		user, authority = authority[:i+1], authority[i+1:]
+	}
+	u, err := url.Parse("redis://" + user + "host" + tail)
+	if err != nil {
+		return bad("cannot be read; percent-encode special characters of the password")
+	}
+	l := location{network: "tcp", username: u.User.Username()}
+	l.password, _ = u.User.Password()
+	q := u.Query()
+	l.sentinelUsername, l.sentinelPassword = q.Get("sentinel_username"), q.Get("sentinel_password")
+	for name := range q {
+		if name != "db" && name != "sentinel_username" && name != "sentinel_password" {
+			return bad("does not know the parameter %q", name)
+		}
+	}
+	path, db := strings.Trim(u.Path, "/"), q.Get("db")
+	base, form, _ := strings.Cut(scheme, "+")
+	switch l.form, l.tls = form, base == "rediss"; {
+	case base == "unix" && form == "":
+		if l.network, l.addr = "unix", u.Path; authority != "" || l.addr == "" {
+			return bad("a socket is written unix:///path")
+		}
+	case base != "redis" && base != "rediss":
+		return bad("the scheme %q is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster", scheme)
+	case authority == "":
+		return bad("names no host")
+	case form == "":
+		l.addr = withPort(authority, "6379")
+		if path != "" {
+			db = path
+		}
+	case form == "sentinel":
+		if l.master = path; path == "" || strings.Contains(path, "/") {
+			return bad("names no master; write redis+sentinel://host:port/master")
+		}
+		l.hosts = hosts(authority, "26379")
+	case form == "cluster":
+		if path != "" || db != "" {
+			return bad("a cluster has one database only")
+		}
+		l.hosts = hosts(authority, "6379")
+	default:
+		return bad("the scheme %q is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster", scheme)
+	}
+	if db != "" {
+		if _, err := fmt.Sscanf(db, "%d", &l.db); err != nil || l.db < 0 || fmt.Sprint(l.db) != db {
+			return bad("the database %q is not a number", db)
+		}
+	}
+	return l, nil
+}
+
+// masked hides what stands before an "@".
+func masked(text string) string {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if i := strings.LastIndex(rest, "@"); ok && i >= 0 {
+		return scheme + "://***" + rest[i:]
+	}
+	return text
+}
+
+func hosts(list, port string) []string {
+	all := strings.Split(list, ",")
+	for i := range all {
+		all[i] = withPort(strings.TrimSpace(all[i]), port)
+	}
+	return all
+}
+
+func withPort(host, port string) string {
+	if i := strings.LastIndex(host, ":"); i < 0 || strings.HasSuffix(host, "]") {
+		return host + ":" + port
+	}
+	return host
+}
+
+// options are what all forms have in common. They were chosen by measuring: with go-redis's own a
+// lost reply is charged four times, and a caller's deadline is not kept.
+func (c Config) options(l location) *goredis.Options {
+	o := &goredis.Options{
+		Network: l.network, Addr: l.addr, DB: l.db,
+		Username: l.username, Password: l.password,
+		Protocol: 2, DisableIdentity: true,
+		ContextTimeoutEnabled: true, // or a deadline would not end a call
+		MaxRetries:            -1,   // a lost reply may have been charged
+		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
+		DialerRetries:         1,
+		ReadTimeout:           2 * c.Timeout, // longer than the deadline, which is to end the call
+		WriteTimeout:          2 * c.Timeout,
+		PoolTimeout:           c.Timeout,
+		PoolSize:              8, // twice the flights of a lane
+		MinIdleConns:          4,
+		PipelinePoolSize:      -1,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled, // it would relax timeouts to ten seconds
+		},
+	}
+	if c.PasswordFile != "" {
+		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
+			return credentials(c.PasswordFile)
+		}
+	}
+	if l.tls {
+		if o.TLSConfig = c.TLS; o.TLSConfig == nil {
+			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+		}
+	}
+	return o
+}
+
+// credentials reads "password" or "user:password".
+func credentials(file string) (username, password string, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", "", fmt.Errorf("redis password file: %w", err)
+	}
+	text := strings.TrimSpace(string(b))
+	if text == "" {
+		return "", "", errors.New("redis password file " + file + " is empty")
+	}
+	if name, word, ok := strings.Cut(text, ":"); ok {
+		return name, word, nil
+	}
+	return "", text, nil
+}
+
+func failoverOptions(o *goredis.Options, l location) *goredis.FailoverOptions {
+	return &goredis.FailoverOptions{
+		MasterName: l.master, SentinelAddrs: l.hosts,
+		SentinelUsername: l.sentinelUsername, SentinelPassword: l.sentinelPassword,
+		Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext, DB: o.DB,
+		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
+		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
+		DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
+		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
+		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
+	}
+}
+
+func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions {
+	return &goredis.ClusterOptions{
+		Addrs: hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
+		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
+		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
+		MaxRedirects: 3, // MOVED and ASK are followed: they say that nothing was run
+		DialTimeout:  o.DialTimeout, DialerRetries: o.DialerRetries,
+		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
+		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
+		ClusterStateReloadInterval: 2 * time.Second, // a backstop: errors have it reloaded at once
+		MaintNotificationsConfig:   o.MaintNotificationsConfig,
+	}
+}
