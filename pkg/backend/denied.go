@@ -1,0 +1,277 @@
+package backend
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Denied remembers denials, so that a key under attack costs next almost nothing: the same group,
+// asking as much or more, is denied again without asking next until its retry could succeed, but for
+// MaxAge at most. It never admits; it may deny up to MaxAge longer than next would when tokens come
+// back in a way this process did not see (another process gives back, or resets).
+//
+// What this process gives back forgets the bucket's denials at once, and so does Forget.
+func Denied(next Store, c DeniedConfig) *DeniedStore {
+	if c.MaxAge <= 0 {
+		c.MaxAge = time.Second
+	}
+	if c.MaxGroups <= 0 {
+		c.MaxGroups = 65_536
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	return &DeniedStore{next: next, config: c, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+}
+
+// DeniedConfig configures Denied; zero fields are the defaults.
+type DeniedConfig struct {
+	MaxAge    time.Duration    // how long a denial is believed at the most (1 s)
+	MaxGroups int              // how many are remembered (65,536); beyond it all are forgotten
+	Clock     func() time.Time // time.Now
+}
+
+// DeniedStore is the Store that Denied makes.
+type DeniedStore struct {
+	next   Store
+	config DeniedConfig
+
+	forgot atomic.Uint64 // counts what was forgotten
+
+	mu      sync.RWMutex
+	groups  map[uint64]*denial  // by the hash of all keys of a group; guarded by mu
+	buckets map[uint64][]uint64 // the groups that a bucket denied in, by its key's hash; guarded by mu
+}
+
+// denial is what next answered to a group.
+type denial struct {
+	charges   []Charge
+	decisions []Decision
+	at, until time.Time
+}
+
+// Take implements Store.
+func (s *DeniedStore) Take(ctx context.Context, charges []Charge, decisions []Decision) {
+	if n := runs(charges); n > 1 || givesBack(charges) {
+		s.takeRuns(ctx, charges, decisions, n)
+		return
+	}
+	s.takeRun(ctx, charges, decisions)
+}
+
+// takeRuns takes several groups, those that are not known to be denied in one Take of next.
+func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
+	s.forgetGivenBack(charges)
+	now, forgot := s.config.Clock(), s.forgot.Load()
+	asked := make([]Charge, 0, len(charges))
+	places := make([]int, 0, n)
+	for at := 0; at < len(charges); {
+		end := at + run(charges[at:])
+		if !s.known(charges[at:end], decisions[at:end], now) {
+			asked = append(asked, charges[at:end]...)
+			places = append(places, at)
+		}
+		at = end
+	}
+	if len(asked) == 0 {
+		return
+	}
+	answers := make([]Decision, len(asked))
+	s.next.Take(ctx, asked, answers)
+	for _, at := range places {
+		end := run(charges[at:])
+		copy(decisions[at:at+end], answers[:end])
+		answers = answers[end:]
+		s.learn(charges[at:at+end], decisions[at:at+end], now, forgot)
+	}
+	s.forgetGivenBack(charges)
+}
+
+func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions []Decision) {
+	now, forgot := s.config.Clock(), s.forgot.Load()
+	if s.known(charges, decisions, now) {
+		return
+	}
+	s.next.Take(ctx, charges, decisions)
+	s.learn(charges, decisions, now, forgot)
+}
+
+// known answers a group from memory, if it can.
+func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) bool {
+	s.mu.RLock()
+	d := s.groups[groupHash(charges)]
+	s.mu.RUnlock()
+	if d == nil || !now.Before(d.until) || len(charges) != len(d.charges) {
+		return false
+	}
+	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
+	denied := false
+	for i := range charges {
+		if !d.answer(i, &charges[i], passed, &decisions[i]) {
+			return false
+		}
+		denied = denied || !decisions[i].Allowed
+	}
+	return denied
+}
+
+// answer is what charge i of what was denied says of c, which must be the same but for a cost at
+// least as large, passed us later.
+func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Decision) bool {
+	was := &d.charges[i]
+	ask := was.Ask
+	ask.Cost = max(ask.Cost, c.Ask.Cost)
+	if was.Limit != c.Limit || ask != c.Ask || !bytes.Equal(was.Key, c.Key) {
+		return false
+	}
+	*answer = d.decisions[i]
+	switch {
+	case answer.Allowed:
+		// It was not charged, for another denied; a larger cost might be denied too.
+		if ask.Cost > was.Ask.Cost {
+			return false
+		}
+	case ask.Cost == was.Ask.Cost:
+		answer.RetryAfter -= passed
+	case !c.retell(passed, answer):
+		return false
+	}
+	answer.ResetAfter = max(0, answer.ResetAfter-passed)
+	return answer.Allowed || answer.RetryAfter > 0
+}
+
+// retell answers c, which asks more than answer was for, where Value tells all there is to know of
+// the bucket.
+func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
+	switch c.Limit.Kind {
+	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.FixedWindow:
+	default:
+		return false
+	}
+	if c.Shards != nil {
+		return false
+	}
+	ask := c.Ask
+	ask.Look = true
+	was := algorithms.State{By: c.Limit, Value: answer.Value, At: answer.At}
+	reset := answer.ResetAfter
+	_, answer.Decision = c.Limit.Take(was, answer.At+passed, ask)
+	answer.ResetAfter = reset
+	return !answer.Allowed && !answer.Never
+}
+
+// learn remembers a denial that lasts.
+func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Time, forgot uint64) {
+	lasts := algorithms.Micros(0)
+	for i := range charges {
+		d := &decisions[i]
+		switch {
+		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Ask.Cost < 0:
+			return
+		case d.Never:
+			return // costs next nothing to find out
+		case !d.Allowed:
+			lasts = max(lasts, d.RetryAfter)
+		}
+	}
+	if lasts == 0 {
+		return
+	}
+	d := &denial{decisions: slices.Clone(decisions), at: now}
+	d.until = now.Add(min(s.config.MaxAge, time.Duration(lasts)*time.Microsecond))
+	hash := groupHash(charges)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.forgot.Load() != forgot { // something came back meanwhile: this may be out of date
+		return
+	}
+	if len(s.groups) >= s.config.MaxGroups {
+		clear(s.groups)
+		clear(s.buckets)
+	}
+	for i := range charges {
+		c := charges[i]
+		c.Key = bytes.Clone(c.Key)
+		d.charges = append(d.charges, c)
+		if bucket := xxhash.Sum64(c.Key); s.groups[hash] == nil {
+			s.buckets[bucket] = append(s.buckets[bucket], hash)
+		}
+	}
+	s.groups[hash] = d
+}
+
+// forgetGivenBack forgets the denials of buckets that get something back.
+func (s *DeniedStore) forgetGivenBack(charges []Charge) {
+	for i := range charges {
+		if charges[i].Ask.Cost < 0 {
+			s.ForgetBucket(charges[i].Key)
+		}
+	}
+}
+
+// ForgetBucket forgets the denials of one bucket.
+func (s *DeniedStore) ForgetBucket(key []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgot.Add(1)
+	bucket := xxhash.Sum64(key)
+	for _, group := range s.buckets[bucket] {
+		delete(s.groups, group)
+	}
+	delete(s.buckets, bucket)
+}
+
+// Forget forgets all denials.
+func (s *DeniedStore) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgot.Add(1)
+	clear(s.groups)
+	clear(s.buckets)
+}
+
+func groupHash(charges []Charge) uint64 {
+	if len(charges) == 1 {
+		return xxhash.Sum64(charges[0].Key)
+	}
+	var h uint64
+	for i := range charges {
+		h = h*0x9E3779B97F4A7C15 + xxhash.Sum64(charges[i].Key)
+	}
+	return h
+}
+
+// run is the length of the group that charges start with.
+func run(charges []Charge) int {
+	n := 1
+	for n < len(charges) && charges[n].Group == charges[0].Group {
+		n++
+	}
+	return n
+}
+
+// runs is how many groups charges are.
+func runs(charges []Charge) (n int) {
+	for len(charges) > 0 {
+		charges = charges[run(charges):]
+		n++
+	}
+	return n
+}
+
+func givesBack(charges []Charge) bool {
+	for i := range charges {
+		if charges[i].Ask.Cost < 0 {
+			return true
+		}
+	}
+	return false
+}
