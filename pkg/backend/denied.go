@@ -156,7 +156,7 @@ func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
 	default:
 		return false
 	}
-	if c.Shards != nil {
+	if len(c.Shards) > 0 {
 		return false
 	}
 	ask := c.Ask

@@ -31,15 +31,11 @@ type Charge struct {
 	// Slot, where it is not 0, is shared by buckets that a Store of several nodes keeps where one
 	// step can reach them all.
 	Slot uint64
-	// Shards, where it is not nil, is how a Store of several nodes splits the bucket.
-	Shards *Shards
+	// Shards, where there are any, is how a Store of several nodes splits the bucket, as
+	// algorithms.Split made them.
+	Shards []algorithms.Limit
 	// Group numbers the charges that are taken together.
 	Group int
-}
-
-// Shards is how a limit is split over the nodes of a Store.
-type Shards struct {
-	Limits []algorithms.Limit // as algorithms.Split made them
 }
 
 // Decision is the answer to one Charge.

@@ -72,7 +72,7 @@ func (c *cluster) Take(ctx context.Context, charges []backend.Charge, decisions 
 func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, backend.Store) {
 	key, slot := c.keys.of(&charges[0])
 	for i := range charges {
-		if charges[i].Shards != nil {
+		if len(charges[i].Shards) > 0 {
 			return false, nil
 		}
 		if i > 0 {
@@ -163,10 +163,10 @@ func (c *cluster) parts(charges []backend.Charge) (parts, later []*part) {
 	for i := range charges {
 		_, slot := c.keys.of(&charges[i])
 		p := slots[slot]
-		if p == nil || charges[i].Shards != nil {
+		if p == nil || len(charges[i].Shards) > 0 {
 			p = &part{}
 			all = append(all, p)
-			if charges[i].Shards == nil {
+			if len(charges[i].Shards) == 0 {
 				slots[slot] = p
 			}
 		}
@@ -185,7 +185,7 @@ func (c *cluster) parts(charges []backend.Charge) (parts, later []*part) {
 }
 
 func (c *cluster) takePart(ctx context.Context, p *part) {
-	if p.charges[0].Shards != nil {
+	if len(p.charges[0].Shards) > 0 {
 		c.takeShards(ctx, &p.charges[0], &p.decisions[0])
 		return
 	}

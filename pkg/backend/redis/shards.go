@@ -26,18 +26,18 @@ type shardMemory struct {
 // maxSharded bounds the buckets remembered; beyond it they are forgotten all at once.
 const maxSharded = 65_536
 
-func (m *shardMemory) of(key []byte, shards *backend.Shards, use func(left []int64)) {
+func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(left []int64)) {
 	hash := xxhash.Sum64(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	left := m.left[hash]
-	if len(left) != len(shards.Limits) {
+	if len(left) != len(shards) {
 		if m.left == nil || len(m.left) >= maxSharded {
 			m.left = map[uint64][]int64{}
 		}
-		left = make([]int64, len(shards.Limits))
+		left = make([]int64, len(shards))
 		for i := range left { // a shard never seen counts as full
-			left[i] = full(&shards.Limits[i])
+			left[i] = full(&shards[i])
 		}
 		m.left[hash] = left
 	}
@@ -52,8 +52,8 @@ func full(l *algorithms.Limit) int64 {
 }
 
 // draw returns two different shards at random, the one with more left first.
-func (m *shardMemory) draw(key []byte, shards *backend.Shards) (first, second int) {
-	n := len(shards.Limits)
+func (m *shardMemory) draw(key []byte, shards []algorithms.Limit) (first, second int) {
+	n := len(shards)
 	first = rand.IntN(n)
 	if second = rand.IntN(n - 1); second >= first {
 		second++
@@ -67,7 +67,7 @@ func (m *shardMemory) draw(key []byte, shards *backend.Shards) (first, second in
 }
 
 // saw remembers what is left in shard i and returns what was last seen in all of them.
-func (m *shardMemory) saw(key []byte, shards *backend.Shards, i int, value int64) (sum int64) {
+func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, value int64) (sum int64) {
 	m.of(key, shards, func(left []int64) {
 		left[i] = value
 		for _, v := range left {
@@ -87,13 +87,13 @@ func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decisi
 	if ask.Cost > 0 && !ask.Reserve && !ask.Look && !charge.Limit.Overdraw {
 		first, second := c.shards.draw(charge.Key, shards)
 		for _, i := range [...]int{first, second} {
-			if ask.Cost > shards.Limits[i].Capacity {
+			if ask.Cost > shards[i].Capacity {
 				continue
 			}
 			d := c.takeShard(ctx, charge, i, ask)
 			if d.Err != nil || d.Allowed {
 				*decision = d
-				decision.Remaining = c.shards.saw(charge.Key, shards, i, d.Value) / unit(&shards.Limits[i])
+				decision.Remaining = c.shards.saw(charge.Key, shards, i, d.Value) / unit(&shards[i])
 				return
 			}
 			c.shards.saw(charge.Key, shards, i, d.Value)
@@ -108,8 +108,8 @@ func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decisi
 
 func (c *cluster) takeShard(ctx context.Context, charge *backend.Charge, i int, ask algorithms.Ask) backend.Decision {
 	part := *charge
-	part.Limit, part.Ask, part.Shards = &charge.Shards.Limits[i], ask, nil
-	part.Slot = shardSlot(charge.Key, i, len(charge.Shards.Limits))
+	part.Limit, part.Ask, part.Shards = &charge.Shards[i], ask, nil
+	part.Slot = shardSlot(charge.Key, i, len(charge.Shards))
 	key, _ := c.keys.of(&part)
 	var d [1]backend.Decision
 	c.laneOf(ctx, key).Take(ctx, []backend.Charge{part}, d[:])
@@ -136,7 +136,7 @@ func (c *cluster) eachShard(ctx context.Context, charge *backend.Charge, asks []
 // stands: if a part was gone by then, what was charged is given back.
 func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, decision *backend.Decision) bool {
 	shards, ask := charge.Shards, charge.Ask
-	looks := make([]algorithms.Ask, len(shards.Limits))
+	looks := make([]algorithms.Ask, len(shards))
 	for i := range looks {
 		looks[i] = algorithms.Ask{Hash: ask.Hash, Look: true}
 	}
@@ -148,8 +148,8 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 			*decision = seen[i]
 			return true
 		}
-		buckets[i].Limit = &shards.Limits[i]
-		buckets[i].State = algorithms.State{By: &shards.Limits[i], Value: seen[i].Value, At: seen[i].At}
+		buckets[i].Limit = &shards[i]
+		buckets[i].State = algorithms.State{By: &shards[i], Value: seen[i].Value, At: seen[i].At}
 		now = max(now, seen[i].At)
 		c.shards.saw(charge.Key, shards, i, seen[i].Value)
 	}
