@@ -124,46 +124,50 @@ func TestConvertsAsTheRuleSays(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, func(t *rapid.T) {
 				roll := throw(t)
-				s1, l1 := roll.limit(k.kind)
-				s2, l2 := roll.limit(k.kind)
-				if l1.clears() || l2.clears() {
-					return
-				}
-				hash, now := uint64(0), Micros(0)
-				var s State
-				roll.walk(length(t, 50), []*Limit{l1}, func(m moment) {
-					s, now, hash = m.after, max(m.now, m.after.At), m.ask.Hash
-				})
-				if s.By == nil {
-					return
-				}
-				if l1.Initial < l1.Capacity && now >= s.FreshAt()-Day-Micros(l1.Period)*l1.Tick {
-					return // it might start at initial again
-				}
-				next, _ := l2.Take(s, now, Ask{Hash: hash})
-				if l2.Initial < l2.Capacity && s.At < now-Day && next.Value == l2.fresh(now).Value {
-					return
-				}
-				left1, left2 := l1.leftAt(s, now, hash), l2.leftAt(next, now, hash)
-				room := int64(maxExact)
-				if k.kind == FixedWindow {
-					room = mostWindow(s2, l2.Tick)
-				}
-				want := converted(left1, l1.full(), l1.unit(), l2.full(), l2.unit(), room)
-				if k.kind == Guaranteed {
-					left1, left2 = l1.flow(s.Prev, l1.V1, l1.P1, l1.elapsed(s.At, now)), l2.flow(next.Prev, l2.V1, l2.P1, l2.elapsed(next.At, now))
-					want = converted(left1, l1.V1, l1.Q, l2.V1, l2.Q, room)
-				}
-				if want != left2 {
-					t.Fatalf("%d of %s became %d of %s, want %d", left1, show(s1), left2, show(s2), want)
+				for range length(t, 100) {
+					roll.convert(t, k.kind)
 				}
 			})
 		})
 	}
 }
 
-func converted(left1, full1, q1, full2, q2, room int64) int64 {
+func (roll dice) convert(t *rapid.T, kind Kind) {
+	s1, l1 := roll.limit(kind)
+	s2, l2 := roll.limit(kind)
+	if l1.clears() || l2.clears() {
+		return
+	}
+	hash, now := uint64(0), Micros(0)
+	var s State
+	roll.walk(int(roll.between(1, 20)), []*Limit{l1}, func(m moment) {
+		s, now, hash = m.after, max(m.now, m.after.At), m.ask.Hash
+	})
+	if s.By == nil || now >= s.At+Day {
+		return // there was nothing yet, or it may start at initial again
+	}
+	next, _ := l2.Take(s, now, Ask{Hash: hash})
+	left1, left2 := l1.leftAt(s, now, hash), l2.leftAt(next, now, hash)
+	reach := int64(0) // the largest debt the new numbers can express
+	if kind == TokenBucket {
+		reach = (mostTokens(s2, l2.Tick) - l2.Capacity) * l2.Q
+	} else if kind == FixedWindow {
+		reach = mostWindow(s2, l2.Tick) - l2.Capacity
+	}
+	if want := converted(left1, l1.full(), l1.unit(), l2.full(), l2.unit(), reach); want != left2 {
+		t.Fatalf("%d of %s became %d of %s, want %d", left1, show(s1), left2, show(s2), want)
+	}
+	if kind == Guaranteed {
+		left1 = l1.flow(s.Prev, l1.V1, l1.P1, l1.elapsed(s.At, now))
+		left2 = l2.flow(next.Prev, l2.V1, l2.P1, l2.elapsed(next.At, now))
+		if want := converted(left1, l1.V1, l1.Q, l2.V1, l2.Q, reach); want != left2 {
+			t.Fatalf("guaranteed: %d of %s became %d of %s, want %d", left1, show(s1), left2, show(s2), want)
+		}
+	}
+}
+
+func converted(left1, full1, q1, full2, q2, reach int64) int64 {
 	value, used := big.NewRat(left1, q1), big.NewRat(full1-left1, q1)
 	want := most(least(whole(0), value), minus(big.NewRat(full2, q2), used))
-	return down(most(times(want, whole(q2)), whole(full2-room))).Int64()
+	return down(most(times(want, whole(q2)), whole(-reach))).Int64()
 }

@@ -90,8 +90,8 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// ask is a random ask of l. One in ten only looks.
-func (roll dice) ask(l *Limit, hash uint64) Ask {
+// ask is a random ask of l at now. One in ten only looks.
+func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
 	most := l.Capacity
 	a := Ask{Hash: hash, Look: roll.once(10)}
 	if l.CanReserve() && !l.Overdraw && !l.TakesDenied && !l.PerRequest && roll.once(3) {
@@ -116,6 +116,13 @@ func (roll dice) ask(l *Limit, hash uint64) Ask {
 		a.Cost = 1
 	default:
 		a.Cost = roll.between(1, max(1, min(most, 1+l.Capacity/3)))
+	}
+	if a.Cost < 0 && roll.once(3) {
+		a.Of = now - Micros(roll.of(0, 1, roll(l.Period), l.Period, roll(2*l.Period)))*l.Tick
+	}
+	if l.Kind == TokenBucket && roll.once(8) {
+		a.Raw = true
+		a.Cost = max(-most-2, min(a.Cost, most+2))*l.Q - roll(l.Q)
 	}
 	return a
 }
@@ -162,7 +169,7 @@ func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 		if len(limits) > 1 && roll.once(15) {
 			at.limit = limits[roll(int64(len(limits)))]
 		}
-		at.now, at.ask, at.before = now, roll.ask(at.limit, hash), clone(at.after)
+		at.now, at.ask, at.before = now, roll.ask(at.limit, now, hash), clone(at.after)
 		at.after, at.got = at.limit.Take(at.after, at.now, at.ask)
 		see(at)
 		if now = roll.next(at.limit, now, at.got); now > MaxTime {

@@ -81,6 +81,26 @@ func (e SpecErrors) Error() string {
 	return strings.Join(s, "; ")
 }
 
+// Part is share (0 to 1) of s: its amounts rounded down, a rate and a capacity of at least 1.
+func (s Spec) Part(share float64) Spec {
+	part := func(n *int64, least int64) *int64 {
+		if n == nil {
+			return nil
+		}
+		m := min(*n, max(least, int64(float64(*n)*share)))
+		return &m
+	}
+	s.Rate = *part(&s.Rate, 1)
+	s.Capacity, s.MaxReserved = part(s.Capacity, 1), part(s.MaxReserved, 0)
+	if s.Initial = part(s.Initial, 0); s.Initial != nil && s.Capacity == nil {
+		*s.Initial = min(*s.Initial, s.Rate)
+	}
+	if s.Minimum != nil {
+		s.Minimum = &Rate{*part(&s.Minimum.Units, 1), s.Minimum.Period}
+	}
+	return s
+}
+
 // Compile checks and scales s. An error is a SpecErrors that lists every mistake.
 func Compile(s Spec) (Limit, error) {
 	if errs := check(s); len(errs) > 0 {

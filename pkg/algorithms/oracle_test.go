@@ -18,7 +18,7 @@ func TestAgreesWithTwin(t *testing.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
 				twin := twinOf(s)
-				var script []string
+				var last [6]moment // what led there
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					asks++
 					if m.limit.Tick == 1 {
@@ -27,12 +27,13 @@ func TestAgreesWithTwin(t *testing.T) {
 					if !m.got.Allowed {
 						denied++
 					}
-					if len(script) == 6 {
-						script = script[1:]
-					}
-					script = append(script, fmt.Sprintf("at %d ask %+v of %+v", m.now, m.ask, m.before))
+					copy(last[:], last[1:])
+					last[len(last)-1] = m
 					if want := twin.ask(m.now, m.ask); m.got != want {
-						t.Fatalf("%s\nlimit %s\n got %+v\nwant %+v", strings.Join(script, "\n"), show(s), m.got, want)
+						for _, m := range last {
+							t.Logf("at %d %+v of %+v: %+v", m.now, m.ask, m.before, m.got)
+						}
+						t.Fatalf("%s\n got %+v\nwant %+v", show(s), m.got, want)
 					}
 				})
 			})

@@ -10,6 +10,7 @@ import (
 // each plays random walks through random limits of every kind. With several limits the numbers
 // change on the way.
 func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
+	t.Helper()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
@@ -39,7 +40,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 		if m.got.Allowed || m.got.Never || m.ask.Look {
 			return
 		}
-		if m.limit.Overdraw && m.ask.Cost > m.limit.Capacity {
+		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Raw || m.ask.Cost > m.limit.full()) {
 			return // never there at once
 		}
 		if m.got.RetryAfter <= 0 {
@@ -135,7 +136,7 @@ func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
 		kept, dropped := clone(m.after), State{}
 		at := max(m.now, m.after.FreshAt()) + Micros(roll.of(0, 0, 1, roll(1000), l.Period*int64(l.Tick)))
 		for range 4 {
-			a := roll.ask(l, m.ask.Hash)
+			a := roll.ask(l, at, m.ask.Hash)
 			var d1, d2 Decision
 			s := kept
 			kept, d1 = l.Take(kept, at, a)
@@ -179,9 +180,9 @@ type charge struct {
 
 // admitted plays a walk without reservations and with a clock that only goes forward, mostly at
 // the limit of what is there.
-func (roll dice) admitted(l *Limit, n int) (all []charge) {
+func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State
-	now, hash := Micros(int64(t0)+roll(1e12)), uint64(roll(1<<40))
+	now := t0 + Micros(roll(1e12))
 	for range n {
 		a := Ask{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity+1), -1)}
 		var d Decision
@@ -207,11 +208,12 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 				if l.Overdraw || l.Kind == SlidingWindow { // the one takes what is not there, the other estimates
 					return
 				}
-				all := roll.admitted(l, length(t, 300))
+				hash := uint64(roll(1 << 40))
+				all := roll.admitted(l, hash, length(t, 300))
 				for i, from := range all {
 					sum := big.NewInt(0)
 					for _, to := range all[i:] {
-						if !together(s, l, from.at, to.at) {
+						if !together(s, l, hash, from.at, to.at) {
 							break
 						}
 						if sum.Add(sum, big.NewInt(to.cost)); sum.Cmp(bound(s, l, from.at, to.at)) > 0 {
@@ -225,16 +227,16 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 }
 
 // together tells whether a bound holds for two moments.
-func together(s Spec, l *Limit, from, to Micros) bool {
+func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	switch l.Kind {
 	case FixedWindow:
-		e := edges{Micros(l.Phase) * l.Tick, s.Period}
-		return l.PhaseFromKey && to-from < 1 || !l.PhaseFromKey && e.start(from) == e.start(to)
+		e := edgesOf(s, l.Tick, hash)
+		return e.start(from) == e.start(to)
 	case SlidingLog:
 		return to-from < s.Period
-	default:
-		return true
+	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow:
 	}
+	return true
 }
 
 // bound is the most of a span.
@@ -248,7 +250,7 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 		return down(plus(whole(l.Capacity), flow(s.Rate, s.Period)))
 	case Guaranteed:
 		return down(plus(whole(l.Capacity), plus(flow(s.Rate, s.Period), flow(s.Minimum.Units, s.Minimum.Period))))
-	default:
-		return big.NewInt(l.Capacity)
+	case FixedWindow, SlidingLog, SlidingWindow:
 	}
+	return big.NewInt(l.Capacity)
 }

@@ -1,6 +1,7 @@
 package algorithms
 
 import (
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -31,6 +32,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 		}
 		if b.Decision.Allowed {
 			b.Decision.Remaining, b.Decision.ResetAfter, b.Decision.Wait = is.Remaining, is.ResetAfter, 0
+			b.Decision.Value = is.Value
 		}
 	}
 	return all
@@ -54,16 +56,16 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 		}
 		two := make([]Bucket, len(one))
 		now, hash := t0, uint64(roll(1<<40))
-		for range length(t, 1000) {
+		for range length(t, 5000) {
 			for i := range one {
-				one[i].Ask = roll.ask(one[i].Limit, hash)
+				one[i].Ask = roll.ask(one[i].Limit, now, hash)
 				if !roll.once(8) {
-					one[i].Ask.Cost = roll.of(0, 1, 1, 2)
+					one[i].Ask = Ask{Hash: hash, Cost: roll.of(0, 1, 1, 2), Look: roll.once(10)}
 				}
 				two[i] = one[i]
 				two[i].State = clone(one[i].State)
 			}
-			before := append([]Bucket(nil), two...)
+			before := slices.Clone(two)
 			got, want := TakeAll(now, one), takeEach(now, two)
 			groups++
 			if got {
@@ -83,6 +85,7 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 }
 
 func bucket(t *testing.T, s Spec, cost int64) Bucket {
+	t.Helper()
 	return Bucket{Limit: mustCompile(t, s), Ask: Ask{Cost: cost}}
 }
 

@@ -1,10 +1,6 @@
 package algorithms
 
-import (
-	"math/big"
-	"slices"
-	"sort"
-)
+import "math/big"
 
 // The dumb twins: every algorithm once more, from the written definition instead of the code, in
 // fractions of tokens instead of scaled integers, or by counting events. They are slow and allocate
@@ -65,8 +61,11 @@ func (w *watch) ticks(from, to Micros) *big.Rat { return whole(int64(to/w.tick) 
 
 // delay is "the difference is added to retry_after, reset_after and wait".
 func delay(d Decision, behind Micros) Decision {
-	for _, t := range []*Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
-		if *t > 0 {
+	if !d.Allowed && !d.Never {
+		d.RetryAfter += behind
+	}
+	for _, t := range []*Micros{&d.ResetAfter, &d.Wait} {
+		if *t > 0 { // 0: it is full, or there, already
 			*t += behind
 		}
 	}
@@ -148,7 +147,10 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 		kept.seen = less(initial, capacity)
 	}
 	level := least(capacity, plus(kept.level, times(flow, b.ticks(kept.ts, at))))
-	cost, r := new(big.Rat).SetInt64(a.Cost), whole(0)
+	cost, r := whole(a.Cost), whole(0)
+	if a.Raw {
+		cost = over(cost, b.unit())
+	}
 	if a.Reserve {
 		r = reserved
 	}
@@ -168,7 +170,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	default:
 		d.RetryAfter, takes = b.after(at, up(over(short, flow))), false
 	}
-	d.Remaining = none(down(level))
+	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), none(down(level))
 	d.ResetAfter = b.after(at, toFull(level))
 	if a.Cost < 0 && !kept.seen {
 		takes = false // full already: nothing to give back
@@ -183,6 +185,9 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	return delay(d, behind)
 }
+
+// unit is how many parts of a token are counted: the smallest number that makes the flow whole.
+func (b *tokenTwin) unit() *big.Rat { return new(big.Rat).SetInt(b.flow(b.s.Rate, b.s.Period).Denom()) }
 
 // leakyTwin is a queue: how much of it waits, in units, draining.
 type leakyTwin struct {
@@ -223,7 +228,8 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 		charged = queue
 		d = Decision{RetryAfter: max(d.RetryAfter, turn-a.MaxWait)}
 	}
-	d.Remaining = none(down(minus(places, charged)))
+	left := minus(places, charged)
+	d.Value, d.Remaining = down(times(left, new(big.Rat).SetInt(drain.Denom()))).Int64(), none(down(left))
 	if d.ResetAfter = b.after(at, up(over(charged, drain))); d.ResetAfter > 0 {
 		d.ResetAfter += behind
 	}
@@ -291,7 +297,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 		}
 		d.RetryAfter = b.after(at, up(t))
 	}
-	d.Remaining = none(down(plus(sure, bank)))
+	d.Value, d.Remaining = down(times(plus(sure, bank), new(big.Rat).SetInt(lcm(flow1.Denom(), flow2.Denom())))).Int64(), none(down(plus(sure, bank)))
 	d.ResetAfter = b.after(at, up(toFull(sure, bank)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
@@ -303,129 +309,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	return delay(d, behind)
 }
 
-// logTwin remembers every admitted unit and counts those that are young. Its clock is the newest.
-type logTwin struct {
-	s Spec
-	watch
-	admitted []Micros
-}
-
-func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
-	kept := *b
-	at, behind := kept.read(now)
-	kept.admitted = nil
-	for _, t := range b.admitted { // none is newer than a clock that was set back
-		kept.admitted = append(kept.admitted, min(t, at))
-	}
-	young := func(at Micros) (n int64) {
-		for i := len(kept.admitted) - 1; i >= 0 && at-kept.admitted[i] < b.s.Period; i-- {
-			n++
-		}
-		return n
-	}
-	log := kept.admitted
-	switch n := young(at); {
-	case a.Cost < 0:
-		d.Allowed = true
-		for back := a.Cost; back < 0 && n > 0; back, n = back+1, n-1 {
-			log = log[:len(log)-1]
-		}
-	case a.Cost > b.s.Rate:
-		d.Never = true
-	case n+a.Cost <= b.s.Rate:
-		d.Allowed = true
-		for range a.Cost {
-			log = append(log, at)
-		}
-	default: // try every moment at which a unit leaves
-		for _, t := range kept.admitted {
-			if leaves := t + b.s.Period; leaves > at && young(leaves)+a.Cost <= b.s.Rate {
-				d.RetryAfter = leaves - at
-				break
-			}
-		}
-	}
-	d.Remaining = b.s.Rate
-	for i := len(log) - 1; i >= 0 && at-log[i] < b.s.Period; i-- {
-		d.Remaining--
-	}
-	if n := len(log); n > 0 {
-		d.ResetAfter = max(0, log[n-1]+b.s.Period-at)
-	}
-	switch {
-	case d.Never || a.Look:
-	case d.Allowed && a.Cost != 0: // what is out now stays out, should the clock be set back
-		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
-		b.admitted = log[i:]
-		if b.seen = len(b.admitted) > 0; b.seen {
-			b.ts = b.admitted[len(b.admitted)-1]
-		}
-	default:
-		*b = kept
-	}
-	return delay(d, behind)
-}
-
-// slidingTwin is the literal formula; when it is allowed again is searched for.
-type slidingTwin struct {
-	s Spec
-	watch
-	cur, prev int64
-}
-
-func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
-	kept := *b
-	period := int64(b.s.Period / b.tick)
-	at, behind := kept.read(now)
-	// counts are those of the window of tick t and of the one before.
-	counts := func(t int64) (cur, prev int64) {
-		switch t/period - int64(kept.ts/b.tick)/period {
-		case 0:
-			return kept.cur, kept.prev
-		case 1:
-			return 0, kept.cur
-		default:
-			return 0, 0
-		}
-	}
-	used := func(t int64) *big.Rat {
-		cur, prev := counts(t)
-		return plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period)))
-	}
-	rate, t := whole(b.s.Rate), int64(at/b.tick)
-	fits := func(t int64) bool { return !less(rate, plus(used(t), new(big.Rat).SetInt64(a.Cost))) }
-	cur, prev := counts(t)
-	switch {
-	case a.Cost < 0:
-		d.Allowed = true
-		back := new(big.Rat).Neg(new(big.Rat).SetInt64(a.Cost))
-		fromCur := least(back, whole(cur))
-		fromPrev := least(minus(back, fromCur), whole(prev))
-		cur, prev = cur-down(fromCur).Int64(), prev-down(fromPrev).Int64()
-	case a.Cost > b.s.Rate:
-		d.Never = true
-	case fits(t):
-		d.Allowed = true
-		cur += a.Cost
-	default: // what is used only falls from here on
-		n := sort.Search(int(2*period), func(n int) bool { return fits(t + int64(n)) })
-		d.RetryAfter = b.after(at, big.NewInt(int64(n)))
-	}
-	done := *b
-	done.cur, done.prev, done.ts, done.seen = cur, prev, at, true
-	d.Remaining = none(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
-	switch {
-	case cur > 0:
-		d.ResetAfter = b.after(at, big.NewInt(2*period-t%period))
-	case prev > 0:
-		d.ResetAfter = b.after(at, big.NewInt(period-t%period))
-	}
-	switch {
-	case d.Never || a.Look || a.Cost < 0 && !b.seen:
-	case d.Allowed && a.Cost != 0:
-		*b = done
-	default:
-		*b = kept
-	}
-	return delay(d, behind)
+func lcm(a, b *big.Int) *big.Int {
+	n := new(big.Int).Mul(a, b)
+	return n.Div(n, new(big.Int).GCD(nil, nil, a, b))
 }

@@ -46,6 +46,7 @@ type step struct {
 // run plays steps against a bucket of s that holds before at t0 (nil: never seen).
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
+	t.Helper()
 	l := mustCompile(t, s)
 	var state State
 	if before != nil {
@@ -56,12 +57,13 @@ func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 
 func play(t *testing.T, l *Limit, state State, steps []step) State {
 	t.Helper()
+	t.Helper()
 	for i, is := range steps {
 		var got Decision
 		now := t0 + is.at
 		state, got = l.Take(state, now, Ask{Cost: is.cost, Reserve: is.reserve, Look: is.look, MaxWait: is.maxWait})
 		want := Decision{Allowed: is.allowed, Never: is.never, Remaining: max(0, is.left), RetryAfter: is.retry, Wait: is.wait}
-		want.ResetAfter = is.reset
+		want.ResetAfter, want.Value = is.reset, got.Value
 		if is.reset == 0 {
 			want.ResetAfter = got.ResetAfter
 		}

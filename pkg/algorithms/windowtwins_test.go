@@ -1,6 +1,10 @@
 package algorithms
 
-import "math/big"
+import (
+	"math/big"
+	"slices"
+	"sort"
+)
 
 // edges finds the window edges: moments that differ from phase by whole periods.
 type edges struct{ phase, period Micros }
@@ -70,6 +74,8 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	cost, takes := min(a.Cost, 1<<55), true // more than any bucket holds
 	switch {
+	case cost < 0 && a.Of > 0 && e.start(a.Of) != e.start(at): // what it would undo is over
+		d.Allowed = true
 	case cost < 0:
 		d.Allowed = true
 		value = min(capacity, value-max(cost, -1<<55))
@@ -86,7 +92,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	default:
 		d.RetryAfter, takes = edge(grants(cost-r-value)), false
 	}
-	d.Remaining = max(0, value)
+	d.Value, d.Remaining = value, max(0, value)
 	d.ResetAfter = edge(max(1, grants(capacity-value)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
@@ -118,6 +124,8 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	cost, takes := max(min(a.Cost, 1<<55), -1<<55), true
 	switch {
+	case cost < 0 && a.Of > 0 && e.start(a.Of) != e.start(at):
+		d.Allowed = true
 	case cost < 0:
 		d.Allowed = true
 		count = max(0, count+cost)
@@ -132,12 +140,148 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 			d.RetryAfter = e.start(at) + e.period - at
 		}
 	}
-	d.Remaining = max(0, capacity-count)
+	d.Value, d.Remaining = capacity-count, max(0, capacity-count)
 	d.ResetAfter = e.start(at) + e.period - at
 	switch {
 	case a.Look || a.Cost < 0 && !b.seen || d.Never && !takes:
 	case takes && a.Cost != 0:
 		b.count, b.ts, b.seen = count, at, true
+	default:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// logTwin remembers every admitted unit and counts those that are young. Its clock is the newest.
+type logTwin struct {
+	s Spec
+	watch
+	admitted []Micros
+}
+
+func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	at, behind := kept.read(now)
+	kept.admitted = nil
+	for _, t := range b.admitted { // none is newer than a clock that was set back
+		kept.admitted = append(kept.admitted, min(t, at))
+	}
+	young := func(at Micros) (n int64) {
+		for i := len(kept.admitted) - 1; i >= 0 && at-kept.admitted[i] < b.s.Period; i-- {
+			n++
+		}
+		return n
+	}
+	log := kept.admitted
+	switch n := young(at); {
+	case a.Cost < 0 && a.Of > 0 && at-a.Of >= b.s.Period: // what it would undo is out
+		d.Allowed = true
+	case a.Cost < 0:
+		d.Allowed = true
+		for back := a.Cost; back < 0 && n > 0; back, n = back+1, n-1 {
+			log = log[:len(log)-1]
+		}
+	case a.Cost > b.s.Rate:
+		d.Never = true
+	case n+a.Cost <= b.s.Rate:
+		d.Allowed = true
+		for range a.Cost {
+			log = append(log, at)
+		}
+	default: // try every moment at which a unit leaves
+		for _, t := range kept.admitted {
+			if leaves := t + b.s.Period; leaves > at && young(leaves)+a.Cost <= b.s.Rate {
+				d.RetryAfter = leaves - at
+				break
+			}
+		}
+	}
+	d.Remaining = b.s.Rate
+	for i := len(log) - 1; i >= 0 && at-log[i] < b.s.Period; i-- {
+		d.Remaining--
+	}
+	d.Value = d.Remaining
+	if n := len(log); n > 0 {
+		d.ResetAfter = max(0, log[n-1]+b.s.Period-at)
+	}
+	switch {
+	case d.Never || a.Look:
+	case d.Allowed && a.Cost != 0: // what is out now stays out, should the clock be set back
+		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
+		b.admitted = log[i:]
+		if b.seen = len(b.admitted) > 0; b.seen {
+			b.ts = b.admitted[len(b.admitted)-1]
+		}
+	default:
+		*b = kept
+	}
+	return delay(d, behind)
+}
+
+// slidingTwin is the literal formula; when it is allowed again is searched for.
+type slidingTwin struct {
+	s Spec
+	watch
+	cur, prev int64
+}
+
+func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
+	kept := *b
+	period := int64(b.s.Period / b.tick)
+	at, behind := kept.read(now)
+	// counts are those of the window of tick t and of the one before.
+	counts := func(t int64) (cur, prev int64) {
+		switch t/period - int64(kept.ts/b.tick)/period {
+		case 0:
+			return kept.cur, kept.prev
+		case 1:
+			return 0, kept.cur
+		default:
+			return 0, 0
+		}
+	}
+	used := func(t int64) *big.Rat {
+		cur, prev := counts(t)
+		return plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period)))
+	}
+	rate, t := whole(b.s.Rate), int64(at/b.tick)
+	fits := func(t int64) bool { // the same in integers, for the search
+		cur, prev := counts(t)
+		return (cur+a.Cost)*period+prev*(period-t%period) <= b.s.Rate*period
+	}
+	cur, prev := counts(t)
+	switch {
+	case a.Cost < 0 && a.Of > 0 && int64(a.Of/b.tick)/period != t/period:
+		d.Allowed = true
+	case a.Cost < 0:
+		d.Allowed = true
+		back := new(big.Rat).Neg(new(big.Rat).SetInt64(a.Cost))
+		fromCur := least(back, whole(cur))
+		fromPrev := least(minus(back, fromCur), whole(prev))
+		cur, prev = cur-down(fromCur).Int64(), prev-down(fromPrev).Int64()
+	case a.Cost > b.s.Rate:
+		d.Never = true
+	case !less(rate, plus(used(t), whole(a.Cost))):
+		d.Allowed = true
+		cur += a.Cost
+	default: // what is used only falls from here on
+		n := sort.Search(int(2*period), func(n int) bool { return fits(t + int64(n)) })
+		d.RetryAfter = b.after(at, big.NewInt(int64(n)))
+	}
+	done := *b
+	done.cur, done.prev, done.ts, done.seen = cur, prev, at, true
+	d.Remaining = none(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
+	d.Value = d.Remaining
+	switch {
+	case cur > 0:
+		d.ResetAfter = b.after(at, big.NewInt(2*period-t%period))
+	case prev > 0:
+		d.ResetAfter = b.after(at, big.NewInt(period-t%period))
+	}
+	switch {
+	case d.Never || a.Look || a.Cost < 0 && !b.seen:
+	case d.Allowed && a.Cost != 0:
+		*b = done
 	default:
 		*b = kept
 	}
@@ -196,8 +340,7 @@ func tickOf(s Spec) Micros {
 // fitsGuaranteed tells whether both buckets fit in 1/q, q = lcm(q1, q2), in us.
 func fitsGuaranteed(s Spec) bool {
 	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
-	q := new(big.Int).Mul(f1.Denom(), f2.Denom())
-	q.Div(q, new(big.Int).GCD(nil, nil, f1.Denom(), f2.Denom()))
+	q := lcm(f1.Denom(), f2.Denom())
 	most := new(big.Rat).Add(f1, f2)
 	most.Add(most, whole(s.Minimum.Units+orElse(s.Capacity, s.Rate)))
 	return most.Mul(most, new(big.Rat).SetInt(q)).Cmp(new(big.Rat).SetInt(exact)) <= 0

@@ -1,6 +1,10 @@
 package descriptors
 
-import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+import (
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
 
 // Policy is a limit as one place of a configuration uses it: the numbers and how the outcome is
 // treated. It is immutable once compiled. Several policies may share the buckets of one named
@@ -25,8 +29,11 @@ type Policy struct {
 	// Whole: its buckets are told apart by all keys and values of the descriptor, Open aside. So it
 	// is where a "*" stands in a key.
 	Whole bool
-	// Shards is how many buckets a store that has several nodes splits one into; 0: one.
-	Shards int
+	// Shards is how a store of several nodes splits each bucket; none: not at all.
+	Shards []algorithms.Limit
+	// Slot says which buckets a store of several nodes keeps in one place, so that limits of one
+	// request can be charged in one step; the zero Slot: each on its own.
+	Slot Slot
 
 	// RateName is the rate_limit's own name: shown in answers, and what Replaces refers to.
 	RateName string
@@ -47,8 +54,8 @@ type Policy struct {
 	MaxDelay algorithms.Micros
 	// OnFailure is the answer when the store cannot decide.
 	OnFailure OnFailure
-	// LocalShare is the part of the limit that OnFailure local gives out, in (0, 1].
-	LocalShare float64
+	// Local is the numbers of this process's own bucket, which OnFailure local gives out from.
+	Local *algorithms.Limit
 
 	// StatKey names the policy's counters as the reference server does:
 	// domain.key_value.key_value…
@@ -60,6 +67,43 @@ type Policy struct {
 	// Metadata is passed on in dynamic metadata of requests that pass; nil: none.
 	Metadata map[string]any
 }
+
+// Slot is what buckets that are kept in one place have in common: something fixed, or a value.
+type Slot struct {
+	// Fixed is a number of their own; 0: none.
+	Fixed uint64
+	// Value is 1 + the position of the value among those of the key; 0: none.
+	Value int
+	// Entry is the key of the entry with the value, for a policy that is Whole.
+	Entry string
+}
+
+// SlotOf is a number that buckets to be kept in one place share; 0: the bucket of this descriptor
+// is on its own.
+func (p *Policy) SlotOf(entries []Entry) uint64 {
+	switch {
+	case p.Slot.Value > 0:
+		return SlotNumber(entries[p.Open[p.Slot.Value-1]].Value)
+	case p.Slot.Entry != "":
+		for i := range entries {
+			if entries[i].Key == p.Slot.Entry {
+				return SlotNumber(entries[i].Value)
+			}
+		}
+	}
+	return p.Slot.Fixed
+}
+
+// SlotOfKey is SlotOf for values that are given as they are, as an API client does.
+func (p *Policy) SlotOfKey(key []string) uint64 {
+	if i := p.Slot.Value; i > 0 && i <= len(key) {
+		return SlotNumber(key[i-1])
+	}
+	return p.Slot.Fixed
+}
+
+// SlotNumber is the Slot of all that share text.
+func SlotNumber(text string) uint64 { return xxhash.Sum64String(text) | 1 }
 
 // OnFailure is the answer to give when a store cannot decide in time.
 type OnFailure uint8

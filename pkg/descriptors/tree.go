@@ -123,7 +123,7 @@ func (at *level) match(e *Entry) *Node {
 	}
 	for i := range at.loose {
 		w := &at.loose[i]
-		if (found == nil || w.order < found.order) && glob(w.pattern, e.Key, e.Value) {
+		if (found == nil || w.order < found.order) && (joined{e.Key, e.Value, true}).matches(w.pattern) {
 			found = w
 			break
 		}
@@ -141,15 +141,25 @@ func (at *level) match(e *Entry) *Node {
 // glob tells whether pattern, in which each "*" stands for any text, matches value, or, where key
 // is given, key + "_" + value.
 func glob(pattern, key, value string) bool {
-	text := joined{key, value}
+	return joined{key, value, key != ""}.matches(pattern)
+}
+
+// joined is key_value without joining them, or value alone.
+type joined struct {
+	key, value string
+	both       bool
+}
+
+// matches tells whether pattern matches all of j.
+func (j joined) matches(pattern string) bool {
 	// The classic two-pointer match: on a mismatch the last "*" swallows one byte more.
 	p, s, star, mark := 0, 0, -1, 0
-	for s < text.len() {
+	for s < j.len() {
 		switch {
 		case p < len(pattern) && pattern[p] == '*':
 			star, mark = p, s
 			p++
-		case p < len(pattern) && pattern[p] == text.at(s):
+		case p < len(pattern) && pattern[p] == j.at(s):
 			p++
 			s++
 		case star >= 0:
@@ -165,11 +175,8 @@ func glob(pattern, key, value string) bool {
 	return p == len(pattern)
 }
 
-// joined is key_value without joining them; value alone where there is no key.
-type joined struct{ key, value string }
-
 func (j joined) len() int {
-	if j.key == "" {
+	if !j.both {
 		return len(j.value)
 	}
 	return len(j.key) + 1 + len(j.value)
@@ -177,7 +184,7 @@ func (j joined) len() int {
 
 func (j joined) at(i int) byte {
 	switch n := len(j.key); {
-	case n == 0:
+	case !j.both:
 		return j.value[i]
 	case i < n:
 		return j.key[i]

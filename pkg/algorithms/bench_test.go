@@ -1,0 +1,114 @@
+package algorithms
+
+import (
+	"testing"
+)
+
+// speeds are limits of a size that production sees, one of every algorithm.
+var speeds = []struct {
+	name string
+	spec Spec
+}{
+	{"token bucket", Spec{Kind: TokenBucket, Rate: 1000, Period: sec}},
+	{"token bucket in ms", Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: ptr(int64(1e6))}},
+	{"fixed window", Spec{Kind: FixedWindow, Rate: 1000, Period: sec, Start: ptr(t0)}},
+	{"sliding window", Spec{Kind: SlidingWindow, Rate: 1000, Period: sec}},
+	{"sliding log", Spec{Kind: SlidingLog, Rate: 1000, Period: sec}},
+	{"leaky bucket", Spec{Kind: LeakyBucket, Rate: 1000, Period: sec, Capacity: ptr(int64(100))}},
+	{"guaranteed", Spec{Kind: TokenBucket, Rate: 1000, Period: sec, Minimum: &Rate{10, sec}}},
+}
+
+// steps are asks of one bucket: allowed, at a little less than the rate; denied, of one that was
+// emptied just now.
+func (l *Limit) steps() (allowed, denied func() bool) {
+	var s1, s2 State
+	now := t0
+	pause := Micros(l.Period)*l.Tick/Micros(l.Rate) + l.Tick
+	allowed = func() bool {
+		var d Decision
+		s1, d = l.Take(s1, now, Ask{Cost: 1})
+		now += pause
+		return d.Allowed
+	}
+	s2, _ = l.Take(s2, t0, Ask{Cost: l.Capacity})
+	denied = func() bool {
+		var d Decision
+		s2, d = l.Take(s2, t0, Ask{Cost: 1})
+		return !d.Allowed
+	}
+	return allowed, denied
+}
+
+func BenchmarkTake(b *testing.B) {
+	for _, s := range speeds {
+		allowed, denied := mustCompile(b, s.spec).steps()
+		for name, ask := range map[string]func() bool{"allowed": allowed, "denied": denied} {
+			b.Run(s.name+"/"+name, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					if !ask() {
+						b.Fatal("the other answer")
+					}
+				}
+			})
+		}
+	}
+}
+
+func BenchmarkTakeAll(b *testing.B) {
+	group := make([]Bucket, 3)
+	for i := range group {
+		group[i] = Bucket{Limit: mustCompile(b, speeds[0].spec), Ask: Ask{Cost: 1}}
+	}
+	now := t0
+	b.ReportAllocs()
+	for b.Loop() {
+		now += ms
+		if !TakeAll(now, group) {
+			b.Fatal("denied")
+		}
+	}
+}
+
+func BenchmarkCompile(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Compile(speeds[0].spec); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// A decision allocates nothing. A sliding log grows now and then, seldom enough not to count.
+func TestDecisionsAllocateNothing(t *testing.T) {
+	for _, s := range speeds {
+		t.Run(s.name, func(t *testing.T) {
+			l := mustCompile(t, s.spec)
+			allowed, denied := l.steps()
+			for name, ask := range map[string]func() bool{"allowed": allowed, "denied": denied} {
+				asks := 0
+				perRun := testing.AllocsPerRun(10, func() {
+					for range 1000 {
+						if asks++; !ask() {
+							t.Fatalf("%s: ask %d got the other answer", name, asks)
+						}
+					}
+				})
+				if most := map[bool]float64{true: 100, false: 0}[l.Kind == SlidingLog]; perRun > most {
+					t.Errorf("%s: %v allocations in 1000 decisions, want at most %v", name, perRun, most)
+				}
+			}
+		})
+	}
+}
+
+func TestGroupsAllocateNothing(t *testing.T) {
+	group := []Bucket{
+		{Limit: mustCompile(t, speeds[0].spec), Ask: Ask{Cost: 1}},
+		{Limit: mustCompile(t, speeds[2].spec), Ask: Ask{Cost: 1}},
+		{Limit: mustCompile(t, speeds[3].spec), Ask: Ask{Cost: 1}},
+	}
+	if perRun := testing.AllocsPerRun(5000, func() { TakeAll(t0, group) }); perRun > 0 { // allowed, then denied
+		t.Errorf("%v allocations in a group", perRun)
+	}
+}

@@ -1,0 +1,263 @@
+package algorithms
+
+import (
+	"errors"
+	"fmt"
+	"math/big"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestLimitIsAValue(t *testing.T) {
+	s := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(20))}
+	same := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(20)), Initial: ptr(int64(20))}
+	other := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(21))}
+	if *mustCompile(t, s) != *mustCompile(t, same) {
+		t.Error("the same numbers differ")
+	}
+	if *mustCompile(t, s) == *mustCompile(t, other) {
+		t.Error("other numbers are the same")
+	}
+	byLimit := map[Limit]bool{*mustCompile(t, s): true}
+	if !byLimit[*mustCompile(t, same)] {
+		t.Error("not a key")
+	}
+}
+
+// The largest numbers that fit compile, one more is refused, and the message says which is the
+// largest.
+func TestLargestIsAcceptedAndNamed(t *testing.T) {
+	const exact = 1 << 53
+	capacity := func(s Spec, c int64) Spec { s.Capacity = &c; return s }
+	for name, c := range map[string]struct {
+		spec    func(n int64) Spec
+		field   string
+		largest int64
+		micros  int64 // the largest computed in us; after it ms are used
+	}{
+		"token bucket, even period": {
+			func(n int64) Spec { return capacity(Spec{Kind: TokenBucket, Rate: 1, Period: sec}, n) },
+			"capacity", (exact - 1) / 1000, (exact - 1) / 1_000_000,
+		},
+		"token bucket, odd period": {
+			func(n int64) Spec { return capacity(Spec{Kind: TokenBucket, Rate: 3, Period: sec + 1}, n) },
+			"capacity", (exact - 3) / 1_000_001, (exact - 3) / 1_000_001,
+		},
+		"token bucket, 7 a day": {
+			func(n int64) Spec { return capacity(Spec{Kind: TokenBucket, Rate: 7, Period: Day}, n) },
+			"capacity", (exact - 7) / 86_400_000, (exact - 7) / 86_400_000_000,
+		},
+		"token bucket, with max_reserved": {
+			func(n int64) Spec {
+				return capacity(Spec{Kind: TokenBucket, Rate: 7, Period: Day, MaxReserved: ptr(int64(1000))}, n)
+			},
+			"capacity", (exact-7)/86_400_000 - 1000, (exact-7)/86_400_000_000 - 1000,
+		},
+		"leaky bucket": { // one place more than the queue
+			func(n int64) Spec { return capacity(Spec{Kind: LeakyBucket, Rate: 7, Period: Day}, n) },
+			"capacity", (exact-7)/86_400_000 - 1, (exact-7)/86_400_000_000 - 1,
+		},
+		"guaranteed": {
+			func(n int64) Spec {
+				return capacity(Spec{Kind: TokenBucket, Rate: 7, Period: Day, Minimum: &Rate{1, sec}}, n)
+			},
+			"capacity", (exact-7-86_400)/86_400_000 - 1, (exact-7-86_400)/86_400_000_000 - 1,
+		},
+		"fixed window": {
+			func(n int64) Spec { return capacity(Spec{Kind: FixedWindow, Rate: 2, Period: Day}, n) },
+			"capacity", 2 * ((exact-int64(MaxTime))/86_400_000 - 1), 2 * ((exact-int64(MaxTime))/86_400_000_000 - 1),
+		},
+		"sliding window": {
+			func(n int64) Spec { return Spec{Kind: SlidingWindow, Rate: n, Period: hour} },
+			"rate", exact / 3 / 3_600_000, exact / 3 / 3_600_000_000,
+		},
+		"sliding log": {
+			func(n int64) Spec { return Spec{Kind: SlidingLog, Rate: n, Period: hour} },
+			"rate", 10_000, 10_000,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for n, tick := range map[int64]Micros{1: us, c.micros: us, min(c.micros+1, c.largest): ms, c.largest: ms} {
+				if n == c.micros {
+					tick = us
+				}
+				if l, err := Compile(c.spec(n)); err != nil || l.Tick != tick {
+					t.Errorf("%d: tick %d, want %d, error %v", n, l.Tick, tick, err)
+				}
+			}
+			_, err := Compile(c.spec(c.largest + 1))
+			var errs SpecErrors
+			if !errors.As(err, &errs) || len(errs) != 1 || errs[0].Field != c.field || !strings.Contains(errs[0].Problem, fmt.Sprint(c.largest)) {
+				t.Errorf("%d: %v, want the largest, %d", c.largest+1, err, c.largest)
+			}
+		})
+	}
+}
+
+// Whatever compiles keeps the range of rule 8 in its ticks; what does not names a number that does.
+func TestCompiledNumbersAreExact(t *testing.T) {
+	named := regexp.MustCompile(`the largest that fits is (\d+)$`)
+	refused := 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		for range length(t, 300) {
+			s := roll.spec(kinds[roll(int64(len(kinds)))].kind)
+			if roll.once(2) && s.Capacity != nil {
+				s.Capacity = ptr(roll.of(1e9, 1e12, 1e15, 1<<53, roll.between(0, 1<<53)))
+			}
+			l, err := Compile(s)
+			if err == nil {
+				inRange(t, s, l)
+				continue
+			}
+			refused++
+			var errs SpecErrors
+			if !errors.As(err, &errs) {
+				t.Fatalf("%s: %v", show(s), err)
+			}
+			field, largest := errs[0].Field, named.FindStringSubmatch(err.Error())
+			if largest == nil {
+				continue
+			}
+			n, _ := strconv.ParseInt(largest[1], 10, 64)
+			set := map[string]func(int64){
+				"capacity":     func(n int64) { s.Capacity, s.Initial = &n, nil },
+				"max_reserved": func(n int64) { s.MaxReserved = &n },
+				"rate":         func(n int64) { s.Rate = n },
+				"guaranteed":   func(n int64) { s.Minimum = &Rate{n, s.Minimum.Period} },
+			}[field]
+			if set == nil {
+				t.Fatalf("%s: %v", show(s), err)
+			}
+			if field == "rate" || field == "guaranteed" {
+				continue // other rates have other scales
+			}
+			set(n)
+			if _, err := Compile(s); err != nil {
+				t.Fatalf("%s, the largest %s named: %v", show(s), field, err)
+			}
+			set(n + 1)
+			if _, err := Compile(s); err == nil {
+				t.Fatalf("%s compiles, though one less was the largest %s", show(s), field)
+			}
+		}
+	})
+	t.Logf("%d refused", refused)
+}
+
+func inRange(t *rapid.T, s Spec, l Limit) {
+	if l.Tick != tickOf(s) {
+		t.Fatalf("%s: tick %d, want %d", show(s), l.Tick, tickOf(s))
+	}
+	b, sum := func(n int64) *big.Int { return big.NewInt(n) }, new(big.Int)
+	all := l.Capacity + l.MaxReserved
+	switch l.Kind {
+	case TokenBucket, LeakyBucket:
+		sum.Mul(b(all), b(l.Q)).Add(sum, b(l.P))
+	case Guaranteed:
+		sum.Add(b(l.V), b(l.V1)).Add(sum, b(l.P+l.P1))
+	case FixedWindow: // at the last moment, in the worst phase
+		sum.Mul(b(ceilDiv(all, l.Rate)+1), b(l.Period)).Add(sum, b(int64(MaxTime/l.Tick)))
+	case SlidingWindow:
+		sum.Mul(b(3*l.Rate), b(l.Period))
+	case SlidingLog:
+	}
+	if sum.Cmp(exact) > 0 {
+		t.Fatalf("%s: %v is more than 2^53", show(s), sum)
+	}
+}
+
+func TestMaxReservedIsAsLargeAsFits(t *testing.T) {
+	s := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5))}
+	l := mustCompile(t, s)
+	if want := int64((1<<53-1)/1_000_000 - 5); l.MaxReserved != want {
+		t.Errorf("max_reserved is %d, want %d", l.MaxReserved, want)
+	}
+	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec}); l.MaxReserved != 0 {
+		t.Errorf("a leaky bucket reserves %d", l.MaxReserved)
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	for _, k := range []Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog} {
+		if l := mustCompile(t, Spec{Kind: k, Rate: 7, Period: sec}); l.Capacity != 7 || l.Initial != 7 || l.Most(false) != 7 {
+			t.Errorf("%v: %+v", k, l)
+		}
+	}
+	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: ptr(int64(2))}); l.Most(false) != 3 {
+		t.Errorf("a leaky bucket of 2 places: %+v", l)
+	}
+}
+
+func TestRefusesWhatMakesNoSense(t *testing.T) {
+	n := func(v int64) *int64 { return &v }
+	ok := Spec{Kind: TokenBucket, Rate: 10, Period: sec}
+	for name, c := range map[string]struct {
+		edit func(*Spec)
+		want []string
+	}{
+		"nothing":                {func(s *Spec) { *s = Spec{} }, []string{"algorithm", "period"}},
+		"negative rate":          {func(s *Spec) { s.Rate = -5 }, []string{"rate"}},
+		"no period":              {func(s *Spec) { s.Period = 0 }, []string{"period"}},
+		"negative capacity":      {func(s *Spec) { s.Capacity = n(-1) }, []string{"capacity"}},
+		"initial over capacity":  {func(s *Spec) { s.Initial = n(11) }, []string{"initial"}},
+		"negative initial":       {func(s *Spec) { s.Initial = n(-1) }, []string{"initial"}},
+		"negative max_reserved":  {func(s *Spec) { s.MaxReserved = n(-1) }, []string{"max_reserved"}},
+		"beyond 2^53":            {func(s *Spec) { s.Rate, s.Capacity = 1<<53+1, n(1<<53+1) }, []string{"rate", "capacity"}},
+		"start of a bucket":      {func(s *Spec) { s.Start = ptr(t0) }, []string{"start"}},
+		"capacity of a counter":  {func(s *Spec) { s.Kind, s.Capacity = SlidingWindow, n(5) }, []string{"capacity"}},
+		"initial of a log":       {func(s *Spec) { s.Kind, s.Initial = SlidingLog, n(5) }, []string{"initial"}},
+		"initial of a queue":     {func(s *Spec) { s.Kind, s.Initial = LeakyBucket, n(5) }, []string{"initial"}},
+		"reserving in a queue":   {func(s *Spec) { s.Kind, s.MaxReserved = LeakyBucket, n(5) }, []string{"max_reserved"}},
+		"overdrawn log":          {func(s *Spec) { s.Kind, s.Overdraw = SlidingLog, true }, []string{"overdraw"}},
+		"log of too many":        {func(s *Spec) { s.Kind, s.Rate = SlidingLog, 10_001 }, []string{"rate"}},
+		"guaranteed window":      {func(s *Spec) { s.Kind, s.Minimum = FixedWindow, &Rate{1, sec} }, []string{"guaranteed"}},
+		"guaranteed nothing":     {func(s *Spec) { s.Minimum = &Rate{0, sec} }, []string{"guaranteed"}},
+		"guaranteed in no time":  {func(s *Spec) { s.Minimum = &Rate{1, 0} }, []string{"guaranteed"}},
+		"reserving a guaranteed": {func(s *Spec) { s.Minimum, s.MaxReserved = &Rate{1, sec}, n(1) }, []string{"max_reserved"}},
+		"everything at once": {
+			func(s *Spec) {
+				*s = Spec{Kind: SlidingLog, Rate: -1, Period: -1, Capacity: n(-1), Initial: n(-1), MaxReserved: n(-1), Start: ptr(t0), Overdraw: true, Minimum: &Rate{}}
+			},
+			[]string{"rate", "period", "capacity", "capacity", "initial", "max_reserved", "start", "overdraw", "guaranteed"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := ok
+			c.edit(&s)
+			_, err := Compile(s)
+			var errs SpecErrors
+			if !errors.As(err, &errs) {
+				t.Fatalf("error %v", err)
+			}
+			var fields []string
+			for _, e := range errs {
+				fields = append(fields, e.Field)
+			}
+			if !slices.Equal(fields, c.want) {
+				t.Errorf("complains of %v, want %v: %v", fields, c.want, err)
+			}
+		})
+	}
+}
+
+// A message must blame the field that is too large.
+func TestBlamesMaxReserved(t *testing.T) {
+	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: ptr(int64(1)), MaxReserved: ptr(int64(1) << 50)})
+	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestTakesDeniedIsForFixedWindows(t *testing.T) {
+	for _, k := range []Kind{TokenBucket, SlidingWindow, SlidingLog, LeakyBucket} {
+		if _, err := Compile(Spec{Kind: k, Rate: 1, Period: sec, TakesDenied: true}); err == nil {
+			t.Errorf("%v takes what it denies", k)
+		}
+	}
+}

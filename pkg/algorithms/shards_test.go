@@ -1,0 +1,189 @@
+package algorithms
+
+import (
+	"errors"
+	"math/big"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func mustSplit(t testing.TB, s Spec, n int) []Bucket {
+	t.Helper()
+	limits, err := Split(s, n)
+	if err != nil {
+		t.Fatalf("split %s in %d: %v", show(s), n, err)
+	}
+	return buckets(limits)
+}
+
+func buckets(limits []Limit) []Bucket {
+	all := make([]Bucket, len(limits))
+	for i := range limits {
+		all[i].Limit = &limits[i]
+	}
+	return all
+}
+
+// fill leaves so many tokens in each shard at t0.
+func fill(shards []Bucket, tokens ...int64) {
+	for i, n := range tokens {
+		shards[i].State = holding(n)(shards[i].Limit)
+	}
+}
+
+// tokens is what is left in each, in whole tokens.
+func tokens(now Micros, shards []Bucket) (all []int64) {
+	for _, b := range shards {
+		all = append(all, left(b.Limit, b.State, now))
+	}
+	return all
+}
+
+// The tests below speak of two or three shards of ten tokens each, 1 token a second in all.
+func oneASecond(capacity int64) Spec {
+	return Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity}
+}
+
+func TestShards(t *testing.T) {
+	for name, c := range map[string]struct {
+		before []int64
+		ask    Ask
+		want   Decision
+		after  []int64
+	}{
+		"the fuller pays":             {[]int64{5, 7}, Ask{Cost: 2}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
+		"the fuller pays all it has":  {[]int64{5, 7}, Ask{Cost: 7}, Decision{Allowed: true, Remaining: 5}, []int64{5, 0}},
+		"together, left level":        {[]int64{5, 7}, Ask{Cost: 8}, Decision{Allowed: true, Remaining: 4}, []int64{2, 2}},
+		"together, all there is":      {[]int64{5, 7}, Ask{Cost: 12}, Decision{Allowed: true}, []int64{0, 0}},
+		"of three, level":             {[]int64{9, 2, 7}, Ask{Cost: 10}, Decision{Allowed: true, Remaining: 8}, []int64{3, 2, 3}},
+		"not there":                   {[]int64{5, 7}, Ask{Cost: 13}, Decision{Remaining: 12, RetryAfter: sec}, []int64{5, 7}},
+		"the whole capacity":          {[]int64{10, 10}, Ask{Cost: 20}, Decision{Allowed: true}, []int64{0, 0}},
+		"more than the capacity":      {[]int64{10, 10}, Ask{Cost: 21}, Decision{Never: true}, []int64{10, 10}},
+		"a look takes nothing":        {[]int64{5, 7}, Ask{Cost: 8, Look: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
+		"cost 0":                      {[]int64{5, 7}, Ask{}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
+		"cost 0 in debt":              {[]int64{-1, -1}, Ask{}, Decision{RetryAfter: 2 * sec}, []int64{-1, -1}},
+		"to the emptiest first":       {[]int64{5, 7}, Ask{Cost: -2}, Decision{Allowed: true, Remaining: 14}, []int64{7, 7}},
+		"given back level":            {[]int64{5, 7}, Ask{Cost: -4}, Decision{Allowed: true, Remaining: 16}, []int64{8, 8}},
+		"given back up to full":       {[]int64{5, 9}, Ask{Cost: -100}, Decision{Allowed: true, Remaining: 20}, []int64{10, 10}},
+		"reserved, left level":        {[]int64{5, 7}, Ask{Cost: 22, Reserve: true}, Decision{Allowed: true, Wait: 10 * sec}, []int64{-5, -5}},
+		"reserved where there is all": {[]int64{5, 7}, Ask{Cost: 2, Reserve: true}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
+		"reserved, cost 0":            {[]int64{5, 7}, Ask{Reserve: true}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shards := mustSplit(t, oneASecond(int64(10*len(c.before))), len(c.before))
+			fill(shards, c.before...)
+			got := TakeShards(t0, shards, c.ask)
+			got.ResetAfter, got.Value = 0, 0
+			after := tokens(t0, shards)
+			for i := range after {
+				if got != c.want || after[i] != c.after[i] {
+					t.Fatalf("%v: %+v leaves %v, want %+v, %v", c.before, got, after, c.want, c.after)
+				}
+			}
+		})
+	}
+}
+
+func TestShardNeverSeenIsFull(t *testing.T) {
+	shards := mustSplit(t, oneASecond(20), 2)
+	if d := TakeShards(t0, shards, Ask{Cost: 15}); !d.Allowed || d.Remaining != 5 {
+		t.Errorf("fresh shards: %+v", d)
+	}
+	shards = mustSplit(t, oneASecond(20), 2)
+	if d := TakeShards(t0, shards, Ask{Cost: 0}); !d.Allowed || shards[0].State.By != nil || shards[1].State.By != nil {
+		t.Errorf("cost 0 created shards: %+v", shards)
+	}
+	slow := oneASecond(20)
+	slow.Initial = ptr(int64(1))
+	shards = mustSplit(t, slow, 2)
+	if d := TakeShards(t0, shards, Ask{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
+		t.Errorf("shards that start empty: %+v, %+v", d, shards)
+	}
+}
+
+// Sums over the largest shards must not run over.
+func TestManyShardsReservedToTheEnd(t *testing.T) {
+	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: ptr(int64(MaxShards))}
+	shards := mustSplit(t, s, MaxShards)
+	most := int64(0)
+	for _, b := range shards {
+		most += b.Limit.Most(true)
+	}
+	if d := TakeShards(t0, shards, Ask{Cost: most, Reserve: true}); !d.Allowed {
+		t.Fatalf("the most: %+v", d)
+	}
+	if d := TakeShards(t0, shards, Ask{Cost: most, Reserve: true}); d.Allowed || d.RetryAfter < Day {
+		t.Errorf("the most once more: %+v", d)
+	}
+}
+
+// A limit may lie where one shard's capacity fits in us and the next one's does not.
+func TestShardsShareAScale(t *testing.T) {
+	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity of half of 1 a day in us
+	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: ptr(2*one + 1), MaxReserved: ptr(int64(0))}, 2)
+	if d := TakeShards(t0, shards, Ask{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
+		t.Errorf("all but one: %+v, of %+v and %+v", d, *shards[0].Limit, *shards[1].Limit)
+	}
+}
+
+func TestSplitRefuses(t *testing.T) {
+	for name, c := range map[string]struct {
+		spec Spec
+		n    int
+	}{
+		"more shards than tokens":         {oneASecond(3), 4},
+		"more shards than a window gives": {Spec{Kind: FixedWindow, Rate: 3, Period: sec, Capacity: ptr(int64(9))}, 4},
+		"one shard":                       {oneASecond(3), 1},
+		"too many":                        {oneASecond(1e6), MaxShards + 1},
+		"a counter":                       {Spec{Kind: SlidingWindow, Rate: 10, Period: sec}, 2},
+		"a log":                           {Spec{Kind: SlidingLog, Rate: 10, Period: sec}, 2},
+		"a queue":                         {Spec{Kind: LeakyBucket, Rate: 10, Period: sec, Capacity: ptr(int64(9))}, 2},
+		"a guaranteed minimum":            {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Minimum: &Rate{1, sec}}, 2},
+		"rate 0":                          {Spec{Kind: TokenBucket, Rate: 0, Period: sec, Capacity: ptr(int64(10))}, 2},
+		"overdraw":                        {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 2},
+		"nonsense":                        {Spec{Kind: TokenBucket, Rate: -10, Period: sec}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var errs SpecErrors
+			if _, err := Split(c.spec, c.n); !errors.As(err, &errs) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// sharded is a random limit in two to seven shards.
+func (roll dice) sharded() (Spec, *Limit, []Bucket) {
+	for {
+		s, whole := roll.limit(kinds[roll(2)].kind)
+		if s.Overdraw || s.TakesDenied || s.PerRequest {
+			continue
+		}
+		if limits, err := Split(s, 2+int(roll(6))); err == nil {
+			return s, whole, buckets(limits)
+		}
+	}
+}
+
+func TestSplitAddsUp(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s, whole, shards := throw(t).sharded()
+		var capacity, initial, reserved int64
+		flow := new(big.Rat)
+		for i, b := range shards {
+			l := b.Limit
+			capacity, initial, reserved = capacity+l.Capacity, initial+l.Initial, reserved+l.MaxReserved
+			flow.Add(flow, big.NewRat(l.Rate, l.Period*int64(l.Tick)))
+			if first := shards[0].Limit; first.Capacity-l.Capacity > 1 || l.Capacity > first.Capacity || l.Tick != first.Tick || l.Q != first.Q {
+				t.Fatalf("%s: shard %d is %+v, the first %+v", show(s), i, *l, *first)
+			}
+		}
+		if capacity != whole.Capacity || initial != whole.Initial || flow.Cmp(big.NewRat(s.Rate, int64(s.Period))) != 0 {
+			t.Fatalf("%s in %d: capacity %d initial %d flow %v", show(s), len(shards), capacity, initial, flow)
+		}
+		if s.MaxReserved != nil && reserved != whole.MaxReserved {
+			t.Fatalf("%s in %d: max_reserved %d", show(s), len(shards), reserved)
+		}
+	})
+}

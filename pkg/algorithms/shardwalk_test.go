@@ -1,0 +1,287 @@
+package algorithms
+
+import (
+	"math/big"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
+
+// askAgain asks all shards once more at another time, and leaves them alone.
+func askAgain(at Micros, shards []Bucket, a Ask) Decision { return TakeShards(at, copies(shards), a) }
+
+// pair is two shards that were drawn.
+func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
+	i = roll(int64(len(shards)))
+	j = (i + 1 + roll(int64(len(shards))-1)) % int64(len(shards))
+	return []Bucket{shards[i], shards[j]}, i, j
+}
+
+// chosen is what a Store does: two at random and, where they deny, all.
+func (roll dice) chosen(now Micros, shards []Bucket, a Ask) Decision {
+	if pair, i, j := roll.pair(shards); !a.Reserve {
+		if d := TakeShards(now, pair, a); d.Allowed {
+			shards[i], shards[j] = pair[0], pair[1]
+			return d
+		}
+	}
+	return TakeShards(now, shards, a)
+}
+
+// All shards together admit no more than the limit they were split from, and a denial means that
+// what was asked for is not there.
+func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
+	asks, denied := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		s, l, shards := roll.sharded()
+		hash, now := uint64(roll(1<<40)), Micros(int64(t0)+roll(1e12))
+		var all []charge
+		for range length(t, 300) {
+			a := Ask{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity), l.Capacity, -1)}
+			sum := int64(0)
+			for _, b := range shards {
+				kept, _, _ := b.Limit.begin(b.State, now, hash)
+				sum += b.Limit.leftAt(kept, now, hash)
+			}
+			d := roll.chosen(now, shards, a)
+			asks++
+			if there := a.Cost*shards[0].Limit.unit() <= sum; d.Allowed != there && a.Cost > 0 {
+				t.Fatalf("%s: %d of %d/%d there, %+v", show(s), a.Cost, sum, shards[0].Limit.unit(), d)
+			}
+			if d.Allowed {
+				all = append(all, charge{now, a.Cost})
+			} else {
+				denied++
+			}
+			if now = max(now, roll.next(l, now, d)); now > MaxTime {
+				break
+			}
+		}
+		for i, from := range all {
+			taken := big.NewInt(0)
+			for _, to := range all[i:] {
+				if !together(s, shards[0].Limit, hash, from.at, to.at) {
+					break
+				}
+				most := big.NewInt(l.Capacity)
+				if l.Kind == TokenBucket { // in the ticks of the shards
+					tick := shards[0].Limit.Tick
+					ticks := whole(int64(to.at/tick - from.at/tick))
+					most = down(plus(whole(l.Capacity), times(ticks, big.NewRat(s.Rate*int64(tick), int64(s.Period)))))
+				}
+				if taken.Add(taken, big.NewInt(to.cost)); taken.Cmp(most) > 0 {
+					t.Fatalf("%s in %d: %d taken from %d to %d, at most %d", show(s), len(shards), taken, from.at, to.at, most)
+				}
+			}
+		}
+	})
+	t.Logf("%d asks, %d %% denied", asks, 100*denied/max(1, asks))
+}
+
+// Walks through all shards: retry_after, wait and what is left in each.
+func TestShardsAnswerExactly(t *testing.T) {
+	asks, denied := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		s, l, shards := roll.sharded()
+		hash, now := uint64(roll(1<<40)), t0
+		unit := shards[0].Limit.unit()
+		for range length(t, 5000) {
+			a := roll.ask(l, now, hash)
+			a.Of, a.Raw = 0, false
+			before := copies(shards)
+			d := TakeShards(now, shards, a)
+			fail := func(what string) {
+				t.Helper()
+				t.Fatalf("%s: at %d %+v of %s: %+v\nbefore %+v\nafter %+v", what, now, a, show(s), d, before, shards)
+			}
+			had, has := lefts(now, before, hash), lefts(now, shards, hash)
+			asks++
+			switch {
+			case d.Never:
+			case !d.Allowed:
+				denied++
+				restarts := false // a shard full for a day starts at initial again
+				for _, b := range shards {
+					restarts = restarts || l.Initial < l.Capacity && b.State.FreshAt()-s.Period <= now+d.RetryAfter
+				}
+				if !a.Look && !restarts && (!askAgain(now+d.RetryAfter, shards, a).Allowed || askAgain(now+d.RetryAfter-1, shards, a).Allowed) {
+					fail("retry_after is not exact")
+				}
+				fallthrough
+			case a.Look || a.Cost == 0:
+				if total(had) != total(has) {
+					fail("something was taken")
+				}
+			case a.Cost > 0:
+				if total(had)-total(has) != a.Cost*unit {
+					fail("not the cost was taken")
+				}
+				if !levelled(had, has, shards, a.Reserve) {
+					fail("not level")
+				}
+			default:
+				if gave := total(has) - total(had); gave > 0 && !raised(had, has, shards) {
+					fail("not to the emptiest first")
+				} else if full(has, shards) != (gave != clipped(-a.Cost, unit)) && gave != clipped(-a.Cost, unit) {
+					fail("not the cost was given back")
+				}
+			}
+			if there := max(0, floorDiv(total(has), unit)); !a.Look && !d.Never && d.Remaining != there {
+				fail("remaining is not the sum")
+			}
+			if !a.Look && !d.Never && d.Wait != longest(now, shards, has, hash, a, d) {
+				fail("wait is not the longest")
+			}
+			if now = roll.next(l, now, d); now > MaxTime {
+				return
+			}
+		}
+	})
+	t.Logf("%d asks, %d %% denied", asks, 100*denied/max(1, asks))
+}
+
+func lefts(now Micros, shards []Bucket, hash uint64) (all []int64) {
+	for _, b := range shards {
+		kept, _, _ := b.Limit.begin(b.State, now, hash)
+		all = append(all, b.Limit.leftAt(kept, now, hash))
+	}
+	return all
+}
+
+func total(all []int64) (sum int64) {
+	for _, n := range all {
+		sum += n
+	}
+	return sum
+}
+
+func clipped(n, unit int64) int64 {
+	if n < 0 || n > 1<<62/unit { // also math.MinInt64
+		return 1 << 62
+	}
+	return n * unit
+}
+
+// levelled tells whether one alone paid, or those that paid were left level (to one) or at their
+// floor, and those that did not had no more than that.
+func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
+	paid, low, high := 0, int64(1<<62), int64(-1<<62)
+	floor := func(i int) int64 {
+		if l := shards[i].Limit; reserve {
+			return -l.MaxReserved * l.unit()
+		}
+		return 0
+	}
+	for i := range had {
+		switch {
+		case has[i] > had[i]:
+			return false
+		case has[i] < had[i]:
+			paid++
+			if has[i] > floor(i) {
+				low, high = min(low, has[i]), max(high, has[i])
+			}
+		}
+	}
+	if paid == 0 || paid == 1 && !reserve {
+		return true
+	}
+	for i := range had {
+		if has[i] == had[i] && had[i] > max(low+1, floor(i)) {
+			return false
+		}
+	}
+	return high-low <= 1
+}
+
+// raised tells whether only the emptiest were given to, and ended level (to one) or full.
+func raised(had, has []int64, shards []Bucket) bool {
+	high := int64(-1 << 62)
+	for i := range had {
+		if has[i] > had[i] {
+			high = max(high, has[i])
+		}
+	}
+	for i := range had {
+		if has[i] < had[i] || has[i] < high-1 && has[i] < shards[i].Limit.full() {
+			return false
+		}
+	}
+	return true
+}
+
+func full(has []int64, shards []Bucket) bool {
+	for i := range has {
+		if has[i] < shards[i].Limit.full() {
+			return false
+		}
+	}
+	return true
+}
+
+// longest is the time until no shard is in debt, by looking for it.
+func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Ask, d Decision) Micros {
+	if !d.Allowed || a.Cost <= 0 || !a.Reserve {
+		return 0
+	}
+	lo, hi := Micros(0), Micros(0)
+	for i, b := range shards {
+		if has[i] < 0 {
+			hi = max(hi, b.Limit.waitAt(b.State, hash)-now+1)
+		}
+	}
+	for lo < hi { // the first moment without a debt
+		mid := lo + (hi-lo)/2
+		owed := false
+		for _, n := range lefts(now+mid, shards, hash) {
+			owed = owed || n < 0
+		}
+		if owed {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// Of two that were drawn the one with more left pays, and the others are not touched.
+func TestTwoChoicePicksTheFuller(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		s, l, shards := roll.sharded()
+		now := t0
+		for range length(t, 300) {
+			pair, i, j := roll.pair(shards)
+			had := lefts(now, pair, 0)
+			cost := roll.between(1, 1+l.Capacity/3)
+			d := TakeShards(now, pair, Ask{Cost: cost})
+			has := lefts(now, pair, 0)
+			k := 0
+			if had[1] > had[0] {
+				k = 1
+			}
+			if paid := cost * pair[0].Limit.unit(); had[k] >= paid && (has[k] != had[k]-paid || has[1-k] != had[1-k]) {
+				t.Fatalf("%s: %d of %v left %v, %+v", show(s), cost, had, has, d)
+			}
+			shards[i], shards[j] = pair[0], pair[1]
+			now = min(MaxTime, max(now, roll.next(l, now, d)))
+		}
+	})
+}
+
+func TestShardsKeepToTheirClock(t *testing.T) {
+	shards := mustSplit(t, oneASecond(20), 2)
+	TakeShards(t0+100*sec, shards, Ask{Cost: 20})
+	if d := TakeShards(t0+70*sec, shards, Ask{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {
+		t.Errorf("half a minute back: %+v", d)
+	}
+	if d := TakeShards(t0, shards, Ask{Cost: 1}); d.Allowed || d.RetryAfter != sec || shards[0].State.At != t0 {
+		t.Errorf("100 s back: %+v, %+v", d, shards)
+	}
+}

@@ -1,0 +1,173 @@
+package descriptors
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// all is a policy that tells buckets apart by the values of n entries.
+func all(n int) *Policy {
+	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.TokenBucket)}
+	for i := range n {
+		p.Open = append(p.Open, i)
+	}
+	return p
+}
+
+// raw draws bytes that need not be text: often short, sometimes around the length at which values
+// are replaced by their digest.
+func raw(t *rapid.T, what string) string {
+	b := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 2, 'a', 'b', '_', ',', '=', 0x80, 0xff}), 0, 4).Draw(t, what)
+	if rapid.IntRange(0, 3).Draw(t, what+" is long") == 0 {
+		b = append(b, bytes.Repeat([]byte{'x'}, rapid.IntRange(120, 135).Draw(t, what+" length"))...)
+	}
+	return string(b)
+}
+
+func rawEntries(t *rapid.T, what string) []Entry {
+	entries := make([]Entry, rapid.IntRange(0, 3).Draw(t, what+" entries"))
+	for i := range entries {
+		entries[i] = Entry{raw(t, what+" key"), raw(t, what+" value")}
+	}
+	return entries
+}
+
+func valuesOf(entries []Entry) []string {
+	list := make([]string, len(entries))
+	for i := range entries {
+		list[i] = entries[i].Value
+	}
+	return list
+}
+
+// Equal descriptors have equal keys, different ones different keys.
+func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := rawEntries(t, "a"), rawEntries(t, "b")
+		if rapid.Bool().Draw(t, "same values") {
+			b = slices.Clone(a)
+			for i := range b {
+				b[i].Key = raw(t, "other key")
+			}
+		}
+		keyA, hashA := all(len(a)).AppendKey(nil, a)
+		keyB, hashB := all(len(b)).AppendKey(nil, b)
+		same := slices.Equal(valuesOf(a), valuesOf(b))
+		if bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
+			t.Errorf("%q and %q: same values %t, keys %q and %q", a, b, same, keyA, keyB)
+		}
+		if again, hash := all(len(a)).AppendKeyOf([]byte("before"), valuesOf(a)); string(again) != "before"+string(keyA) || hash != hashA {
+			t.Errorf("%q: an API client has another key", a)
+		}
+	})
+}
+
+func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
+	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow)}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := rawEntries(t, "a"), rawEntries(t, "b")
+		if rapid.Bool().Draw(t, "same") {
+			b = slices.Clone(a)
+		}
+		keyA, hashA := p.AppendKey(nil, a)
+		keyB, hashB := p.AppendKey(nil, b)
+		if same := slices.Equal(a, b); bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
+			t.Errorf("%q and %q: same %t, keys %q and %q", a, b, same, keyA, keyB)
+		}
+	})
+}
+
+// The trap of joining: (a, b_c) and (a_b, c) are one text for the reference server.
+func TestKeysDoNotJoin(t *testing.T) {
+	p := &Policy{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow)}
+	seen := map[string][]Entry{}
+	for _, entries := range [][]Entry{
+		{{"a", "b_c"}}, {{"a_b", "c"}}, {{"a", "b"}, {"c", ""}}, {{"a", ""}, {"b", "c"}}, {{"a_b_c", ""}}, {{"", "a_b_c"}},
+		{{"a", "b"}, {"c", "d"}}, {{"c", "d"}, {"a", "b"}}, {{"a", "\x01b"}}, {{"a\x01", "b"}}, {{"a", strings.Repeat("b", 200)}}, {{"a", strings.Repeat("b", 201)}},
+	} {
+		key, _ := p.AppendKey(nil, entries)
+		if other, twice := seen[string(key)]; twice {
+			t.Errorf("%q and %q have one key", entries, other)
+		}
+		seen[string(key)] = entries
+	}
+}
+
+func TestPrefixesKeepLimitsApart(t *testing.T) {
+	type limit struct {
+		domain, what, id string
+		kind             algorithms.Kind
+	}
+	draw := func(t *rapid.T, name string) limit {
+		return limit{
+			raw(t, name+" domain"), rapid.SampledFrom([]string{"limit", "path", "override"}).Draw(t, name+" what"), raw(t, name+" id"),
+			rapid.SampledFrom([]algorithms.Kind{algorithms.TokenBucket, algorithms.FixedWindow, algorithms.Guaranteed}).Draw(t, name+" kind"),
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := draw(t, "a"), draw(t, "b")
+		entriesA, entriesB := rawEntries(t, "a"), rawEntries(t, "b")
+		key := func(l limit, entries []Entry) []byte {
+			p := all(len(entries))
+			p.Prefix = Prefix(l.domain, l.what, l.id, l.kind)
+			k, _ := p.AppendKey(nil, entries)
+			return k
+		}
+		if a != b && bytes.Equal(key(a, entriesA), key(b, entriesB)) {
+			t.Errorf("%+v %q and %+v %q have one key", a, entriesA, b, entriesB)
+		}
+	})
+}
+
+func TestLongValuesDoNotMakeLongKeys(t *testing.T) {
+	p := all(1)
+	for _, n := range []int{0, 126, 127, 128, 129, 1 << 20} {
+		key, _ := p.AppendKey(nil, []Entry{{"k", strings.Repeat("x", n)}})
+		if most := len(p.Prefix) + 1 + maxValues; len(key) > most {
+			t.Errorf("a value of %d bytes makes a key of %d, at most %d are allowed", n, len(key), most)
+		}
+	}
+}
+
+func TestAppendKeyAllocatesNothing(t *testing.T) {
+	dst := make([]byte, 0, 4096)
+	entries := []Entry{{"user", "bob"}, {"path", strings.Repeat("/x", 200)}, {"k", "v"}}
+	for name, p := range map[string]*Policy{
+		"one":   {Prefix: all(0).Prefix, Open: []int{0}},
+		"all":   all(3), // replaced by a digest
+		"whole": {Prefix: all(0).Prefix, Whole: true},
+	} {
+		if n := testing.AllocsPerRun(100, func() { p.AppendKey(dst, entries) }); n > 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+	p, key := all(0), []string{"bob", "eve"}
+	if n := testing.AllocsPerRun(100, func() { p.AppendKeyOf(dst, key) }); n > 0 {
+		t.Errorf("%v allocations for an API client", n)
+	}
+}
+
+func BenchmarkAppendKey(b *testing.B) {
+	dst := make([]byte, 0, 4096)
+	for name, c := range map[string]struct {
+		p       *Policy
+		entries []Entry
+	}{
+		"one":    {all(1), []Entry{{"user_id", "bob"}}},
+		"three":  {all(3), []Entry{{"tenant", "acme"}, {"user_id", "bob"}, {"path", "/api/v1/items"}}},
+		"digest": {all(1), []Entry{{"token", strings.Repeat("x", 500)}}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.p.AppendKey(dst, c.entries)
+			}
+		})
+	}
+}

@@ -1,0 +1,234 @@
+package descriptors
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// grow makes a tree of patterns, each written as key or key=value, levels separated by commas; a
+// node's policy has the pattern as its name.
+func grow(t testing.TB, patterns ...string) *Tree {
+	t.Helper()
+	tree := &Tree{}
+	nodes := map[string]*Node{}
+	for _, p := range patterns {
+		parent, path := (*Node)(nil), ""
+		for _, step := range strings.Split(p, ",") {
+			key, value, _ := strings.Cut(step, "=")
+			path += "," + step
+			node, added := tree.Add(parent, key, value)
+			if known := nodes[path]; (known == nil) != added || known != nil && known != node {
+				t.Fatalf("%s: added %t, known %t", path, added, known != nil)
+			}
+			nodes[path], parent = node, node
+		}
+		parent.Policies = append(parent.Policies, &Policy{Name: p})
+	}
+	return tree
+}
+
+// met is the name of the policy that a descriptor meets; "": none.
+func met(t testing.TB, tree *Tree, descriptor string) string {
+	t.Helper()
+	entries, err := Parse(descriptor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := tree.Match(entries)
+	switch {
+	case node == nil:
+		return "nothing"
+	case len(node.Policies) == 0:
+		return "no limit"
+	default:
+		return node.Policies[0].Name
+	}
+}
+
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		patterns []string
+		want     map[string]string // descriptor -> what it meets
+	}{
+		{"exact over wildcard over open, whatever the order", []string{"k", "k=a*", "k=ab"}, map[string]string{
+			"k=ab": "k=ab", "k=ac": "k=a*", "k=b": "k", "k=": "k", "j=ab": "nothing",
+		}},
+		{"the first wildcard, not the longest", []string{"k=*", "k=a*", "k=*b*c"}, map[string]string{"k=abc": "k=*", "k=": "k=*"}},
+		{"wildcards anywhere", []string{"k=/api/*/items", "k=*.png", "k=a*b*c*"}, map[string]string{
+			"k=/api/7/items": "k=/api/*/items", "k=/api//items": "k=/api/*/items", "k=/api/items": "nothing", "k=x.png": "k=*.png",
+			"k=.png": "k=*.png", "k=x.png2": "nothing", "k=abc": "k=a*b*c*", "k=axxbxxcxx": "k=a*b*c*", "k=acb": "nothing",
+		}},
+		{"no backtracking: what was chosen is never taken back", []string{"k=a,x", "k=*,y", "k,z"}, map[string]string{
+			"k=a,x=1": "k=a,x", "k=a,y=1": "nothing", "k=b,y=1": "k=*,y", "k=b,z=1": "nothing",
+		}},
+		{"an exact value without a limit whitelists", []string{"k", "k=free,deeper"}, map[string]string{"k=free": "no limit", "k=other": "k"}},
+		{"a limit is met at its own depth only", []string{"a", "a,b,c"}, map[string]string{
+			"a=1": "a", "a=1,b=1": "no limit", "a=1,b=1,c=1": "a,b,c", "a=1,b=1,c=1,d=1": "nothing", "b=1": "nothing",
+		}},
+		{"a key with a wildcard is matched as key_value", []string{"k*", "x*=b*"}, map[string]string{
+			"k=1": "k*", "kk=1": "k*", "x=b": "x*=b*", "xy=bc": "x*=b*", "x=a_b": "x*=b*", "x=a": "nothing", "y=x_b": "nothing",
+		}},
+		{"wildcards of keys and of values, in the order of declaration", []string{"k=a*", "k*", "j*", "j=a*", "j=ab"}, map[string]string{
+			"k=ab": "k=a*", "k=b": "k*", "j=ax": "j*", "j=ab": "j=ab",
+		}},
+		{"the _ of the reference server's keys joins nothing", []string{"a_b", "a=b_c", "a_b=c"}, map[string]string{
+			"a=b": "nothing", "a=b_c": "a=b_c", "a_b=c": "a_b=c", "a_b=x": "a_b", "a_b_c=": "nothing",
+		}},
+		{"an entry without a key", []string{"a*", "b"}, map[string]string{"b=1": "b"}},
+	} {
+		tree := grow(t, c.patterns...)
+		for descriptor, want := range c.want {
+			if got := met(t, tree, descriptor); got != want {
+				t.Errorf("%s: %s meets %s, want %s", c.what, descriptor, got, want)
+			}
+		}
+	}
+	if node := grow(t, "a*").Match([]Entry{{"", "abc"}}); node != nil {
+		t.Error("a value without a key is taken for a key")
+	}
+	if node := grow(t, "a").Match(nil); node != nil {
+		t.Error("a descriptor without entries meets something")
+	}
+}
+
+// matches is glob as one would define it.
+func matches(pattern, text string) bool {
+	switch {
+	case pattern == "":
+		return text == ""
+	case pattern[0] == '*':
+		return matches(pattern[1:], text) || text != "" && matches(pattern, text[1:])
+	default:
+		return text != "" && pattern[0] == text[0] && matches(pattern[1:], text[1:])
+	}
+}
+
+func letters(of string, most int) *rapid.Generator[string] {
+	return rapid.StringOfN(rapid.RuneFrom([]rune(of)), 0, most, -1)
+}
+
+func TestGlobAgreesWithItsDefinition(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pattern, key, value := letters("ab_*", 8).Draw(t, "pattern"), letters("ab_", 4).Draw(t, "key"), letters("ab_*", 8).Draw(t, "value")
+		if got, want := glob(pattern, "", value), matches(pattern, value); got != want {
+			t.Errorf("%q on %q: %t, want %t", pattern, value, got, want)
+		}
+		if got, want := (joined{key, value, true}).matches(pattern), matches(pattern, key+"_"+value); got != want {
+			t.Errorf("%q on %q_%q: %t, want %t", pattern, key, value, got, want)
+		}
+	})
+}
+
+// plain is a tree as one would write it without a thought for speed.
+type plain struct {
+	key, value string
+	policy     *Policy
+	below      []*plain
+}
+
+func (p *plain) match(entries []Entry) *Policy {
+	if len(entries) == 0 {
+		return p.policy
+	}
+	e := entries[0]
+	rules := []func(c *plain) bool{
+		func(c *plain) bool {
+			return c.key == e.Key && c.value == e.Value && c.value != "" && !strings.Contains(c.key+c.value, "*")
+		},
+		func(c *plain) bool {
+			switch {
+			case strings.Contains(c.key, "*") && c.value == "":
+				return matches(c.key, e.Key+"_"+e.Value)
+			case strings.Contains(c.key, "*"):
+				return matches(c.key+"_"+c.value, e.Key+"_"+e.Value)
+			default:
+				return strings.Contains(c.value, "*") && c.key == e.Key && matches(c.value, e.Value)
+			}
+		},
+		func(c *plain) bool { return c.key == e.Key && c.value == "" },
+	}
+	for _, rule := range rules {
+		for _, c := range p.below {
+			if rule(c) {
+				return c.match(entries[1:])
+			}
+		}
+	}
+	return nil
+}
+
+func TestMatchAgreesWithAPlainTree(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		tree, twin := &Tree{}, &plain{}
+		count := 0
+		var fill func(parent *Node, p *plain, depth int)
+		fill = func(parent *Node, p *plain, depth int) {
+			for range rapid.IntRange(0, 5).Draw(t, "children") {
+				key := rapid.SampledFrom([]string{"a", "b", "a_b", "a*", "*", "b*a"}).Draw(t, "key")
+				value := rapid.SampledFrom([]string{"", "a", "ab", "*", "a*", "*b", "a*b"}).Draw(t, "value")
+				node, added := tree.Add(parent, key, value)
+				if !added {
+					continue
+				}
+				count++
+				child := &plain{key: key, value: value, policy: &Policy{Name: fmt.Sprint(count)}}
+				node.Policies = []*Policy{child.policy}
+				p.below = append(p.below, child)
+				if depth > 1 {
+					fill(node, child, depth-1)
+				}
+			}
+		}
+		fill(nil, twin, 3)
+		for range 20 {
+			entries := make([]Entry, rapid.IntRange(1, 4).Draw(t, "entries"))
+			for i := range entries {
+				entries[i].Key = rapid.SampledFrom([]string{"a", "b", "a_b", "ab", "ba", ""}).Draw(t, "key")
+				entries[i].Value = letters("ab_", 3).Draw(t, "value")
+			}
+			var got *Policy
+			if node := tree.Match(entries); node != nil {
+				got = node.Policies[0]
+			}
+			if want := twin.match(entries); got != want {
+				t.Fatalf("%v meets %+v, want %+v", entries, got, want)
+			}
+		}
+	})
+}
+
+func TestMatchAllocatesNothing(t *testing.T) {
+	tree := grow(t, "a=x,b=y*,c", "a=x,k*,c", "a")
+	for _, descriptor := range []string{"a=x,b=yes,c=1", "a=x,kk=1,c=1", "a=z", "nothing=here"} {
+		entries, err := Parse(descriptor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := testing.AllocsPerRun(100, func() { tree.Match(entries) }); n > 0 {
+			t.Errorf("%s: %v allocations", descriptor, n)
+		}
+	}
+}
+
+func BenchmarkMatch(b *testing.B) {
+	patterns := []string{"path=/static/*", "path=/api/*/items,user", "user", "tenant,path=*.png"}
+	for i := range 1000 {
+		patterns = append(patterns, fmt.Sprintf("user=u%d,path", i))
+	}
+	tree := grow(b, patterns...)
+	for _, descriptor := range []string{"user=u500,path=/x", "path=/api/12345/items,user=bob", "user=bob", "nobody=knows"} {
+		entries, err := Parse(descriptor)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(descriptor, func(b *testing.B) {
+			for b.Loop() {
+				tree.Match(entries)
+			}
+		})
+	}
+}
