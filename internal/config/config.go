@@ -1,14 +1,23 @@
 // Package config reads policy files. A file is parsed strictly: every mistake is found at once,
 // each with its place, and a configuration with a mistake is not used at all.
+//
+// The files are a superset of those of envoyproxy/ratelimit. Where that server has a message for a
+// mistake, the message here starts with it.
 package config
 
 import (
+	_ "embed"
 	"fmt"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
+
+// Schema is the JSON Schema (2020-12) of a file, for editors.
+//
+//go:embed schema.json
+var Schema []byte
 
 // Options are defaults that come from outside the files.
 type Options struct {
@@ -73,10 +82,10 @@ func (p Problems) Bad() bool {
 // Load reads paths, each a file or a folder of *.yaml (and *.yml) files, and compiles them. The
 // Snapshot is nil if a Problem is more than a warning; a file that cannot be read is a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
-	panic("to be written")
-}
-
-// Compile compiles files, in the order given. It is a function of its arguments.
-func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
-	panic("to be written")
+	files, problems := read(paths)
+	snapshot, more := compile(files, o, problems.Bad())
+	if problems = append(problems, more...); problems.Bad() {
+		return nil, problems
+	}
+	return snapshot, problems
 }

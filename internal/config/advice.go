@@ -1,0 +1,162 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// The ends of messages: what was probably meant.
+
+// unknownKey is the message for a key that does not belong at level.
+func unknownKey(key string, here *level) string {
+	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
+	if key == "auth" {
+		return `config error, key 'auth' is not supported yet; remove it`
+	}
+	for _, l := range levels {
+		if _, known := l.field[key]; known {
+			where := l.where
+			if l.form(key) == "reference" {
+				where = "inside rate_limit"
+			}
+			return fmt.Sprintf("%s; %q belongs %s", message, key, where)
+		}
+	}
+	if guess := didYouMean(key, here.keys); guess != "" {
+		return message + guess
+	}
+	return fmt.Sprintf("%s; %s has %s", message, here.what, strings.Join(here.keys, ", "))
+}
+
+// didYouMean is "; did you mean …?" where one of known is close to word, else "".
+func didYouMean(word string, known []string) string {
+	best, least := "", 0
+	if len(known) > 1000 {
+		return "" // the search is not worth its time
+	}
+	for _, k := range known {
+		if d := distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf("; did you mean %q?", best)
+}
+
+// distance is how many letters must be put in, taken out, changed or swapped with the next to
+// make b of a. Words of more than 64 bytes are far from everything.
+func distance(a, b string) int {
+	const most = 64
+	if len(a) > most || len(b) > most {
+		return most
+	}
+	var before, last, row [most + 1]int
+	for j := range row {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}
+
+// syntaxAdvice explains the commoner messages of the YAML library.
+func syntaxAdvice(message string) string {
+	for _, a := range []struct{ message, advice string }{
+		{"tab character", "indent with spaces"},
+		{"cannot start any token", "quote text that starts with @, ` or %, and indent with spaces, not tabs"},
+		{"mapping values are not allowed", "quote text that has \": \" in it, or mend the indentation"},
+		{"expected '-' indicator", "indent it like the items above"},
+		{"expected key", "indent it like the keys above"},
+		{"alphabetic or numeric character", "quote text that starts with * or &"},
+		{"expected ',' or", "close the bracket, or put a comma between"},
+		{"unexpected end of stream", "close the quotes"},
+		{"unknown anchor", "define it before, with &, or quote text that starts with *"},
+	} {
+		if strings.Contains(message, a.message) {
+			return "; " + a.advice
+		}
+	}
+	return ""
+}
+
+func mappingAdvice(n *yaml.Node) string {
+	if n.Kind == yaml.SequenceNode {
+		return `; remove the "-"`
+	}
+	return `; write "key: value" lines`
+}
+
+func listAdvice(n *yaml.Node) string {
+	if n.Kind == yaml.MappingNode {
+		return `; put "- " before its first key`
+	}
+	return ""
+}
+
+func itemAdvice(key string, item *yaml.Node) string {
+	if key == "replaces" && item.Kind == yaml.ScalarNode {
+		return fmt.Sprintf("; write {name: %s}", short(item.Value))
+	}
+	return `; write "- key: value"`
+}
+
+func quoteAdvice(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	return fmt.Sprintf("; quote it: %q", short(n.Value))
+}
+
+func unquoteAdvice(n *yaml.Node, known bool) string {
+	if known && n.Style&quoted != 0 {
+		return "; remove the quotes"
+	}
+	return ""
+}
+
+// wholeAdvice helps with what is a number, but not a whole one in an int64.
+func wholeAdvice(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	_, notWhole := strconv.ParseInt(n.Value, 0, 64)
+	number, notNumber := strconv.ParseFloat(n.Value, 64)
+	switch {
+	case n.ShortTag() == "!!str" && notWhole == nil:
+		return "; remove the quotes"
+	case n.ShortTag() == "!!int":
+		return "; the largest is 9223372036854775807"
+	case n.ShortTag() == "!!float" && notNumber == nil && number == float64(int64(number)):
+		return fmt.Sprintf("; write %d", int64(number))
+	default:
+		return ""
+	}
+}
+
+func spanAdvice(n *yaml.Node) string {
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!int" {
+		return fmt.Sprintf(" without a unit; write %ss for seconds", short(n.Value))
+	}
+	return ""
+}
+
+func sortedKeys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

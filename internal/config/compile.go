@@ -1,0 +1,341 @@
+package config
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// maxPolicies bounds the limits of a configuration, each counted where it is used.
+const maxPolicies = 100_000
+
+// Compile compiles files, in the order given. It is a function of its arguments.
+func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
+	return compile(files, o, false)
+}
+
+// compile is Compile, told whether there are files that could not be read.
+func compile(files []File, o Options, incomplete bool) (*limiter.Snapshot, Problems) {
+	c := &compiler{o: o, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, Hash: hash(files, o)}}
+	c.incomplete = incomplete
+	nodes := maxNodes
+	var docs []*document
+	for _, f := range files {
+		docs = append(docs, parse(f, &c.report, &nodes)...)
+	}
+	for _, d := range c.domains(docs) {
+		c.domain(d)
+	}
+	c.tidy(files)
+	if c.problems.Bad() {
+		return nil, c.problems
+	}
+	return c.snapshot, c.problems
+}
+
+// hash tells configurations apart by what they say; what their files are called is not part of it.
+func hash(files []File, o Options) string {
+	h := sha256.New()
+	for _, f := range files {
+		h.Write(binary.AppendUvarint(nil, uint64(len(f.Data))))
+		h.Write(f.Data)
+	}
+	fmt.Fprintf(h, "%t %s %g", o.ConsumeEach, o.OnFailure, o.LocalShare)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// compiler makes a Snapshot of documents.
+type compiler struct {
+	report
+	o        Options
+	snapshot *limiter.Snapshot
+	full     bool // there were more than maxPolicies: no more are looked at
+}
+
+// tidy puts the problems in the order of the files, each once: a mistake behind an alias is met
+// at each use.
+func (c *compiler) tidy(files []File) {
+	order := map[string]int{}
+	for i, f := range files {
+		order[f.Name] = i
+	}
+	slices.SortStableFunc(c.problems, func(a, b Problem) int {
+		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line, a.Column-b.Column)
+	})
+	seen := map[Problem]bool{}
+	c.problems = slices.DeleteFunc(c.problems, func(p Problem) bool {
+		again := seen[p]
+		seen[p] = true
+		return again
+	})
+}
+
+// domain is all that the documents say of one domain.
+type domain struct {
+	*limiter.Domain
+	docs   []*document
+	share  float64 // the default of local_share; 0: none
+	limits map[string]*named
+	names  []string // of limits, in the order of the files
+	nodes  map[*descriptors.Node]place
+	uses   []use
+}
+
+// named is a named limit, compiled.
+type named struct {
+	at     place
+	policy *descriptors.Policy // nil: a mistake in it has been reported
+}
+
+// use is a policy and where it stands, for checks over the whole domain.
+type use struct {
+	policy   *descriptors.Policy
+	replaces []*replacement
+}
+
+// domains groups the documents by their domain, in the order in which domains first appear. Each
+// document without one is checked for itself.
+func (c *compiler) domains(docs []*document) (list []*domain) {
+	byName := map[string]*domain{}
+	for _, doc := range docs {
+		name := doc.Domain.value
+		if name == "" && (doc.Domain.ok || !doc.Domain.stated() && !doc.doubtful) {
+			c.mistake(cmp.Or(doc.Domain.at, doc.at), "config file cannot have empty domain; write \"domain: NAME\"")
+		}
+		d := byName[name]
+		if d == nil || name == "" {
+			d = &domain{
+				Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
+				limits: map[string]*named{}, nodes: map[*descriptors.Node]place{},
+			}
+			byName[name] = d
+			list = append(list, d)
+		}
+		d.docs = append(d.docs, doc)
+	}
+	return list
+}
+
+// domain adds d to the Snapshot.
+func (c *compiler) domain(d *domain) {
+	c.settings(d)
+	for _, doc := range d.docs {
+		for _, l := range doc.Limits.value {
+			c.named(d, l)
+		}
+	}
+	for _, doc := range d.docs {
+		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
+	}
+	c.checkReplaces(d)
+	c.snapshot.Domains[d.Name] = d.Domain
+}
+
+// settings takes the domain's own settings from its documents, which must agree.
+func (c *compiler) settings(d *domain) {
+	var each consume
+	var answer failure
+	var part share
+	for _, doc := range d.docs {
+		agree(c, d, "consume", &each.given, &doc.Consume.given)
+		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
+		agree(c, d, "local_share", &part.given, &doc.LocalShare.given)
+		if doc.LocalShare.stated() && !doc.LocalShare.ok {
+			d.share = 1 // reported
+		}
+	}
+	d.Alone = each.or(c.o.ConsumeEach)
+	d.OnFailure = answer.or(c.o.OnFailure)
+	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))
+	switch {
+	case !answer.ok || d.OnFailure != descriptors.Local:
+	case d.share > 0:
+		c.warn(answer.at, "while the backend is away each sidecar gives out %s of each limit by itself, so that more than %d of them admit more than the limit",
+			percent(d.share), int(math.Floor(1/d.share)))
+	default:
+		c.mistake(answer.at, "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
+		d.share = 1 // said once is enough
+	}
+}
+
+// agree takes over what a document states, if the documents before did not state something else.
+func agree[T comparable](c *compiler, d *domain, key string, all, one *given[T]) {
+	switch {
+	case !one.ok:
+	case !all.ok:
+		*all = *one
+	case all.value != one.value:
+		c.mistake(one.at, "%s differs from that of domain %q at %s; state it once", key, d.Name, all.at)
+	}
+}
+
+// percent prints a share.
+func percent(share float64) string { return strconv.FormatFloat(share*100, 'g', 4, 64) + "%" }
+
+// step is one level on the way to a descriptor.
+type step struct {
+	key, value string
+	shared     bool // share_threshold: the pattern stands for all values it matches
+	metric     bool // value_to_metric
+}
+
+// composite is the reference server's name for the step.
+func (s step) composite() string {
+	if s.value == "" {
+		return s.key
+	}
+	return s.key + "_" + s.value
+}
+
+// open tells whether the request's own value tells buckets apart.
+func (s step) open() bool { return !s.shared && (s.value == "" || strings.Contains(s.value, "*")) }
+
+// path is the way from the root to a descriptor.
+type path []step
+
+// name is the path for people.
+func (p path) name() string {
+	parts := make([]string, len(p))
+	for i, s := range p {
+		parts[i] = s.composite()
+	}
+	return strings.Join(parts, ".")
+}
+
+var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
+
+// id is the path as key=value,key…: other than the name it is different for different paths.
+func (p path) id() string {
+	parts := make([]string, len(p))
+	for i, s := range p {
+		parts[i] = escape.Replace(s.key)
+		if s.value != "" {
+			parts[i] += "=" + escape.Replace(s.value)
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// descriptors adds list to the tree, below parent.
+func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
+	for _, one := range list {
+		if c.full {
+			return
+		}
+		at := one.at
+		if one.Key.stated() {
+			at = one.Key.at
+		}
+		if one.Key.value == "" && (one.Key.ok || !one.Key.stated() && !one.doubtful) {
+			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
+		}
+		s := step{key: one.Key.value, value: one.Value.value, shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
+		way := append(slices.Clip(above), s)
+		if s.shared && !strings.Contains(s.composite(), "*") {
+			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
+		}
+		node, added := tree.Add(parent, s.key, s.value)
+		switch {
+		case s.key == "" || one.Value.stated() && !one.Value.ok: // reported; there is no telling what it is
+			node = &descriptors.Node{}
+		case !added:
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, way.name(), d.nodes[node])
+			node = &descriptors.Node{}
+		default:
+			d.nodes[node] = at
+		}
+		c.place(d, one, way, node)
+		c.descriptors(d, tree, node, way, one.Descriptors.value)
+	}
+}
+
+// place puts the policies of a descriptor at its node.
+func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors.Node) {
+	for _, name := range one.Limit.value {
+		l := d.limits[name.value]
+		switch {
+		case l == nil && c.incomplete:
+		case l == nil:
+			c.mistake(name.at, "domain %q has no limit named %q%s", d.Name, name.value, c.limitAdvice(d, name.value))
+		case l.policy != nil:
+			p := *l.policy
+			p.Place = name.at.String()
+			c.use(d, one, way, node, &p, nil)
+		}
+	}
+	for i, l := range one.RateLimit.value {
+		p, ok := c.limit(d, l, "")
+		if !ok {
+			continue
+		}
+		id := way.id()
+		p.Name = way.name()
+		if i > 0 {
+			id += "#" + strconv.Itoa(i+1)
+			p.Name += "#" + strconv.Itoa(i+1)
+		}
+		// No named limit has a "/" in its name, so that none has the owner of an inline one.
+		p.Owner = owner(d.Name) + "/" + id
+		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
+		p.Place = l.at.String()
+		c.use(d, one, way, node, &p, l.Replaces.value)
+	}
+}
+
+// use completes p for its place and puts it at the node.
+func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *descriptors.Policy, replaces []*replacement) {
+	p.Shadow = p.Shadow || one.Shadow.value
+	p.Quota = p.Quota || one.Quota.value
+	p.Metadata = one.Metadata.value
+	p.Detailed = one.Detailed.value
+	p.StatKey = d.Name + "." + way.name()
+	if n := len(node.Policies); n > 0 {
+		p.StatKey += "#" + strconv.Itoa(n+1)
+	}
+	sharedToo := false
+	for i, s := range way {
+		switch {
+		case strings.Contains(s.key, "*") && !s.shared:
+			p.Whole = true
+		case s.open():
+			p.Open = append(p.Open, i)
+		}
+		sharedToo = sharedToo || s.shared
+		if s.metric && !s.shared && !p.Detailed && (s.value == "" || strings.Contains(s.composite(), "*")) {
+			p.StatValues = append(p.StatValues, i)
+		}
+	}
+	if p.Whole && sharedToo {
+		c.warn(one.at, "share_threshold has no effect here: a key with \"*\" on the way keeps the buckets of all values apart")
+	}
+	node.Policies = append(node.Policies, p)
+	c.add(p, one.at)
+	d.uses = append(d.uses, use{p, replaces})
+}
+
+// add numbers p.
+func (c *compiler) add(p *descriptors.Policy, at place) {
+	if len(c.snapshot.Policies) == maxPolicies {
+		if !c.full {
+			c.mistake(place{file: at.file}, "the configuration has more than %d limits; make it smaller", maxPolicies)
+		}
+		c.full = true
+		return
+	}
+	p.Index = len(c.snapshot.Policies)
+	c.snapshot.Policies = append(c.snapshot.Policies, p)
+}
+
+// owner is a domain as it starts an Owner: without a "/", which ends it.
+func owner(domain string) string { return slashes.Replace(domain) + "/" }
+
+var slashes = strings.NewReplacer("%", "%25", "/", "%2F")

@@ -1,0 +1,473 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// good compiles files a.yaml, b.yaml, … that must be accepted.
+func good(t *testing.T, o Options, contents ...string) *limiter.Snapshot {
+	t.Helper()
+	s, problems := Compile(numbered(contents), o)
+	if s == nil || problems.Bad() {
+		t.Fatalf("refused:\n%v", problems)
+	}
+	return s
+}
+
+// bad compiles files that must be refused, and returns what is said, a line for each problem.
+func bad(t *testing.T, o Options, contents ...string) string {
+	t.Helper()
+	s, problems := Compile(numbered(contents), o)
+	if s != nil || !problems.Bad() {
+		t.Fatalf("accepted:\n%v", problems)
+	}
+	return problems.Error()
+}
+
+func numbered(contents []string) (files []File) {
+	for i, content := range contents {
+		files = append(files, File{fmt.Sprintf("%c.yaml", 'a'+i), []byte(content)})
+	}
+	return files
+}
+
+// match is the policies that a descriptor meets, written as on the command line.
+func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*descriptors.Policy {
+	t.Helper()
+	entries, err := descriptors.Parse(descriptor)
+	must(t, err)
+	node := s.Domains[domain].Tree.Match(entries)
+	if node == nil {
+		return nil
+	}
+	return node.Policies
+}
+
+// one is the only policy that a descriptor meets.
+func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {
+	t.Helper()
+	policies := match(t, s, domain, descriptor)
+	if len(policies) != 1 {
+		t.Fatalf("%s meets %d policies, want 1", descriptor, len(policies))
+	}
+	return policies[0]
+}
+
+func TestPoliciesAreNumberedAndSayWhereTheyStand(t *testing.T) {
+	s := good(t, Options{}, `domain: d
+limits:
+  named: {algorithm: token_bucket, rate: 5, period: 1s}
+descriptors:
+  - key: user
+    limit: named
+  - key: path
+    value: /a
+    rate_limit:
+      - {unit: second, requests_per_unit: 1}
+      - {unit: day, requests_per_unit: 9}
+    descriptors:
+      - key: user
+        limit: [named]
+        rate_limit: {unit: hour, requests_per_unit: 3}
+`)
+	var got []string
+	for i, p := range s.Policies {
+		if p.Index != i {
+			t.Errorf("policy %d has Index %d", i, p.Index)
+		}
+		got = append(got, strings.Join([]string{p.Place, p.Name, p.Owner, p.StatKey, p.RateName}, " "))
+	}
+	want := []string{
+		"a.yaml:3 named d/named d.named named",
+		"a.yaml:6 named d/named d.user named",
+		"a.yaml:10 path_/a d//path=/a d.path_/a ",
+		"a.yaml:11 path_/a#2 d//path=/a#2 d.path_/a#2 ",
+		"a.yaml:14 named d/named d.path_/a.user named",
+		"a.yaml:15 path_/a.user d//path=/a,user d.path_/a.user#2 ",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if p := s.Domains["d"].Named["named"]; p != s.Policies[0] || len(p.Open) != 0 {
+		t.Errorf("the named limit is %+v", p)
+	}
+}
+
+func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
+	s := good(t, Options{}, `{domain: d, descriptors: [
+		{key: user, limit: n},
+		{key: path, value: /a, descriptors: [{key: user, limit: n}]},
+		{key: any, rate_limit: {unit: day, requests_per_unit: 1}},
+		{key: path, value: "*", descriptors: [{key: user, limit: n}]}]}`,
+		"{domain: d, limits: {n: {algorithm: token_bucket, rate: 5, period: 1s}}}")
+	entries := func(descriptor string) []descriptors.Entry {
+		list, err := descriptors.Parse(descriptor)
+		must(t, err)
+		return list
+	}
+	key := func(descriptor string) []byte {
+		k, _ := one(t, s, "d", descriptor).AppendKey(nil, entries(descriptor))
+		return k
+	}
+	api, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"bob"})
+	if !bytes.Equal(key("user=bob"), api) || !bytes.Equal(key("path=/a,user=bob"), api) {
+		t.Error("not the same bucket")
+	}
+	if bytes.Equal(key("user=eve"), api) || bytes.Equal(key("any=bob"), api) {
+		t.Error("the same bucket for another user or limit")
+	}
+	pair, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"/b", "bob"})
+	if !bytes.Equal(key("path=/b,user=bob"), pair) {
+		t.Error("a value that a wildcard matches is part of the key")
+	}
+}
+
+// No two limits share buckets or bounds, whatever their names, keys and values are.
+func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
+	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
+	s := good(t, Options{}, fmt.Sprintf(`
+domain: d
+limits:
+  a: {algorithm: fixed_window, rate: 1, period: 1d}
+  a=b: {algorithm: fixed_window, rate: 1, period: 1d}
+descriptors:
+  - {key: a, %[1]s}
+  - {key: a, value: b_c, %[1]s}
+  - {key: a_b, value: c, %[1]s}
+  - {key: a_b_c, %[1]s}
+  - {key: a=b, %[1]s}
+  - {key: "a,b", %[1]s}
+  - {key: 'a#2', %[1]s}
+  - {key: a, value: b, %[1]s, descriptors: [{key: b, %[1]s}]}
+  - {key: b, rate_limit: [{unit: day, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]}
+  - {key: '\', value: '\', %[1]s}
+  - {key: '\\', value: '\', %[1]s}
+---
+{domain: d/, descriptors: [{key: a, %[1]s}], limits: {x: {algorithm: fixed_window, rate: 1, period: 1d}}}
+---
+{domain: d%%2F, descriptors: [{key: a, %[1]s}], limits: {x: {algorithm: fixed_window, rate: 1, period: 1d}}}
+`, limit))
+	owners, prefixes := map[string]string{}, map[string]string{}
+	for _, p := range s.Policies {
+		if other := owners[p.Owner]; other != "" {
+			t.Errorf("%s has the owner of %s: %q", p.Place, other, p.Owner)
+		}
+		if other := prefixes[string(p.Prefix)]; other != "" {
+			t.Errorf("%s has the prefix of %s: %q", p.Place, other, p.Prefix)
+		}
+		owners[p.Owner], prefixes[string(p.Prefix)] = p.Place, p.Place
+	}
+}
+
+func TestOpenPositionsTellBucketsApart(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+descriptors:
+  - key: a
+    value: x
+    descriptors:
+      - key: b
+        descriptors:
+          - key: c
+            value: /api/*
+            rate_limit: {unit: day, requests_per_unit: 1}
+          - key: c
+            value: /static/*
+            share_threshold: true
+            rate_limit: {unit: day, requests_per_unit: 1}
+  - key: k*
+    rate_limit: {unit: day, requests_per_unit: 1}
+  - key: shared_*
+    share_threshold: true
+    rate_limit: {unit: day, requests_per_unit: 1}
+`)
+	for descriptor, want := range map[string]string{
+		"a=x,b=1,c=/api/z":    "[1 2] whole false",
+		"a=x,b=1,c=/static/z": "[1] whole false",
+		"kk=1":                "[] whole true",
+		"shared_a=1":          "[] whole false",
+	} {
+		p := one(t, s, "d", descriptor)
+		if got := fmt.Sprintf("%v whole %t", p.Open, p.Whole); got != want {
+			t.Errorf("%s: %s, want %s", descriptor, got, want)
+		}
+	}
+}
+
+func TestStatKeysAreThoseOfTheReferenceServer(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+descriptors:
+  - key: a
+    value_to_metric: true
+    descriptors:
+      - key: b
+        value: x*
+        value_to_metric: true
+        descriptors:
+          - key: c
+            value: y
+            value_to_metric: true
+            rate_limit: {unit: day, requests_per_unit: 1}
+          - key: c
+            value: "*"
+            share_threshold: true
+            value_to_metric: true
+            rate_limit: {unit: day, requests_per_unit: 1}
+          - key: c
+            detailed_metric: true
+            rate_limit: {unit: day, requests_per_unit: 1}
+  - key: e
+    rate_limit: {unit: day, requests_per_unit: 1}
+`)
+	for _, want := range []string{
+		"d.a.b_x*.c_y [0 1] false",
+		"d.a.b_x*.c_* [0 1] false",
+		"d.a.b_x*.c [] true",
+		"d.e [] false",
+	} {
+		found := false
+		for _, p := range s.Policies {
+			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.StatValues, p.Detailed) == want
+		}
+		if !found {
+			t.Errorf("no policy with %s", want)
+		}
+	}
+}
+
+func TestUnitsAreClockAlignedWindows(t *testing.T) {
+	for unit, seconds := range map[string]int64{
+		"second": 1, "Minute": 60, "HOUR": 3600, "day": 86400, "week": 604800, "month": 2592000, "year": 31536000,
+	} {
+		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, rate_limit: {unit: "+unit+", requests_per_unit: 4294967295}}]}")
+		p := one(t, s, "d", "a=1")
+		l := &p.Limit
+		if l.Kind != algorithms.FixedWindow || l.Period*int64(l.Tick) != seconds*1e6 || l.Phase != 0 || l.PhaseFromKey || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
+			t.Errorf("%s: %+v", unit, p)
+		}
+	}
+}
+
+func TestTreatmentOfALimit(t *testing.T) {
+	const file = `
+domain: d
+limits:
+  n: {algorithm: token_bucket, rate: 5, period: 1s, shadow_mode: true, on_backend_failure: allow, name: other}
+descriptors:
+  - key: a
+    limit: n
+    metadata: {plan: gold}
+  - key: b
+    quota_mode: true
+    rate_limit:
+      - {unit: day, requests_per_unit: 1, replaces: [{name: other}]}
+      - {algorithm: leaky_bucket, rate: 5, period: 1s, max_delay: 250ms, shadow_mode: true}
+  - key: c
+    shadow_mode: true
+    rate_limit: {unlimited: true, requests_per_unit: 7}
+`
+	s := good(t, Options{OnFailure: descriptors.Local, LocalShare: 0.5, ConsumeEach: true}, file)
+	a, c := one(t, s, "d", "a=1"), one(t, s, "d", "c=1")
+	b := match(t, s, "d", "b=1")
+	switch {
+	case !a.Shadow || a.Quota || a.OnFailure != descriptors.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
+		t.Errorf("a: %+v", a)
+	case !reflect.DeepEqual(a.Metadata, map[string]any{"plan": "gold"}):
+		t.Errorf("a: %v", a.Metadata)
+	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
+		t.Error("of a domain that consumes each, the limits in the reference form take what they deny")
+	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Local == nil:
+		t.Errorf("b: %+v", b[0])
+	case !reflect.DeepEqual(b[0].Replaces, []string{"other"}) || b[1].MaxDelay != 250_000:
+		t.Errorf("b: %+v %+v", b[0], b[1])
+	case !c.Unlimited || !c.Shadow || c.RateName != "":
+		t.Errorf("c: %+v", c)
+	}
+	s = good(t, Options{}, file)
+	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != descriptors.Deny || s.Domains["d"].Alone {
+		t.Errorf("by default: %+v", b)
+	}
+	said := bad(t, Options{OnFailure: descriptors.Local}, file)
+	if !strings.HasPrefix(said, "a.yaml:12:9: on_backend_failure local needs a local_share") {
+		t.Errorf("said:\n%s", said)
+	}
+}
+
+func TestSettingsOfADomainHoldInAllItsFiles(t *testing.T) {
+	s := good(t, Options{},
+		"{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}",
+		"{domain: d, consume: each, on_backend_failure: error}",
+		"{domain: d, consume: each}")
+	if p := one(t, s, "d", "a=1"); !p.Alone || p.OnFailure != descriptors.Error || s.Domains["d"].OnFailure != descriptors.Error {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestADomainMaySpanFiles(t *testing.T) {
+	files := []string{
+		"{domain: d, descriptors: [{key: a, limit: x}]}",
+		"{domain: d, limits: {x: {algorithm: token_bucket, rate: 5, period: 1s}}, descriptors: [{key: b, limit: x}]}",
+		"{domain: e, descriptors: [{key: a}]}",
+	}
+	s := good(t, Options{}, files...)
+	if one(t, s, "d", "a=1").Owner != one(t, s, "d", "b=1").Owner || len(match(t, s, "e", "a=1")) != 0 || len(s.Domains) != 2 {
+		t.Error("wrongly merged")
+	}
+	said := bad(t, Options{}, files[0], files[1], "{domain: d, limits: {x: {algorithm: token_bucket, rate: 6, period: 1s}}, descriptors: [{key: a}]}")
+	want := `c.yaml:1:22: domain "d" has a limit named "x" already, at b.yaml:1; rename or remove one
+c.yaml:1:94: duplicate descriptor composite key 'd.a'; it is first at a.yaml:1: merge the two`
+	if said != want {
+		t.Errorf("said:\n%s\nwant:\n%s", said, want)
+	}
+}
+
+func TestMistakesOfAllFilesAreTold(t *testing.T) {
+	said := bad(t, Options{}, "domain: a\n  b: c", "domain: b\nx: y", "domain: [", "domain: d\ndescriptors: [{key: a, limit: perhaps_in_a_broken_file}]")
+	for _, want := range []string{"a.yaml:2:", "b.yaml:2:1: config error, unknown key 'x'", "c.yaml:1:"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("no %q in\n%s", want, said)
+		}
+	}
+	if strings.Contains(said, "perhaps") {
+		t.Errorf("what may stand in a file that cannot be read is taken for missing:\n%s", said)
+	}
+}
+
+func TestScalarsAreReadAsTheReferenceServerDoes(t *testing.T) {
+	for written, want := range map[string]string{
+		"5": "5", "0x1F": "0x1F", "010": "010", "1_000": "1_000", "-3": "-3", "true": "true", "yes": "yes", "Off": "Off",
+		"2026-01-01": "2026-01-01", "18446744073709551615": "18446744073709551615", "1.2.3.4": "1.2.3.4", `"1.5"`: "1.5",
+		"!!str 1.5": "1.5", "!own text": "text", "!!binary /w==": "\xff", "<<": "<<", "|-\n    two\n    lines": "two\nlines",
+	} {
+		s := good(t, Options{}, "domain: d\ndescriptors:\n- key: a\n  rate_limit: {unlimited: true}\n  value: "+written+"\n")
+		if s.Domains["d"].Tree.Match([]descriptors.Entry{{Key: "a", Value: want}}) == nil {
+			t.Errorf("%s is not %q", written, want)
+		}
+	}
+	for written, want := range words {
+		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, shadow_mode: "+written+", rate_limit: {unlimited: true}}]}")
+		if s.Policies[0].Shadow != want {
+			t.Errorf("%s is not %t", written, want)
+		}
+	}
+	for written, want := range map[string]int64{"7": 7, "0x10": 16, "1_000": 1000, "0b11": 3, "0o17": 15, "017": 15, "+5": 5} {
+		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: "+written+"}}]}")
+		if s.Policies[0].Limit.Rate != want {
+			t.Errorf("%s is %d, want %d", written, s.Policies[0].Limit.Rate, want)
+		}
+	}
+}
+
+func TestDurations(t *testing.T) {
+	const s, h = algorithms.Second, 3600 * algorithms.Second
+	for text, want := range map[string]algorithms.Micros{
+		"1us": 1, "1µs": 1, "500ms": 500_000, "30s": 30 * s, "5m": 300 * s, "1h": h, "1d": 24 * h, "2w": 14 * 24 * h,
+		"1h30m": h + 1800*s, "1d12h0m5s1ms7us": 36*h + 5*s + 1007, "0s1us": 1,
+	} {
+		if got, err := parseSpan(text); got != want || err != nil {
+			t.Errorf("%s: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "0s", "s", "5", "1h30", "-1s", "1 s", "1y", "1.5s", "1e3s", "9223372036854775807us1us", "106751991d1w1w"} {
+		if got, err := parseSpan(text); err == nil {
+			t.Errorf("%q: accepted as %d", text, got)
+		}
+	}
+}
+
+func TestMetadataIsWhatAStructCanHold(t *testing.T) {
+	s := good(t, Options{}, `{domain: d, descriptors: [{key: a, rate_limit: {unlimited: true}, metadata: {
+		int: 5, hex: 0x10, big: 18446744073709551615, float: 1.5, no: false, text: x, word: yes, none: ~, time: 2026-01-01, list: [1, [a], {b: c}], 7: seven, map: {<<: {x: 1}, y: 2}}}]}`)
+	want := map[string]any{
+		"int": 5.0, "hex": 16.0, "big": 18446744073709551615.0, "float": 1.5, "no": false, "text": "x", "word": "yes", "none": nil, "time": "2026-01-01",
+		"list": []any{1.0, []any{"a"}, map[string]any{"b": "c"}}, "7": "seven", "map": map[string]any{"x": 1.0, "y": 2.0},
+	}
+	if got := s.Policies[0].Metadata; !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func TestHashTellsConfigurationsApart(t *testing.T) {
+	first := good(t, Options{}, "domain: a", "domain: b").Hash
+	if again, renamed := good(t, Options{}, "domain: a", "domain: b").Hash, func() string {
+		s, _ := Compile([]File{{"x", []byte("domain: a")}, {"y", []byte("domain: b")}}, Options{})
+		return s.Hash
+	}(); again != first || renamed != first {
+		t.Error("different for the same content")
+	}
+	for _, other := range []string{
+		good(t, Options{}, "domain: a", "domain: c").Hash,
+		good(t, Options{}, "domain: a\n---\ndomain: b").Hash,
+		good(t, Options{ConsumeEach: true}, "domain: a", "domain: b").Hash,
+		good(t, Options{OnFailure: descriptors.Allow}, "domain: a", "domain: b").Hash,
+	} {
+		if other == first {
+			t.Error("the same for different content")
+		}
+	}
+}
+
+func TestBounds(t *testing.T) {
+	said := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
+	if said != "a.yaml: the file is larger than 16 MiB; split it" {
+		t.Error(said)
+	}
+	var many strings.Builder
+	many.WriteString("domain: a\ndescriptors:\n")
+	for i := range maxPolicies {
+		fmt.Fprintf(&many, "- {key: a, value: %d, rate_limit: {unit: day, requests_per_unit: 5}}\n", i)
+	}
+	if s := good(t, Options{}, many.String()); len(s.Policies) != maxPolicies {
+		t.Errorf("%d policies", len(s.Policies))
+	}
+	said = bad(t, Options{}, many.String()+"- {key: b, rate_limit: [{unit: day, requests_per_unit: 5}, {unit: day, requests_per_unit: 5}]}\n")
+	if said != "a.yaml: the configuration has more than 100000 limits; make it smaller" {
+		t.Error(said)
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"", "abc", 3}, {"abc", "abc", 0}, {"abc", "acb", 1}, {"vlaue", "value", 1}, {"kitten", "sitting", 3}, {strings.Repeat("x", 65), "x", 64}} {
+		if got := distance(c.a, c.b); got != c.want {
+			t.Errorf("from %q to %q: %d, want %d", c.a, c.b, got, c.want)
+		}
+		if got := distance(c.b, c.a); got != c.want {
+			t.Errorf("from %q to %q: %d, want %d", c.b, c.a, got, c.want)
+		}
+	}
+}
+
+// FuzzCompile: no bytes make it panic, and there is a Snapshot exactly if nothing is wrong.
+func FuzzCompile(f *testing.F) {
+	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
+		for _, file := range fixtures(f, pattern) {
+			f.Add(file.Data, false)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte, each bool) {
+		s, problems := Compile([]File{{"a.yaml", data}, {"b.yaml", []byte("domain: b")}}, Options{ConsumeEach: each})
+		if (s == nil) != problems.Bad() {
+			t.Fatalf("%v with\n%v", s, problems)
+		}
+		if s == nil {
+			return
+		}
+		for i, p := range s.Policies {
+			if p.Index != i || p.Prefix == nil || p.Owner == "" || p.Place == "" {
+				t.Errorf("policy %d: %+v", i, p)
+			}
+		}
+	})
+}

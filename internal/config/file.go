@@ -1,0 +1,225 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// The shape of a file: a struct for each level, a field for each key that is allowed there. A
+// field's type says how it is read (values.go); the parser, its advice on misplaced keys and the
+// test of schema.json all go by these structs, so a new key is a new field.
+
+// document is one YAML document: a domain, or a part of one.
+type document struct {
+	at          place
+	doubtful    bool           // a key could not be read, so that none counts as missing
+	Domain      text           `key:"domain"`
+	Consume     consume        `key:"consume"`
+	OnFailure   failure        `key:"on_backend_failure"`
+	LocalShare  share          `key:"local_share"`
+	Limits      namedLimits    `key:"limits"`
+	Descriptors descriptorList `key:"descriptors"`
+}
+
+// descriptor is one item of descriptors.
+type descriptor struct {
+	at             place
+	doubtful       bool
+	Key            text           `key:"key"`
+	Value          text           `key:"value"`
+	Limit          names          `key:"limit"`
+	RateLimit      limitList      `key:"rate_limit"`
+	Descriptors    descriptorList `key:"descriptors"`
+	Shadow         boolean        `key:"shadow_mode"`
+	Quota          boolean        `key:"quota_mode"`
+	Detailed       boolean        `key:"detailed_metric"`
+	ValueToMetric  boolean        `key:"value_to_metric"`
+	ShareThreshold boolean        `key:"share_threshold"`
+	Metadata       metadata       `key:"metadata"`
+}
+
+// limit is a rate_limit or a named limit. The form is that of the reference server (clock-aligned
+// fixed windows) or the one with an algorithm; keys without a form go with both.
+type limit struct {
+	at       place
+	doubtful bool
+	broken   bool // a mistake in it, or below it, has been reported: its numbers are not compiled
+	spec     algorithms.Spec
+
+	Unit            text    `key:"unit" form:"reference"`
+	RequestsPerUnit whole   `key:"requests_per_unit" form:"reference"`
+	Unlimited       boolean `key:"unlimited" form:"reference"`
+
+	Algorithm   algorithm `key:"algorithm" form:"algorithm"`
+	Rate        whole     `key:"rate" form:"algorithm"`
+	Period      span      `key:"period" form:"algorithm"`
+	Capacity    whole     `key:"capacity" form:"algorithm"`
+	Initial     whole     `key:"initial" form:"algorithm"`
+	MaxReserved whole     `key:"max_reserved" form:"algorithm"`
+	Start       moment    `key:"start" form:"algorithm"`
+	Overdraw    boolean   `key:"overdraw" form:"algorithm"`
+	Guaranteed  minimum   `key:"guaranteed" form:"algorithm"`
+	Shards      whole     `key:"shards" form:"algorithm"`
+	MaxDelay    span      `key:"max_delay" form:"algorithm"`
+
+	Name       text         `key:"name"`
+	Replaces   replacements `key:"replaces"`
+	Shadow     boolean      `key:"shadow_mode"`
+	Quota      boolean      `key:"quota_mode"`
+	OnFailure  failure      `key:"on_backend_failure"`
+	LocalShare share        `key:"local_share"`
+}
+
+// guaranteed is the rate that a token bucket gives whatever its bank holds.
+type guaranteed struct {
+	Rate   whole `key:"rate"`
+	Period span  `key:"period"`
+}
+
+// replacement is one item of replaces.
+type replacement struct {
+	at       place
+	doubtful bool
+	Name     text `key:"name"`
+}
+
+// given is a value that a file may state.
+type given[T any] struct {
+	value T
+	at    place // where it is stated; zero: it is not
+	ok    bool  // it is stated and could be read
+}
+
+// stated tells whether the file says anything here, be it wrong.
+func (g *given[T]) stated() bool { return g.at.line > 0 }
+
+// where is at, for code that does not know T.
+func (g *given[T]) where() place { return g.at }
+
+// or is the value, or otherwise where none could be read.
+func (g *given[T]) or(otherwise T) T {
+	if g.ok {
+		return g.value
+	}
+	return otherwise
+}
+
+// pointer is nil where none could be read.
+func (g *given[T]) pointer() *T {
+	if !g.ok {
+		return nil
+	}
+	return &g.value
+}
+
+type (
+	text      struct{ given[string] }                // any scalar but a float, as it is written
+	boolean   struct{ given[bool] }                  // true or false, and the other words of YAML 1.1
+	whole     struct{ given[int64] }                 // an integer
+	span      struct{ given[algorithms.Micros] }     // "1h30m"; longer than 0
+	moment    struct{ given[algorithms.Micros] }     // RFC 3339
+	share     struct{ given[float64] }               // "20%" or 0.2; in (0, 1]
+	algorithm struct{ given[algorithms.Kind] }       // its name
+	consume   struct{ given[bool] }                  // each (true) or together
+	failure   struct{ given[descriptors.OnFailure] } // its name
+	names     struct{ given[[]text] }                // a name or a list of names
+
+	minimum        struct{ given[*guaranteed] }
+	metadata       struct{ given[map[string]any] }
+	limitList      struct{ given[[]*limit] } // a map or a list of maps
+	descriptorList struct{ given[[]*descriptor] }
+	replacements   struct{ given[[]*replacement] }
+	namedLimits    struct{ given[[]namedLimit] } // in the order of the file
+)
+
+// namedLimit is one entry of limits.
+type namedLimit struct {
+	name  string
+	limit *limit
+}
+
+// consumeNames are the values of consume.
+var consumeNames = map[string]bool{"together": false, "each": true}
+
+// level is what is allowed in a mapping.
+type level struct {
+	what  string // "a descriptor"
+	where string // where its keys belong: "in an item of descriptors"
+	typ   reflect.Type
+	keys  []string       // in the order of the struct
+	field map[string]int // key -> its field
+}
+
+// levels are those of the file. Of those that know a misplaced key, the first is advised.
+var levels = []*level{
+	newLevel[descriptor]("a descriptor", "in an item of descriptors"),
+	newLevel[limit]("a limit", "inside rate_limit or a named limit"),
+	newLevel[document]("the top level", "at the top level of the file"),
+	newLevel[guaranteed]("guaranteed", "inside guaranteed"),
+	newLevel[replacement]("replaces", "in an item of replaces"),
+}
+
+func newLevel[T any](what, where string) *level {
+	l := &level{what: what, where: where, typ: reflect.TypeFor[T](), field: map[string]int{}}
+	for i := range l.typ.NumField() {
+		if key := l.typ.Field(i).Tag.Get("key"); key != "" {
+			l.field[key] = i
+			l.keys = append(l.keys, key)
+		}
+	}
+	return l
+}
+
+// levelOf is the level whose struct has the given type.
+func levelOf(typ reflect.Type) *level {
+	return levels[slices.IndexFunc(levels, func(l *level) bool { return l.typ == typ })]
+}
+
+// stated lists the keys of one form ("reference", "algorithm") that l states, and where.
+func (l *limit) stated(form string) (keys []string, at []place) {
+	for key, where := range l.fields() {
+		if where.line > 0 && levelOf(reflect.TypeFor[limit]()).form(key) == form {
+			keys, at = append(keys, key), append(at, where)
+		}
+	}
+	return keys, at
+}
+
+// form is the form of a limit that key belongs to; "" for both.
+func (l *level) form(key string) string { return l.typ.Field(l.field[key]).Tag.Get("form") }
+
+// fields yields each key of a limit, in order, and where it is stated.
+func (l *limit) fields() func(yield func(string, place) bool) {
+	return func(yield func(string, place) bool) {
+		v, level := reflect.ValueOf(l).Elem(), levelOf(reflect.TypeFor[limit]())
+		for _, key := range level.keys {
+			where := v.Field(level.field[key]).Addr().Interface().(interface{ where() place }).where()
+			if !yield(key, where) {
+				return
+			}
+		}
+	}
+}
+
+// place is where key is stated in l, or l's own place.
+func (l *limit) place(key string) place {
+	for k, where := range l.fields() {
+		if k == key && where.line > 0 {
+			return where
+		}
+	}
+	return l.at
+}
+
+// place is a position in a file.
+type place struct {
+	file         string
+	line, column int // from 1; 0: the whole file
+}
+
+// String is file:line.
+func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }

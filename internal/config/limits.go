@@ -1,0 +1,335 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// units are those of the reference form. A month is 30 days, a year 365, and all windows start at
+// a multiple of their length since 1970: a week on a Thursday.
+var units = map[string]struct {
+	period algorithms.Micros
+	text   string // as a period
+}{
+	"second": {algorithms.Second, "1s"},
+	"minute": {60 * algorithms.Second, "1m"},
+	"hour":   {3600 * algorithms.Second, "1h"},
+	"day":    {algorithms.Day, "1d"},
+	"week":   {7 * algorithms.Day, "1w"},
+	"month":  {30 * algorithms.Day, "30d"},
+	"year":   {365 * algorithms.Day, "365d"},
+}
+
+// named compiles a named limit: once for use by its name, and as what descriptors copy.
+func (c *compiler) named(d *domain, l namedLimit) {
+	if before := d.limits[l.name]; before != nil {
+		c.mistake(l.limit.at, "domain %q has a limit named %q already, at %s; rename or remove one", d.Name, l.name, before.at)
+		return
+	}
+	n := &named{at: l.limit.at}
+	d.limits[l.name] = n
+	d.names = append(d.names, l.name)
+	if what := badName(l.name); what != "" {
+		c.mistake(l.limit.at, "the name of a limit %s; choose another", what)
+		return
+	}
+	p, ok := c.limit(d, l.limit, l.name)
+	if !ok {
+		return
+	}
+	p.Name, p.StatKey = l.name, d.Name+"."+l.name
+	if p.RateName == "" {
+		p.RateName = l.name
+	}
+	p.Owner = owner(d.Name) + l.name
+	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
+	p.Place = l.limit.at.String()
+	n.policy = &p
+	d.Named[l.name] = &p
+	c.add(&p, n.at)
+	d.uses = append(d.uses, use{&p, l.limit.Replaces.value})
+}
+
+// badName says what is wrong with a limit's name; "": nothing. Names stand in URLs (so no "/") and
+// in headers and logs (so nothing that cannot be printed).
+func badName(name string) string {
+	const most = 128
+	switch {
+	case name == "":
+		return "is empty"
+	case len(name) > most:
+		return fmt.Sprintf("has %d bytes, the most is %d", len(name), most)
+	case strings.Contains(name, "/"):
+		return fmt.Sprintf("has a \"/\": %q", name)
+	case strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r >= 0x7f }):
+		return fmt.Sprintf("has a character that is not printable ASCII: %q", name)
+	}
+	return ""
+}
+
+// limit compiles the numbers and the treatment of a limit; name is that of a named one. It fails
+// where a mistake is, or has been, reported.
+func (c *compiler) limit(d *domain, l *limit, name string) (p descriptors.Policy, ok bool) {
+	before := c.mistakes
+	p = descriptors.Policy{
+		Domain: d.Name, RateName: l.Name.value, Shadow: l.Shadow.value, Quota: l.Quota.value,
+		Alone: d.Alone, Replaces: c.replaces(l, name),
+	}
+	switch isReference, ok := c.form(l, name != ""); {
+	case !ok:
+	case isReference:
+		c.reference(d, l, &p)
+	default:
+		c.own(l, &p)
+	}
+	if !l.broken && c.mistakes == before {
+		c.failure(d, l, &p)
+	}
+	return p, !l.broken && c.mistakes == before
+}
+
+// replaces lists the names that l replaces.
+func (c *compiler) replaces(l *limit, name string) (list []string) {
+	for _, r := range l.Replaces.value {
+		switch r.Name.value {
+		case "":
+			if r.Name.ok || !r.Name.stated() && !r.doubtful {
+				c.mistake(r.at, "should not have an empty replaces entry; write {name: NAME}")
+			}
+		case l.Name.value, name:
+			c.mistake(r.at, "replaces should not contain name of same descriptor; remove %q", r.Name.value)
+		default:
+			list = append(list, r.Name.value)
+		}
+	}
+	return list
+}
+
+// form tells whether l is in the reference form; ok is false for a mixture, which it reports.
+func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
+	reference, atReference := l.stated("reference")
+	own, atOwn := l.stated("algorithm")
+	switch {
+	case len(reference) == 0:
+		return len(own) == 0 && !isNamed, true
+	case l.Algorithm.stated() && l.Rate.stated() && l.Period.stated():
+		c.mistake(atReference[0], "%s not go with algorithm; remove that", does(reference))
+	case isNamed:
+		c.mistake(atReference[0], "%s not belong in a named limit; write %s", does(reference), l.rewritten())
+	case l.Algorithm.stated():
+		c.mistake(atReference[0], "%s not go with algorithm; write %s", does(reference), l.rewritten())
+	case len(own) > 0:
+		c.mistake(atOwn[0], "%s not go with %s; remove that, or write %s", does(own), strings.Join(reference, " and "), l.rewritten())
+	default:
+		return true, true
+	}
+	return false, false
+}
+
+// does lists keys, and the verb that fits their number.
+func does(keys []string) string {
+	if len(keys) == 1 {
+		return keys[0] + " does"
+	}
+	return strings.Join(keys, " and ") + " do"
+}
+
+// rewritten is a limit with reference keys as one with an algorithm, as far as its numbers are
+// given.
+func (l *limit) rewritten() string {
+	kind, rate, period := algorithms.FixedWindow, "N", "DURATION"
+	if l.Algorithm.ok {
+		kind = l.Algorithm.value
+	}
+	if l.RequestsPerUnit.ok {
+		rate = fmt.Sprint(l.RequestsPerUnit.value)
+	}
+	if u, known := units[strings.ToLower(l.Unit.value)]; known {
+		period = u.text
+	}
+	return fmt.Sprintf("{algorithm: %s, rate: %s, period: %s}", kind, rate, period)
+}
+
+// reference compiles the reference form: a fixed window whose edges are multiples of its length.
+func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
+	p.Reference, p.Unlimited = true, l.Unlimited.value
+	before := c.mistakes
+	unit, known := units[strings.ToLower(l.Unit.value)]
+	unitAt := l.place("unit")
+	switch {
+	case p.Unlimited && known:
+		c.mistake(unitAt, "should not specify rate limit unit when unlimited; remove unit, or unlimited")
+	case p.Unlimited && l.Unit.value != "":
+		c.warn(unitAt, "invalid rate limit unit '%s', which unlimited makes meaningless; remove it", short(l.Unit.value))
+	case p.Unlimited, known:
+	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported
+	default:
+		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
+	}
+	rate := l.RequestsPerUnit.value
+	switch {
+	case rate < 0 || rate > math.MaxUint32:
+		c.mistake(l.RequestsPerUnit.at, "requests_per_unit must be between 0 and %d, is %d", uint32(math.MaxUint32), rate)
+	case rate > 0 || p.Unlimited || l.broken || c.mistakes > before:
+	case l.RequestsPerUnit.ok:
+		c.warn(l.RequestsPerUnit.at, "requests_per_unit is 0: this limit never allows anything")
+	default:
+		c.warn(l.at, "requests_per_unit is missing, which is 0: this limit never allows anything")
+	}
+	if p.Unlimited || l.broken || c.mistakes > before {
+		return
+	}
+	epoch := algorithms.Micros(0)
+	c.numbers(l, p, algorithms.Spec{
+		Kind: algorithms.FixedWindow, Rate: rate, Period: unit.period, Start: &epoch, TakesDenied: d.Alone,
+	})
+}
+
+// own compiles the form that names its algorithm.
+func (c *compiler) own(l *limit, p *descriptors.Policy) {
+	before := c.mistakes
+	c.missing(l)
+	if l.Rate.ok && l.Rate.value == 0 {
+		c.mistake(l.Rate.at, "rate must be at least 1, is 0")
+	}
+	if l.MaxDelay.ok && l.Algorithm.ok && l.Algorithm.value != algorithms.LeakyBucket {
+		c.mistake(l.MaxDelay.at, "max_delay belongs to algorithm leaky_bucket, not to %s", l.Algorithm.value)
+	}
+	if l.broken || !l.Algorithm.ok || !l.Rate.ok || !l.Period.ok {
+		return
+	}
+	s := algorithms.Spec{
+		Kind: l.Algorithm.value, Rate: l.Rate.value, Period: l.Period.value,
+		Capacity: l.Capacity.pointer(), Initial: l.Initial.pointer(), MaxReserved: l.MaxReserved.pointer(),
+		Start: l.Start.pointer(), Overdraw: l.Overdraw.value,
+	}
+	if g := l.Guaranteed.value; g != nil {
+		s.Minimum = &algorithms.Rate{Units: g.Rate.value, Period: g.Period.value}
+	}
+	p.MaxDelay = l.MaxDelay.value
+	if c.numbers(l, p, s); l.Shards.ok && c.mistakes == before {
+		c.shards(l, p, s)
+	}
+}
+
+// missing reports what a limit with an algorithm cannot do without.
+func (c *compiler) missing(l *limit) {
+	if l.doubtful {
+		return
+	}
+	if !l.Algorithm.stated() {
+		c.mistake(l.at, "algorithm is missing; write one of %s", strings.Join(sortedKeys(algorithmNames), ", "))
+	}
+	if !l.Rate.stated() {
+		c.mistake(l.at, "rate is missing; write how many units a period brings: \"rate: 100\"")
+	}
+	if !l.Period.stated() {
+		c.mistake(l.at, "period is missing; write a duration: \"period: 1m\"")
+	}
+}
+
+// numbers compiles s, and puts what is wrong with it where the field stands.
+func (c *compiler) numbers(l *limit, p *descriptors.Policy, s algorithms.Spec) {
+	var err error
+	l.spec = s
+	p.Limit, err = algorithms.Compile(s)
+	for _, w := range specErrors(err) {
+		if w.Field == "capacity" && !l.Capacity.stated() {
+			c.mistake(l.place("rate"), "rate, which is the capacity as well where none is given, %s", w.Problem)
+		} else {
+			c.mistake(l.place(w.Field), "%s %s", w.Field, w.Problem)
+		}
+	}
+}
+
+// shards checks that s can be split.
+func (c *compiler) shards(l *limit, p *descriptors.Policy, s algorithms.Spec) {
+	var err error
+	p.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
+	for _, w := range specErrors(err) {
+		what := w.Field
+		if what != "shards" {
+			what = "shards: of one shard, " + what
+		}
+		c.mistake(l.Shards.at, "%s %s", what, w.Problem)
+	}
+}
+
+func specErrors(err error) algorithms.SpecErrors {
+	wrong, _ := errors.AsType[algorithms.SpecErrors](err)
+	return wrong
+}
+
+// failure settles what p answers when the store cannot decide.
+func (c *compiler) failure(d *domain, l *limit, p *descriptors.Policy) {
+	p.OnFailure = l.OnFailure.or(d.OnFailure)
+	if p.OnFailure != descriptors.Local {
+		if l.LocalShare.ok {
+			c.warn(l.LocalShare.at, "local_share has no effect: on_backend_failure is %s here, not local", p.OnFailure)
+		}
+		return
+	}
+	share := l.LocalShare.or(d.share)
+	if share == 0 {
+		c.mistake(l.place("on_backend_failure"), "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
+		return
+	}
+	local, err := algorithms.Compile(l.spec.Part(share))
+	if err != nil { // what is wrong with the whole has been said
+		return
+	}
+	p.Local = &local
+	if stated := l.OnFailure.ok || l.LocalShare.ok; stated && !p.Unlimited && p.Limit.Rate > 0 {
+		c.warnLocal(l, p, share)
+	}
+}
+
+// warnLocal says by how much sidecars that answer by themselves may exceed the limit together.
+func (c *compiler) warnLocal(l *limit, p *descriptors.Policy, share float64) {
+	most, part := p.Limit.Most(false), max(1, p.Local.Most(false))
+	c.warn(l.place("on_backend_failure"), "while the backend is away each sidecar gives out %d of %d by itself (local_share %s), so that more than %d of them admit more than the limit",
+		part, most, percent(share), most/part)
+}
+
+// checkReplaces warns of names that replace nothing, and of limits that replace each other.
+func (c *compiler) checkReplaces(d *domain) {
+	if c.incomplete {
+		return
+	}
+	known := map[string]bool{}
+	replaces := map[[2]string]bool{} // a name, and one that a limit of that name replaces
+	for _, u := range d.uses {
+		name := u.policy.RateName
+		known[name] = true
+		for _, other := range u.policy.Replaces {
+			replaces[[2]string{name, other}] = true
+		}
+	}
+	for _, u := range d.uses {
+		for _, r := range u.replaces {
+			switch name := r.Name.value; {
+			case name == "":
+			case !known[name]:
+				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, didYouMean(name, sortedKeys(known)))
+			case u.policy.RateName != "" && replaces[[2]string{name, u.policy.RateName}]:
+				c.warn(r.Name.at, "%q and %q replace each other: a request that meets both is limited by neither", u.policy.RateName, name)
+			}
+		}
+	}
+}
+
+// limitAdvice helps where a name is of no limit of d.
+func (c *compiler) limitAdvice(d *domain, name string) string {
+	if guess := didYouMean(name, d.names); guess != "" {
+		return guess
+	}
+	if len(d.names) == 0 {
+		return "; it has none: add it under limits"
+	}
+	return "; it has " + strings.Join(d.names[:min(10, len(d.names))], ", ")
+}

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// loaded is the domains that Load finds, and what it says, with the folder cut from names.
+func loaded(t *testing.T, folder string, names ...string) (domains []string, said string) {
+	t.Helper()
+	paths := make([]string, len(names))
+	for i, name := range names {
+		paths[i] = filepath.Join(folder, name)
+	}
+	s, problems := Load(paths, Options{})
+	if (s == nil) != problems.Bad() {
+		t.Fatalf("%v with %v", s, problems)
+	}
+	if s != nil {
+		domains = sortedKeys(s.Domains)
+	}
+	return domains, strings.ReplaceAll(problems.Error(), folder, "~")
+}
+
+func TestLoadReadsFilesAndFolders(t *testing.T) {
+	folder := t.TempDir()
+	for name, content := range map[string]string{
+		"b.yaml": "domain: b", "a.yml": "domain: a", ".c.yaml": "domain: [", "c.yaml~": "domain: [", ".c.yaml.swp": "x",
+		"#c.yaml#": "x", "notes.txt": "x", "single": "domain: single", "sub.txt": "x",
+	} {
+		write(t, filepath.Join(folder, name), content)
+	}
+	must(t, os.MkdirAll(filepath.Join(folder, "sub.yaml"), 0o700))
+	write(t, filepath.Join(folder, "sub.yaml", "d.yaml"), "domain: d")
+	for _, c := range []struct {
+		names []string
+		want  []string
+	}{
+		{[]string{"."}, []string{"a", "b"}},
+		{[]string{"single"}, []string{"single"}},
+		{[]string{"sub.yaml", "single", "b.yaml"}, []string{"b", "d", "single"}},
+		{[]string{"b.yaml", ".", "./b.yaml"}, []string{"a", "b"}},
+	} {
+		if got, said := loaded(t, folder, c.names...); !slices.Equal(got, c.want) || said != "" {
+			t.Errorf("%v: domains %v, want %v; said %q", c.names, got, c.want, said)
+		}
+	}
+}
+
+func TestLoadReadsAConfigMap(t *testing.T) {
+	folder := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(folder, "..2026"), 0o700))
+	write(t, filepath.Join(folder, "..2026", "a.yaml"), "domain: a")
+	must(t, os.Symlink("..2026", filepath.Join(folder, "..data")))
+	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
+	if got, said := loaded(t, folder, "."); !slices.Equal(got, []string{"a"}) || said != "" {
+		t.Errorf("domains %v, said %q", got, said)
+	}
+}
+
+func TestLoadSaysWhatCannotBeRead(t *testing.T) {
+	folder := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(folder, "empty"), 0o700))
+	must(t, os.Mkdir(filepath.Join(folder, "dangling"), 0o700))
+	must(t, os.Symlink("nowhere", filepath.Join(folder, "dangling", "a.yaml")))
+	write(t, filepath.Join(folder, "good.yaml"), "{domain: a, descriptors: [{key: a, limit: perhaps_in_another_file}]}")
+	for name, want := range map[string]string{
+		"nowhere":  "~/nowhere: cannot be read: no such file or directory",
+		"empty":    "~/empty: the folder has no *.yaml or *.yml file",
+		"dangling": "~/dangling/a.yaml: cannot be read: no such file or directory",
+	} {
+		if _, said := loaded(t, folder, "good.yaml", name); said != want {
+			t.Errorf("%s: said %q, want %q", name, said, want)
+		}
+	}
+	if _, said := loaded(t, folder); said != "(no path): no configuration file or folder is given; name at least one" {
+		t.Error(said)
+	}
+	write(t, filepath.Join(folder, "large.yaml"), strings.Repeat("#", maxFileSize+1))
+	if _, said := loaded(t, folder, "large.yaml"); said != "~/large.yaml: the file is larger than 16 MiB; split it" {
+		t.Error(said)
+	}
+}

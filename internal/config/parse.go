@@ -1,0 +1,318 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Bounds on what is read, so that no file can make the process grow without end.
+const (
+	maxFileSize = 16 << 20 // bytes
+	// maxDepth counts mappings and lists inside each other: a descriptor needs two.
+	maxDepth = 2*32 + 4
+	// maxNodes is how many nodes all files together may come to once aliases are followed: what
+	// maxPolicies limits need, with room. It stops alias bombs.
+	maxNodes = 4 << 20
+)
+
+// report collects what there is to say.
+type report struct {
+	problems Problems
+	mistakes int // those that are no warnings
+	// incomplete: something could not be read at all, so that what is not found may be there.
+	incomplete bool
+}
+
+func (r *report) mistake(at place, format string, args ...any) {
+	r.mistakes++
+	r.add(at, false, fmt.Sprintf(format, args...))
+}
+
+func (r *report) warn(at place, format string, args ...any) {
+	r.add(at, true, fmt.Sprintf(format, args...))
+}
+
+func (r *report) add(at place, warning bool, message string) {
+	r.problems = append(r.problems, Problem{File: at.file, Line: at.line, Column: at.column, Message: message, Warning: warning})
+}
+
+// parser turns the nodes of one file into its shape.
+type parser struct {
+	*report
+	file  string
+	depth int  // mappings and lists entered
+	nodes *int // how many more nodes may be read, of all files
+}
+
+func (p *parser) at(n *yaml.Node) place { return place{p.file, n.Line, n.Column} }
+
+// parse reads the documents of a file. Mistakes are reported; what could be read is returned all
+// the same, so that its other mistakes are found too.
+func parse(f File, r *report, nodes *int) (docs []*document) {
+	p := &parser{report: r, file: f.Name, nodes: nodes}
+	if len(f.Data) > maxFileSize {
+		p.incomplete = true
+		p.mistake(place{file: f.Name}, "the file is larger than %d MiB; split it", maxFileSize>>20)
+		return nil
+	}
+	roots, err := decode(f.Data)
+	for _, root := range roots {
+		if !isNull(root) {
+			d := &document{at: p.at(root)}
+			d.doubtful = !p.object(root, "the file", d)
+			docs = append(docs, d)
+		}
+	}
+	if err != nil {
+		p.syntax(f.Data, err)
+	} else if len(docs) == 0 {
+		p.mistake(place{file: f.Name}, "config file cannot have empty domain: the file is empty; write \"domain: NAME\"")
+	}
+	return docs
+}
+
+// decode splits a file into documents, up to the first error of syntax.
+func decode(data []byte) (roots []*yaml.Node, err error) {
+	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var n yaml.Node
+		switch err := decoder.Decode(&n); {
+		case errors.Is(err, io.EOF):
+			return roots, nil
+		case err != nil:
+			return roots, err
+		}
+		roots = append(roots, n.Content[0])
+	}
+}
+
+// libraryLine is what the YAML library puts before a message. The line is often that of the block
+// that was open, not that of the mistake.
+var libraryLine = regexp.MustCompile(`^yaml: (line \d+: )?`)
+
+// syntax reports an error of the YAML library, in the first line that brings it about.
+func (p *parser) syntax(data []byte, err error) {
+	text := libraryLine.ReplaceAllString(err.Error(), "")
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	ends := make([]int, len(lines))
+	for i, end := 0, 0; i < len(lines); i++ {
+		end += len(lines[i])
+		ends[i] = end
+	}
+	line := sort.Search(len(lines)-1, func(i int) bool {
+		_, err := decode(data[:ends[i]])
+		return err != nil && libraryLine.ReplaceAllString(err.Error(), "") == text
+	})
+	p.incomplete = true
+	column := len(lines[line]) - len(bytes.TrimLeft(lines[line], " \t"))
+	p.mistake(place{p.file, line + 1, column + 1}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
+}
+
+// enter counts n's children and tells whether they may be read. Each enter that did needs a leave.
+func (p *parser) enter(n *yaml.Node) bool {
+	if p.depth == maxDepth {
+		p.mistake(p.at(n), "nested more than %d levels deep; make it flatter", maxDepth)
+		return false
+	}
+	if !p.spend(n, len(n.Content)+1) {
+		return false
+	}
+	p.depth++
+	return true
+}
+
+// spend counts nodes that are read at n, and tells whether they may be.
+func (p *parser) spend(n *yaml.Node, nodes int) bool {
+	if *p.nodes < 0 { // reported before
+		return false
+	}
+	if *p.nodes -= nodes; *p.nodes < 0 {
+		p.mistake(p.at(n), "the configuration comes to more than %d YAML nodes, aliases followed; make it smaller", maxNodes)
+		return false
+	}
+	return true
+}
+
+func (p *parser) leave() { p.depth-- }
+
+// field is a value of the shape that can be read from a node.
+type field interface {
+	read(p *parser, key string, n *yaml.Node)
+}
+
+// object reads the mapping n, which what names, into the fields of the struct that into points
+// to. A null value is as good as none. It tells whether all keys could be read, if not all values.
+func (p *parser) object(n *yaml.Node, what string, into any) bool {
+	v := reflect.ValueOf(into).Elem()
+	level := levelOf(v.Type())
+	before := p.mistakes
+	entries := p.entries(n, what, false)
+	read := p.mistakes == before
+	for _, e := range entries {
+		i, known := level.field[e.key.Value]
+		if !known {
+			p.mistake(p.at(e.key), "%s", unknownKey(e.key.Value, level))
+			read = false
+			continue
+		}
+		f := v.Field(i).Addr().Interface().(field)
+		if _, isNames := f.(*names); isNames || !isNull(e.value) {
+			f.read(p, e.key.Value, e.value)
+		}
+	}
+	return read
+}
+
+// entry is one key of a mapping, with its value.
+type entry struct{ key, value *yaml.Node }
+
+// entries lists the entries of a mapping. Keys are strings (or, if anyKey, scalars), each there
+// once; those of a "<<" come last, and only where the mapping itself does not have them.
+func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) {
+	n = follow(n)
+	if n.Kind != yaml.MappingNode {
+		p.mistake(p.at(n), "%s must be a mapping, is %s%s", what, describe(n), mappingAdvice(n))
+		return nil
+	}
+	if !p.enter(n) {
+		return nil
+	}
+	defer p.leave()
+	written := map[string]int{} // key -> its index in n.Content
+	var merges []int
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := follow(n.Content[i])
+		switch before, twice := written[key.Value]; {
+		case key.Kind == yaml.ScalarNode && key.ShortTag() == "!!merge":
+			merges = append(merges, i)
+		case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" && !anyKey:
+			p.mistake(p.at(n.Content[i]), "config error, key is not of type string: %s%s", plain(key), quoteAdvice(key))
+		case twice:
+			p.mistake(p.at(n.Content[i]), "key %q is given twice in one mapping, first at %s; remove one", key.Value, p.at(n.Content[before]))
+		default:
+			written[key.Value] = i
+			list = append(list, entry{key, n.Content[i+1]})
+		}
+	}
+	for _, i := range merges {
+		merged := p.merged(n.Content[i+1], anyKey)
+		if !p.spend(n, len(merged)) {
+			return nil
+		}
+		for _, e := range merged {
+			switch before, have := written[e.key.Value]; {
+			case !have:
+				written[e.key.Value] = i
+				list = append(list, e)
+			case before < i && n.Content[before].Value == e.key.Value:
+				p.warn(p.at(n.Content[before]), "key %q stands before a \"<<\" that has it too: here the one written out counts, with the reference server the merged one; put \"<<\" first", e.key.Value)
+			}
+		}
+	}
+	return list
+}
+
+// merged lists what a "<<" brings: the entries of a mapping, or of several in a list, the first
+// of which counts.
+func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
+	n = follow(n)
+	if n.Kind != yaml.SequenceNode {
+		return p.entries(n, `the value of "<<"`, anyKey)
+	}
+	if !p.enter(n) {
+		return nil
+	}
+	defer p.leave()
+	for _, item := range n.Content {
+		list = append(list, p.entries(item, `an item of "<<"`, anyKey)...)
+	}
+	return list
+}
+
+// each reads the items of a list, which must be mappings.
+func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
+	at, n := p.at(n), follow(n)
+	if n.Kind != yaml.SequenceNode {
+		p.mistake(at, "%s must be a list, is %s%s", key, describe(n), listAdvice(n))
+		return
+	}
+	if !p.enter(n) {
+		return
+	}
+	defer p.leave()
+	for _, item := range n.Content {
+		if follow(item).Kind == yaml.MappingNode {
+			read(item)
+		} else {
+			p.mistake(p.at(item), "config error, yaml file contains list of type other than map: %s%s", plain(item), itemAdvice(key, item))
+		}
+	}
+}
+
+// follow is what an alias stands for.
+func follow(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+func isNull(n *yaml.Node) bool {
+	n = follow(n)
+	return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
+}
+
+// describe says what a node is, to people.
+func describe(n *yaml.Node) string {
+	n = follow(n)
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	switch n.ShortTag() {
+	case "!!null":
+		return "nothing"
+	case "!!bool":
+		return n.Value
+	case "!!int", "!!float":
+		return "the number " + short(n.Value)
+	case "!!timestamp":
+		return "the time " + short(n.Value)
+	default:
+		return "the text " + strconv.Quote(short(n.Value))
+	}
+}
+
+// plain is a node as the reference server prints it in its messages.
+func plain(n *yaml.Node) string {
+	n = follow(n)
+	switch {
+	case isNull(n):
+		return "<nil>"
+	case n.Kind == yaml.ScalarNode:
+		return short(n.Value)
+	case n.Kind == yaml.MappingNode:
+		return "map[…]"
+	default:
+		return "[…]"
+	}
+}
+
+// short cuts text to a length that suits a message.
+func short(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}

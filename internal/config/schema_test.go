@@ -1,0 +1,264 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// asJSON is what YAML stands for, as a JSON Schema sees it.
+func asJSON(v any) (any, error) {
+	switch v := v.(type) {
+	case map[string]any:
+		for key := range v {
+			var err error
+			if v[key], err = asJSON(v[key]); err != nil {
+				return nil, err
+			}
+		}
+	case map[any]any:
+		m := map[string]any{}
+		for key, value := range v {
+			name, isText := key.(string)
+			if !isText && fmt.Sprint(key) != "7" { // the one that metadata in testdata may have
+				return nil, fmt.Errorf("key %v is not text", key)
+			}
+			if !isText {
+				name = fmt.Sprint(key)
+			}
+			m[name] = value
+		}
+		return asJSON(m)
+	case []any:
+		for i := range v {
+			var err error
+			if v[i], err = asJSON(v[i]); err != nil {
+				return nil, err
+			}
+		}
+	case time.Time:
+		return v.Format(time.RFC3339Nano), nil
+	case int:
+		return json.Number(fmt.Sprint(v)), nil
+	case uint64:
+		return json.Number(fmt.Sprint(v)), nil
+	}
+	return v, nil
+}
+
+func compileSchema(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema))
+	must(t, err)
+	c := jsonschema.NewCompiler()
+	must(t, c.AddResource("schema.json", doc))
+	s, err := c.Compile("schema.json")
+	must(t, err)
+	return s
+}
+
+// validate checks each document of a file; what YAML itself refuses is refused.
+func validate(s *jsonschema.Schema, f File) error {
+	roots, err := decode(f.Data)
+	for _, root := range roots {
+		if isNull(root) && len(roots) > 1 {
+			continue
+		}
+		var v any
+		if err := root.Decode(&v); err != nil {
+			return err
+		}
+		if v, err := asJSON(v); err != nil {
+			return err
+		} else if err := s.Validate(v); err != nil {
+			return err
+		}
+	}
+	if err == nil && len(roots) == 0 {
+		return s.Validate(nil)
+	}
+	return err
+}
+
+func TestSchemaAcceptsGoodFiles(t *testing.T) {
+	s := compileSchema(t)
+	for _, f := range fixtures(t, ".good.yaml") {
+		if f.Name == "warnings.good.yaml" {
+			continue // half of it is what the schema is stricter with
+		}
+		if err := validate(s, f); err != nil {
+			t.Errorf("%s: %#v", f.Name, err)
+		}
+	}
+}
+
+// A bad file of which a schema cannot tell says so in its first line.
+func TestSchemaRefusesBadFiles(t *testing.T) {
+	s := compileSchema(t)
+	for _, f := range fixtures(t, ".bad.yaml") {
+		cannotTell := strings.HasPrefix(string(f.Data), "# A schema cannot tell.\n")
+		if strings.HasPrefix(f.Name, "alias-") || f.Name == "metadata.bad.yaml" {
+			continue // neither do these have a form in JSON
+		}
+		err := validate(s, f)
+		if refused := err != nil; refused == cannotTell {
+			t.Errorf("%s: refused %t (%v), but its first line says that a schema cannot tell: %t", f.Name, refused, err, cannotTell)
+		}
+	}
+}
+
+// schemaAt is the part of the schema at $defs/name, or the whole one; references are followed.
+func schemaAt(t *testing.T, name string) map[string]any {
+	t.Helper()
+	var whole map[string]any
+	must(t, json.Unmarshal(Schema, &whole))
+	if name == "" {
+		return whole
+	}
+	part, ok := whole["$defs"].(map[string]any)[name].(map[string]any)
+	if !ok {
+		t.Fatalf("the schema has no $defs/%s", name)
+	}
+	return part
+}
+
+// property is what the schema says of one key, a reference followed.
+func property(t *testing.T, level map[string]any, key string) map[string]any {
+	t.Helper()
+	p := level["properties"].(map[string]any)[key].(map[string]any)
+	if ref, ok := p["$ref"].(string); ok {
+		return schemaAt(t, strings.TrimPrefix(ref, "#/$defs/"))
+	}
+	return p
+}
+
+// schemaLevels are the levels of the schema, and the keys that the parser knows there.
+func schemaLevels() map[string][]string {
+	limitLevel := levelOf(reflect.TypeFor[limit]())
+	return map[string][]string{
+		"":            levelOf(reflect.TypeFor[document]()).keys,
+		"descriptor":  levelOf(reflect.TypeFor[descriptor]()).keys,
+		"rate_limit":  limitLevel.keys,
+		"named_limit": slices.DeleteFunc(slices.Clone(limitLevel.keys), func(k string) bool { return limitLevel.form(k) == "reference" }),
+		"guaranteed":  levelOf(reflect.TypeFor[guaranteed]()).keys,
+		"replacement": levelOf(reflect.TypeFor[replacement]()).keys,
+	}
+}
+
+func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
+	for name, keys := range schemaLevels() {
+		level := schemaAt(t, name)
+		want := slices.Sorted(slices.Values(keys))
+		if got := slices.Sorted(maps.Keys(level["properties"].(map[string]any))); !slices.Equal(got, want) {
+			t.Errorf("%q has keys\n%v, the parser\n%v", name, got, want)
+		}
+		if level["additionalProperties"] != false {
+			t.Errorf("%q allows other keys", name)
+		}
+		for _, key := range keys {
+			if p := property(t, level, key); p["description"] == nil {
+				t.Errorf("%q: %q has no description", name, key)
+			}
+		}
+	}
+}
+
+func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
+	words := func(v any) (list []string) {
+		for _, w := range v.([]any) {
+			list = append(list, w.(string))
+		}
+		return slices.Sorted(slices.Values(list))
+	}
+	same := func(what string, got, want []string) {
+		t.Helper()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v in the schema, %v for the parser", what, got, want)
+		}
+	}
+	same("algorithm", words(schemaAt(t, "algorithm")["enum"]), sortedKeys(algorithmNames))
+	same("on_backend_failure", words(schemaAt(t, "on_backend_failure")["enum"]), sortedKeys(failureNames))
+	same("consume", words(property(t, schemaAt(t, ""), "consume")["enum"]), sortedKeys(consumeNames))
+	unit := property(t, schemaAt(t, "rate_limit"), "unit")["anyOf"].([]any)
+	same("unit", words(unit[0].(map[string]any)["enum"]), sortedKeys(units))
+	s := compileSchema(t)
+	for name := range units {
+		f := File{"unit.yaml", fmt.Appendf(nil, "domain: a\ndescriptors: [{key: a, rate_limit: {unit: %s, requests_per_unit: 1}}]", strings.ToUpper(name))}
+		if err := validate(s, f); err != nil {
+			t.Errorf("%s: %v", f.Data, err)
+		}
+	}
+	if most := property(t, schemaAt(t, "rate_limit"), "shards")["maximum"]; most != float64(algorithms.MaxShards) {
+		t.Errorf("at most %v shards in the schema", most)
+	}
+}
+
+// Stating a default changes nothing, and every key with a fixed default has it in the schema.
+func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
+	policies := func(doc map[string]any) (list []any) {
+		t.Helper()
+		data, err := yaml.Marshal(doc)
+		must(t, err)
+		s, problems := Compile([]File{{"a.yaml", data}}, Options{})
+		if problems.Bad() {
+			t.Fatalf("%v in\n%s", problems, data)
+		}
+		for _, p := range s.Policies {
+			p.Place = ""
+			list = append(list, *p, s.Domains["a"].Alone, s.Domains["a"].OnFailure)
+		}
+		return list
+	}
+	bases := map[string]func(key string, value any) map[string]any{
+		"": func(key string, value any) map[string]any {
+			return map[string]any{"domain": "a", key: value, "descriptors": []any{map[string]any{"key": "a", "rate_limit": map[string]any{"unlimited": true}}}}
+		},
+		"descriptor": func(key string, value any) map[string]any {
+			d := map[string]any{"key": "a", "value": "b*", "rate_limit": map[string]any{"unit": "day"}, key: value}
+			return map[string]any{"domain": "a", "descriptors": []any{d}}
+		},
+		"rate_limit": func(key string, value any) map[string]any {
+			l := map[string]any{"unit": "day", key: value}
+			if levelOf(reflect.TypeFor[limit]()).form(key) == "algorithm" {
+				l = map[string]any{"algorithm": "token_bucket", "rate": 5, "period": "1s", key: value}
+			}
+			return map[string]any{"domain": "a", "descriptors": []any{map[string]any{"key": "a", "rate_limit": l}}}
+		},
+		"named_limit": func(key string, value any) map[string]any {
+			l := map[string]any{"algorithm": "token_bucket", "rate": 5, "period": "1s", key: value}
+			return map[string]any{"domain": "a", "limits": map[string]any{"x": l}}
+		},
+	}
+	for name, keys := range schemaLevels() {
+		for _, key := range keys {
+			value, has := property(t, schemaAt(t, name), key)["default"]
+			field := levelField(name, key)
+			switch fixed := field == reflect.TypeFor[boolean]() || field == reflect.TypeFor[consume]() || field == reflect.TypeFor[failure](); {
+			case !has && fixed:
+				t.Errorf("%q: %q has no default in the schema", name, key)
+			case has && !reflect.DeepEqual(policies(bases[name](key, value)), policies(bases[name](key, nil))):
+				t.Errorf("%q: stating %q: %v, the default, changes something", name, key, value)
+			}
+		}
+	}
+}
+
+// levelField is the type that the parser reads a key with.
+func levelField(name, key string) reflect.Type {
+	typ := map[string]reflect.Type{
+		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),
+		"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "replacement": reflect.TypeFor[replacement](),
+	}[name]
+	return typ.Field(levelOf(typ).field[key]).Type
+}

@@ -1,0 +1,372 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// set notes what was read from n; ok is false where a mistake was reported instead.
+func (g *given[T]) set(p *parser, n *yaml.Node, value T, ok bool) {
+	*g = given[T]{value: value, at: p.at(n), ok: ok}
+}
+
+// quoted are the styles of a scalar that is text whatever it looks like.
+const quoted = yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
+
+// scalar is the text of a scalar as it is written. Numbers and booleans count as text, but not
+// floats, which the reference server refuses as well.
+func (p *parser) scalar(key string, n *yaml.Node) (string, bool) {
+	at := p.at(n)
+	n = follow(n)
+	if n.Kind != yaml.ScalarNode {
+		p.mistake(at, "%s must be text, is %s", key, describe(n))
+		return "", false
+	}
+	switch n.ShortTag() {
+	case "!!float":
+		p.mistake(at, "error checking config: %s is %s, which is ambiguous as text; quote it: %q", key, describe(n), short(n.Value))
+		return "", false
+	case "!!binary":
+		var s string
+		if err := n.Decode(&s); err != nil {
+			p.mistake(at, "%s is tagged !!binary, but is not base64", key)
+			return "", false
+		}
+		return s, true
+	case "!!null":
+		return "", true
+	default:
+		return n.Value, true
+	}
+}
+
+func (t *text) read(p *parser, key string, n *yaml.Node) {
+	s, ok := p.scalar(key, n)
+	t.set(p, n, s, ok)
+}
+
+// words are the booleans of YAML 1.1, which the reference server reads.
+var words = map[string]bool{
+	"true": true, "True": true, "TRUE": true, "false": false, "False": false, "FALSE": false,
+	"yes": true, "Yes": true, "YES": true, "no": false, "No": false, "NO": false,
+	"on": true, "On": true, "ON": true, "off": false, "Off": false, "OFF": false,
+	"y": true, "Y": true, "n": false, "N": false,
+}
+
+func (f *boolean) read(p *parser, key string, n *yaml.Node) {
+	s := follow(n)
+	value, known := words[s.Value]
+	ok := known && s.Kind == yaml.ScalarNode && s.Style&quoted == 0 && (s.ShortTag() == "!!bool" || s.ShortTag() == "!!str")
+	if !ok {
+		p.mistake(p.at(n), "%s must be true or false, is %s%s", key, describe(n), unquoteAdvice(s, known))
+	}
+	f.set(p, n, value, ok)
+}
+
+func (w *whole) read(p *parser, key string, n *yaml.Node) {
+	s := follow(n)
+	value, ok := int64(0), false
+	if s.Kind == yaml.ScalarNode && s.ShortTag() == "!!int" {
+		ok = s.Decode(&value) == nil
+	}
+	if !ok {
+		p.mistake(p.at(n), "%s must be a whole number, is %s%s", key, describe(n), wholeAdvice(s))
+	}
+	w.set(p, n, value, ok)
+}
+
+func (s *span) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	if v.Kind != yaml.ScalarNode || v.ShortTag() != "!!str" {
+		p.mistake(p.at(n), "%s must be a duration such as 500ms, 30s, 5m, 1h, 1d or 1h30m, is %s%s", key, describe(n), spanAdvice(v))
+		s.set(p, n, 0, false)
+		return
+	}
+	value, err := parseSpan(v.Value)
+	if err != nil {
+		p.mistake(p.at(n), "%s: %v", key, err)
+	}
+	s.set(p, n, value, err == nil)
+}
+
+// spanUnits are the units of durations. A day is 24 hours.
+var spanUnits = map[string]algorithms.Micros{
+	"us": 1, "µs": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second,
+	"h": 3600 * algorithms.Second, "d": algorithms.Day, "w": 7 * algorithms.Day,
+}
+
+// parseSpan reads a duration: numbers with units, one after the other, together more than 0.
+func parseSpan(text string) (sum algorithms.Micros, err error) {
+	mistake := func(what string) (algorithms.Micros, error) {
+		return 0, fmt.Errorf("%q %s; write whole numbers with us, ms, s, m, h, d or w: 500ms, 30s, 1h30m", short(text), what)
+	}
+	if text == "" {
+		return mistake("is empty")
+	}
+	for rest := text; rest != ""; {
+		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
+		count, err := strconv.ParseInt(rest[:digits], 10, 64)
+		letters := strings.IndexAny(rest[digits:], "0123456789")
+		if letters < 0 {
+			letters = len(rest) - digits
+		}
+		unit, known := spanUnits[rest[digits:digits+letters]]
+		switch {
+		case digits == 0:
+			return mistake("is not a duration")
+		case letters == 0:
+			return mistake("has a number without a unit")
+		case !known:
+			return mistake(fmt.Sprintf("has the unknown unit %q", rest[digits:digits+letters]))
+		case err != nil || count > int64(math.MaxInt64-sum)/int64(unit):
+			return mistake("is too long")
+		}
+		sum += algorithms.Micros(count) * unit
+		rest = rest[digits+letters:]
+	}
+	if sum <= 0 {
+		return mistake("is not longer than 0")
+	}
+	return sum, nil
+}
+
+func (m *moment) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	var t time.Time
+	ok := false
+	switch {
+	case v.Kind != yaml.ScalarNode:
+	case v.ShortTag() == "!!timestamp":
+		ok = v.Decode(&t) == nil
+	case v.ShortTag() == "!!str":
+		var err error
+		t, err = time.Parse(time.RFC3339Nano, v.Value)
+		ok = err == nil
+	}
+	switch {
+	case !ok:
+		p.mistake(p.at(n), "%s must be a time such as 2026-01-01T00:00:00Z, is %s", key, describe(n))
+	case t.Nanosecond()%1000 != 0:
+		p.mistake(p.at(n), "%s must not be finer than a microsecond, is %s", key, v.Value)
+		ok = false
+	}
+	m.set(p, n, algorithms.Micros(t.UnixMicro()), ok)
+}
+
+func (s *share) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	number, percent := strings.CutSuffix(v.Value, "%")
+	value, err := strconv.ParseFloat(number, 64)
+	if percent {
+		value /= 100
+	}
+	ok := v.Kind == yaml.ScalarNode && err == nil && (percent || v.Style&quoted == 0) && value > 0 && value <= 1
+	if !ok {
+		p.mistake(p.at(n), "%s must be a share such as 20%% or 0.2, more than 0 and at most 100%%, is %s", key, describe(n))
+	}
+	s.set(p, n, value, ok)
+}
+
+func (a *algorithm) read(p *parser, key string, n *yaml.Node) {
+	kind, ok := pick(p, key, n, algorithmNames)
+	a.set(p, n, kind, ok)
+}
+
+func (c *consume) read(p *parser, key string, n *yaml.Node) {
+	each, ok := pick(p, key, n, consumeNames)
+	c.set(p, n, each, ok)
+}
+
+func (f *failure) read(p *parser, key string, n *yaml.Node) {
+	answer, ok := pick(p, key, n, failureNames)
+	f.set(p, n, answer, ok)
+}
+
+// algorithmNames are the values of algorithm.
+var algorithmNames = func() map[string]algorithms.Kind {
+	byName := map[string]algorithms.Kind{}
+	for k := algorithms.TokenBucket; k <= algorithms.LeakyBucket; k++ {
+		byName[k.String()] = k
+	}
+	return byName
+}()
+
+// failureNames are the values of on_backend_failure.
+var failureNames = func() map[string]descriptors.OnFailure {
+	byName := map[string]descriptors.OnFailure{}
+	for _, f := range []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error} {
+		byName[f.String()] = f
+	}
+	return byName
+}()
+
+// pick reads one of a few words.
+func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {
+	v := follow(n)
+	if v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
+		if value, ok = words[v.Value]; ok {
+			return value, true
+		}
+	}
+	known := sortedKeys(words)
+	p.mistake(p.at(n), "%s must be one of %s, is %s%s", key, strings.Join(known, ", "), describe(n), didYouMean(v.Value, known))
+	return value, false
+}
+
+// read takes a name or a list of names. Nothing at all is a mistake: a limit that was meant must
+// not be missing in silence.
+func (l *names) read(p *parser, key string, n *yaml.Node) {
+	v, before := follow(n), p.mistakes
+	items := []*yaml.Node{n}
+	switch v.Kind {
+	case yaml.SequenceNode:
+		items = v.Content
+	case yaml.MappingNode:
+		p.mistake(p.at(n), "%s must be the name of a limit or a list of names, is a mapping; write the numbers inside rate_limit", key)
+		return
+	}
+	var list []text
+	for _, item := range items {
+		var t text
+		t.read(p, key, item)
+		switch {
+		case !t.ok:
+		case t.value == "":
+			p.mistake(p.at(item), "%s names nothing; write the name of a limit, or remove %q", key, key)
+		case slices.ContainsFunc(list, func(have text) bool { return have.value == t.value }):
+			p.mistake(p.at(item), "%s names %q twice, which would charge it twice; remove one", key, t.value)
+		default:
+			list = append(list, t)
+		}
+	}
+	if len(items) == 0 {
+		p.mistake(p.at(n), "%s is an empty list; write the names of limits, or remove %q", key, key)
+	}
+	l.set(p, n, list, p.mistakes == before)
+}
+
+func (l *limitList) read(p *parser, key string, n *yaml.Node) {
+	var list []*limit
+	v := follow(n)
+	if v.Kind == yaml.SequenceNode {
+		p.each(key, n, func(item *yaml.Node) { list = append(list, p.limit(item, key)) })
+	} else {
+		list = append(list, p.limit(n, key))
+	}
+	if v.Kind == yaml.SequenceNode && len(v.Content) == 0 {
+		p.mistake(p.at(n), "%s is an empty list; write a limit, or remove %q", key, key)
+	}
+	l.set(p, n, list, true)
+}
+
+// limit reads a limit, which what names.
+func (p *parser) limit(n *yaml.Node, what string) *limit {
+	l, before := &limit{at: p.at(n)}, p.mistakes
+	l.doubtful = !p.object(n, what, l)
+	l.broken = p.mistakes > before
+	return l
+}
+
+func (l *namedLimits) read(p *parser, key string, n *yaml.Node) {
+	var list []namedLimit
+	for _, e := range p.entries(n, key, false) {
+		named := namedLimit{e.key.Value, p.limit(e.value, fmt.Sprintf("limit %q", e.key.Value))}
+		named.limit.at = p.at(e.key)
+		list = append(list, named)
+	}
+	l.set(p, n, list, true)
+}
+
+func (m *minimum) read(p *parser, key string, n *yaml.Node) {
+	g, before := &guaranteed{}, p.mistakes
+	p.object(n, key, g)
+	if p.mistakes == before && (!g.Rate.ok || !g.Period.ok) {
+		p.mistake(p.at(n), "%s needs rate and period: {rate: 10, period: 1s}", key)
+	}
+	m.set(p, n, g, p.mistakes == before)
+}
+
+func (d *descriptorList) read(p *parser, key string, n *yaml.Node) {
+	var list []*descriptor
+	p.each(key, n, func(item *yaml.Node) {
+		one := &descriptor{at: p.at(item)}
+		one.doubtful = !p.object(item, "a descriptor", one)
+		list = append(list, one)
+	})
+	d.set(p, n, list, true)
+}
+
+func (r *replacements) read(p *parser, key string, n *yaml.Node) {
+	var list []*replacement
+	p.each(key, n, func(item *yaml.Node) {
+		one := &replacement{at: p.at(item)}
+		one.doubtful = !p.object(item, "an item of "+key, one)
+		list = append(list, one)
+	})
+	r.set(p, n, list, true)
+}
+
+func (m *metadata) read(p *parser, key string, n *yaml.Node) {
+	before := p.mistakes
+	value, isMap := p.tree(n).(map[string]any)
+	if !isMap && p.mistakes == before {
+		p.mistake(p.at(n), "%s must be a mapping, is %s", key, describe(n))
+	}
+	m.set(p, n, value, p.mistakes == before)
+}
+
+// tree is metadata as a protobuf Struct can hold it: numbers are float64, keys text.
+func (p *parser) tree(n *yaml.Node) any {
+	n = follow(n)
+	switch n.Kind {
+	case yaml.MappingNode:
+		return p.treeMap(n)
+	case yaml.SequenceNode:
+		if !p.enter(n) {
+			return nil
+		}
+		defer p.leave()
+		list := make([]any, len(n.Content))
+		for i, item := range n.Content {
+			list[i] = p.tree(item)
+		}
+		return list
+	}
+	switch n.ShortTag() {
+	case "!!null":
+		return nil
+	case "!!bool", "!!int", "!!float":
+		var value any
+		err := n.Decode(&value)
+		if is, isBool := value.(bool); isBool {
+			return is
+		}
+		var number float64
+		if err == nil {
+			err = n.Decode(&number)
+		}
+		if err != nil || math.IsNaN(number) || math.IsInf(number, 0) {
+			p.mistake(p.at(n), "error parsing metadata: %s cannot be passed on; quote it", describe(n))
+		}
+		return number
+	default:
+		return n.Value
+	}
+}
+
+func (p *parser) treeMap(n *yaml.Node) map[string]any {
+	m := map[string]any{}
+	for _, e := range p.entries(n, "metadata", true) {
+		m[e.key.Value] = p.tree(e.value)
+	}
+	return m
+}

@@ -1,0 +1,183 @@
+package config
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// quiet is how long nothing must happen before the files are looked at: an editor or a
+	// kubelet makes several changes for one.
+	quiet = 100 * time.Millisecond
+	// patience is how long the files are left alone at most while they keep changing.
+	patience = time.Second
+	// poll is how often the files are looked at unasked, for file systems that tell nothing.
+	poll = 30 * time.Second
+)
+
+// Watch calls changed each time the content of the files that paths name has become different
+// from what it was, at the start from what it was when Watch was called: start it before the first
+// Load. It returns when ctx ends, and leaves nothing running. Where the system cannot watch files
+// it looks at them every 30 s.
+//
+// Files are watched by way of their folders, so that a file that is replaced, as most editors do,
+// and a link that is turned to another folder, as Kubernetes does with a ConfigMap, are seen.
+func Watch(ctx context.Context, paths []string, changed func()) {
+	look := watcher(paths, changed)
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		settle(ctx, nil, look)
+		return
+	}
+	defer w.Close()
+	events := make(chan struct{}, 1)
+	follow := func() { watchFolders(w, folders(paths)) }
+	follow()
+	look() // what changed between the first look and the watch
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		drain(w, concerns(paths), events)
+	}()
+	settle(ctx, events, func() {
+		follow() // a folder may have been replaced
+		look()
+	})
+	w.Close()
+	<-done
+}
+
+// watcher looks at the files now, and returns a function that calls changed if they are different
+// from the last look.
+func watcher(paths []string, changed func()) (look func()) {
+	last := digest(paths)
+	return func() {
+		if now := digest(paths); now != last {
+			last = now
+			changed()
+		}
+	}
+}
+
+// drain passes on that something happened, until w is closed. Errors count as events: after an
+// overflow there is no telling what happened.
+func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- struct{}) {
+	for {
+		select {
+		case e, open := <-w.Events:
+			if !open {
+				return
+			}
+			if !concerns(e.Name) {
+				continue
+			}
+		case _, open := <-w.Errors:
+			if !open {
+				return
+			}
+		}
+		select {
+		case events <- struct{}{}:
+		default: // one is waiting already
+		}
+	}
+}
+
+// concerns makes a function that tells whether a change of a file or folder may be one of the
+// configuration, so that a busy folder that holds it costs nothing: *.yaml and *.yml, the "..data"
+// of a ConfigMap, and whatever has the name of a part of a path.
+func concerns(paths []string) func(name string) bool {
+	parts := map[string]bool{}
+	for _, path := range paths {
+		for _, part := range strings.Split(filepath.ToSlash(path), "/") {
+			parts[part] = true
+		}
+	}
+	return func(name string) bool {
+		base := filepath.Base(name)
+		return parts[base] || hasExtension(base) || strings.HasPrefix(base, "..")
+	}
+}
+
+// settle calls look once events have been quiet for a while, or have gone on for too long, and
+// every poll. It returns when ctx ends.
+func settle(ctx context.Context, events <-chan struct{}, look func()) {
+	var first time.Time // of the events not yet looked at
+	timer := time.NewTimer(poll)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-events:
+			if first.IsZero() {
+				first = time.Now()
+			}
+			timer.Reset(min(quiet, patience-time.Since(first)))
+		case <-timer.C:
+			first = time.Time{}
+			look()
+			timer.Reset(poll)
+		}
+	}
+}
+
+// digest is a hash of all that Load would read, and of what it could not.
+func digest(paths []string) [sha256.Size]byte {
+	files, problems := read(paths)
+	h := sha256.New()
+	for _, f := range files {
+		fmt.Fprintf(h, "%q %d\n%s", f.Name, len(f.Data), f.Data)
+	}
+	fmt.Fprint(h, problems)
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// folders lists the folders in which a change can change what paths mean: that of each file, each
+// folder and the one above it, and those of the links on the way.
+func folders(paths []string) (list []string) {
+	add := func(folder string) {
+		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {
+			list = append(list, real)
+		}
+	}
+	for _, path := range paths {
+		path, err := filepath.Abs(path)
+		if err != nil {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			add(path)
+		}
+		add(filepath.Dir(path))
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			add(filepath.Dir(real))
+		}
+		for at := path; at != filepath.Dir(at); at = filepath.Dir(at) {
+			if info, err := os.Lstat(at); err == nil && info.Mode()&os.ModeSymlink != 0 {
+				add(filepath.Dir(at))
+			}
+		}
+	}
+	return list
+}
+
+// watchFolders makes w watch exactly list. Folders that cannot be watched are left to the poll.
+func watchFolders(w *fsnotify.Watcher, list []string) {
+	for _, folder := range w.WatchList() {
+		if !slices.Contains(list, folder) {
+			_ = w.Remove(folder) // it may be gone already
+		}
+	}
+	for _, folder := range list {
+		_ = w.Add(folder) // again where it is watched: another folder may have its name now
+	}
+}

@@ -1,0 +1,199 @@
+package config
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// seen runs Watch on paths and returns a function that waits for the next change; it fails the
+// test if none comes in time.
+func seen(t *testing.T, paths ...string) (next func(what string), none func(what string)) {
+	t.Helper()
+	changes := make(chan struct{}, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	started, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		close(started)
+		Watch(ctx, paths, func() { changes <- struct{}{} })
+	}()
+	<-started
+	time.Sleep(50 * time.Millisecond) // the first look
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	next = func(what string) {
+		t.Helper()
+		select {
+		case <-changes:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: not seen", what)
+		}
+	}
+	none = func(what string) {
+		t.Helper()
+		select {
+		case <-changes:
+			t.Fatalf("%s: taken for a change", what)
+		case <-time.After(3 * quiet):
+		}
+	}
+	return next, none
+}
+
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestWatchSeesEditsOfAFolder(t *testing.T) {
+	folder := t.TempDir()
+	a, b := filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")
+	write(t, a, "domain: a")
+	next, none := seen(t, folder)
+	write(t, a, "domain: b")
+	next("an edit in place")
+	write(t, a, "domain: b")
+	none("the same content written again")
+	write(t, b, "domain: c")
+	next("a new file")
+	write(t, filepath.Join(folder, ".b.yaml.swp"), "x")
+	write(t, filepath.Join(folder, "notes.txt"), "x")
+	none("files that are no configuration")
+	write(t, filepath.Join(folder, "b.yaml~"), "domain: d")
+	must(t, os.Rename(filepath.Join(folder, "b.yaml~"), b))
+	next("a file put in another's place")
+	must(t, os.Remove(b))
+	next("a file removed")
+}
+
+func TestWatchSeesAFileThatIsReplaced(t *testing.T) {
+	folder := t.TempDir()
+	name := filepath.Join(folder, "limits")
+	write(t, name, "domain: a")
+	next, none := seen(t, name)
+	for _, content := range []string{"domain: b", "domain: c"} {
+		write(t, name+".new", content)
+		must(t, os.Rename(name+".new", name))
+		next("a file put in place of " + name)
+	}
+	write(t, filepath.Join(folder, "other"), "x")
+	none("another file of the folder")
+	must(t, os.Remove(name))
+	next("the file removed")
+	write(t, name, "domain: c")
+	next("the file back again")
+}
+
+func TestWatchSeesAConfigMapTurned(t *testing.T) {
+	folder := t.TempDir()
+	version := func(name, content string) {
+		must(t, os.Mkdir(filepath.Join(folder, name), 0o700))
+		write(t, filepath.Join(folder, name, "a.yaml"), content)
+		must(t, os.Symlink(name, filepath.Join(folder, "..data_tmp")))
+		must(t, os.Rename(filepath.Join(folder, "..data_tmp"), filepath.Join(folder, "..data")))
+	}
+	version("..2026_01", "domain: a")
+	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
+	for name, path := range map[string]string{"folder": folder, "file": filepath.Join(folder, "a.yaml")} {
+		t.Run(name, func(t *testing.T) {
+			next, _ := seen(t, path)
+			version("..2026_02"+name, "domain: b"+name)
+			next("the first turn")
+			must(t, os.RemoveAll(filepath.Join(folder, "..2026_02")))
+			version("..2026_03"+name, "domain: c"+name)
+			next("the second turn")
+			s, problems := Load([]string{path}, Options{})
+			if problems.Bad() || s.Domains["c"+name] == nil {
+				t.Fatalf("loaded %v, %v", s, problems)
+			}
+		})
+	}
+}
+
+func TestWatchSeesAFolderReplaced(t *testing.T) {
+	root := t.TempDir()
+	for _, version := range []string{"1", "2"} {
+		must(t, os.MkdirAll(filepath.Join(root, version, "config"), 0o700))
+		write(t, filepath.Join(root, version, "config", "a.yaml"), "domain: v"+version)
+	}
+	t.Run("by a link", func(t *testing.T) {
+		link := filepath.Join(root, "current")
+		must(t, os.Symlink("1", link))
+		next, _ := seen(t, filepath.Join(link, "config"))
+		must(t, os.Symlink("2", link+".new"))
+		must(t, os.Rename(link+".new", link))
+		next("a link turned above the folder")
+		write(t, filepath.Join(root, "2", "config", "a.yaml"), "domain: edited")
+		next("an edit where the link leads now")
+	})
+	t.Run("by another folder", func(t *testing.T) {
+		folder := filepath.Join(root, "1", "config")
+		next, _ := seen(t, folder)
+		must(t, os.Rename(folder, folder+".old"))
+		next("a folder moved away")
+		must(t, os.Mkdir(folder, 0o700))
+		write(t, filepath.Join(folder, "a.yaml"), "domain: fresh")
+		next("another in its place")
+		write(t, filepath.Join(folder, "a.yaml"), "domain: edited")
+		next("an edit of that")
+	})
+}
+
+func TestWatchEndsWithItsContext(t *testing.T) {
+	before := runtime.NumGoroutine()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	Watch(ctx, []string{t.TempDir(), "nowhere"}, func() { t.Error("nothing has changed") })
+	for range 100 {
+		if runtime.NumGoroutine() <= before {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Errorf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+}
+
+func TestSettleWaitsForQuietButNotForever(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		start := time.Now()
+		at := func(d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
+		var looks []time.Duration
+		events, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			settle(ctx, events, func() { looks = append(looks, time.Since(start)) })
+		}()
+		events <- struct{}{}
+		at(90 * time.Millisecond)
+		events <- struct{}{}
+		for d := 5 * time.Second; d < 5950*time.Millisecond; d += 90 * time.Millisecond { // never quiet
+			at(d)
+			events <- struct{}{}
+		}
+		at(time.Minute)
+		cancel()
+		<-done
+		want := []time.Duration{190 * time.Millisecond, 6 * time.Second, 36 * time.Second}
+		if !slices.Equal(looks, want) {
+			t.Errorf("looked at %v, want %v", looks, want)
+		}
+	})
+}
