@@ -88,8 +88,10 @@ type Result struct {
 	Outcome  Outcome
 
 	hash    uint64 // of the key
+	slot    uint64
 	reserve bool
-	charge  int // into Call.charges, or one of the values in plan.go
+	local   bool // answered from this process's own bucket
+	charge  int  // into Call.charges, or one of the values in plan.go
 }
 
 // Status is the answer to one descriptor: that of the limit that speaks for it.

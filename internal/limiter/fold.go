@@ -50,6 +50,12 @@ func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case d.Err != nil:
 		return c.failed(r.Policy, d)
+	case r.local && d.Allowed || r.local && r.Policy.Shadow:
+		c.Failed = true
+		return FailedAllowed
+	case r.local:
+		c.Failed = true
+		return FailedDenied
 	case d.Allowed:
 		return Allowed
 	case r.Policy.Shadow:
@@ -63,14 +69,12 @@ func (c *Call) outcome(r *Result) Outcome {
 func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	c.Failed = true
 	switch {
-	case p.Shadow:
-		return FailedAllowed
-	case p.OnFailure == descriptors.Allow:
+	case p.Shadow || p.OnFailure == descriptors.Allow:
 		return FailedAllowed
 	case p.OnFailure == descriptors.Error:
 		c.Err = d.Err
 		return FailedDenied
-	default:
+	default: // Local has had its turn: its bucket could not be asked either
 		return FailedDenied
 	}
 }

@@ -24,6 +24,7 @@ type Observer interface {
 // Limiter answers Calls by the current Snapshot.
 type Limiter struct {
 	store    backend.Store
+	local    backend.Store
 	observer Observer
 	current  atomic.Pointer[Snapshot] // replaced whole, never edited
 }
@@ -32,6 +33,10 @@ type Limiter struct {
 func New(store backend.Store, observer Observer) *Limiter {
 	return &Limiter{store: store, observer: observer}
 }
+
+// StandIn gives l this process's own buckets, for limits that are answered from them while the
+// store cannot decide. It is called before the first Check.
+func (l *Limiter) StandIn(local backend.Store) { l.local = local }
 
 // Swap makes s the configuration of all Calls that start from now on.
 func (l *Limiter) Swap(s *Snapshot) {
@@ -58,6 +63,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
 		l.store.Take(ctx, c.charges, c.decisions)
+		c.standIn(ctx, l.local)
 	}
 	c.fold()
 	if l.observer != nil {

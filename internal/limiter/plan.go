@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"slices"
 
@@ -48,6 +49,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		r.reserve = ask.Reserve
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
+		r.slot = p.SlotOfKey(ask.Key)
 		r.Key = c.keys[start:]
 		c.Results = append(c.Results, r)
 	}
@@ -63,6 +65,7 @@ func (c *Call) meet(i int) {
 			r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
 			start := len(c.keys)
 			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+			r.slot = p.SlotOf(d.Entries)
 			r.Key = c.keys[start:]
 			c.Results = append(c.Results, r)
 			return
@@ -82,6 +85,7 @@ func (c *Call) meet(i int) {
 		} else {
 			start := len(c.keys)
 			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+			r.slot = p.SlotOf(d.Entries)
 			r.Key = c.keys[start:]
 		}
 		c.Results = append(c.Results, r)
@@ -145,7 +149,23 @@ func (c *Call) add(r *Result, group int) {
 	r.charge = len(c.charges)
 	c.charges = append(c.charges, backend.Charge{
 		Key: r.Key, Limit: &r.Policy.Limit, Ask: ask, Owner: r.Policy.Owner, Group: group,
+		Shards: r.Policy.Shards, Slot: r.slot,
 	})
+}
+
+// standIn asks this process's own buckets where the store could not decide and the policy says so.
+// They are asked one by one: the limits they were to be taken together with are not known to allow.
+func (c *Call) standIn(ctx context.Context, local backend.Store) {
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil {
+			continue
+		}
+		charge := c.charges[r.charge]
+		charge.Limit, charge.Shards = r.Policy.Local, nil
+		local.Take(ctx, []backend.Charge{charge}, c.decisions[r.charge:r.charge+1])
+		r.local = c.decisions[r.charge].Err == nil
+	}
 }
 
 // add is a + b, cut to what fits.

@@ -1,0 +1,164 @@
+// Package admin is what an operator looks at: metrics, the limits in use, profiles, and a page
+// that leads to them.
+package admin
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"crypto/subtle"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Config is what the pages are made of. The functions are called for each page.
+type Config struct {
+	// Token, if not empty, must come with every request: Authorization: Bearer TOKEN.
+	Token string
+	// Version of the program.
+	Version string
+	// Metrics serves /metrics.
+	Metrics http.Handler
+	// Current is the configuration in use.
+	Current func() *limiter.Snapshot
+	// Reload is how the last load of the configuration went.
+	Reload func() Reload
+	// Counts is how often a limit allowed and denied.
+	Counts func(*descriptors.Policy) (allowed, denied uint64)
+}
+
+// Reload is how the last load of a configuration went.
+type Reload struct {
+	// Paths the configuration is read from.
+	Paths []string
+	// Loaded is when the configuration in use was loaded.
+	Loaded time.Time
+	// Failed is when a later one was refused; zero: none was. Problems says why, a line each.
+	Failed   time.Time
+	Problems string
+}
+
+// New makes the handler of all paths.
+func New(c Config) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", c.index)
+	mux.Handle("GET /metrics", c.Metrics)
+	mux.HandleFunc("GET /rlconfig", c.rlconfig)
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if c.Token == "" {
+		return mux
+	}
+	return bearer(c.Token, mux)
+}
+
+// bearer lets only those pass who bring token.
+func bearer(token string, next http.Handler) http.Handler {
+	want := sha256.Sum256([]byte(token)) // of equal length, so that comparing tells nothing of it
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		got := sha256.Sum256([]byte(given))
+		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
+			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// rlconfig prints a line for each limit, as the reference server does.
+func (c *Config) rlconfig(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	s := c.Current()
+	if s == nil {
+		return
+	}
+	var b bytes.Buffer
+	for _, p := range s.Policies {
+		fmt.Fprintf(&b, "%s: %s, shadow_mode: %t, quota_mode: %t\n", p.StatKey, numbers(p), p.Shadow, p.Quota)
+	}
+	w.Write(b.Bytes())
+}
+
+// numbers prints the numbers of p: in the reference form if it was written so.
+func numbers(p *descriptors.Policy) string {
+	l := &p.Limit
+	period := algorithms.Micros(l.Period) * l.Tick
+	switch {
+	case p.Unlimited:
+		return "unlimited: true"
+	case p.Reference:
+		return fmt.Sprintf("unit=%s requests_per_unit=%d", unit(period), l.Rate)
+	default:
+		return fmt.Sprintf("algorithm=%s rate=%d period=%s capacity=%d", l.Kind, l.Rate, descriptors.Span(period), l.Capacity)
+	}
+}
+
+// unit is the reference server's name for period.
+func unit(period algorithms.Micros) string {
+	for name, length := range map[string]algorithms.Micros{
+		"SECOND": algorithms.Second, "MINUTE": 60 * algorithms.Second, "HOUR": 3600 * algorithms.Second,
+		"DAY": algorithms.Day, "WEEK": 7 * algorithms.Day, "MONTH": 30 * algorithms.Day, "YEAR": 365 * algorithms.Day,
+	} {
+		if length == period {
+			return name
+		}
+	}
+	return descriptors.Span(period)
+}
+
+//go:embed pages/index.html
+var indexPage string
+
+var index = template.Must(template.New("index").Parse(indexPage))
+
+// row is one limit on the page.
+type row struct {
+	*descriptors.Policy
+	Allowed, Denied uint64
+}
+
+func (c *Config) index(w http.ResponseWriter, _ *http.Request) {
+	page := struct {
+		Version, Hash string
+		Reload        Reload
+		Rows          []row
+	}{Version: c.Version, Reload: c.Reload()}
+	if s := c.Current(); s != nil {
+		page.Hash = s.Hash
+		seen := map[string]bool{}
+		for _, p := range s.Policies {
+			// A named limit is counted once, wherever it is used.
+			if key := p.Domain + "\x00" + p.Name; !seen[key] {
+				seen[key] = true
+				allowed, denied := c.Counts(p)
+				page.Rows = append(page.Rows, row{p, allowed, denied})
+			}
+		}
+	}
+	var b bytes.Buffer
+	if err := index.Execute(&b, page); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Type", "text/html; charset=utf-8")
+	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Cache-Control", "no-store")
+	io.Copy(w, &b)
+}

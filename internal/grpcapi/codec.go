@@ -1,0 +1,40 @@
+package grpcapi
+
+import (
+	"slices"
+
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // the codec of all other services
+	"google.golang.org/grpc/mem"
+)
+
+// codec reads and writes the messages of this package's service by hand, all others with the
+// standard codec.
+type codec struct {
+	encoding.CodecV2
+}
+
+// Codec is to be forced on the grpc.Server that Server.Register is called with.
+func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	a, ok := v.(*answer)
+	if !ok {
+		return c.CodecV2.Marshal(v)
+	}
+	a.buffers[0] = &a.data
+	return a.buffers[:], nil
+}
+
+// Unmarshal implements encoding.CodecV2. gRPC takes data back afterwards, so it is copied, once.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	x, ok := v.(*exchange)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	n := data.Len()
+	x.wire = slices.Grow(x.wire[:0], n)[:n]
+	data.CopyTo(x.wire)
+	return x.decode()
+}

@@ -1,0 +1,111 @@
+package grpcapi
+
+import (
+	"math"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const (
+	second = algorithms.Second
+	minute = 60 * second
+	hour   = 60 * minute
+	day    = algorithms.Day
+)
+
+func TestUnitsHaveTheNumbersOfEnvoy(t *testing.T) {
+	for _, u := range units {
+		// WEEK is not among those of requests; its number is free there.
+		if got := typev3.RateLimitUnit(u.number).String(); got != u.name && (got != "7" || u.name != "WEEK") {
+			t.Errorf("%d is %s to requests, want %s", u.number, got, u.name)
+		}
+		if got := rls.RateLimitResponse_RateLimit_Unit(u.number).String(); got != u.name {
+			t.Errorf("%d is %s to answers, want %s", u.number, got, u.name)
+		}
+	}
+}
+
+func TestCost(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		ask     ask
+		request uint32
+		want    int64
+	}{
+		{"nothing said", ask{}, 0, 1},
+		{"the request's", ask{}, 5, 5},
+		{"the descriptor's wins", ask{hasHits: true, hits: 3}, 5, 3},
+		{"0 of the descriptor looks", ask{hasHits: true}, 5, 0},
+		{"negative", ask{hasHits: true, hits: 3, negative: true}, 0, -3},
+		{"negative of the request's", ask{negative: true}, 4, -4},
+		{"negative of nothing said", ask{negative: true}, 0, -1},
+		{"the most", ask{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64},
+		{"the least", ask{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64},
+		{"the request's most", ask{}, math.MaxUint32, math.MaxUint32},
+	} {
+		if got := c.ask.cost(c.request); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestOverridePeriod(t *testing.T) {
+	for _, c := range []struct {
+		unit       int32
+		multiplier uint32
+		want       algorithms.Micros
+	}{
+		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
+		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // not known
+		{1, math.MaxUint32, math.MaxUint32 * second},
+		{6, math.MaxUint32, 0}, // longer than can be told
+	} {
+		if got := (&ask{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
+			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)
+		}
+	}
+}
+
+func compile(t testing.TB, s algorithms.Spec) algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestWindowOf(t *testing.T) {
+	n := func(i int64) *int64 { return &i }
+	for _, c := range []struct {
+		name string
+		spec algorithms.Spec
+		want window
+	}{
+		{"a unit", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute}, window{5, 2, 1}},
+		{"a week", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: 7 * day}, window{5, 7, 1}},
+		{"a year", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: 365 * day}, window{5, 6, 1}},
+		{"half a minute", algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 3, Period: 30 * second}, window{3, 1, 30}},
+		{"ten days", algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: 10 * day}, window{3, 4, 10}},
+		{"no whole seconds", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: 1500e3}, window{3, 0, 0}},
+		{"room for more than flows in", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: n(20)}, window{20, 2, 2}},
+		{"room for less", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 60, Period: hour, Capacity: n(10)}, window{10, 2, 10}},
+		{"room for less than flows in a second", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: second, Capacity: n(10)}, window{10, 0, 0}},
+		{"no room", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Capacity: n(0)}, window{0, 0, 0}},
+		{"windows that roll over", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute, Capacity: n(30)}, window{30, 2, 3}},
+		{"windows that do not fill up", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute, Capacity: n(5)}, window{5, 2, 1}},
+		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: second, Capacity: n(49)}, window{50, 1, 10}},
+		{"never", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: hour}, window{0, 3, 1}},
+		{"two rates", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(100), Minimum: &algorithms.Rate{Units: 10, Period: second}}, window{110, 0, 0}},
+		{"more than can be said", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1 << 40, Period: second}, window{math.MaxUint32, 1, 1}},
+	} {
+		l := compile(t, c.spec)
+		if got := windowOf(&l); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package grpcapi
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	"pgregory.net/rapid"
+)
+
+// decoded reads b as gRPC has a request read.
+func decoded(t testing.TB, b []byte) (*exchange, error) {
+	t.Helper()
+	x := &exchange{}
+	err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x)
+	return x, err
+}
+
+// fataler is testing.TB or rapid.T.
+type fataler interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+// agree fails unless x says what want does.
+func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
+	t.Helper()
+	if x.call.Request.Domain != want.Domain || x.hits != want.HitsAddend {
+		t.Fatalf("domain %q, hits %d, want %q, %d", x.call.Request.Domain, x.hits, want.Domain, want.HitsAddend)
+	}
+	if len(x.asks) != len(want.Descriptors) || len(x.call.Descriptors) != len(want.Descriptors) {
+		t.Fatalf("%d descriptors, want %d", len(x.asks), len(want.Descriptors))
+	}
+	for i, w := range want.Descriptors {
+		d, a := &x.call.Descriptors[i], &x.asks[i]
+		if len(d.Entries) != len(w.Entries) {
+			t.Fatalf("descriptor %d: %d entries, want %d", i, len(d.Entries), len(w.Entries))
+		}
+		for j, e := range w.Entries {
+			if d.Entries[j].Key != e.Key || d.Entries[j].Value != e.Value {
+				t.Fatalf("descriptor %d: entry %d is %q, want %q", i, j, d.Entries[j], e)
+			}
+		}
+		wantAsk := ask{
+			hits: w.HitsAddend.GetValue(), hasHits: w.HitsAddend != nil, negative: w.IsNegativeHits,
+			hasLimit: w.Limit != nil, requests: w.Limit.GetRequestsPerUnit(), unit: int32(w.Limit.GetUnit()),
+			multiplier: w.Limit.GetUnitMultiplier().GetValue(),
+		}
+		if *a != wantAsk {
+			t.Fatalf("descriptor %d: %+v, want %+v", i, *a, wantAsk)
+		}
+	}
+}
+
+func drawRequest(t *rapid.T) *rls.RateLimitRequest {
+	word := rapid.StringN(0, 8, 40)
+	entry := rapid.Custom(func(t *rapid.T) *ratelimit.RateLimitDescriptor_Entry {
+		return &ratelimit.RateLimitDescriptor_Entry{Key: word.Draw(t, "key"), Value: word.Draw(t, "value")}
+	})
+	descriptor := rapid.Custom(func(t *rapid.T) *ratelimit.RateLimitDescriptor {
+		d := &ratelimit.RateLimitDescriptor{
+			Entries:        rapid.SliceOfN(entry, 0, 4).Draw(t, "entries"),
+			IsNegativeHits: rapid.Bool().Draw(t, "negative"),
+		}
+		if rapid.Bool().Draw(t, "has hits") {
+			d.HitsAddend = wrapperspb.UInt64(rapid.Uint64().Draw(t, "hits"))
+		}
+		if rapid.Bool().Draw(t, "has limit") {
+			d.Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{
+				RequestsPerUnit: rapid.Uint32().Draw(t, "requests"),
+				Unit:            typev3.RateLimitUnit(rapid.Int32Range(-1, 9).Draw(t, "unit")),
+			}
+			if rapid.Bool().Draw(t, "has multiplier") {
+				d.Limit.UnitMultiplier = wrapperspb.UInt32(rapid.Uint32().Draw(t, "multiplier"))
+			}
+		}
+		return d
+	})
+	return &rls.RateLimitRequest{
+		Domain:      word.Draw(t, "domain"),
+		Descriptors: rapid.SliceOfN(descriptor, 0, 5).Draw(t, "descriptors"),
+		HitsAddend:  rapid.Uint32().Draw(t, "hits addend"),
+	}
+}
+
+func TestDecodeReadsWhatProtobufWrites(t *testing.T) {
+	x := &exchange{} // reused, as in service
+	rapid.Check(t, func(t *rapid.T) {
+		want := drawRequest(t)
+		b, err := proto.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x); err != nil {
+			t.Fatal(err)
+		}
+		clear(b) // gRPC takes its buffer back
+		agree(t, x, want)
+	})
+}
+
+func TestRepeatedMessagesAreMerged(t *testing.T) {
+	part := func(m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	a := part(&rls.RateLimitRequest{Domain: "a", HitsAddend: 1, Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
+	b := part(&rls.RateLimitRequest{Domain: "b", HitsAddend: 2})
+	var descriptor []byte
+	for _, d := range []*ratelimit.RateLimitDescriptor{
+		{HitsAddend: wrapperspb.UInt64(7), Limit: &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 9, Unit: 1}},
+		{HitsAddend: wrapperspb.UInt64(0), Limit: &ratelimit.RateLimitDescriptor_RateLimitOverride{Unit: 3, UnitMultiplier: wrapperspb.UInt32(2)}},
+		{Limit: &ratelimit.RateLimitDescriptor_RateLimitOverride{UnitMultiplier: wrapperspb.UInt32(0)}},
+	} {
+		descriptor = append(descriptor, part(d)...)
+	}
+	wire := append(a, b...)
+	wire = protowire.AppendBytes(protowire.AppendTag(wire, requestDescriptors, protowire.BytesType), descriptor)
+	wire = append(protowire.AppendTag(wire, 99, protowire.Fixed32Type), 1, 2, 3, 4) // a field of a later version
+	var want rls.RateLimitRequest
+	if err := proto.Unmarshal(wire, &want); err != nil {
+		t.Fatal(err)
+	}
+	x, err := decoded(t, wire)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agree(t, x, &want)
+	if d := x.call.Descriptors[1]; d.Cost != 7 || d.Override.Rate != 9 || d.Override.Period != 2*3600e6 {
+		t.Errorf("merged to %+v", d)
+	}
+}
+
+func TestMalformedIsAnError(t *testing.T) {
+	for name, wire := range map[string][]byte{
+		"cut tag":       {0x80},
+		"cut length":    {0x0a, 0x80},
+		"short text":    {0x0a, 5, 'a'},
+		"field 0":       {0x00, 1},
+		"end of group":  {0x0c},
+		"in descriptor": {0x12, 2, 0x0a, 9},
+		"in entry":      {0x12, 4, 0x0a, 2, 0x0a, 9},
+		"in limit":      {0x12, 4, 0x12, 2, 0x08, 0x80},
+		"in hits":       {0x12, 4, 0x1a, 2, 0x08, 0x80},
+		"in multiplier": {0x12, 6, 0x12, 4, 0x1a, 2, 0x08, 0x80},
+		"in group":      {0x0b, 0x08},
+	} {
+		if _, err := decoded(t, wire); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		if proto.Unmarshal(wire, &rls.RateLimitRequest{}) == nil {
+			t.Errorf("%s: protobuf accepts it", name)
+		}
+	}
+}
+
+func TestExcessIsMarkedNotDecoded(t *testing.T) {
+	entries := make([]*ratelimit.RateLimitDescriptor_Entry, maxEntries+1)
+	for i := range entries {
+		entries[i] = &ratelimit.RateLimitDescriptor_Entry{Key: "k", Value: "v"}
+	}
+	many := make([]*ratelimit.RateLimitDescriptor, maxDescriptors+1)
+	for i := range many {
+		many[i] = &ratelimit.RateLimitDescriptor{Entries: entries[:1]}
+	}
+	for name, c := range map[string]struct {
+		descriptors []*ratelimit.RateLimitDescriptor
+		excess      bool
+	}{
+		"most descriptors":      {many[:maxDescriptors], false},
+		"one descriptor more":   {many, true},
+		"most entries":          {[]*ratelimit.RateLimitDescriptor{{Entries: entries[:maxEntries]}}, false},
+		"one entry more":        {[]*ratelimit.RateLimitDescriptor{{Entries: entries}}, true},
+		"one more, in the last": {[]*ratelimit.RateLimitDescriptor{{}, {Entries: entries}}, true},
+	} {
+		b, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: c.descriptors})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := decoded(t, b)
+		if err != nil || x.excess != c.excess {
+			t.Errorf("%s: excess %v, %v", name, x.excess, err)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	seed, err := proto.Marshal(&rls.RateLimitRequest{
+		Domain: "domain", HitsAddend: 3,
+		Descriptors: []*ratelimit.RateLimitDescriptor{{
+			Entries:        []*ratelimit.RateLimitDescriptor_Entry{{Key: "k", Value: "v"}, {Key: "k2"}},
+			Limit:          &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: 2, UnitMultiplier: wrapperspb.UInt32(3)},
+			HitsAddend:     wrapperspb.UInt64(4),
+			IsNegativeHits: true,
+		}},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	f.Add([]byte("\x0a\x01\xff"))
+	f.Add([]byte("\x0b\x13\x14\x0c\x0a\x01a"))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		x, err := decoded(t, wire)
+		var want rls.RateLimitRequest
+		switch wantErr := proto.Unmarshal(wire, &want); {
+		case wantErr == nil && err != nil:
+			t.Fatalf("protobuf accepts what is refused here: %v", err)
+		case wantErr == nil && !x.excess:
+			agree(t, x, &want)
+		case wantErr != nil && err == nil && utf8.Valid(wire) && !strings.Contains(wantErr.Error(), "UTF-8"):
+			t.Fatalf("protobuf refuses what is accepted here: %v", wantErr)
+		}
+	})
+}

@@ -1,0 +1,214 @@
+package grpcapi
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// Options are what answers carry beside the verdict; the zero Options is nothing.
+type Options struct {
+	// Headers are response headers for the proxy to add; nil: none.
+	Headers *Headers
+	// Metadata sends dynamic metadata: what was asked, and what the limits that passed say.
+	Metadata bool
+}
+
+// Headers are the names of response headers.
+type Headers struct {
+	Limit, Remaining, Reset string
+}
+
+// Check returns what is wrong with o.
+func (o Options) Check() error {
+	if o.Headers == nil {
+		return nil
+	}
+	_, err := o.Headers.check()
+	return err
+}
+
+// reasonHeader says that a backend failure answered, not the limit.
+const (
+	reasonHeader   = "x-ratelimit-reason"
+	backendFailure = "backend-failure"
+)
+
+// withheld are headers that would break a response if they were appended to it.
+var withheld = map[string]bool{
+	"host": true, "connection": true, "content-length": true, "content-type": true, "te": true,
+	"trailer": true, "transfer-encoding": true, "upgrade": true,
+}
+
+// check lower-cases the names, as they are on the wire, and refuses what is not a header name:
+// Envoy sends them as they are.
+func (h Headers) check() (Headers, error) {
+	for _, name := range []*string{&h.Limit, &h.Remaining, &h.Reset} {
+		if !isToken(*name) || withheld[strings.ToLower(*name)] {
+			return h, fmt.Errorf("%q cannot be the name of a response header", *name)
+		}
+		*name = strings.ToLower(*name)
+	}
+	return h, nil
+}
+
+// isToken tells whether s is a token of RFC 9110, 5.6.2.
+func isToken(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		letter := 'a' <= c|0x20 && c|0x20 <= 'z'
+		if !letter && (c < '0' || c > '9') && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// append appends the headers for v. As in the reference server they are those of the first
+// descriptor with the least left, but of the last that denies, quota limits aside.
+func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
+	var chosen status
+	for i := range v.Statuses {
+		s := statusOf(v, i)
+		if s.limited && (!chosen.limited || s.denies() || !chosen.denies() && s.remaining < chosen.remaining) {
+			chosen = s
+		}
+	}
+	if chosen.limited {
+		b = appendHeader(b, h.Limit, strconv.FormatUint(uint64(chosen.window.requests), 10))
+		b = appendHeader(b, h.Remaining, strconv.FormatUint(uint64(chosen.remaining), 10))
+		if chosen.reset > 0 {
+			b = appendHeader(b, h.Reset, strconv.FormatInt(chosen.reset, 10))
+		}
+	}
+	if v.Failed {
+		b = appendHeader(b, reasonHeader, backendFailure)
+	}
+	return b
+}
+
+// denies tells whether s alone denies the request.
+func (s *status) denies() bool { return s.over && !s.quota }
+
+// appendHeader appends a HeaderValue. What value is must be known here: nothing that a client sent
+// may get into a header.
+func appendHeader(b []byte, name, value string) []byte {
+	const headerKey, headerValue = 1, 2
+	b, start := open(b, responseHeaders)
+	return shut(appendText(appendText(b, headerKey, name), headerValue, value), start)
+}
+
+// appendMetadata appends the dynamic metadata of the reference server: the request, and under
+// "metadata" that of the limits whose status is OK; where two say something of one key the first
+// wins. A "backend_failure" tells that a limit could not be asked.
+func appendMetadata(b []byte, x *exchange) []byte {
+	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
+	list := make([]any, len(x.asks))
+	for i := range x.asks {
+		list[i] = describe(&x.call.Descriptors[i], &x.asks[i])
+	}
+	fields["descriptors"] = list
+	if x.hits != 0 {
+		fields["hitsAddend"] = x.hits
+	}
+	if merged := passed(&x.call.Verdict); merged != nil {
+		fields["metadata"] = merged
+	}
+	if x.call.Failed {
+		fields["backend_failure"] = true
+	}
+	message, err := structpb.NewStruct(fields)
+	if err != nil { // a configuration's metadata that is no JSON; the rest is worth sending
+		delete(fields, "metadata")
+		if message, err = structpb.NewStruct(fields); err != nil {
+			return b
+		}
+	}
+	encoded, err := proto.Marshal(message)
+	if err != nil {
+		return b
+	}
+	return protowire.AppendBytes(protowire.AppendTag(b, responseMetadata, protowire.BytesType), encoded)
+}
+
+// describe is one descriptor in dynamic metadata.
+func describe(d *limiter.Descriptor, a *ask) map[string]any {
+	entries := make([]any, len(d.Entries))
+	for i := range d.Entries {
+		entries[i] = printable(d.Entries[i].Key + "=" + d.Entries[i].Value)
+	}
+	fields := map[string]any{"entries": entries}
+	if a.hasLimit {
+		fields["limit"] = a.limitText()
+	}
+	if a.hasHits {
+		fields["hitsAddend"] = float64(d.Cost)
+	}
+	return fields
+}
+
+// limitText is the override in protobuf's text form.
+func (a *ask) limitText() string {
+	name := strconv.Itoa(int(a.unit))
+	for i := range units {
+		if units[i].number == a.unit {
+			name = units[i].name
+		}
+	}
+	s := fmt.Sprintf("requests_per_unit:%d unit:%s", a.requests, name)
+	if a.multiplier > 0 {
+		s += fmt.Sprintf(" unit_multiplier:{value:%d}", a.multiplier)
+	}
+	return s
+}
+
+// passed merges the metadata of the limits whose status is OK; nil: there is none. The
+// configuration's own maps are read only.
+func passed(v *limiter.Verdict) map[string]any {
+	var merged map[string]any
+	for i := range v.Statuses {
+		s := &v.Statuses[i]
+		if s.Result < 0 || s.Denied || v.Results[s.Result].Policy == nil {
+			continue
+		}
+		if from := v.Results[s.Result].Policy.Metadata; from != nil {
+			merged = merge(merged, from)
+		}
+	}
+	return merged
+}
+
+// merge returns into with what from has beside it; maps within are merged too. Neither is edited.
+func merge(into, from map[string]any) map[string]any {
+	out := make(map[string]any, len(into)+len(from))
+	maps.Copy(out, from)
+	for key, value := range into {
+		a, isMap := value.(map[string]any)
+		b, areMaps := out[key].(map[string]any)
+		if isMap && areMaps {
+			out[key] = merge(a, b)
+		} else {
+			out[key] = value
+		}
+	}
+	return out
+}
+
+// printable is s with what is not text, or cannot be shown, replaced.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
+}

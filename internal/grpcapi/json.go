@@ -1,0 +1,46 @@
+package grpcapi
+
+import (
+	"context"
+	"net/http"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+// AnswerJSON is ShouldRateLimit in protobuf's JSON form. code is 200 or 429, with a
+// RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 503 where the
+// RPC would fail for another reason.
+func (s *Server) AnswerJSON(ctx context.Context, body []byte) (code int, response []byte) {
+	var request rls.RateLimitRequest
+	if err := protojson.Unmarshal(body, &request); err != nil {
+		s.observer.Refused(Malformed)
+		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n")
+	}
+	a, err := s.serve(ctx, func(v any) (err error) {
+		x := v.(*exchange)
+		if x.wire, err = (proto.MarshalOptions{}).MarshalAppend(x.wire[:0], &request); err != nil {
+			return err
+		}
+		return x.decode()
+	})
+	if err == nil {
+		var reply rls.RateLimitResponse
+		if err = proto.Unmarshal(a.data, &reply); err == nil {
+			response, err = protojson.Marshal(&reply)
+		}
+	}
+	switch {
+	case err == nil && a.denied:
+		return http.StatusTooManyRequests, response
+	case err == nil:
+		return http.StatusOK, response
+	case grpcstatus.Code(err) == codes.Unknown:
+		return http.StatusBadRequest, []byte(grpcstatus.Convert(err).Message() + "\n")
+	default:
+		return http.StatusServiceUnavailable, []byte(grpcstatus.Convert(err).Message() + "\n")
+	}
+}

@@ -1,0 +1,211 @@
+package grpcapi
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// verdict is a Verdict with one Result for each descriptor.
+func verdict(denied bool, results ...limiter.Result) *limiter.Verdict {
+	v := &limiter.Verdict{Denied: denied, Results: results}
+	for i, r := range results {
+		v.Statuses = append(v.Statuses, limiter.Status{Result: i, Denied: r.Outcome.Denies()})
+		v.Failed = v.Failed || r.Decision.Err != nil
+	}
+	return v
+}
+
+func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
+	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
+}
+
+func reread(t *testing.T, b []byte) *rls.RateLimitResponse {
+	t.Helper()
+	var r rls.RateLimitResponse
+	if err := proto.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	return &r
+}
+
+const (
+	ok   = rls.RateLimitResponse_OK
+	over = rls.RateLimitResponse_OVER_LIMIT
+)
+
+func TestStatus(t *testing.T) {
+	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	plain := &descriptors.Policy{Limit: perMinute}
+	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
+	failed := func(p *descriptors.Policy, o limiter.Outcome) limiter.Result {
+		return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	}
+	for _, c := range []struct {
+		name   string
+		result limiter.Result
+		want   *rls.RateLimitResponse_DescriptorStatus
+	}{
+		{"within", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 3, ResetAfter: 1500e3, RetryAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: 3, DurationUntilReset: &durationpb.Duration{Seconds: 2}}},
+		{"full", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 5}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: 5, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
+		{"over", result(plain, limiter.Denied, algorithms.Decision{RetryAfter: 1, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
+		{"over in shadow", result(plain, limiter.Shadowed, algorithms.Decision{Remaining: 2, RetryAfter: 1, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
+		{"never", result(plain, limiter.Denied, algorithms.Decision{Never: true, Remaining: 5, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, LimitRemaining: 5}},
+		{"never, as the reference server", result(&descriptors.Policy{Limit: perMinute, Alone: true, Reference: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
+		{"unlimited", result(&descriptors.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, LimitRemaining: math.MaxUint32}},
+		{"no telling which", result(nil, limiter.Denied, algorithms.Decision{Never: true}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over}},
+		{"backend away, denied", failed(plain, limiter.FailedDenied), &rls.RateLimitResponse_DescriptorStatus{Code: over}},
+		{"backend away, allowed", failed(plain, limiter.FailedAllowed), &rls.RateLimitResponse_DescriptorStatus{Code: ok}},
+		{"more left than can be said", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 1 << 40, ResetAfter: 1e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: math.MaxUint32, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
+		{"a name, two minutes", result(&descriptors.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, DurationUntilReset: &durationpb.Duration{Seconds: 120}, CurrentLimit: &rls.RateLimitResponse_RateLimit{
+				Name: "ho_ur___/1", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
+	} {
+		v := verdict(c.result.Outcome.Denies(), c.result)
+		got := reread(t, appendVerdict(nil, v))
+		want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{c.want}}
+		if v.Denied {
+			want.OverallCode = over
+		}
+		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+			t.Errorf("%s:\n%s", c.name, diff)
+		}
+	}
+}
+
+func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
+	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}))
+	bare := &rls.RateLimitResponse_DescriptorStatus{Code: ok}
+	want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{bare, bare}}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestLongNestedMessagesAreMoved(t *testing.T) {
+	for _, n := range []int{1, 100, 113, 126, 127, 128, 200, 1 << 14, 1 << 15} {
+		p := &descriptors.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
+		got := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 6}))))
+		if s := got.Statuses[0]; s.CurrentLimit.Name != p.RateName || s.LimitRemaining != 6 || s.DurationUntilReset.Seconds != 1 {
+			t.Errorf("%d: %v", n, s)
+		}
+	}
+}
+
+func TestHeadersAreOfTheTightestLimit(t *testing.T) {
+	limit := func(rate int64) *descriptors.Policy {
+		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute})}
+	}
+	quota := limit(30)
+	quota.Quota = true
+	allowed := func(rate, left int64) limiter.Result {
+		return result(limit(rate), limiter.Allowed, algorithms.Decision{Remaining: left, ResetAfter: algorithms.Micros(rate) * second})
+	}
+	denied := func(p *descriptors.Policy) limiter.Result {
+		return result(p, limiter.Denied, algorithms.Decision{Remaining: 2, RetryAfter: algorithms.Micros(p.Limit.Rate) * second})
+	}
+	never := result(limit(40), limiter.Denied, algorithms.Decision{Never: true})
+	away := limiter.Result{Policy: limit(50), Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	for _, c := range []struct {
+		name    string
+		results []limiter.Result
+		want    string
+	}{
+		{"the least left", []limiter.Result{allowed(10, 9), allowed(11, 3), allowed(12, 4)}, "x-limit=11 x-left=3 x-reset=11"},
+		{"of equals the first", []limiter.Result{allowed(10, 3), allowed(11, 3)}, "x-limit=10 x-left=3 x-reset=10"},
+		{"a denial before a pass", []limiter.Result{allowed(10, 0), denied(limit(20)), allowed(11, 1)}, "x-limit=20 x-left=2 x-reset=20"},
+		{"the last denial", []limiter.Result{denied(limit(20)), denied(limit(21))}, "x-limit=21 x-left=2 x-reset=21"},
+		{"a quota's denial counts by what is left", []limiter.Result{allowed(10, 1), denied(quota)}, "x-limit=10 x-left=1 x-reset=10"},
+		{"no time that helps", []limiter.Result{never}, "x-limit=40 x-left=0"},
+		{"nothing is known", []limiter.Result{away}, "x-ratelimit-reason=backend-failure"},
+		{"no limit", []limiter.Result{result(&descriptors.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},
+	} {
+		h, err := Headers{"X-Limit", "X-Left", "X-Reset"}.check()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, header := range reread(t, h.append(nil, verdict(true, c.results...))).ResponseHeadersToAdd {
+			got = append(got, header.Key+"="+header.Value)
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("%s: %q, want %q", c.name, s, c.want)
+		}
+	}
+}
+
+func TestHeaderNamesAreChecked(t *testing.T) {
+	for _, name := range []string{"", ":status", "a b", "a\r\nb", "é", "Host", "content-length", "Content-Type", "connection", "a,b", "\x00"} {
+		if _, err := (Headers{name, "b", "c"}).check(); err == nil {
+			t.Errorf("%q is taken for a header name", name)
+		}
+	}
+	if _, err := usual.check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMetadata(t *testing.T) {
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	policy := func(m map[string]any) *descriptors.Policy { return &descriptors.Policy{Limit: limit, Metadata: m} }
+	first := map[string]any{"a": 1, "nested": map[string]any{"x": "first"}}
+	second := map[string]any{"a": 2, "b": true, "nested": map[string]any{"x": "second", "y": "second"}}
+	x := &exchange{hits: 3}
+	x.call.Request.Domain = "dom"
+	d, a := x.addDescriptor()
+	d.Entries = []descriptors.Entry{{Key: "path", Value: "/é"}, {Key: "raw", Value: "a\xff\r\n\x00b"}}
+	*a = ask{hasLimit: true, requests: 42, unit: 3, multiplier: 2, hasHits: true, hits: 7, negative: true}
+	d.Cost = -7
+	for range 3 {
+		x.addDescriptor()
+	}
+	away := limiter.Result{Policy: policy(nil), Outcome: limiter.FailedAllowed, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	x.call.Verdict = *verdict(true,
+		result(policy(first), limiter.Allowed, algorithms.Decision{}),
+		result(policy(second), limiter.Shadowed, algorithms.Decision{}),
+		result(policy(map[string]any{"denied": true}), limiter.Denied, algorithms.Decision{}), away)
+	want, err := structpb.NewStruct(map[string]any{
+		"domain": "dom", "hitsAddend": 3, "backend_failure": true,
+		"descriptors": []any{
+			map[string]any{"entries": []any{"path=/é", "raw=a\ufffd\ufffd\ufffd\ufffdb"}, "limit": "requests_per_unit:42 unit:HOUR unit_multiplier:{value:2}", "hitsAddend": -7},
+			map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}},
+		},
+		"metadata": map[string]any{"a": 1, "b": true, "nested": map[string]any{"x": "first", "y": "second"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := reread(t, appendMetadata(nil, x)).DynamicMetadata
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+	if len(first) != 2 || len(first["nested"].(map[string]any)) != 1 {
+		t.Errorf("the configuration was edited: %v", first)
+	}
+	x.call.Results[0].Policy.Metadata = map[string]any{"not": make(chan int)}
+	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
+		t.Errorf("metadata that is no JSON: %v", got)
+	}
+}

@@ -1,0 +1,205 @@
+// Package grpcapi is the door for Envoy: RateLimitService v3, over gRPC and as JSON. Only this
+// package knows rls.proto. It decodes and encodes by hand, for two reasons: the protobuf library
+// refuses strings that are not UTF-8, which Envoy copies from its clients, and an error makes
+// Envoy let the request pass; and it is the larger part of what such a call costs.
+//
+// For the same reason nearly everything is an answer: errors are left to requests that no proxy
+// sends and to limits whose on_backend_failure is error.
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// ServiceName is the full name of the gRPC service.
+const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
+
+const (
+	// maxHeld bounds the answers held for their turn in a leaky bucket; each costs a goroutine.
+	maxHeld = 10_000
+	// maxHold is how long an answer may be held where the caller has no deadline.
+	maxHold = 60 * algorithms.Second
+	// holdMargin is left of the caller's deadline for the answer to arrive.
+	holdMargin = 2 * time.Millisecond
+	// noHold lets only those pass whose turn is now; 0 would not bound the wait.
+	noHold = algorithms.Micros(1)
+)
+
+// Why a request was not put to the limiter. What is TooMuch, or Panicked, is answered OVER_LIMIT,
+// the others with an RPC error.
+const (
+	Malformed     = "malformed"
+	NoDomain      = "no_domain"
+	NoDescriptors = "no_descriptors"
+	NoConfig      = "no_config"
+	TooMuch       = "too_much"
+	Panicked      = "panic"
+)
+
+// Observer is told of requests that no limiter.Observer hears of.
+type Observer interface {
+	// Refused is called with one of the reasons above.
+	Refused(reason string)
+}
+
+// Checker is a limiter.Limiter.
+type Checker interface {
+	Check(context.Context, *limiter.Call) error
+}
+
+// Server answers ShouldRateLimit.
+type Server struct {
+	limiter  Checker
+	observer Observer
+	options  Options
+	panics   *zap.Logger // at most one line a second
+	held     atomic.Int64
+}
+
+// New makes a Server. The error is of a header name.
+func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, error) {
+	if o.Headers != nil {
+		h, err := o.Headers.check()
+		if err != nil {
+			return nil, err
+		}
+		o.Headers = &h
+	}
+	sampled := zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, 1, 0)
+	})
+	return &Server{limiter: l, observer: observer, options: o, panics: log.WithOptions(sampled)}, nil
+}
+
+// Register adds the service to g, which must have been made with Codec. Interceptors of g are not
+// called for it: what they would see is no protobuf message.
+func (s *Server) Register(g grpc.ServiceRegistrar) {
+	g.RegisterService(&grpc.ServiceDesc{
+		ServiceName: ServiceName,
+		HandlerType: (*any)(nil),
+		Methods:     []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: shouldRateLimit}},
+		Metadata:    "envoy/service/ratelimit/v3/rls.proto",
+	}, s)
+}
+
+func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+	a, err := srv.(*Server).serve(ctx, decode)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// serve answers one request, which decode reads into an exchange.
+func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, err error) {
+	defer func() {
+		if p := recover(); p != nil { // the exchange is left to the garbage collector
+			s.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
+			s.observer.Refused(Panicked)
+			a, err = denial(), nil
+		}
+	}()
+	x := exchanges.Get().(*exchange)
+	if err := decode(x); err != nil {
+		s.observer.Refused(Malformed)
+		x.free()
+		return nil, err
+	}
+	a, err = s.answer(ctx, x)
+	x.free()
+	return a, err
+}
+
+// The texts are the reference server's.
+var (
+	errNoDomain      = grpcstatus.Error(codes.Unknown, "rate limit domain must not be empty")
+	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
+)
+
+// answer puts x to the limiter and encodes the verdict. An error is a gRPC status.
+func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
+	c := &x.call
+	switch {
+	case c.Request.Domain == "":
+		s.observer.Refused(NoDomain)
+		return nil, errNoDomain
+	case x.excess:
+		s.observer.Refused(TooMuch)
+		return denial(), nil
+	case len(c.Descriptors) == 0:
+		s.observer.Refused(NoDescriptors)
+		return nil, errNoDescriptors
+	case ctx.Err() != nil: // nobody waits for the answer, so nothing is charged for it
+		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
+	}
+	c.Request.Hold = s.longest(ctx)
+	switch err := s.limiter.Check(ctx, c); {
+	case errors.Is(err, limiter.ErrNoConfig):
+		s.observer.Refused(NoConfig)
+		return nil, grpcstatus.Error(codes.Unknown, err.Error())
+	case err != nil:
+		return nil, grpcstatus.Error(codes.Unknown, err.Error())
+	case c.Err != nil:
+		return nil, grpcstatus.Error(codes.Unavailable, c.Err.Error())
+	}
+	if c.Verdict.Hold > 0 {
+		if err := s.hold(ctx, c.Verdict.Hold); err != nil {
+			return nil, grpcstatus.FromContextError(err).Err()
+		}
+	}
+	return s.reply(x), nil
+}
+
+func (s *Server) reply(x *exchange) *answer {
+	a := newAnswer()
+	a.denied = x.call.Denied
+	b := appendVerdict(a.data, &x.call.Verdict)
+	if s.options.Headers != nil {
+		b = s.options.Headers.append(b, &x.call.Verdict)
+	}
+	if s.options.Metadata {
+		b = appendMetadata(b, x)
+	}
+	a.data = b
+	return a
+}
+
+// longest is how long the answer may be held: until shortly before the caller's deadline. While
+// maxHeld answers are held it is next to nothing.
+func (s *Server) longest(ctx context.Context) algorithms.Micros {
+	if s.held.Load() >= maxHeld {
+		return noHold
+	}
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return maxHold
+	}
+	left := algorithms.Micros((time.Until(deadline) - holdMargin).Microseconds())
+	return max(noHold, min(left, maxHold))
+}
+
+// hold waits for d; the error is ctx's.
+func (s *Server) hold(ctx context.Context, d algorithms.Micros) error {
+	s.held.Add(1)
+	defer s.held.Add(-1)
+	timer := time.NewTimer(time.Duration(d) * time.Microsecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,384 @@
+package grpcapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// snapshot has one domain "d" with the policies at keys of their names, any value.
+func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}}
+	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
+	for i, p := range policies {
+		p.Index, p.Domain, p.Owner, p.Open = i, "d", "d/"+p.Name, []int{0}
+		p.Prefix = descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
+		node, _ := d.Tree.Add(nil, p.Name, "")
+		node.Policies = append(node.Policies, p)
+	}
+	return s
+}
+
+// refusals counts what an Observer is told.
+type refusals struct{ sync.Map }
+
+func (r *refusals) Refused(reason string) {
+	n, _ := r.LoadOrStore(reason, new(atomic.Int64))
+	n.(*atomic.Int64).Add(1)
+}
+
+func (r *refusals) count(reason string) int64 {
+	if n, ok := r.Load(reason); ok {
+		return n.(*atomic.Int64).Load()
+	}
+	return 0
+}
+
+func newServer(t testing.TB, c Checker, o Options) (*Server, *refusals) {
+	t.Helper()
+	r := &refusals{}
+	s, err := New(c, r, o, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, r
+}
+
+// ask puts a request to s as gRPC would.
+func (s *Server) ask(ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+	reply, err := shouldRateLimit(s, ctx, func(v any) error {
+		return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, v)
+	}, nil)
+	if err != nil {
+		return nil, err
+	}
+	out, err := Codec().Marshal(reply)
+	if err != nil {
+		return nil, err
+	}
+	var response rls.RateLimitResponse
+	return &response, proto.Unmarshal(out.Materialize(), &response)
+}
+
+// request asks domain "d" with one descriptor for each key; values are "v".
+func request(keys ...string) []byte {
+	r := &rls.RateLimitRequest{Domain: "d"}
+	for _, key := range keys {
+		r.Descriptors = append(r.Descriptors, &ratelimit.RateLimitDescriptor{
+			Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: "v"}},
+		})
+	}
+	b, err := proto.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
+	l := limiter.New(memory.New(memory.Config{}), nil)
+	l.Swap(snapshot(policies...))
+	return l
+}
+
+// checker is a Checker made of a function.
+type checker func(context.Context, *limiter.Call) error
+
+func (f checker) Check(ctx context.Context, c *limiter.Call) error { return f(ctx, c) }
+
+func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
+	s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), nil), Options{})
+	noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
+	for _, c := range []struct {
+		wire []byte
+		text string
+		why  string
+	}{
+		{noDomain, "rate limit domain must not be empty", NoDomain},
+		{nil, "rate limit domain must not be empty", NoDomain},
+		{request(), "rate limit descriptor list must not be empty", NoDescriptors},
+		{request("k"), "no rate limit configuration loaded", NoConfig},
+	} {
+		before := counted.count(c.why)
+		_, err := s.ask(t.Context(), c.wire)
+		if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != c.text {
+			t.Errorf("%v, want %q", err, c.text)
+		}
+		if counted.count(c.why) != before+1 {
+			t.Errorf("%q is not counted", c.text)
+		}
+	}
+	if _, err := s.ask(t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
+		t.Errorf("malformed: %v", err)
+	}
+}
+
+func TestTooMuchIsDenied(t *testing.T) {
+	s, counted := newServer(t, newLimiter(), Options{})
+	keys := make([]string, maxDescriptors+1)
+	got, err := s.ask(t.Context(), request(keys...))
+	if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := s.ask(t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
+		t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
+	}
+}
+
+func TestPanicIsADenialLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logged := observer.New(zapcore.InfoLevel)
+		var counted refusals
+		s, err := New(checker(func(context.Context, *limiter.Call) error { panic("bug") }), &counted, Options{}, zap.New(core))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			got, err := s.ask(t.Context(), request("k"))
+			if err != nil || got.OverallCode != over {
+				t.Fatalf("%v, %v", got, err)
+			}
+		}
+		if counted.count(Panicked) != 10 || logged.Len() != 1 {
+			t.Errorf("%d counted, %d logged", counted.count(Panicked), logged.Len())
+		}
+		time.Sleep(time.Second)
+		s.ask(t.Context(), request("k"))
+		if logged.Len() != 2 {
+			t.Errorf("%d logged a second later", logged.Len())
+		}
+	})
+}
+
+func TestErrorPolicyIsUnavailable(t *testing.T) {
+	s, _ := newServer(t, checker(func(_ context.Context, c *limiter.Call) error {
+		c.Err = backend.ErrUnavailable
+		return nil
+	}), Options{})
+	if _, err := s.ask(t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+}
+
+func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
+	s, _ := newServer(t, checker(func(context.Context, *limiter.Call) error {
+		t.Error("asked")
+		return nil
+	}), Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.ask(ctx, request("k")); grpcstatus.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+}
+
+func leaky(t *testing.T) *descriptors.Policy {
+	queue := int64(1000)
+	return &descriptors.Policy{Name: "jobs", MaxDelay: 90 * second, Limit: compile(t, algorithms.Spec{
+		Kind: algorithms.LeakyBucket, Rate: 1, Period: second, Capacity: &queue,
+	})}
+}
+
+func TestAnswersAreHeldForTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
+		start := time.Now()
+		for i := range 3 {
+			got, err := s.ask(t.Context(), request("jobs"))
+			if err != nil || got.OverallCode != ok {
+				t.Fatalf("%v, %v", got, err)
+			}
+			if waited := time.Since(start).Round(time.Millisecond); waited != time.Duration(i)*time.Second {
+				t.Errorf("answer %d after %v", i, waited)
+			}
+		}
+		// Turns are a second apart, so the next but one is further away than this caller waits.
+		go s.ask(t.Context(), request("jobs"))
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
+		defer cancel()
+		if got, err := s.ask(ctx, request("jobs")); err != nil || got.OverallCode != over {
+			t.Errorf("too late: %v, %v", got, err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second+3*time.Millisecond)
+		defer cancel()
+		if got, err := s.ask(ctx, request("jobs")); err != nil || got.OverallCode != ok {
+			t.Errorf("in time: %v, %v", got, err)
+		}
+	})
+}
+
+func TestHoldingEndsWithTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
+		s.ask(t.Context(), request("jobs"))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		if _, err := s.ask(ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
+			t.Error(err)
+		}
+		if s.held.Load() != 0 {
+			t.Errorf("%d held", s.held.Load())
+		}
+	})
+}
+
+func TestHeldAnswersAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
+		s.ask(t.Context(), request("jobs"))
+		s.held.Store(maxHeld)
+		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != over {
+			t.Errorf("%v, %v", got, err)
+		}
+		time.Sleep(time.Second)
+		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
+			t.Errorf("whose turn is now: %v, %v", got, err)
+		}
+	})
+}
+
+func TestJSON(t *testing.T) {
+	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
+	s, counted := newServer(t, newLimiter(p), Options{})
+	const body = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}`
+	for _, c := range []struct {
+		body string
+		code int
+		want string
+	}{
+		{body, 200, `{"overallCode":"OK","statuses":[{"code":"OK","currentLimit":{"requestsPerUnit":1,"unit":"HOUR"},"durationUntilReset":"3600s"}]}`},
+		{body, 429, `{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":1,"unit":"HOUR"},"durationUntilReset":"3600s"}]}`},
+		{`{"domain":"d"}`, 400, "rate limit descriptor list must not be empty\n"},
+		{`{"domain":"d","nonsense":1}`, 400, ""},
+		{``, 400, ""},
+		{`{"domain":"\ud800"}`, 400, ""},
+	} {
+		code, got := s.AnswerJSON(t.Context(), []byte(c.body))
+		if code != c.code {
+			t.Errorf("%s: %d %s", c.body, code, got)
+		}
+		var a, b any
+		if json.Unmarshal([]byte(c.want), &a) == nil {
+			if err := json.Unmarshal(got, &b); err != nil || !equalJSON(a, b) {
+				t.Errorf("%s: %s", c.body, got)
+			}
+		} else if c.want != "" && string(got) != c.want {
+			t.Errorf("%s: %s", c.body, got)
+		}
+	}
+	if counted.count(Malformed) != 3 {
+		t.Errorf("%d malformed", counted.count(Malformed))
+	}
+	s.limiter = checker(func(_ context.Context, c *limiter.Call) error {
+		c.Err = errors.New("away")
+		return nil
+	})
+	if code, got := s.AnswerJSON(t.Context(), []byte(body)); code != 503 || string(got) != "away\n" {
+		t.Errorf("%d %s", code, got)
+	}
+}
+
+func equalJSON(a, b any) bool {
+	x, _ := json.Marshal(a)
+	y, _ := json.Marshal(b)
+	return string(x) == string(y)
+}
+
+// usual are the names of the reference server.
+var usual = Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
+
+// rawCodec sends bytes as they are, as Envoy does.
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+func (rawCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*[]byte) = b.Materialize(); return nil }
+func (rawCodec) Name() string                             { return "proto" }
+
+var _ encoding.CodecV2 = rawCodec{}
+
+func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
+	p := &descriptors.Policy{Name: "k", RateName: "name", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: hour})}
+	s, _ := newServer(t, newLimiter(p), Options{Headers: &usual})
+	g := grpc.NewServer(grpc.ForceServerCodecV2(Codec()))
+	s.Register(g)
+	listener := bufconn.Listen(1 << 20)
+	go g.Serve(listener)
+	defer g.Stop()
+	conn, err := grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for name, value := range map[string]string{
+		"not UTF-8": "bob\xff", "NUL": "\x00", "line ends": "a\r\ninjected: yes", "long": strings.Repeat("x", 60<<10),
+		"empty": "", "half a rune": "\xe2\x82",
+	} {
+		wire := appendText(nil, requestDomain, "d")
+		wire, at := open(wire, requestDescriptors)
+		wire, entry := open(wire, descriptorEntries)
+		wire = appendText(appendText(wire, entryKey, "k"), entryValue, value)
+		wire = shut(shut(wire, entry), at)
+		for i, want := range []rls.RateLimitResponse_Code{ok, over} {
+			var raw []byte
+			err := conn.Invoke(t.Context(), "/"+ServiceName+"/ShouldRateLimit", wire, &raw, grpc.ForceCodecV2(rawCodec{}))
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got := reread(t, raw); got.OverallCode != want {
+				t.Errorf("%s: request %d: %v, want %v", name, i, got.OverallCode, want)
+			}
+			if len(value) > 1 && strings.Contains(string(raw), value) {
+				t.Errorf("%s: echoed", name)
+			}
+		}
+	}
+}
+
+func BenchmarkShouldRateLimit(b *testing.B) {
+	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
+	s, _ := newServer(b, newLimiter(p), Options{})
+	data := mem.BufferSlice{mem.SliceBuffer(request("k"))}
+	codec := Codec()
+	decode := func(v any) error { return codec.Unmarshal(data, v) }
+	b.ReportAllocs()
+	for b.Loop() {
+		reply, err := shouldRateLimit(s, b.Context(), decode, nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := codec.Marshal(reply); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

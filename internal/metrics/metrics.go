@@ -1,0 +1,168 @@
+// Package metrics counts what the program decides, for Prometheus. Counting a decision costs a few
+// uncontended additions: counters are found by the number of a policy, and are striped so that
+// processors do not share cache lines.
+//
+// Labels come from the configuration. The only exception are limits that ask for it
+// (value_to_metric, detailed_metric), whose series are bounded.
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// maxStripes bounds what a counter costs on a machine of many processors: 64 bytes each.
+const maxStripes = 8
+
+// Metrics is the counters of one instance of the program. It is a limiter.Observer.
+type Metrics struct {
+	registry *prometheus.Registry
+	stripes  int // a power of two
+
+	current        atomic.Pointer[table]
+	domainNotFound counter
+	refused        *prometheus.CounterVec
+	loads          *prometheus.CounterVec
+	loadOK         prometheus.Gauge
+	loadedAt       prometheus.Gauge
+
+	series seriesSet
+
+	mu      sync.Mutex
+	limits  map[[2]string]*limitCounts // by domain and name; guarded by mu
+	domains map[string]*domainCounts   // guarded by mu
+}
+
+// New makes empty Metrics, with those of the process and of Go. version and revision are of the
+// program.
+func New(version, revision string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rlsidecar_requests_refused_total",
+			Help: "Requests that were not put to any limit. Reasons too_much and panic are answered OVER_LIMIT, others with an error.",
+		}, []string{"reason"}),
+		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rlsidecar_config_reloads_total",
+			Help: "Configurations loaded, the first included, and refused.",
+		}, []string{"result"}),
+		loadOK: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "rlsidecar_config_last_reload_successful",
+			Help: "1 if the last configuration could be used, 0 if the one before it is still in use.",
+		}),
+		loadedAt: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "rlsidecar_config_last_reload_success_timestamp_seconds",
+			Help: "When a configuration that could be used was last loaded.",
+		}),
+	}
+	m.domainNotFound = newCounter(m.stripes)
+	m.series.stripes = m.stripes
+	m.loads.WithLabelValues("success")
+	m.loads.WithLabelValues("failure")
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rlsidecar_build_info", Help: "1; the labels say what is running.",
+		ConstLabels: prometheus.Labels{
+			"version": label(version), "revision": label(revision), "goversion": runtime.Version(),
+		},
+	})
+	build.Set(1)
+	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// stripesFor is the power of two that procs needs, up to maxStripes.
+func stripesFor(procs int) int {
+	n := 1
+	for n < procs && n < maxStripes {
+		n *= 2
+	}
+	return n
+}
+
+// Handler serves the metrics in the formats of Prometheus.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
+}
+
+// WatchMemory adds the metrics of a memory store; once.
+func (m *Metrics) WatchMemory(stats func() memory.Stats) {
+	gauge := func(name, help string, value func(memory.Stats) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
+	}
+	total := func(name, help string, value func(memory.Stats) float64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
+	}
+	m.registry.MustRegister(
+		gauge("rlsidecar_memory_keys", "Buckets, and entries of sliding logs, kept in memory.", func(s memory.Stats) float64 { return float64(s.Keys) }),
+		gauge("rlsidecar_memory_keys_max", "The most that are kept.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
+		total("rlsidecar_memory_full_total", "Charges that found no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) }),
+		total("rlsidecar_memory_swept_total", "Buckets forgotten because they were as good as new.", func(s memory.Stats) float64 { return float64(s.Swept) }),
+	)
+}
+
+// Loaded counts a configuration that was loaded at time at: used, or refused.
+func (m *Metrics) Loaded(used bool, at time.Time) {
+	if !used {
+		m.loads.WithLabelValues("failure").Inc()
+		m.loadOK.Set(0)
+		return
+	}
+	m.loads.WithLabelValues("success").Inc()
+	m.loadOK.Set(1)
+	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
+}
+
+// Refused counts a request that was not put to any limit.
+func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
+
+// Counts returns how often the limit that p stands for, wherever it is used, allowed and denied
+// since the program started.
+func (m *Metrics) Counts(p *descriptors.Policy) (allowed, denied uint64) {
+	m.mu.Lock()
+	l := m.limits[[2]string{p.Domain, p.Name}]
+	m.mu.Unlock()
+	if l == nil {
+		return 0, 0
+	}
+	for o := range outcomeCount {
+		switch n := l.sum(int(o)); o {
+		case never, outcomes(limiter.Denied), outcomes(limiter.FailedDenied):
+			denied += n
+		default:
+			allowed += n
+		}
+	}
+	return allowed, denied
+}
+
+// label is s as a label's value, which must be UTF-8.
+func label(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
+
+// counter is counters that are added to together. A stripe is a cache line.
+type counter []stripe
+
+type stripe [8]atomic.Uint64
+
+func newCounter(stripes int) counter { return make(counter, stripes) }
+
+// sum is the value of the i-th.
+func (c counter) sum(i int) (n uint64) {
+	for s := range c {
+		n += c[s][i].Load()
+	}
+	return n
+}

@@ -1,0 +1,354 @@
+package metrics
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+func limit(t testing.TB, rate int64) algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: algorithms.Day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// snapshot has one domain "d", with each policy at the key of its name.
+func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}}
+	for i, p := range policies {
+		p.Index, p.Domain, p.Open = i, "d", []int{0}
+		p.Owner, p.Prefix = p.Name, descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
+		if p.StatKey == "" {
+			p.StatKey = "d." + p.Name
+		}
+		node, _ := d.Tree.Add(nil, p.Name, "")
+		node.Policies = append(node.Policies, p)
+	}
+	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
+}
+
+// ask puts cost on key=value of domain.
+func ask(t testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
+	t.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = domain
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: value}}, cost
+	if err := l.Check(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scrape returns the samples whose name starts with prefix.
+func scrape(t testing.TB, m *Metrics, prefix string) map[string]string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != 200 {
+		t.Fatalf("%d: %s", w.Code, w.Body)
+	}
+	samples := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "} "); ok && strings.HasPrefix(name, prefix) {
+			samples[name+"}"] = value
+		} else if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && strings.HasPrefix(name, prefix) {
+			samples[name] = value
+		}
+	}
+	return samples
+}
+
+func want(t *testing.T, got map[string]string, want map[string]string) {
+	t.Helper()
+	if !maps.Equal(got, want) {
+		for _, name := range slices.Sorted(maps.Keys(got)) {
+			t.Logf("got %s %s", name, got[name])
+		}
+		t.Errorf("want %v", want)
+	}
+}
+
+// broken is a Store that never answers.
+type broken struct{}
+
+func (broken) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
+	for i := range decisions {
+		decisions[i].Err = backend.ErrUnavailable
+	}
+}
+
+func TestDecisionsAreCounted(t *testing.T) {
+	m := New("v1", "rev")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.Swap(snapshot(
+		&descriptors.Policy{Name: "plain", Limit: limit(t, 2)},
+		&descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true},
+		&descriptors.Policy{Name: "free", Unlimited: true},
+	))
+	for range 3 {
+		ask(t, l, "d", "plain", "v", 1)
+	}
+	ask(t, l, "d", "plain", "v", 9)
+	ask(t, l, "d", "shadow", "v", 1)
+	ask(t, l, "d", "shadow", "v", 1)
+	ask(t, l, "d", "free", "v", 1)
+	ask(t, l, "d", "unknown", "v", 1)
+	ask(t, l, "elsewhere", "plain", "v", 1)
+	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="allowed"}`:    "2",
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="denied"}`:     "1",
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="never"}`:      "1",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="allowed"}`:   "1",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="denied"}`:    "0",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="shadowed"}`:  "1",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="allowed"}`:     "0",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="denied"}`:      "0",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="unlimited"}`:   "1",
+		`rlsidecar_decisions_total{domain="d",limit="override",outcome="allowed"}`: "0",
+		`rlsidecar_decisions_total{domain="d",limit="override",outcome="denied"}`:  "0",
+	})
+	want(t, scrape(t, m, "rlsidecar_requests_total"), map[string]string{
+		`rlsidecar_requests_total{code="ok",domain="d"}`:         "6",
+		`rlsidecar_requests_total{code="over_limit",domain="d"}`: "2",
+		`rlsidecar_requests_total{code="error",domain="d"}`:      "0",
+	})
+	want(t, scrape(t, m, "rlsidecar_domain_not_found_total"), map[string]string{"rlsidecar_domain_not_found_total": "1"})
+	if allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "plain"}); allowed != 2 || denied != 2 {
+		t.Errorf("%d allowed, %d denied", allowed, denied)
+	}
+	if allowed, denied := m.Counts(&descriptors.Policy{}); allowed != 0 || denied != 0 {
+		t.Errorf("%d allowed, %d denied", allowed, denied)
+	}
+}
+
+func TestFailuresAreCounted(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(broken{}, m)
+	l.Swap(snapshot(
+		&descriptors.Policy{Name: "deny", Limit: limit(t, 2)},
+		&descriptors.Policy{Name: "allow", Limit: limit(t, 2), OnFailure: descriptors.Allow},
+		&descriptors.Policy{Name: "error", Limit: limit(t, 2), OnFailure: descriptors.Error},
+	))
+	for _, key := range []string{"deny", "allow", "error"} {
+		ask(t, l, "d", key, "v", 3)
+	}
+	got := scrape(t, m, "rl")
+	for name, n := range map[string]string{
+		`rlsidecar_decisions_total{domain="d",limit="deny",outcome="failed_denied"}`:   "1",
+		`rlsidecar_decisions_total{domain="d",limit="allow",outcome="failed_allowed"}`: "1",
+		`rlsidecar_decisions_total{domain="d",limit="error",outcome="failed_denied"}`:  "1",
+		`rlsidecar_requests_total{code="error",domain="d"}`:                            "1",
+		`rlsidecar_requests_total{code="ok",domain="d"}`:                               "1",
+		`rlsidecar_requests_total{code="over_limit",domain="d"}`:                       "1",
+	} {
+		if got[name] != n {
+			t.Errorf("%s %s, want %s", name, got[name], n)
+		}
+	}
+	hits := scrape(t, m, "ratelimit_service_rate_limit_total_hits")
+	if n := hits[`ratelimit_service_rate_limit_total_hits{domain="d",key1="deny",key2=""}`]; n != "3" {
+		t.Errorf("%s hits", n)
+	}
+}
+
+func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.Swap(snapshot(
+		&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
+		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // differs further down only
+		&descriptors.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
+	))
+	ask(t, l, "d", "k", "v", 9) // one of them near the limit
+	ask(t, l, "d", "k", "v", 1) // near it
+	ask(t, l, "d", "k", "v", 5) // over
+	ask(t, l, "d", "k", "v", 0)
+	ask(t, l, "d", "k", "v", -1)
+	ask(t, l, "d", "l", "v", 2)
+	samples := map[string]string{}
+	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 2, "over_limit": 7, "shadow_mode": 2} {
+		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="k_v",key2="k2"}`, name)] = fmt.Sprint(n)
+		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="ip_10_0_0_1_80",key2=""}`, name)] = "0"
+		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="override",key2=""}`, name)] = "0"
+	}
+	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
+}
+
+func TestRuntimeSeriesAreBounded(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	policies := func() []*descriptors.Policy {
+		return []*descriptors.Policy{
+			{Name: "k", Limit: limit(t, 10), StatValues: []int{0}},
+			{Name: "all", Limit: limit(t, 10), Detailed: true},
+		}
+	}
+	l.Swap(snapshot(policies()...))
+	ask(t, l, "d", "k", "bob\xff", 1)
+	ask(t, l, "d", "k", "bob\xff", 1)
+	ask(t, l, "d", "all", "x", 1)
+	ask(t, l, "d", "k", strings.Repeat("long", 100), 1)
+	total := func(key1 string) string {
+		return scrape(t, m, "ratelimit_service_rate_limit_total_hits")[fmt.Sprintf(`ratelimit_service_rate_limit_total_hits{domain="d",key1=%q,key2=""}`, key1)]
+	}
+	if total("k_bob\ufffd") != "2" || total("all_x") != "1" || total("k") != "1" {
+		t.Errorf("%s, %s, %s", total("k_bob\ufffd"), total("all_x"), total("k"))
+	}
+	l.Swap(snapshot(policies()...))
+	if total("k_bob\ufffd") != "2" {
+		t.Error("a reload forgot what it kept")
+	}
+	for i := range maxRuntimeSeries + 5 {
+		ask(t, l, "d", "k", fmt.Sprint("v", i), 1)
+	}
+	if n := len(m.series.runtime); n != maxRuntimeSeries {
+		t.Errorf("%d series", n)
+	}
+	if total("k") != "8" { // two more than there was room for
+		t.Errorf("%s under the static key", total("k"))
+	}
+	l.Swap(snapshot(policies()[1:]...))
+	if n := len(m.series.runtime); n != 1 {
+		t.Errorf("%d series after a reload without their limit", n)
+	}
+}
+
+func TestCountersSurviveReloads(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	first := snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}, &descriptors.Policy{Name: "b", Limit: limit(t, 9)})
+	l.Swap(first)
+	ask(t, l, "d", "a", "v", 1)
+	ask(t, l, "d", "b", "v", 1)
+	l.Swap(snapshot(&descriptors.Policy{Name: "b", Limit: limit(t, 3)}, &descriptors.Policy{Name: "c", Limit: limit(t, 9)}))
+	ask(t, l, "d", "b", "v", 1)
+	// A call that was under way when the configuration changed.
+	late := &limiter.Call{}
+	late.Snapshot, late.Verdict.Domain = first, first.Domains["d"]
+	late.Results = []limiter.Result{{Policy: first.Policies[1]}}
+	m.Observe(late)
+	// What is gone is not counted, and does no harm.
+	late.Results = []limiter.Result{{Policy: first.Policies[0]}}
+	m.Observe(late)
+	late.Verdict.Domain = &limiter.Domain{Name: "gone"}
+	m.Observe(late)
+	got := scrape(t, m, "rlsidecar_decisions_total")
+	if n := got[`rlsidecar_decisions_total{domain="d",limit="b",outcome="allowed"}`]; n != "3" {
+		t.Errorf("%s", n)
+	}
+	if _, there := got[`rlsidecar_decisions_total{domain="d",limit="a",outcome="allowed"}`]; there {
+		t.Error("a limit that is gone has counters")
+	}
+	if n := scrape(t, m, "rlsidecar_requests_total")[`rlsidecar_requests_total{code="ok",domain="d"}`]; n != "5" {
+		t.Errorf("%s requests", n)
+	}
+}
+
+func TestOverridesAreCounted(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.Swap(snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}))
+	for _, o := range []limiter.Override{{Rate: 1, Period: algorithms.Day}, {Rate: 1, Period: 0}} {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.HasOverride, d.Override = []descriptors.Entry{{Key: "x", Value: "y"}}, 1, true, o
+		if err := l.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := scrape(t, m, "rlsidecar_decisions_total")
+	if got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="allowed"}`] != "1" ||
+		got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="never"}`] != "1" {
+		t.Error(got)
+	}
+}
+
+func TestStateOfTheProgram(t *testing.T) {
+	m := New("v1\xff", "rev")
+	store := memory.New(memory.Config{MaxKeys: 7})
+	m.WatchMemory(store.Stats)
+	m.Loaded(true, time.Unix(1000, 0))
+	m.Loaded(false, time.Unix(2000, 0))
+	m.Refused("no_domain")
+	got := scrape(t, m, "rlsidecar_")
+	for name, n := range map[string]string{
+		"rlsidecar_config_last_reload_successful":                "0",
+		"rlsidecar_config_last_reload_success_timestamp_seconds": "1000",
+		`rlsidecar_config_reloads_total{result="success"}`:       "1",
+		`rlsidecar_config_reloads_total{result="failure"}`:       "1",
+		`rlsidecar_requests_refused_total{reason="no_domain"}`:   "1",
+		"rlsidecar_memory_keys_max":                              "7",
+		"rlsidecar_memory_full_total":                            "0",
+	} {
+		if got[name] != n {
+			t.Errorf("%s %q, want %s", name, got[name], n)
+		}
+	}
+	for name := range got {
+		if strings.HasPrefix(name, "rlsidecar_build_info") && !strings.Contains(name, "v1\ufffd") {
+			t.Error(name)
+		}
+	}
+	if len(scrape(t, m, "go_goroutines")) != 1 || len(scrape(t, m, "process_")) == 0 {
+		t.Error("nothing of Go or the process")
+	}
+}
+
+func TestCountersLoseNothing(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatValues: []int{0}}))
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 500 {
+				ask(t, l, "d", "k", fmt.Sprint(i%3), 1)
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 20 {
+			l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatValues: []int{0}}))
+			scrape(t, m, "rlsidecar_")
+			time.Sleep(time.Millisecond)
+		}
+	})
+	wg.Wait()
+	allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "k"})
+	if allowed+denied != 4000 {
+		t.Errorf("%d + %d", allowed, denied)
+	}
+}
+
+func BenchmarkObserve(b *testing.B) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(b, 10_000)}))
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: "k", Value: "v"}}, 1
+	if err := l.Check(b.Context(), c); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Observe(c)
+	}
+}

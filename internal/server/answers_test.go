@@ -1,0 +1,262 @@
+package server
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+)
+
+const (
+	ok   = rls.RateLimitResponse_OK
+	over = rls.RateLimitResponse_OVER_LIMIT
+)
+
+// All limits are by the year, so that no window ends while a test runs.
+const answers = `
+domain: d
+descriptors:
+  - {key: plain, rate_limit: {unit: year, requests_per_unit: 2, name: yearly}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: bare}
+  - {key: zero, rate_limit: {unit: year, requests_per_unit: 0}}
+  - {key: q1, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: q2, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: big, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: replacing, rate_limit: {unit: year, requests_per_unit: 5, name: other, replaces: [{name: yearly}]}}
+`
+
+// told is one status in a line.
+func told(s *rls.RateLimitResponse_DescriptorStatus) string {
+	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
+	if l := s.CurrentLimit; l != nil {
+		text += fmt.Sprintf(" of %d/%s", l.RequestsPerUnit, l.Unit)
+		if l.Name != "" {
+			text += " " + l.Name
+		}
+	}
+	switch d := s.DurationUntilReset; {
+	case d == nil:
+	case d.Seconds < 1 || d.Seconds > 365*86400 || d.Nanos != 0:
+		text += " reset " + d.String()
+	default:
+		text += " reset"
+	}
+	return text
+}
+
+// expect compares an answer with an overall code and told statuses.
+func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse_Code, statuses ...string) {
+	t.Helper()
+	var texts []string
+	for _, s := range got.Statuses {
+		texts = append(texts, told(s))
+	}
+	if diff := cmp.Diff(statuses, texts); diff != "" || got.OverallCode != code {
+		t.Errorf("overall %s, want %s; statuses:\n%s", got.OverallCode, code, diff)
+	}
+}
+
+func TestAnswersAreThoseOfTheReferenceServer(t *testing.T) {
+	x := start(t, answers)
+	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.ask(t, "plain=a"), ok, "OK left 0 of 2/YEAR yearly reset")
+	expect(t, x.ask(t, "plain=a"), over, "OVER_LIMIT left 0 of 2/YEAR yearly reset")
+	expect(t, x.ask(t, "plain=b"), ok, "OK left 1 of 2/YEAR yearly reset")
+
+	expect(t, x.ask(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
+	expect(t, x.ask(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
+
+	unlimited := fmt.Sprint("OK left ", uint32(math.MaxUint32))
+	expect(t, x.ask(t, "free=a"), ok, unlimited)
+	expect(t, x.ask(t, "bare=a", "nowhere=a", "plain=b,deeper=c"), ok, "OK left 0", "OK left 0", "OK left 0")
+	expect(t, x.ask(t, "zero=a"), over, "OVER_LIMIT left 0 of 0/YEAR")
+	expect(t, x.put(t, request("elsewhere", descriptor("plain=a"))), ok, "OK left 0")
+
+	// What another limit denies is not charged.
+	expect(t, x.ask(t, "free=a", "plain=c", "bare=a", "plain=a"), over,
+		unlimited, "OK left 2 of 2/YEAR yearly reset", "OK left 0", "OVER_LIMIT left 0 of 2/YEAR yearly reset")
+}
+
+func TestQuotasDenyOnlyTogether(t *testing.T) {
+	x := start(t, answers)
+	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
+	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
+	expect(t, x.ask(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
+	// Others count for themselves, and a descriptor without a limit is no quota.
+	expect(t, x.ask(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.ask(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR")
+}
+
+func TestReplacedLimitsAreNotCharged(t *testing.T) {
+	x := start(t, answers)
+	for range 3 {
+		got := x.ask(t, "plain=a", "replacing=a")
+		if got.OverallCode != ok || told(got.Statuses[0]) != "OK left 0" {
+			t.Errorf("%v", got)
+		}
+	}
+	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
+}
+
+func TestOverridesComeWithTheRequest(t *testing.T) {
+	x := start(t, answers)
+	with := func(text string, requests uint32, unit int32, multiplier uint32) *rls.RateLimitRequest {
+		d := descriptor(text)
+		d.Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: requests}
+		d.Limit.Unit = typev3.RateLimitUnit(unit)
+		if multiplier > 0 {
+			d.Limit.UnitMultiplier = wrapperspb.UInt32(multiplier)
+		}
+		return request("d", d)
+	}
+	expect(t, x.put(t, with("any=a", 1, 6, 0)), ok, "OK left 0 of 1/YEAR reset")
+	expect(t, x.put(t, with("any=a", 1, 6, 0)), over, "OVER_LIMIT left 0 of 1/YEAR reset")
+	expect(t, x.put(t, with("any=b", 1, 7, 0)), ok, "OK left 0 of 1/WEEK reset")
+	if l := x.put(t, with("any=c", 9, 5, 3)).Statuses[0].CurrentLimit; l.UnitMultiplier.GetValue() != 3 || l.Unit.String() != "MONTH" {
+		t.Errorf("%v", l)
+	}
+	// Of an unknown unit the configured limit applies, and where there is none the descriptor is denied.
+	expect(t, x.put(t, with("plain=a", 1, 99, 0)), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.put(t, with("any=a", 1, 0, 0)), over, "OVER_LIMIT left 0")
+}
+
+func TestHits(t *testing.T) {
+	x := start(t, answers)
+	with := func(of uint32, texts ...string) *rls.RateLimitRequest {
+		r := request("d")
+		for _, text := range texts {
+			r.Descriptors = append(r.Descriptors, descriptor(text))
+		}
+		r.HitsAddend = of
+		return r
+	}
+	left := func(n int) string { return fmt.Sprintf("OK left %d of 100/YEAR reset", n) }
+	expect(t, x.put(t, with(0, "big=a")), ok, left(99))
+	expect(t, x.put(t, with(9, "big=a")), ok, left(90))
+	r := with(9, "big=a", "big=b")
+	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(20)
+	expect(t, x.put(t, r), ok, left(70), left(91))
+	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0) // looks
+	expect(t, x.put(t, r), ok, left(70), left(82))
+	r.Descriptors[0].IsNegativeHits, r.Descriptors[0].HitsAddend = true, wrapperspb.UInt64(5)
+	expect(t, x.put(t, r), ok, left(75), left(73))
+	r.Descriptors[0].HitsAddend = nil // the request's 9
+	expect(t, x.put(t, r), ok, left(84), left(64))
+	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(math.MaxUint64)
+	expect(t, x.put(t, r), ok, left(100), left(55))
+	r.Descriptors[0].IsNegativeHits = false
+	expect(t, x.put(t, r), over, "OVER_LIMIT left 100 of 100/YEAR", left(55)) // can never fit
+	expect(t, x.put(t, with(56, "big=b")), over, "OVER_LIMIT left 55 of 100/YEAR reset")
+}
+
+func TestWrongRequestsAreErrors(t *testing.T) {
+	x := start(t, answers)
+	for text, r := range map[string]*rls.RateLimitRequest{
+		"rate limit domain must not be empty":          request("", descriptor("plain=a")),
+		"rate limit descriptor list must not be empty": request("d"),
+	} {
+		_, err := x.rls.ShouldRateLimit(t.Context(), r)
+		if s := status.Convert(err); s.Code() != codes.Unknown || s.Message() != text {
+			t.Errorf("%v, want %q", err, text)
+		}
+	}
+}
+
+func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		each   bool
+		yaml   string
+		left   int
+		denied bool // charged by a denial itself
+	}{
+		{"together", false, answers, 98, false},
+		{"each, by the file", false, answers + "consume: each\n", 96, true},
+		{"each, by default", true, answers, 96, true},
+	} {
+		x := start(t, c.yaml, func(o *Config) { o.Defaults.ConsumeEach = c.each })
+		for range 4 { // plain has 2
+			x.ask(t, "plain=a", "big=a")
+		}
+		look := descriptor("big=a")
+		look.HitsAddend = wrapperspb.UInt64(0)
+		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; int(got) != c.left {
+			t.Errorf("%s: %d left, want %d", c.name, got, c.left)
+		}
+		// One that asks for too much takes what is there, or not.
+		r := request("d", descriptor("big=a"))
+		r.HitsAddend = 99
+		x.put(t, r)
+		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
+			t.Errorf("%s: %d left after asking for too much", c.name, got)
+		}
+	}
+}
+
+func TestManyWorkersGetExactlyTheLimit(t *testing.T) {
+	x := start(t, `
+domain: d
+limits:
+  hot: {algorithm: fixed_window, rate: 1000, period: 365d, start: 2026-01-01T00:00:00Z}
+descriptors:
+  - {key: hot, limit: hot}
+`)
+	var allowed atomic.Int64
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 20 {
+				r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("hot=key")))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if r.OverallCode == ok {
+					allowed.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if allowed.Load() != 1000 {
+		t.Errorf("%d allowed", allowed.Load())
+	}
+}
+
+func TestHeadersAndMetadataAreSentWhenAskedFor(t *testing.T) {
+	yaml := answers + "  - {key: meta, metadata: {tier: gold}, rate_limit: {unit: year, requests_per_unit: 3}}\n"
+	if got := start(t, yaml).ask(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
+		t.Errorf("not asked for: %v", got)
+	}
+	x := start(t, yaml, func(c *Config) {
+		c.Answers.Metadata = true
+		c.Answers.Headers = &grpcapi.Headers{Limit: "RateLimit-Limit", Remaining: "RateLimit-Remaining", Reset: "RateLimit-Reset"}
+	})
+	got := x.ask(t, "meta=a")
+	for i, want := range []string{"ratelimit-limit=3", "ratelimit-remaining=2"} {
+		if h := got.ResponseHeadersToAdd[i]; h.Key+"="+h.Value != want {
+			t.Errorf("%v, want %s", h, want)
+		}
+	}
+	want := map[string]any{
+		"domain": "d", "metadata": map[string]any{"tier": "gold"},
+		"descriptors": []any{map[string]any{"entries": []any{"meta=a"}}},
+	}
+	if diff := cmp.Diff(want, got.DynamicMetadata.AsMap(), protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// instance is a server that runs, and a client of it.
+type instance struct {
+	Running
+	file   string // the configuration
+	logs   *observer.ObservedLogs
+	hangup chan os.Signal
+	rls    rls.RateLimitServiceClient
+	health healthpb.HealthClient
+	stop   func() error // stops it, and returns what Run does
+}
+
+// start runs a server with the given configuration file until the test ends.
+func start(t testing.TB, yaml string, edit ...func(*Config)) *instance {
+	t.Helper()
+	core, logs := observer.New(zapcore.InfoLevel)
+	x := &instance{file: filepath.Join(t.TempDir(), "limits.yaml"), logs: logs, hangup: make(chan os.Signal)}
+	x.write(t, yaml)
+	c := Config{
+		Paths: []string{x.file}, Hangup: x.hangup,
+		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second,
+	}
+	for _, e := range edit {
+		e(&c)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	started, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, c, zap.New(core), func(r Running) {
+			x.Running = r
+			close(started)
+		})
+	}()
+	x.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	select {
+	case <-started:
+	case err := <-ended:
+		cancel()
+		t.Fatalf("Run: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := x.stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	conn := dial(t, x.GRPC)
+	x.rls, x.health = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
+	return x
+}
+
+func dial(t testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	target := "dns:///" + a.String()
+	if a.Network() == "unix" {
+		target = "unix:" + a.String()
+		if name, abstract := strings.CutPrefix(a.String(), "@"); abstract {
+			target = "unix-abstract:" + name
+		}
+	}
+	if len(options) == 0 {
+		options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	}
+	conn, err := grpc.NewClient(target, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// write replaces the configuration in one step.
+func (x *instance) write(t testing.TB, yaml string) {
+	t.Helper()
+	if err := os.WriteFile(x.file+".new", []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(x.file+".new", x.file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reload has the configuration read again, and waits until it has been.
+func (x *instance) reload(t testing.TB) {
+	t.Helper()
+	x.hangup <- os.Interrupt // any will do; it is taken once the reload before is done
+	x.hangup <- os.Interrupt
+}
+
+// descriptor is key=value,key=value…
+func descriptor(text string) *ratelimit.RateLimitDescriptor {
+	d := &ratelimit.RateLimitDescriptor{}
+	for part := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		d.Entries = append(d.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: key, Value: value})
+	}
+	return d
+}
+
+func request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
+}
+
+// ask asks domain "d".
+func (x *instance) ask(t testing.TB, texts ...string) *rls.RateLimitResponse {
+	t.Helper()
+	r := request("d")
+	for _, text := range texts {
+		r.Descriptors = append(r.Descriptors, descriptor(text))
+	}
+	return x.put(t, r)
+}
+
+func (x *instance) put(t testing.TB, r *rls.RateLimitRequest) *rls.RateLimitResponse {
+	t.Helper()
+	answer, err := x.rls.ShouldRateLimit(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// get asks an HTTP port; it keeps no connection.
+func get(t testing.TB, a net.Addr, path string, header ...string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequest("GET", "http://"+a.String()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	if len(header) == 2 {
+		r.Header.Set(header[0], header[1])
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { answer.Body.Close() })
+	return answer
+}
+
+// eventually fails the test if ok does not become true.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not in 10 s", what)
+		}
+	}
+}

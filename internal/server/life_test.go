@@ -1,0 +1,510 @@
+package server
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+)
+
+const small = `
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}
+`
+
+// run is Run for servers that are not to start.
+func run(t *testing.T, c Config) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	return Run(ctx, c, zap.NewNop(), func(Running) {
+		t.Error("started")
+		cancel()
+	})
+}
+
+func TestBadConfigurationDoesNotStart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "bad.yaml")
+	if err := os.WriteFile(file, []byte("domain: d\ndescriptors:\n  - {key: k, nonsense: 1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	problems, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{file}, GRPC: "127.0.0.1:0"}))
+	if !is || len(problems) != 1 || problems[0].Line != 3 {
+		t.Errorf("%v", problems)
+	}
+}
+
+func TestWrongSettingsDoNotStart(t *testing.T) {
+	for name, c := range map[string]Config{
+		"admin for all, no token":      {Admin: ":6070"},
+		"admin at a name, no token":    {Admin: "example.com:6070"},
+		"certificate without key":      {TLS: TLSFiles{Cert: "a"}},
+		"key without certificate":      {TLS: TLSFiles{Key: "a"}},
+		"CA alone":                     {TLS: TLSFiles{ClientCA: "a"}},
+		"a header that cannot be sent": {Answers: grpcapi.Options{Headers: &grpcapi.Headers{Limit: "a b", Remaining: "b", Reset: "c"}}},
+	} {
+		if err := run(t, c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	for _, c := range []Config{{Admin: "127.0.0.1:0"}, {Admin: "[::1]:0"}, {Admin: "localhost:0"}, {Admin: "unix:///x"}, {Admin: ":0", AdminToken: "x"}, {}} {
+		if err := c.Check(); err != nil {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestPortInUseDoesNotStart(t *testing.T) {
+	x := start(t, small)
+	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String()})
+	if err == nil || !strings.Contains(err.Error(), x.GRPC.String()) {
+		t.Errorf("%v", err)
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", HTTP: x.HTTP.String()}); err == nil {
+		t.Error("HTTP: no error")
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", Admin: x.Admin.String()}); err == nil {
+		t.Error("admin: no error")
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "nonsense"}); err == nil {
+		t.Error("nonsense: no error")
+	}
+}
+
+func TestUnixSockets(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rls.sock")
+	stale, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.(*net.UnixListener).SetUnlinkOnClose(false)
+	stale.Close()
+	x := start(t, small, func(c *Config) { c.GRPC, c.HTTP, c.Admin = "unix://"+path, "", "" })
+	if got := x.ask(t, "k=v"); got.OverallCode != ok || x.HTTP != nil || x.Admin != nil {
+		t.Errorf("%v", got)
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
+		t.Error("a socket in use was taken")
+	}
+	if got := x.ask(t, "k=v"); got.OverallCode != ok {
+		t.Errorf("%v", got)
+	}
+	if err := x.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket was left: %v", err)
+	}
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
+		t.Error("a file was taken for a socket")
+	}
+	if data, _ := os.ReadFile(path); string(data) != "precious" {
+		t.Error("a file was removed")
+	}
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://"}); err == nil {
+		t.Error("no path: no error")
+	}
+	name := fmt.Sprintf("@rlsidecar-test-%d", os.Getpid())
+	abstract := start(t, small, func(c *Config) { c.GRPC = "unix://" + name })
+	if got := abstract.ask(t, "k=v"); got.OverallCode != ok {
+		t.Errorf("%v", got)
+	}
+}
+
+func body(t *testing.T, r *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestHTTPAndAdmin(t *testing.T) {
+	x := start(t, small, func(c *Config) { c.AdminToken = "secret" })
+	r, err := http.Post("http://"+x.HTTP.String()+"/json", "application/json",
+		strings.NewReader(`{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer r.Body.Close()
+	if text := body(t, r); r.StatusCode != 200 || !strings.Contains(text, "999999") {
+		t.Errorf("%d %s", r.StatusCode, text)
+	}
+	for _, path := range []string{"/healthcheck", "/readyz", "/livez"} {
+		if r := get(t, x.HTTP, path); r.StatusCode != 200 {
+			t.Errorf("%s: %d", path, r.StatusCode)
+		}
+	}
+	if r := get(t, x.Admin, "/metrics"); r.StatusCode != 401 {
+		t.Errorf("without token: %d", r.StatusCode)
+	}
+	for path, want := range map[string]string{
+		"/":         "1000000",
+		"/rlconfig": "d.k: unit=YEAR requests_per_unit=1000000, shadow_mode: false, quota_mode: false\n",
+		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,
+	} {
+		if text := body(t, get(t, x.Admin, path, "Authorization", "Bearer secret")); !strings.Contains(text, want) {
+			t.Errorf("%s has no %q:\n%s", path, want, text)
+		}
+	}
+}
+
+func TestHealth(t *testing.T) {
+	x := start(t, small)
+	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
+		r, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
+		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("%q: %v, %v", name, r, err)
+		}
+	}
+	if _, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "else"}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+}
+
+func TestWatchTellsOfTheEndAndDoesNotDelayIt(t *testing.T) {
+	x := start(t, small, func(c *Config) { c.DrainTimeout = time.Hour })
+	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("%v, %v", r, err)
+	}
+	stopped := make(chan error)
+	go func() { stopped <- x.stop() }()
+	for {
+		r, err := watch.Recv()
+		if err != nil {
+			if status.Code(err) != codes.Unavailable {
+				t.Error(err)
+			}
+			break
+		}
+		if r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("%v", r)
+		}
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+const held = `
+domain: d
+limits:
+  jobs: {algorithm: leaky_bucket, rate: 1, period: 500ms, capacity: 1000, max_delay: 1m}
+descriptors:
+  - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}
+  - {key: job, limit: jobs}
+`
+
+// awaitJobs waits until n jobs have been allowed; answers may be held still.
+func (x *instance) awaitJobs(t *testing.T, n int) {
+	t.Helper()
+	eventually(t, "jobs", func() bool {
+		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), fmt.Sprintf(`limit="jobs",outcome="allowed"} %d`, n))
+	})
+}
+
+func TestDrainLosesNothing(t *testing.T) {
+	x := start(t, held, func(c *Config) { c.DrainDelay = 300 * time.Millisecond })
+	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: grpcapi.ServiceName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	// Clients ask until they are told that the server is going, as Envoy does.
+	var going atomic.Bool
+	var asked atomic.Int64
+	var clients sync.WaitGroup
+	for range 16 {
+		clients.Go(func() {
+			for !going.Load() {
+				if _, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); err != nil {
+					t.Error(err)
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	x.ask(t, "job=1")
+	x.ask(t, "job=1")
+	clients.Go(func() { // its turn is in 500 ms, when the delay is over
+		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
+			t.Errorf("held: %v, %v", r, err)
+		}
+	})
+	x.awaitJobs(t, 3)
+	eventually(t, "load", func() bool { return asked.Load() > 100 })
+	stopped := make(chan error)
+	go func() { stopped <- x.stop() }()
+	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("%v, %v", r, err)
+	}
+	for path, code := range map[string]int{"/healthcheck": 500, "/readyz": 503, "/livez": 200} {
+		if r := get(t, x.HTTP, path); r.StatusCode != code {
+			t.Errorf("%s while draining: %d", path, r.StatusCode)
+		}
+	}
+	going.Store(true)
+	clients.Wait()
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDrainIsBounded(t *testing.T) {
+	x := start(t, held, func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
+	for range 3 {
+		x.ask(t, "job=1")
+	}
+	failed := make(chan error)
+	for range 20 { // the last has its turn in ten seconds
+		go func() {
+			_, err := x.rls.ShouldRateLimit(context.Background(), request("d", descriptor("job=1")))
+			failed <- err
+		}()
+	}
+	x.awaitJobs(t, 23)
+	start := time.Now()
+	if err := x.stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	for range 20 {
+		<-failed
+	}
+}
+
+func TestReloadUnderLoad(t *testing.T) {
+	config := func(n int) string { return strings.ReplaceAll(small, "1000000", fmt.Sprint(1_000_000+n)) }
+	x := start(t, config(0))
+	var clients sync.WaitGroup
+	var done atomic.Bool
+	var asked atomic.Int64
+	for range 8 {
+		clients.Go(func() {
+			for last := uint32(0); !done.Load(); asked.Add(1) {
+				r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n := r.Statuses[0].CurrentLimit.GetRequestsPerUnit()
+				if r.OverallCode != ok || n < last || n%10 == 9 {
+					t.Errorf("limit %d after %d: %v", n, last, r)
+				}
+				last = n
+			}
+		})
+	}
+	const reloads = 30
+	for n := 1; n <= reloads; n++ {
+		text := config(n)
+		if n%10 == 9 { // would be used if it were not for the last line
+			text += "nonsense: true\n"
+		}
+		x.write(t, text)
+		x.reload(t)
+		before := asked.Load()
+		eventually(t, "load", func() bool { return asked.Load() > before+20 })
+		want := n
+		if n%10 == 9 {
+			want--
+		}
+		if got := x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit; got != uint32(1_000_000+want) {
+			t.Errorf("reload %d: the limit is %d", n, got)
+		}
+		page := body(t, get(t, x.Admin, "/"))
+		if refused := strings.Contains(page, "nonsense"); refused != (n%10 == 9) {
+			t.Errorf("reload %d: the page says %v", n, refused)
+		}
+	}
+	done.Store(true)
+	clients.Wait()
+	refused := x.logs.FilterMessageSnippet("refused").Len()
+	if refused < reloads/10 {
+		t.Errorf("%d refusals logged", refused)
+	}
+	metrics := body(t, get(t, x.Admin, "/metrics"))
+	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
+		t.Error("the metric tells of no success")
+	}
+	// Used is used: what has been counted is kept over all of them.
+	if left := x.ask(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < asked.Load() {
+		t.Errorf("%d left after %d requests", left, asked.Load())
+	}
+}
+
+func TestChangedFilesAreReloaded(t *testing.T) {
+	x := start(t, small)
+	n := 1_000_000
+	eventually(t, "reload", func() bool {
+		n++ // a change that came before the watch began is not seen, the next one is
+		x.write(t, strings.ReplaceAll(small, "1000000", fmt.Sprint(n)))
+		time.Sleep(200 * time.Millisecond)
+		return x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000
+	})
+}
+
+// authority signs certificates.
+type authority struct {
+	key  *ecdsa.PrivateKey
+	cert *x509.Certificate
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{key, cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+// issue makes a certificate for 127.0.0.1 with a serial number.
+func (a *authority) issue(t *testing.T, serial int64) (cert, key []byte) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}, a.cert, &private.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
+}
+
+func TestTLSFilesAreReadAgain(t *testing.T) {
+	ca, stranger := newAuthority(t), newAuthority(t)
+	folder := t.TempDir()
+	files := TLSFiles{filepath.Join(folder, "cert"), filepath.Join(folder, "key"), filepath.Join(folder, "ca")}
+	write := func(name string, data []byte) {
+		t.Helper()
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cert, key := ca.issue(t, 1)
+	write(files.Cert, cert)
+	write(files.Key, key)
+	write(files.ClientCA, ca.pem)
+	x := start(t, small, func(c *Config) { c.TLS = files })
+
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	// serial asks over a new connection, and returns the serial number of the server's certificate.
+	serial := func(by *authority) (int64, error) {
+		t.Helper()
+		clientTLS := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
+		if by != nil {
+			pair, err := tls.X509KeyPair(by.issue(t, 99))
+			if err != nil {
+				t.Fatal(err)
+			}
+			clientTLS.Certificates = []tls.Certificate{pair}
+		}
+		var seen int64
+		clientTLS.VerifyConnection = func(s tls.ConnectionState) error {
+			seen = s.PeerCertificates[0].SerialNumber.Int64()
+			return nil
+		}
+		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(clientTLS)))
+		defer conn.Close()
+		_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+		return seen, err
+	}
+	if n, err := serial(ca); err != nil || n != 1 {
+		t.Fatalf("%d, %v", n, err)
+	}
+	for name, by := range map[string]*authority{"no certificate": nil, "of another CA": stranger} {
+		if _, err := serial(by); err == nil {
+			t.Errorf("%s: let in", name)
+		}
+	}
+	cert, key = ca.issue(t, 2)
+	write(files.Cert, cert) // does not go with the old key
+	if n, err := serial(ca); err != nil || n != 1 {
+		t.Errorf("half written: %d, %v", n, err)
+	}
+	write(files.Key, key)
+	if n, err := serial(ca); err != nil || n != 2 {
+		t.Errorf("%d, %v", n, err)
+	}
+	write(files.ClientCA, stranger.pem)
+	if n, err := serial(stranger); err != nil || n != 2 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if x.logs.FilterMessageSnippet("TLS files cannot be used").Len() != 1 {
+		t.Error("not logged once")
+	}
+	write(files.Key, nil)
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
+		t.Error("started without a key")
+	}
+	write(files.Key, key)
+	write(files.ClientCA, []byte("nothing"))
+	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
+		t.Error("started without a CA")
+	}
+}

@@ -1,0 +1,277 @@
+// Package server is the running program: it puts the parts together, opens the doors, follows the
+// configuration files, and shuts everything down in order. Whatever it starts it stops and waits
+// for.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/admin"
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// Config is what Run needs to know.
+type Config struct {
+	// Paths are the configuration files, and folders of them.
+	Paths []string
+	// Defaults for what the files leave open.
+	Defaults config.Options
+	// Hangup asks for the files to be read again, each time something arrives. May be nil.
+	Hangup <-chan os.Signal
+
+	// Where to listen: host:port, unix:///path or unix://@name. HTTP and Admin may be empty: not at
+	// all.
+	GRPC, HTTP, Admin string
+	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
+	AdminToken string
+	// TLS of the gRPC door.
+	TLS TLSFiles
+	// Answers is what answers carry beside the verdict.
+	Answers grpcapi.Options
+	// MemoryMaxKeys bounds the buckets kept in memory; 0: memory.DefaultMaxKeys.
+	MemoryMaxKeys int
+
+	// DrainDelay is for how long requests are still taken after readiness has failed, so that those
+	// who send them notice in time.
+	DrainDelay time.Duration
+	// DrainTimeout bounds the wait for requests under way; what is left then is cut off.
+	DrainTimeout time.Duration
+
+	// Version and Revision of the program.
+	Version, Revision string
+}
+
+// Check returns what is wrong with c itself, whatever the state of files and network.
+func (c *Config) Check() error {
+	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" {
+		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
+	}
+	if err := c.Answers.Check(); err != nil {
+		return err
+	}
+	return c.TLS.check()
+}
+
+// Running is what has been started.
+type Running struct {
+	// GRPC, HTTP and Admin are where it listens; nil: not at all.
+	GRPC, HTTP, Admin net.Addr
+	// Snapshot is the configuration that it started with.
+	Snapshot *limiter.Snapshot
+}
+
+// server is the parts that are there while Run runs.
+type server struct {
+	config  Config
+	log     *zap.Logger
+	store   *memory.Store
+	metrics *metrics.Metrics
+	limiter *limiter.Limiter
+	ready   atomic.Bool
+
+	mu     sync.Mutex
+	reload admin.Reload // guarded by mu
+}
+
+// Run serves until ctx ends, or a door fails, and drains. It calls started once all doors are
+// open. The error is a config.Problems if the configuration cannot be used at the start.
+func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
+	if err := c.Check(); err != nil {
+		return err
+	}
+	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision)}
+	s.store = memory.New(memory.Config{MaxKeys: c.MemoryMaxKeys})
+	s.metrics.WatchMemory(s.store.Stats)
+	s.limiter = limiter.New(s.store, s.metrics)
+
+	// What runs in the background outlives ctx: it goes on until the doors are closed.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	changed := make(chan struct{}, 1)
+	wg.Go(func() { // before the files are read, so that no change is missed
+		config.Watch(background, c.Paths, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // a reload is due already
+			}
+		})
+	})
+	if problems := s.load(); problems.Bad() {
+		return problems
+	}
+	doors, running, err := s.open()
+	if err != nil {
+		return err
+	}
+	wg.Go(func() { s.store.Run(background) })
+	wg.Go(func() { s.follow(background, changed) })
+	return s.serve(ctx, doors, func() {
+		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin))
+		started(running)
+	})
+}
+
+// address is a field for the log; none for a door that is not there.
+func address(name string, a net.Addr) zap.Field {
+	if a == nil {
+		return zap.Skip()
+	}
+	return zap.Stringer(name, a)
+}
+
+// door is one way in.
+type door struct {
+	listener net.Listener
+	serve    func(net.Listener) error
+	// stop ends serve: it waits for what is under way, and cuts it off when ctx ends.
+	stop func(ctx context.Context)
+	// unready, if any, tells those who watch that requests should go elsewhere.
+	unready func()
+	// last: it stays open until the others are closed.
+	last bool
+}
+
+// open makes the doors, listening. On an error none is left open.
+func (s *server) open() (doors []door, running Running, err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		for _, d := range doors {
+			if d.listener != nil {
+				d.listener.Close()
+			}
+			d.stop(now)
+		}
+	}()
+	add := func(address string, at *net.Addr, d door) (err error) {
+		if d.listener, err = listen(address); err != nil {
+			err = fmt.Errorf("listen on %s: %w", address, err)
+		} else {
+			*at = d.listener.Addr()
+		}
+		doors = append(doors, d) // in any case, so that it is stopped
+		return err
+	}
+	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)
+	if err != nil {
+		return nil, running, err
+	}
+	running.Snapshot = s.limiter.Current()
+	g, err := s.grpcDoor(api)
+	if err != nil {
+		return nil, running, err
+	}
+	if err = add(s.config.GRPC, &running.GRPC, g); err != nil {
+		return doors, running, err
+	}
+	if s.config.HTTP != "" {
+		h := httpapi.New(httpapi.Config{AnswerJSON: api.AnswerJSON, Ready: s.ready.Load})
+		if err = add(s.config.HTTP, &running.HTTP, s.httpDoor(&http.Server{
+			Handler: h, ReadTimeout: 10 * time.Second,
+			WriteTimeout: 75 * time.Second, // longer than an answer may be held
+		})); err != nil {
+			return doors, running, err
+		}
+	}
+	if s.config.Admin != "" {
+		h := admin.New(admin.Config{
+			Token: s.config.AdminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
+			Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts,
+		})
+		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
+		d.last = true
+		if err = add(s.config.Admin, &running.Admin, d); err != nil {
+			return doors, running, err
+		}
+	}
+	return doors, running, nil
+}
+
+// httpDoor completes h.
+func (s *server) httpDoor(h *http.Server) door {
+	h.ReadHeaderTimeout = 5 * time.Second
+	h.IdleTimeout = 5 * time.Minute // longer than those of the proxies that keep connections
+	h.MaxHeaderBytes = 64 << 10
+	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
+	return door{
+		serve: func(l net.Listener) error {
+			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		},
+		stop: func(ctx context.Context) {
+			if h.Shutdown(ctx) != nil {
+				h.Close()
+			}
+		},
+	}
+}
+
+// serve opens the doors and, when ctx ends or one of them fails, closes them in order.
+func (s *server) serve(ctx context.Context, doors []door, started func()) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var serving sync.WaitGroup
+	var failure atomic.Pointer[error]
+	for _, d := range doors {
+		serving.Go(func() {
+			if err := d.serve(d.listener); err != nil {
+				err = fmt.Errorf("serve on %s: %w", d.listener.Addr(), err)
+				failure.CompareAndSwap(nil, &err)
+				fail(err)
+			}
+		})
+	}
+	s.ready.Store(true)
+	started()
+	<-ctx.Done()
+
+	s.ready.Store(false)
+	for _, d := range doors {
+		if d.unready != nil {
+			d.unready()
+		}
+	}
+	if failure.Load() == nil {
+		s.log.Info("draining", zap.Duration("delay", s.config.DrainDelay), zap.Duration("timeout", s.config.DrainTimeout))
+		time.Sleep(s.config.DrainDelay)
+	}
+	bound, cancel := context.WithTimeout(context.Background(), s.config.DrainTimeout)
+	defer cancel()
+	for _, last := range []bool{false, true} {
+		var stopping sync.WaitGroup
+		for _, d := range doors {
+			if d.last == last {
+				stopping.Go(func() { d.stop(bound) })
+			}
+		}
+		stopping.Wait()
+	}
+	serving.Wait()
+	s.log.Info("stopped")
+	if err := failure.Load(); err != nil {
+		return *err
+	}
+	return nil
+}

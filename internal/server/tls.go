@@ -1,0 +1,108 @@
+package server
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/credentials"
+)
+
+// TLSFiles are PEM files. Without Cert there is no TLS; with ClientCA clients must show a
+// certificate that it has signed. Files that change are read again at the next handshake.
+type TLSFiles struct {
+	Cert, Key, ClientCA string
+}
+
+func (f TLSFiles) check() error {
+	switch {
+	case (f.Cert == "") != (f.Key == ""):
+		return errors.New("TLS needs both a certificate and its key")
+	case f.ClientCA != "" && f.Cert == "":
+		return errors.New("a client CA needs a certificate and key as well")
+	}
+	return nil
+}
+
+// credentials reads the files.
+func (f TLSFiles) credentials(log *zap.Logger) (credentials.TransportCredentials, error) {
+	k := &keeper{files: f, log: log}
+	k.seen = f.stamps()
+	var err error
+	if k.config, err = f.load(); err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(&tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return k.current(), nil },
+	}), nil
+}
+
+// load makes a configuration of the files.
+func (f TLSFiles) load() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read TLS certificate and key: %w", err)
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}}
+	if f.ClientCA != "" {
+		pem, err := os.ReadFile(f.ClientCA)
+		if err != nil {
+			return nil, fmt.Errorf("read TLS client CA: %w", err)
+		}
+		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+		if !c.ClientCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("read TLS client CA: %s has no certificate", f.ClientCA)
+		}
+	}
+	return c, nil
+}
+
+// stamp tells one content of a file from the next.
+type stamp struct {
+	modified time.Time
+	size     int64
+}
+
+func (f TLSFiles) stamps() (s [3]stamp) {
+	for i, name := range []string{f.Cert, f.Key, f.ClientCA} {
+		if info, err := os.Stat(name); err == nil {
+			s[i] = stamp{info.ModTime(), info.Size()}
+		}
+	}
+	return s
+}
+
+// keeper keeps the configuration of the files as they are now, or as they last could be read:
+// files are written one after the other, and in between they do not go together.
+type keeper struct {
+	files TLSFiles
+	log   *zap.Logger
+
+	mu     sync.Mutex
+	seen   [3]stamp    // guarded by mu
+	config *tls.Config // guarded by mu
+}
+
+func (k *keeper) current() *tls.Config {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := k.files.stamps()
+	if now == k.seen {
+		return k.config
+	}
+	k.seen = now
+	c, err := k.files.load()
+	if err != nil {
+		k.log.Error("TLS files cannot be used; those before them stay in use", zap.Error(err))
+		return k.config
+	}
+	k.log.Info("TLS files read again")
+	k.config = c
+	return c
+}
