@@ -68,7 +68,6 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { done = code }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.UsageOnMissingCommand(),
 	)
 	if err != nil {
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+type checkCmd struct {
+	Paths  []string `arg:"" name:"path" help:"File, or folder of *.yaml files."`
+	Format string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	configFlags
+}
+
+// Help is shown by check --help.
+func (checkCmd) Help() string {
+	return `Every mistake is one line on standard output, file:line:column: message, and
+makes the exit code 1. Warnings are marked as such and change nothing else.
+All paths together are one configuration.
+
+Example:
+
+  rlsidecar check limits.yaml
+  rlsidecar check --format json /etc/rlsidecar/`
+}
+
+// Run validates the configuration.
+func (c *checkCmd) Run(a *app) error {
+	if err := readable(c.Paths); err != nil {
+		return err
+	}
+	snapshot, problems := config.Load(c.Paths, c.options())
+	var err error
+	if c.Format == "json" {
+		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // no problem is [], not null
+	} else {
+		err = writeProblems(a.stdout, problems, snapshot)
+	}
+	switch {
+	case err != nil:
+		return err
+	case problems.Bad():
+		return exitError{code: exitNo}
+	default:
+		return nil
+	}
+}
+
+// writeProblems writes a line for each, or at last how much was found good.
+func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
+	for _, p := range problems {
+		if _, err := fmt.Fprintln(w, p); err != nil {
+			return err
+		}
+	}
+	if s == nil {
+		return nil
+	}
+	owners := map[string]bool{}
+	for _, p := range s.Policies {
+		owners[p.Owner] = true
+	}
+	_, err := fmt.Fprintf(w, "ok: %s, %s\n", count(len(s.Domains), "domain"), count(len(owners), "limit"))
+	return err
+}
+
+// count is a number of things.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// writeJSON writes v for programs, and for people who look at it.
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// configFlags are the defaults of a configuration that come from outside its files, with the names
+// that serve has for them: what is checked is what will be served.
+type configFlags struct {
+	Consume          string  `enum:"together,each" default:"together" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together or each."`
+	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of on_backend_failure: deny, allow, local or error."`
+	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of local_share, in (0, 1]."`
+}
+
+func (f configFlags) options() config.Options {
+	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // an enum
+	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare}
+}
+
+// load reads the configuration at paths for a command that needs one; problems go to stderr.
+func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
+	if err := readable(paths); err != nil {
+		return nil, err
+	}
+	snapshot, problems := config.Load(paths, f.options())
+	for _, p := range problems {
+		fmt.Fprintln(a.stderr, p)
+	}
+	if snapshot == nil {
+		return nil, exitError{code: exitNo}
+	}
+	return snapshot, nil
+}
+
+// readable tells a path that is not there, which is no fault of a configuration.
+func readable(paths []string) error {
+	var missing []error
+	for _, path := range paths {
+		if _, err := os.Stat(path); err != nil {
+			missing = append(missing, err)
+		}
+	}
+	if len(missing) > 0 {
+		return exitError{exitFailed, errors.Join(missing...)}
+	}
+	return nil
+}

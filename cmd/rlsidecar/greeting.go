@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// greeting tells who started the server where it is and what to try.
+func greeting(r server.Running) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\nrlsidecar is ready\n  gRPC   %s\n", r.GRPC)
+	if r.HTTP != nil {
+		fmt.Fprintf(&b, "  HTTP   %s\n", urlOf(r.HTTP))
+	}
+	if r.Admin != nil {
+		fmt.Fprintf(&b, "  admin  %s\n", urlOf(r.Admin))
+	}
+	domain, entries, ok := example(r.Snapshot)
+	if r.HTTP == nil || !ok {
+		return b.String() + "\n"
+	}
+	fmt.Fprintf(&b, "\nTry, a few times:\n  %s -d %s\n\n", curl(r.HTTP), quote(question(domain, entries)))
+	return b.String()
+}
+
+// urlOf is a as a browser, or curl, wants it.
+func urlOf(a net.Addr) string {
+	tcp, ok := a.(*net.TCPAddr)
+	switch {
+	case !ok:
+		return "unix://" + a.String()
+	case tcp.IP.IsUnspecified():
+		return fmt.Sprintf("http://127.0.0.1:%d", tcp.Port)
+	default:
+		return "http://" + a.String()
+	}
+}
+
+// curl is the command that asks /json at a.
+func curl(a net.Addr) string {
+	path, isUnix := strings.CutPrefix(urlOf(a), "unix://")
+	name, isAbstract := strings.CutPrefix(path, "@")
+	switch {
+	case isUnix && isAbstract:
+		return "curl -s --abstract-unix-socket " + quote(name) + " http://localhost/json"
+	case isUnix:
+		return "curl -s --unix-socket " + quote(path) + " http://localhost/json"
+	default:
+		return "curl -s " + path + "/json"
+	}
+}
+
+// question is a RateLimitRequest in JSON.
+func question(domain string, entries []descriptors.Entry) string {
+	type entry struct {
+		Key   string `json:"key"`
+		Value string `json:"value"`
+	}
+	type descriptor struct {
+		Entries []entry `json:"entries"`
+	}
+	d := descriptor{}
+	for _, e := range entries {
+		d.Entries = append(d.Entries, entry(e))
+	}
+	text, _ := json.Marshal(struct { // cannot fail: only strings
+		Domain      string       `json:"domain"`
+		Descriptors []descriptor `json:"descriptors"`
+	}{domain, []descriptor{d}})
+	return string(text)
+}
+
+// quote is s as one word of a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// example finds a descriptor that meets a limit.
+func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
+	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
+		tree := s.Domains[name].Tree
+		// What an empty descriptor lacks is a list of those that meet limits.
+		miss := tree.Explain(nil).Miss
+		if miss == nil {
+			continue
+		}
+		for _, pattern := range miss.Near {
+			entries := filled(pattern)
+			if node := tree.Match(entries); node != nil && len(node.Policies) > 0 {
+				return name, entries, true
+			}
+		}
+	}
+	return "", nil, false
+}
+
+// filled is a descriptor for a pattern key=value,key…: any value is "demo", and so is what a "*"
+// stands for.
+func filled(pattern string) (entries []descriptors.Entry) {
+	for part := range strings.SplitSeq(strings.ReplaceAll(pattern, "*", "demo"), ",") {
+		key, value, given := strings.Cut(part, "=")
+		if !given {
+			value = "demo"
+		}
+		entries = append(entries, descriptors.Entry{Key: key, Value: value})
+	}
+	return entries
+}

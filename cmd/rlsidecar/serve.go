@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/server"
+)
+
+type serveCmd struct {
+	Config []string `required:"" placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, or folder of *.yaml files; may be repeated (in the environment with commas)."`
+	configFlags
+
+	GRPCListen  string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
+	HTTPListen  string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
+	AdminListen string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
+	AdminToken  string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
+
+	TLSCert     string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
+	TLSKey      string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
+	TLSClientCA string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Clients must show a certificate signed by this CA."`
+
+	MemoryMaxKeys int `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (${default})."`
+
+	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS,LIMIT_RESPONSE_HEADERS_ENABLED" help:"Let the proxy add rate limit headers to responses."`
+	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER,LIMIT_LIMIT_HEADER" help:"Name of that with the limit (${default})."`
+	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER,LIMIT_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
+	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER,LIMIT_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
+	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA,RESPONSE_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
+
+	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Go on serving for this long after readiness has failed; at least two of the proxy's health checks (${default})."`
+	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Then wait for requests under way for this long (${default})."`
+
+	LogLevel  string `enum:"debug,info,warn,error" default:"info" env:"RLSIDECAR_LOG_LEVEL" help:"debug, info, warn or error."`
+	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"text or json."`
+}
+
+// Help is shown by serve --help.
+func (serveCmd) Help() string {
+	return `Buckets are kept in memory. The configuration is read again when its files
+change, and on SIGHUP; one with a mistake is refused, and the one before it
+stays in use. SIGTERM fails readiness, waits, then stops.
+
+Example:
+
+  rlsidecar serve --config limits.yaml
+  rlsidecar serve --config /etc/rlsidecar/ --grpc-listen unix:///run/rlsidecar.sock`
+}
+
+// Run serves until a signal ends it.
+func (c *serveCmd) Run(a *app) error {
+	settings := c.settings()
+	if err := settings.Check(); err != nil {
+		return exitError{exitUsage, err}
+	}
+	if err := readable(c.Config); err != nil {
+		return err
+	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	settings.Hangup = hangup
+	// A second signal does what it does to any program: who sends it is done with waiting.
+	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
+
+	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
+	defer log.Sync()
+	err := server.Run(a.ctx, settings, log, func(r server.Running) {
+		if c.LogFormat == "text" { // what reads JSON reads nothing else
+			io.WriteString(a.stderr, greeting(r))
+		}
+	})
+	if problems, ok := errors.AsType[config.Problems](err); ok {
+		for _, p := range problems {
+			fmt.Fprintln(a.stderr, p)
+		}
+		return exitError{code: exitNo}
+	}
+	return err
+}
+
+// settings is what the flags say.
+func (c *serveCmd) settings() server.Config {
+	version, revision := build()
+	s := server.Config{
+		Paths: c.Config, Defaults: c.options(),
+		GRPC: c.GRPCListen, HTTP: c.HTTPListen, Admin: c.AdminListen, AdminToken: c.AdminToken,
+		TLS:           server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA},
+		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
+		MemoryMaxKeys: c.MemoryMaxKeys,
+		DrainDelay:    c.DrainDelay, DrainTimeout: c.DrainTimeout,
+		Version: version, Revision: revision,
+	}
+	if c.ResponseHeaders {
+		s.Answers.Headers = &grpcapi.Headers{Limit: c.LimitHeader, Remaining: c.RemainingHeader, Reset: c.ResetHeader}
+	}
+	return s
+}
+
+// newLogger logs to w, a line for each entry.
+func newLogger(w io.Writer, level, format string) *zap.Logger {
+	at, _ := zapcore.ParseLevel(level) // an enum
+	c := zap.NewProductionEncoderConfig()
+	c.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	c.EncodeDuration = zapcore.StringDurationEncoder
+	encoder := zapcore.NewJSONEncoder(c)
+	if format == "text" {
+		c.EncodeTime = zapcore.RFC3339TimeEncoder
+		c.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoder = zapcore.NewConsoleEncoder(c)
+	}
+	return zap.New(zapcore.NewCore(encoder, zapcore.Lock(zapcore.AddSync(w)), at))
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+// output is a buffer that may be read while it is written.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+const limits = `domain: it's
+descriptors:
+  - {key: free}
+  - {key: user, value: "x*z", descriptors: [{key: path, value: /a, rate_limit: {unit: year, requests_per_unit: 5}}]}
+`
+
+func write(t *testing.T, text string) (file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestServeSaysWhatToTry(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var stderr output
+	code := make(chan int)
+	go func() {
+		code <- run(ctx, []string{
+			"serve", "--config", write(t, limits), "--drain-delay", "0s",
+			"--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
+		}, nil, io.Discard, &stderr)
+	}()
+	command := regexp.MustCompile(`curl -s (http://[^ ]+) -d '(.*)'\n`)
+	var found []string
+	for deadline := time.Now().Add(10 * time.Second); found == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		found = command.FindStringSubmatch(stderr.String())
+	}
+	if found == nil {
+		t.Fatalf("no command in:\n%s", stderr.String())
+	}
+	r, err := http.Post(found[1], "", strings.NewReader(strings.ReplaceAll(found[2], `'\''`, "'")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer r.Body.Close()
+	var answer struct {
+		Statuses []struct{ LimitRemaining int }
+	}
+	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 || answer.Statuses[0].LimitRemaining != 4 {
+		t.Errorf("%d, %v, %v", r.StatusCode, answer, err)
+	}
+	cancel()
+	if got := <-code; got != exitDone {
+		t.Errorf("exit %d:\n%s", got, stderr.String())
+	}
+}
+
+func TestServeExitCodes(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	good, bad := write(t, limits), write(t, "domain: d\nnonsense: 1\n")
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"bad configuration": {[]string{"--config", bad, "--grpc-listen", "127.0.0.1:0"}, exitNo, bad + ":2:1: "},
+		"no configuration":  {nil, exitUsage, "--config"},
+		"no such file":      {[]string{"--config", "/nowhere/at/all"}, exitFailed, "/nowhere/at/all"},
+		"port taken":        {[]string{"--config", good, "--grpc-listen", taken.Addr().String()}, exitFailed, taken.Addr().String()},
+		"admin for all":     {[]string{"--config", good, "--admin-listen", ":0"}, exitUsage, "token"},
+		"no header":         {[]string{"--config", good, "--response-headers", "--limit-header", "a b"}, exitUsage, "a b"},
+		"no such level":     {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
+	} {
+		var stderr output
+		if code := run(t.Context(), append([]string{"serve"}, c.args...), nil, io.Discard, &stderr); code != c.code || !strings.Contains(stderr.String(), c.want) {
+			t.Errorf("%s: exit %d:\n%s", name, code, stderr.String())
+		}
+	}
+}
+
+func TestServeReadsTheEnvironment(t *testing.T) {
+	file := write(t, limits)
+	for name, value := range map[string]string{
+		"RLSIDECAR_CONFIG": file + "," + file, "RLSIDECAR_GRPC_LISTEN": "nonsense",
+		"LIMIT_RESPONSE_HEADERS_ENABLED": "true", "RLSIDECAR_LIMIT_HEADER": "a b", "LIMIT_LIMIT_HEADER": "fine",
+	} {
+		t.Setenv(name, value)
+	}
+	var stderr output
+	if code := run(t.Context(), []string{"serve"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), `"a b"`) {
+		t.Errorf("exit %d:\n%s", code, stderr.String())
+	}
+	if code := run(t.Context(), []string{"serve", "--limit-header", "x"}, nil, io.Discard, &stderr); code != exitFailed || !strings.Contains(stderr.String(), "nonsense") {
+		t.Errorf("exit %d:\n%s", code, stderr.String())
+	}
+}
+
+func TestCurlSpeaksToEveryAddress(t *testing.T) {
+	for want, a := range map[string]net.Addr{
+		"curl -s http://127.0.0.1:80/json":                              &net.TCPAddr{IP: net.IPv6zero, Port: 80},
+		"curl -s http://[::1]:80/json":                                  &net.TCPAddr{IP: net.IPv6loopback, Port: 80},
+		"curl -s --unix-socket '/a b' http://localhost/json":            &net.UnixAddr{Name: "/a b", Net: "unix"},
+		`curl -s --abstract-unix-socket 'a'\''b' http://localhost/json`: &net.UnixAddr{Name: "@a'b", Net: "unix"},
+	} {
+		if got := curl(a); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+func TestNothingToTryWhereNothingIsLimited(t *testing.T) {
+	for _, text := range []string{"domain: d\n", "domain: d\ndescriptors: [{key: k}]\n"} {
+		s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(text)}}, config.Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		if domain, entries, ok := example(s); ok {
+			t.Errorf("%s: %v", domain, entries)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	var stdout output
+	if code := run(t.Context(), []string{"version"}, nil, &stdout, io.Discard); code != exitDone ||
+		!regexp.MustCompile(`^rlsidecar \S+\ncommit .+\ngo\S+ \w+/\w+\n$`).MatchString(stdout.String()) {
+		t.Errorf("exit %d: %q", code, stdout.String())
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/simulate"
+)
+
+type simulateCmd struct {
+	Config        []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
+	File          string   `arg:"" optional:"" help:"Trace or access log, may be compressed with gzip; standard input without it."`
+	Format        string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Of FILE: jsonl, nginx (combined) or envoy (default or JSON)."`
+	Descriptor    []string `sep:"none" placeholder:"KEY=%X,…" help:"What becomes of a line of an access log; may be repeated."`
+	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
+	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
+	MemoryMaxKeys int      `default:"1000000" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Most buckets kept."`
+	configFlags
+}
+
+// Help is shown by simulate --help.
+func (simulateCmd) Help() string {
+	return `The time is that of the trace, whose lines are of one of two forms:
+
+  {"time_us":1767225600000000,"domain":"edge","descriptors":[{"entries":[["user_id","bob"]],"hits":1}]}
+  {"time_us":1767225600000000,"limits":[{"name":"send_message","key":"bob","count":1,"reserve":false}]}
+
+For an access log, --descriptor names the entries. In their values stand
+%h the client's address, %m method, %U path without query, %q query, %H protocol,
+%s status, %u user, %{NAME}i a request header (nginx: Referer and User-Agent), %%
+a percent sign. A descriptor of which a line lacks a part is dropped, as Envoy does.
+Of nginx's paths the escapes are decoded and //, . and .. resolved, as /v1/auth does.
+
+The report goes to standard output: what was denied, by which limit, for which keys,
+and at which number none would have been.
+
+Example:
+
+  rlsidecar simulate --config limits.yaml trace.jsonl --decisions decisions.jsonl
+  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U access.log.gz`
+}
+
+// Run replays the input.
+func (c *simulateCmd) Run(a *app) error {
+	templates, err := c.templates()
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	snapshot, err := c.load(a, c.Config)
+	if err != nil {
+		return err
+	}
+	domain, err := c.domain(snapshot)
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	name, input := "standard input", a.stdin
+	if c.File != "" {
+		file, err := os.Open(c.File)
+		if err != nil {
+			return err
+		}
+		defer file.Close() //nolint:errcheck // only read
+		name, input = c.File, file
+	}
+	run := simulate.Config{
+		Snapshot: snapshot, Name: name, Input: input, Format: simulate.Format(c.Format),
+		Templates: templates, Domain: domain, MaxKeys: c.MemoryMaxKeys,
+	}
+	return c.run(a, run)
+}
+
+// run replays, and writes the report; beside decisions on standard output, to standard error.
+func (c *simulateCmd) run(a *app, run simulate.Config) error {
+	switch c.Decisions {
+	case "":
+		return replay(a, run, a.stdout)
+	case "-", "/dev/stdout": // opened by its name it would be cut to nothing where it is a file
+		run.Decisions = a.stdout
+		return replay(a, run, a.stderr)
+	}
+	file, err := os.Create(c.Decisions)
+	if err != nil {
+		return err
+	}
+	run.Decisions = file
+	return errors.Join(replay(a, run, a.stdout), file.Close())
+}
+
+func replay(a *app, run simulate.Config, report io.Writer) error {
+	meter := newMeter(a.stderr)
+	run.Progress = meter.show
+	done, err := simulate.Run(a.ctx, run)
+	meter.clear()
+	if _, ok := errors.AsType[*simulate.LineError](err); ok {
+		return exitError{exitNo, err}
+	}
+	if err != nil {
+		return err
+	}
+	return done.WriteText(report)
+}
+
+// templates reads --descriptor, which goes with access logs only.
+func (c *simulateCmd) templates() (simulate.Templates, error) {
+	isLog := simulate.Format(c.Format) != simulate.JSONL
+	switch {
+	case isLog && len(c.Descriptor) == 0:
+		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U", c.Format)
+	case !isLog && len(c.Descriptor) > 0:
+		return simulate.Templates{}, errors.New("--descriptor goes with --format nginx or envoy; a trace names its descriptors itself")
+	}
+	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
+}
+
+// domain is the one to ask: an access log names none.
+func (c *simulateCmd) domain(s *limiter.Snapshot) (string, error) {
+	switch names := sortedKeys(s.Domains); {
+	case c.Domain != "" && s.Domains[c.Domain] == nil:
+		return "", fmt.Errorf("domain %q is not configured; there is %v", c.Domain, names)
+	case c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
+		return c.Domain, nil
+	case len(names) != 1:
+		return "", fmt.Errorf("--format %s needs --domain, one of %v", c.Format, names)
+	default:
+		return names[0], nil
+	}
+}
+
+// meter tells a person at a terminal how far it is.
+type meter struct {
+	w           io.Writer // nil: there is nobody to tell
+	start, last time.Time
+}
+
+func newMeter(w io.Writer) *meter {
+	now := time.Now()
+	m := &meter{start: now, last: now}
+	if file, ok := w.(*os.File); ok {
+		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+			m.w = w
+		}
+	}
+	return m
+}
+
+func (m *meter) show(lines int64) {
+	if now := time.Now(); m.w != nil && now.Sub(m.last) >= time.Second {
+		m.last = now
+		fmt.Fprintf(m.w, "\r%d lines, %.0f a second ", lines, float64(lines)/now.Sub(m.start).Seconds())
+	}
+}
+
+// clear makes way for what is printed next.
+func (m *meter) clear() {
+	if m.w != nil && m.last != m.start {
+		fmt.Fprint(m.w, "\r\x1b[K")
+	}
+}

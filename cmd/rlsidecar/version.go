@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+type versionCmd struct{}
+
+// Help is shown by version --help.
+func (versionCmd) Help() string {
+	return `Example:
+
+  rlsidecar version`
+}
+
+// Run prints what is running.
+func (versionCmd) Run(a *app) error {
+	version, revision := build()
+	_, err := fmt.Fprintf(a.stdout, "rlsidecar %s\ncommit %s\n%s %s/%s\n",
+		version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+// build is the version and the commit that Go noted when it built the program.
+func build() (version, revision string) {
+	version, revision = "(unknown)", "(unknown)"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return version, revision
+	}
+	if info.Main.Version != "" {
+		version = info.Main.Version
+	}
+	modified := ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = " (modified)"
+		}
+	}
+	return version, revision + modified
+}

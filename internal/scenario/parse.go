@@ -1,0 +1,224 @@
+package scenario
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Parse reads a file of scenarios. The File is nil if there is any problem.
+func Parse(name string, data []byte) (*File, config.Problems) {
+	d := &decoder{file: name}
+	from := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	if err := from.Decode(&doc); errors.Is(err, io.EOF) {
+		d.mistake(&yaml.Node{Line: 1, Column: 1}, "the file is empty")
+		return nil, d.problems
+	} else if err != nil {
+		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
+		return nil, d.problems
+	}
+	f := d.document(doc.Content[0])
+	var more yaml.Node
+	if err := from.Decode(&more); err == nil {
+		d.mistake(&more, "a second document; one file has one")
+	} else if !errors.Is(err, io.EOF) {
+		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
+	}
+	if len(d.problems) > 0 {
+		return nil, d.problems
+	}
+	return f, nil
+}
+
+var inLine = regexp.MustCompile(`line (\d+)`)
+
+// lineOf is the line that an error of package yaml names.
+func lineOf(err error) int {
+	if found := inLine.FindStringSubmatch(err.Error()); found != nil {
+		line, _ := strconv.Atoi(found[1]) // digits
+		return line
+	}
+	return 1
+}
+
+func (d *decoder) document(n *yaml.Node) *File {
+	f, domain := &File{}, ""
+	d.mapping(n, "the file", fields{
+		"config": func(v *yaml.Node) { f.Configs = d.texts(v, "config") },
+		"domain": func(v *yaml.Node) { domain = d.text(v, "domain") },
+		"scenarios": func(v *yaml.Node) {
+			d.list(v, "scenarios", func(one *yaml.Node) { f.Scenarios = append(f.Scenarios, d.scenario(one)) })
+		},
+	}, "config", "scenarios")
+	for i := range f.Scenarios {
+		f.Scenarios[i].inherit(domain)
+	}
+	return f
+}
+
+// inherit gives steps that name no domain this one.
+func (s *Scenario) inherit(domain string) {
+	for i := range s.Steps {
+		if s.Steps[i].Domain == "" {
+			s.Steps[i].Domain = domain
+		}
+	}
+}
+
+func (d *decoder) scenario(n *yaml.Node) Scenario {
+	s, domain := Scenario{Place: place(n), Start: defaultStart}, ""
+	d.mapping(n, "a scenario", fields{
+		"name":   func(v *yaml.Node) { s.Name = d.text(v, "name") },
+		"start":  func(v *yaml.Node) { s.Start = d.moment(v, "start") },
+		"domain": func(v *yaml.Node) { domain = d.text(v, "domain") },
+		"steps": func(v *yaml.Node) {
+			now := algorithms.Micros(0)
+			d.list(v, "steps", func(one *yaml.Node) {
+				step := d.step(one, now)
+				now = step.last()
+				s.Steps = append(s.Steps, step)
+			})
+		},
+	}, "name", "steps")
+	if n := len(s.Steps); n > 0 && s.Steps[n-1].last() > algorithms.MaxTime-s.Start {
+		at := s.Steps[n-1].Place
+		d.mistake(&yaml.Node{Line: at.Line, Column: at.Column}, "this step is beyond the year 2112, the end of the time that is computed exactly")
+	}
+	s.inherit(domain)
+	return s
+}
+
+// last is the time of a step's last ask; cut to what is computed exactly, and one more.
+func (s *Step) last() algorithms.Micros {
+	const most = algorithms.MaxTime + 1
+	if between := algorithms.Micros(s.Times - 1); between > 0 && s.Every > most/between {
+		return most
+	}
+	return min(most, s.At) + s.Every*algorithms.Micros(s.Times-1)
+}
+
+// step reads a step; now is the time of the last ask before it.
+func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
+	s := Step{Place: place(n), At: now, Times: 1}
+	hits := int64(1)
+	var asks *yaml.Node
+	d.mapping(n, "a step", fields{
+		"at":     func(v *yaml.Node) { s.At = d.span(v, "at") },
+		"every":  func(v *yaml.Node) { s.Every = d.span(v, "every") },
+		"times":  func(v *yaml.Node) { s.Times = d.times(v) },
+		"domain": func(v *yaml.Node) { s.Domain = d.text(v, "domain") },
+		"hits":   func(v *yaml.Node) { hits = d.integer(v, "hits") },
+		"check":  func(v *yaml.Node) { s.Look = d.boolean(v, "check") },
+		"limits": func(v *yaml.Node) {
+			d.list(v, "limits", func(one *yaml.Node) { s.Limits = append(s.Limits, d.limit(one)) })
+		},
+		"descriptors": func(v *yaml.Node) { asks = v },
+		"expect":      func(v *yaml.Node) { s.Expect = d.expect(v) },
+	}, "expect")
+	if asks != nil { // read when hits is known, which may stand behind them
+		d.list(asks, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
+	}
+	switch {
+	case s.At < now:
+		d.mistake(n, "time goes back: this step is at %s, the last ask was at %s", descriptors.Span(s.At), descriptors.Span(now))
+	case n.Kind == yaml.MappingNode && (len(s.Descriptors) == 0) == (len(s.Limits) == 0):
+		d.mistake(n, "a step asks for descriptors or for limits, one of the two")
+	}
+	return s
+}
+
+func (d *decoder) times(n *yaml.Node) int {
+	times := d.integer(n, "times")
+	if times < 1 || times > maxTimes {
+		d.mistake(n, "times must be between 1 and %d", maxTimes)
+		return 1
+	}
+	return int(times)
+}
+
+// descriptor reads key=value[,key=value]…, or a mapping of such a text and its own hits.
+func (d *decoder) descriptor(n *yaml.Node, hits int64) limiter.Descriptor {
+	one := limiter.Descriptor{Cost: hits}
+	entries := func(v *yaml.Node) {
+		var err error
+		if one.Entries, err = descriptors.Parse(d.text(v, "a descriptor")); err != nil {
+			d.mistake(v, "%v", err)
+		}
+	}
+	if n.Kind != yaml.MappingNode {
+		entries(n)
+		return one
+	}
+	d.mapping(n, "a descriptor", fields{
+		"entries": entries,
+		"hits":    func(v *yaml.Node) { one.Cost = d.integer(v, "hits") },
+	}, "entries")
+	return one
+}
+
+func (d *decoder) limit(n *yaml.Node) limiter.LimitAsk {
+	ask := limiter.LimitAsk{Count: 1}
+	d.mapping(n, "an item of limits", fields{
+		"name":    func(v *yaml.Node) { ask.Name = d.text(v, "name") },
+		"key":     func(v *yaml.Node) { ask.Key = d.texts(v, "key") },
+		"count":   func(v *yaml.Node) { ask.Count = d.integer(v, "count") },
+		"reserve": func(v *yaml.Node) { ask.Reserve = d.boolean(v, "reserve") },
+	}, "name")
+	return ask
+}
+
+// expect reads a word or a mapping.
+func (d *decoder) expect(n *yaml.Node) (e Expectation) {
+	yes, no := true, false
+	if n.Kind == yaml.ScalarNode {
+		switch n.Value {
+		case "ok":
+			e.OK = &yes
+		case "denied":
+			e.OK = &no
+		case "never":
+			e.OK, e.Never = &no, &yes
+		case "not_limited":
+			e.OK, e.NotLimited = &yes, true
+		default:
+			d.mistake(n, "expect is ok, denied, never, not_limited, or a mapping such as {ok: false, retry_after: 6s}")
+		}
+		return e
+	}
+	known := d.answer(&e)
+	known["limits"] = func(v *yaml.Node) {
+		d.list(v, "limits", func(one *yaml.Node) { e.Limits = append(e.Limits, d.expectLimit(one)) })
+	}
+	d.mapping(n, "expect", known)
+	return e
+}
+
+func (d *decoder) expectLimit(n *yaml.Node) LimitExpectation {
+	e := LimitExpectation{Place: place(n)}
+	known := d.answer(&e.Expectation)
+	known["name"] = func(v *yaml.Node) { e.Name = d.text(v, "name") }
+	known["key"] = func(v *yaml.Node) { e.Key = d.texts(v, "key") }
+	d.mapping(n, "an expected limit", known, "name")
+	return e
+}
+
+// answer are the keys of an expected answer, of a request or of one limit.
+func (d *decoder) answer(e *Expectation) fields {
+	return fields{
+		"ok":          func(v *yaml.Node) { e.OK = new(d.boolean(v, "ok")) },
+		"never":       func(v *yaml.Node) { e.Never = new(d.boolean(v, "never")) },
+		"remaining":   func(v *yaml.Node) { e.Remaining = new(d.integer(v, "remaining")) },
+		"retry_after": func(v *yaml.Node) { e.RetryAfter = new(d.span(v, "retry_after")) },
+		"wait":        func(v *yaml.Node) { e.Wait = new(d.span(v, "wait")) },
+	}
+}

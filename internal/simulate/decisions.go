@@ -1,0 +1,156 @@
+package simulate
+
+import (
+	"encoding/json"
+	"errors"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// unlimitedRemaining is what an unlimited policy says is left, as the reference server does.
+const unlimitedRemaining = 1<<32 - 1
+
+// decisions writes answers.
+type decisions struct {
+	values []string // room for the key of one limit
+}
+
+// append writes the answer to c as one line of JSON. Members are in this order, and those
+// that do not apply are left out:
+//
+//	{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us"}]}
+//
+// A limit's ok is its own answer, whatever that came to: that of a shadow limit too.
+func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
+	dst = append(dst, `{"ok":`...)
+	dst = strconv.AppendBool(dst, !c.Denied)
+	dst = appendRetry(dst, c.RetryAfter, c.Never, c.Denied && !c.Never && full(c))
+	if wait, waits := verdictWait(c); waits && !c.Denied {
+		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(wait), 10)
+	}
+	dst = append(dst, `,"limits":[`...)
+	first := true
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.Policy == nil || r.Outcome == limiter.Replaced {
+			continue
+		}
+		if !first {
+			dst = append(dst, ',')
+		}
+		first = false
+		dst = d.limit(dst, c, r)
+	}
+	return append(dst, "]}\n"...)
+}
+
+func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
+	dst = appendText(append(dst, `{"name":`...), r.Policy.Name)
+	d.values = AppendValues(d.values[:0], c, r)
+	dst = appendKey(dst, d.values)
+	allowed, remaining := r.Decision.Allowed, r.Decision.Remaining
+	if r.Outcome == limiter.Unlimited {
+		allowed, remaining = true, unlimitedRemaining
+	}
+	dst = strconv.AppendBool(append(dst, `,"ok":`...), allowed)
+	dst = strconv.AppendInt(append(dst, `,"remaining":`...), remaining, 10)
+	dst = appendRetry(dst, r.Decision.RetryAfter, r.Decision.Never, errors.Is(r.Decision.Err, backend.ErrFull))
+	if waits(c, r) {
+		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(r.Decision.Wait), 10)
+	}
+	return append(dst, '}')
+}
+
+func appendRetry(dst []byte, after algorithms.Micros, never, full bool) []byte {
+	if never {
+		return append(dst, `,"retry_after_us":-1,"error":"never"`...)
+	}
+	dst = strconv.AppendInt(append(dst, `,"retry_after_us":`...), int64(after), 10)
+	if full {
+		dst = append(dst, `,"error":"full"`...)
+	}
+	return dst
+}
+
+// full tells whether there was no room for a bucket.
+func full(c *limiter.Call) bool {
+	for i := range c.Results {
+		if errors.Is(c.Results[i].Decision.Err, backend.ErrFull) {
+			return true
+		}
+	}
+	return false
+}
+
+// waits tells whether r says how long to wait: a reservation does, and a turn in a leaky bucket.
+func waits(c *limiter.Call, r *limiter.Result) bool {
+	if r.Policy == nil || !r.Decision.Allowed {
+		return false
+	}
+	return r.Policy.Limit.Kind == algorithms.LeakyBucket || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
+}
+
+// verdictWait is the longest wait of all.
+func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
+	for i := range c.Results {
+		if r := &c.Results[i]; waits(c, r) {
+			wait, any = max(wait, r.Decision.Wait), true
+		}
+	}
+	return wait, any
+}
+
+// appendKey writes the values that tell the bucket apart: one as a text, several as a list.
+func appendKey(dst []byte, values []string) []byte {
+	switch len(values) {
+	case 0:
+		return dst
+	case 1:
+		return appendText(append(dst, `,"key":`...), values[0])
+	}
+	dst = append(dst, `,"key":[`...)
+	for i, v := range values {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendText(dst, v)
+	}
+	return append(dst, ']')
+}
+
+// AppendValues appends the values that tell r's bucket apart: those asked for, those of the
+// entries left open, or all keys and values where the whole descriptor counts.
+func AppendValues(dst []string, c *limiter.Call, r *limiter.Result) []string {
+	switch {
+	case r.Key == nil:
+		return dst
+	case len(c.Limits) > 0:
+		return append(dst, c.Limits[r.Descriptor].Key...)
+	}
+	entries := c.Descriptors[r.Descriptor].Entries
+	if r.Policy.Whole {
+		for _, e := range entries {
+			dst = append(dst, e.Key, e.Value)
+		}
+		return dst
+	}
+	for _, i := range r.Policy.Open {
+		dst = append(dst, entries[i].Value)
+	}
+	return dst
+}
+
+// appendText writes a JSON string; bytes that are not UTF-8 become U+FFFD.
+func appendText(dst []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			text, _ := json.Marshal(s) // a string cannot fail
+			return append(dst, text...)
+		}
+	}
+	return append(append(append(dst, '"'), s...), '"')
+}

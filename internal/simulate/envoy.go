@@ -1,0 +1,178 @@
+package simulate
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// envoy reads Envoy's default text format,
+//
+//	[%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE%
+//	%RESPONSE_FLAGS% %BYTES_RECEIVED% %BYTES_SENT% %DURATION%
+//	%RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%"
+//	"%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"
+//
+// and lines of JSON with the usual names (start_time, method, path, …), of which any other may be
+// used as if it were a header.
+type envoy struct {
+	templates Templates
+	domain    string
+	record    record
+	names     map[string]string // as a line has them -> in one spelling
+}
+
+func newEnvoy(t Templates, domain string) *envoy {
+	return &envoy{templates: t, domain: domain, record: t.record(), names: map[string]string{}}
+}
+
+var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start_time")
+
+// maxNames bounds envoy.names; a log with more different members is not of one format.
+const maxNames = 1000
+
+func (p *envoy) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
+	p.record.reset()
+	if strings.HasPrefix(line, "{") {
+		at, err = p.readJSON(line)
+	} else {
+		at, err = p.readText(line)
+	}
+	if err != nil {
+		return 0, err
+	}
+	c.Request.Domain = p.domain
+	p.templates.apply(p.record, c)
+	return at, nil
+}
+
+func (p *envoy) readText(line string) (algorithms.Micros, error) {
+	when, rest, ok := strings.Cut(line, `] "`)
+	if !ok || !strings.HasPrefix(when, "[") {
+		return 0, errNotEnvoy
+	}
+	at, err := parseISO(when[1:])
+	if err != nil {
+		return 0, err
+	}
+	// Envoy escapes nothing, so the request line ends where its protocol does.
+	end := strings.Index(rest, ` HTTP/`)
+	if end < 0 {
+		end = strings.Index(rest, ` -"`)
+	}
+	if end < 0 {
+		return 0, errNotEnvoy
+	}
+	length := strings.IndexByte(rest[end:], '"')
+	if length < 0 {
+		return 0, errNotEnvoy
+	}
+	verb, target, _ := strings.Cut(rest[:end], " ")
+	p.record[method] = present(verb)
+	p.record.target(present(target))
+	p.record[protocol] = present(rest[end+1 : end+length])
+	rest = strings.TrimPrefix(rest[end+length+1:], " ")
+	p.record[status], rest, _ = strings.Cut(rest, " ")
+	_, rest, _ = strings.Cut(rest, ` "`)
+	for _, name := range [...]string{"x-forwarded-for", "user-agent", "x-request-id", "host"} {
+		value, after, ok := strings.Cut(rest, `" "`)
+		if !ok {
+			break
+		}
+		p.header(name, value)
+		rest = after
+	}
+	return at, nil
+}
+
+func (p *envoy) readJSON(line string) (at algorithms.Micros, err error) {
+	s := scanner{text: line}
+	timed := false
+	s.open('{')
+	for n := 0; s.more(n, '}'); n++ {
+		name := p.name(s.name())
+		if s.peek() != '"' {
+			if text := s.skip(); text != "null" {
+				p.member(name, text)
+			}
+			continue
+		}
+		value := s.str()
+		if name == "start-time" {
+			timed = true
+			at, err = parseISO(value)
+			continue
+		}
+		p.member(name, value)
+	}
+	if err := s.end(); err != nil {
+		return 0, err
+	}
+	if !timed {
+		return 0, errNotEnvoy
+	}
+	return at, err
+}
+
+// member takes in one member of a JSON line.
+func (p *envoy) member(name, value string) {
+	switch value = present(value); name {
+	case "method":
+		p.record[method] = value
+	case "path":
+		p.record.target(value)
+	case "protocol":
+		p.record[protocol] = value
+	case "response-code":
+		p.record[status] = value
+	case "downstream-remote-address", "downstream-remote-address-without-port":
+		p.record[host] = addressOf(value)
+	case "authority":
+		p.header("host", value)
+	default:
+		p.header(name, value)
+	}
+}
+
+// header takes in a request header. The client's address is the last that X-Forwarded-For names:
+// Envoy itself put it there.
+func (p *envoy) header(name, value string) {
+	value = present(value)
+	p.templates.set(p.record, name, value)
+	if name == "x-forwarded-for" && p.record[host] == "" {
+		p.record[host] = strings.TrimSpace(value[strings.LastIndexByte(value, ',')+1:])
+	}
+}
+
+// name is the one spelling of a member's name.
+func (p *envoy) name(text string) string {
+	if name, ok := p.names[text]; ok {
+		return name
+	}
+	name := headerName(text)
+	if len(p.names) < maxNames {
+		p.names[strings.Clone(text)] = name
+	}
+	return name
+}
+
+// addressOf cuts the port off.
+func addressOf(text string) string {
+	if address, _, err := net.SplitHostPort(text); err == nil {
+		return address
+	}
+	return text
+}
+
+func parseISO(text string) (algorithms.Micros, error) {
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return 0, errNotEnvoy
+	}
+	at := algorithms.Micros(t.UnixMicro())
+	return at, checkTime(at)
+}

@@ -1,0 +1,165 @@
+package simulate
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// nginx reads the combined format, and the common one, which ends earlier:
+//
+//	$remote_addr - $remote_user [$time_local] "$request" $status $bytes "$referer" "$user_agent"
+//
+// nginx and Apache write bytes that are not plain text as \xHH; they become those bytes again.
+type nginx struct {
+	templates Templates
+	domain    string
+	record    record
+	clock     localTime
+}
+
+var errNotNginx = errors.New(`not in the combined format: $remote_addr - $remote_user [$time_local] "$request" $status …`)
+
+func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
+	address, rest, ok := strings.Cut(line, " ")
+	before, rest, ok2 := strings.Cut(rest, " [")
+	if !ok || !ok2 || address == "" {
+		return 0, errNotNginx
+	}
+	when, rest, ok := strings.Cut(rest, `] "`)
+	if !ok {
+		return 0, errNotNginx
+	}
+	at, err := p.clock.parse(when)
+	if err != nil {
+		return 0, err
+	}
+	request, rest, ok := quoted(rest)
+	if !ok {
+		return 0, errNotNginx
+	}
+	p.record.reset()
+	p.record[host] = address
+	_, name, _ := strings.Cut(before, " ") // the first word is the identd name, never used
+	p.record[user] = present(unescape(name))
+	p.record.request(unescape(request))
+	p.record[path] = onePath(p.record[path])
+	code, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
+	p.record[status] = present(code)
+	_, rest, _ = strings.Cut(rest, ` "`) // over the bytes sent
+	if referer, rest, ok := quoted(rest); ok {
+		p.templates.set(p.record, "referer", present(unescape(referer)))
+		if agent, _, ok := quoted(strings.TrimPrefix(rest, ` "`)); ok {
+			p.templates.set(p.record, "user-agent", present(unescape(agent)))
+		}
+	}
+	c.Request.Domain = p.domain
+	p.templates.apply(p.record, c)
+	return at, nil
+}
+
+// request takes a request line apart: METHOD target PROTOCOL. Where it is something else (an
+// empty connection is "-", TLS on a plain port is garbage) there is no method and no path.
+func (r record) request(line string) {
+	verb, rest, ok := strings.Cut(line, " ")
+	if !ok {
+		return
+	}
+	i := strings.LastIndexByte(rest, ' ')
+	if i < 0 || !strings.HasPrefix(rest[i+1:], "HTTP/") {
+		return
+	}
+	r[method], r[protocol] = verb, rest[i+1:]
+	r.target(rest[:i])
+}
+
+// target is a path with its query.
+func (r record) target(target string) {
+	r[path], r[query], _ = strings.Cut(target, "?")
+}
+
+// quoted returns text up to the quote that ends it, and what follows.
+func quoted(text string) (inside, rest string, ok bool) {
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return text[:i], text[i+1:], true
+		}
+	}
+	return "", "", false
+}
+
+// present makes "" of "-", which stands for what is not there.
+func present(text string) string {
+	if text == "-" {
+		return ""
+	}
+	return text
+}
+
+// unescape decodes \xHH and a backslash before any other character.
+func unescape(text string) string {
+	i := strings.IndexByte(text, '\\')
+	if i < 0 {
+		return text
+	}
+	out := append(make([]byte, 0, len(text)), text[:i]...)
+	for ; i < len(text); i++ {
+		c := text[i]
+		if c == '\\' && i+1 < len(text) {
+			i++
+			c = text[i]
+			if c == 'x' && i+2 < len(text) {
+				high, low := hexDigit(text[i+1]), hexDigit(text[i+2])
+				if high >= 0 && low >= 0 {
+					c = byte(high<<4 | low)
+					i += 2
+				}
+			}
+		}
+		out = append(out, c)
+	}
+	return string(out)
+}
+
+// hexDigit is the value of c, or -1.
+func hexDigit(c byte) int {
+	switch {
+	case '0' <= c && c <= '9':
+		return int(c - '0')
+	case 'a' <= c && c <= 'f':
+		return int(c-'a') + 10
+	case 'A' <= c && c <= 'F':
+		return int(c-'A') + 10
+	default:
+		return -1
+	}
+}
+
+// localTime parses [$time_local], and remembers the last one: a busy server writes the same second
+// thousands of times.
+type localTime struct {
+	text string
+	at   algorithms.Micros
+}
+
+func (l *localTime) parse(text string) (algorithms.Micros, error) {
+	if text == l.text {
+		return l.at, nil
+	}
+	t, err := time.Parse("02/Jan/2006:15:04:05 -0700", text)
+	if err != nil {
+		return 0, errNotNginx
+	}
+	at := algorithms.Micros(t.UnixMicro())
+	if err := checkTime(at); err != nil {
+		return 0, err
+	}
+	l.text, l.at = strings.Clone(text), at
+	return at, nil
+}

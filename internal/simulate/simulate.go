@@ -1,0 +1,220 @@
+// Package simulate replays a trace or an access log in virtual time and says what would have been
+// denied. The limits, the arithmetic and the store are those of the sidecar; the clock is the
+// trace's. There is no randomness: equal input gives equal output. Memory is bounded whatever the
+// length of the input.
+package simulate
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Format is what the input is.
+type Format string
+
+// The formats.
+const (
+	JSONL Format = "jsonl" // a trace
+	Nginx Format = "nginx" // an access log in the combined format
+	Envoy Format = "envoy" // an access log in Envoy's default format, or of JSON lines
+)
+
+// Config says what to replay against what.
+type Config struct {
+	Snapshot *limiter.Snapshot
+	// Name of the input, for messages.
+	Name   string
+	Input  io.Reader // may be compressed with gzip
+	Format Format
+	// Templates make descriptors of the lines of an access log.
+	Templates Templates
+	// Domain of what an access log says, and of lines of a trace that name none.
+	Domain string
+	// Decisions gets a line for each request; nil: not wanted.
+	Decisions io.Writer
+	// MaxKeys bounds the buckets kept; 0: memory.DefaultMaxKeys.
+	MaxKeys int
+	// Progress is told now and then how many lines have been read; nil: nobody is.
+	Progress func(lines int64)
+}
+
+// LineError is a mistake in the input.
+type LineError struct {
+	Name string
+	Line int64
+	Err  error
+}
+
+// Error is name:line: what is wrong.
+func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.Line, e.Err) }
+
+func (e *LineError) Unwrap() error { return e.Err }
+
+// reader reads one line of some format into a Call.
+type reader interface {
+	read(line string, c *limiter.Call) (algorithms.Micros, error)
+}
+
+const (
+	// progressEvery and sweepEvery count lines. A sweep looks at every bucket: once in a million
+	// lines it costs little, and memory has a bound of its own.
+	progressEvery = 1 << 14
+	sweepEvery    = 1 << 20
+)
+
+// replay is one run.
+type replay struct {
+	Config
+	reader  reader
+	lenient bool // an access log: what cannot be read is counted, and time may step back
+	limiter *limiter.Limiter
+	store   *memory.Store
+	now     algorithms.Micros
+	call    limiter.Call
+	tally   *tally
+	out     *bufio.Writer // nil: no decisions
+	line    []byte        // room for a decision
+	writes  decisions
+}
+
+// Run replays all of the input. A mistake in a trace is a *LineError, and ends the run: what was
+// decided up to there has been written.
+func Run(ctx context.Context, c Config) (*Report, error) {
+	r := &replay{Config: c, tally: newTally(c.Snapshot, c.MaxKeys)}
+	switch c.Format {
+	case JSONL:
+		r.reader = &trace{domain: c.Domain}
+	case Nginx:
+		r.reader, r.lenient = &nginx{templates: c.Templates, domain: c.Domain, record: c.Templates.record()}, true
+	case Envoy:
+		r.reader, r.lenient = newEnvoy(c.Templates, c.Domain), true
+	default:
+		return nil, fmt.Errorf("format %q is not known", c.Format)
+	}
+	if c.Decisions != nil {
+		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
+	}
+	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys})
+	r.store.SetOwners(r.tally.owners)
+	r.limiter = limiter.New(r.store, nil)
+	r.limiter.Swap(c.Snapshot)
+	err := r.all(ctx)
+	if r.out != nil {
+		err = errors.Join(err, r.out.Flush())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.tally.report(), nil
+}
+
+// all reads and answers every line.
+func (r *replay) all(ctx context.Context) error {
+	in, err := newLines(r.Input)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", r.Name, err)
+	}
+	for {
+		line, err := in.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return r.unread(in.number)
+		case errors.Is(err, errLongLine):
+			return &LineError{r.Name, in.number, err}
+		case err != nil:
+			return fmt.Errorf("read %s: %w", r.Name, err)
+		}
+		if in.number%progressEvery == 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if r.Progress != nil {
+				r.Progress(in.number)
+			}
+		}
+		if in.number%sweepEvery == 0 {
+			r.store.Sweep()
+			r.tally.sweep(r.now)
+		}
+		if line == "" {
+			continue
+		}
+		if err := r.one(ctx, line, in.number); err != nil {
+			return &LineError{r.Name, in.number, err}
+		}
+		if err := r.write(); err != nil {
+			return fmt.Errorf("write decisions: %w", err)
+		}
+	}
+}
+
+// unread is the mistake of a whole log that is in another format.
+func (r *replay) unread(lines int64) error {
+	if t := r.tally; t.requests == 0 && t.unread > 0 {
+		return &LineError{r.Name, t.unreadAt[0], fmt.Errorf("%w; no line of %d is", t.unreadErr, lines)}
+	}
+	return nil
+}
+
+// one answers one line.
+func (r *replay) one(ctx context.Context, line string, number int64) error {
+	c := &r.call
+	c.Reset()
+	at, err := r.reader.read(line, c)
+	if err != nil {
+		if !r.lenient {
+			return err
+		}
+		c.Reset() // a decision is written all the same, so that decisions match lines
+		r.tally.skip(number, err)
+		return nil
+	}
+	if at < r.now {
+		if !r.lenient {
+			return fmt.Errorf("time goes back: time_us is %d, and was %d before", at, r.now)
+		}
+		r.tally.steppedBack++
+		at = r.now // a log is in the order in which requests ended
+	}
+	r.now = at
+	if len(c.Limits) == 0 {
+		// Descriptors come through a proxy, where a wait longer than max_delay is a denial.
+		c.Request.Hold = algorithms.MaxTime
+	}
+	if err := r.limiter.Check(ctx, c); err != nil {
+		return err
+	}
+	if err := CanReserve(c); err != nil {
+		return err
+	}
+	r.tally.count(at, c)
+	return nil
+}
+
+// CanReserve refuses a reservation of what cannot be reserved.
+func CanReserve(c *limiter.Call) error {
+	for i := range c.Results {
+		if p := c.Results[i].Policy; len(c.Limits) > 0 && c.Limits[c.Results[i].Descriptor].Reserve && !p.Limit.CanReserve() {
+			return fmt.Errorf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), p.Limit.Kind)
+		}
+	}
+	return nil
+}
+
+// write writes the decision, if it is wanted.
+func (r *replay) write() error {
+	if r.out == nil {
+		return nil
+	}
+	r.line = r.writes.append(r.line[:0], &r.call)
+	_, err := r.out.Write(r.line)
+	return err
+}

@@ -1,0 +1,282 @@
+package simulate
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// compiled is the Snapshot of one file.
+func compiled(t testing.TB, yaml string) *limiter.Snapshot {
+	t.Helper()
+	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
+	if s == nil {
+		t.Fatal(problems)
+	}
+	return s
+}
+
+// asked is a limiter in virtual time, to be asked line by line.
+type asked struct {
+	limiter *limiter.Limiter
+	now     algorithms.Micros
+	call    limiter.Call
+}
+
+func newReplay(t *testing.T, s *limiter.Snapshot) *asked {
+	t.Helper()
+	a := &asked{}
+	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return a.now }}), nil)
+	a.limiter.Swap(s)
+	return a
+}
+
+func (a *asked) ask(t *testing.T, now algorithms.Micros, line string) {
+	t.Helper()
+	a.now = now
+	a.call.Reset()
+	if _, err := (&trace{}).read(line, &a.call); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.limiter.Check(t.Context(), &a.call); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// decide replays a trace and returns the decisions.
+func decide(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
+	t.Helper()
+	var decisions strings.Builder
+	_, err := Run(t.Context(), Config{
+		Snapshot: s, Name: "trace", Input: strings.NewReader(input), Format: JSONL, Decisions: &decisions, MaxKeys: maxKeys,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decisions.String()
+}
+
+const small = `
+domain: edge
+limits:
+  send: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20, max_reserved: 10}
+  pace: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2, max_delay: 1s}
+  log: {algorithm: sliding_log, rate: 2, period: 1s}
+descriptors:
+  - {key: user, limit: send}
+  - {key: pace, limit: pace}
+  - {key: free, rate_limit: {unlimited: true}}
+  - key: two
+    descriptors: [{key: three, limit: log}]
+  - {key: "any*", limit: log}
+`
+
+// TestDecisions shows the line written for each kind of answer.
+func TestDecisions(t *testing.T) {
+	s := compiled(t, small)
+	descriptor := func(key, value string) string {
+		return fmt.Sprintf(`{"time_us":0,"domain":"edge","descriptors":[{"entries":[[%q,%q]]}]}`, key, value)
+	}
+	limit := func(members string) string { return `{"time_us":0,"limits":[{` + members + `}]}` }
+	for _, test := range []struct{ name, input, want string }{
+		{"allowed", descriptor("user", "bob"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
+		{"denied", limit(`"name":"send","key":"bob","count":20`) + "\n" + limit(`"name":"send","key":"bob"`),
+			`{"ok":false,"retry_after_us":6000000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":0,"retry_after_us":6000000}]}`},
+		{"never", limit(`"name":"send","key":"bob","count":21`),
+			`{"ok":false,"retry_after_us":-1,"error":"never","limits":[{"name":"send","key":"bob","ok":false,"remaining":20,"retry_after_us":-1,"error":"never"}]}`},
+		{"reserved", limit(`"name":"send","key":"bob","count":21,"reserve":true`),
+			`{"ok":true,"retry_after_us":0,"wait_us":6000000,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"retry_after_us":0,"wait_us":6000000}]}`},
+		{"reserved, at once", limit(`"name":"send","reserve":true`),
+			`{"ok":true,"retry_after_us":0,"wait_us":0,"limits":[{"name":"send","ok":true,"remaining":19,"retry_after_us":0,"wait_us":0}]}`},
+		{"a turn", limit(`"name":"pace"`) + "\n" + limit(`"name":"pace"`),
+			`{"ok":true,"retry_after_us":0,"wait_us":1000000,"limits":[{"name":"pace","ok":true,"remaining":1,"retry_after_us":0,"wait_us":1000000}]}`},
+		{"a turn further away than max_delay, at a proxy's door",
+			strings.Repeat(descriptor("pace", "x")+"\n", 3),
+			`{"ok":false,"retry_after_us":1000000,"limits":[{"name":"pace","key":"x","ok":false,"remaining":1,"retry_after_us":1000000}]}`},
+		{"unlimited", descriptor("free", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"free","ok":true,"remaining":4294967295,"retry_after_us":0}]}`},
+		{"no limit", descriptor("other", "x"), `{"ok":true,"retry_after_us":0,"limits":[]}`},
+		{"no domain", strings.Replace(descriptor("user", "x"), "edge", "nowhere", 1), `{"ok":true,"retry_after_us":0,"limits":[]}`},
+		{"several values", `{"time_us":0,"domain":"edge","descriptors":[{"entries":[["two","é\""],["three","<"]]}]}`,
+			`{"ok":true,"retry_after_us":0,"limits":[{"name":"log","key":["é\"","<"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
+		{"the whole descriptor", descriptor("anyone", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"log","key":["anyone","x"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
+		{"a list of one", limit(`"name":"send","key":["bob"]`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
+		{"a look", limit(`"name":"send","count":0`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
+		{"given back", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
+			`{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
+	} {
+		lines := strings.Split(strings.TrimSpace(decide(t, s, test.input, 0)), "\n")
+		if got := lines[len(lines)-1]; got != test.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", test.name, got, test.want)
+		}
+	}
+}
+
+func TestFullStoreIsTold(t *testing.T) {
+	got := decide(t, compiled(t, small), `{"time_us":0,"limits":[{"name":"send","key":"a"}]}
+{"time_us":0,"limits":[{"name":"send","key":"b"}]}
+{"time_us":0,"limits":[{"name":"send","key":"c"}]}
+`, 2)
+	const want = `{"ok":false,"retry_after_us":0,"error":"full","limits":[{"name":"send","key":"c","ok":false,"remaining":0,"retry_after_us":0,"error":"full"}]}`
+	if lines := strings.Split(strings.TrimSpace(got), "\n"); lines[len(lines)-1] != want {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestMistakesEndTheRun(t *testing.T) {
+	s := compiled(t, small)
+	good := `{"time_us":5,"limits":[{"name":"send"}]}` + "\n"
+	for _, test := range []struct{ name, bad, want string }{
+		{"not JSON", "x", "trace:3: column 1: expected an object"},
+		{"time going back", `{"time_us":4,"limits":[{"name":"send"}]}`, "trace:3: time goes back: time_us is 4, and was 5 before"},
+		{"unknown limit", `{"time_us":5,"limits":[{"name":"nope"}]}`, `trace:3: no limit is named "nope"`},
+		{"unknown domain of a limit", `{"time_us":5,"domain":"x","limits":[{"name":"send"}]}`, `trace:3: domain "x" is not configured`},
+		{"what cannot be reserved", `{"time_us":5,"limits":[{"name":"log","reserve":true}]}`, `trace:3: limit "log" is a sliding_log, which cannot be reserved`},
+		{"a long line", `"` + strings.Repeat("x", maxLine), "trace:3: line is longer than 1 MiB"},
+	} {
+		var decisions strings.Builder
+		_, err := Run(t.Context(), Config{
+			Snapshot: s, Name: "trace", Input: strings.NewReader(good + "\n" + test.bad + "\n" + good), Format: JSONL, Decisions: &decisions,
+		})
+		if _, ok := errors.AsType[*LineError](err); !ok || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %s", test.name, err, test.want)
+		}
+		if n := strings.Count(decisions.String(), "\n"); n != 1 {
+			t.Errorf("%s: %d decisions written before the mistake, want 1", test.name, n)
+		}
+	}
+}
+
+func TestReadErrorIsNotTheInputsFault(t *testing.T) {
+	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), brokenReader{})
+	_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: broken, Format: JSONL})
+	if _, ok := errors.AsType[*LineError](err); ok || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+type brokenReader struct{}
+
+func (brokenReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func TestLogIsReadLeniently(t *testing.T) {
+	line := func(host string, second int, rest string) string {
+		return fmt.Sprintf(`%s - - [10/Oct/2000:13:55:%02d +0000] "GET / HTTP/1.1"%s`+"\n", host, second, rest)
+	}
+	templates, err := ParseTemplates(Nginx, []string{"user=%h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var decisions, text strings.Builder
+	report, err := Run(t.Context(), Config{
+		Snapshot: compiled(t, small), Name: "log", Format: Nginx, Templates: templates, Domain: "edge", Decisions: &decisions,
+		Input: strings.NewReader(line("1.1.1.1", 9, " 200 1") + "what?\n" + line("1.1.1.1", 3, " 200 1") + "\n"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := report.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"1.1.1.1","ok":true,"remaining":19,"retry_after_us":0}]}
+{"ok":true,"retry_after_us":0,"limits":[]}
+{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"1.1.1.1","ok":true,"remaining":18,"retry_after_us":0}]}
+`
+	if got := decisions.String(); got != want {
+		t.Errorf("decisions:\n%s", got)
+	}
+	for _, part := range []string{"requests  2,", "not read  1 lines: line 2 (not in the combined format", "order     1 lines were earlier"} {
+		if !strings.Contains(text.String(), part) {
+			t.Errorf("the report lacks %q:\n%s", part, text.String())
+		}
+	}
+}
+
+func TestLogOfAnotherFormatIsAMistake(t *testing.T) {
+	templates, err := ParseTemplates(Envoy, []string{"user=%h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "log", Format: Envoy, Templates: templates, Input: strings.NewReader("\nwhat?\nis it\n")})
+	if err == nil || err.Error() != "log:2: not in Envoy's default format, nor JSON with start_time; no line of 3 is" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCompressedInput(t *testing.T) {
+	s := compiled(t, small)
+	const input = `{"time_us":5,"limits":[{"name":"send"}]}` + "\r\n" + `{"time_us":5,"limits":[{"name":"send"}]}`
+	var packed bytes.Buffer
+	for _, part := range []string{input[:20], input[20:]} { // as logrotate and cat leave them: two members
+		w := gzip.NewWriter(&packed)
+		if _, err := io.WriteString(w, part); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := decide(t, s, packed.String(), 0), decide(t, s, input, 0); got != want || want == "" {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+// TestSameInputSameOutput also where the store is full.
+func TestSameInputSameOutput(t *testing.T) {
+	s := compiled(t, small)
+	random := rand.New(rand.NewPCG(1, 2))
+	var input strings.Builder
+	at := 0
+	for range 20_000 {
+		at += random.IntN(100_000)
+		fmt.Fprintf(&input, `{"time_us":%d,"domain":"edge","descriptors":[{"entries":[["user","%d"]],"hits":%d}]}`+"\n", at, random.IntN(500), random.IntN(5))
+	}
+	full := compiled(t, `{domain: edge, limits: {day: {algorithm: token_bucket, rate: 10, period: 30d}}, descriptors: [{key: user, limit: day}]}`)
+	for name, test := range map[string]struct {
+		s       *limiter.Snapshot
+		maxKeys int
+	}{"room for all": {s, 0}, "full": {full, 300}} {
+		first := run(t, test.s, input.String(), test.maxKeys)
+		for range 3 {
+			if run(t, test.s, input.String(), test.maxKeys) != first {
+				t.Fatalf("%s: the same input gave another output", name)
+			}
+		}
+	}
+}
+
+// run returns decisions and report.
+func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
+	t.Helper()
+	var out strings.Builder
+	report, err := Run(t.Context(), Config{
+		Snapshot: s, Name: "trace", Input: strings.NewReader(input), Format: JSONL, Decisions: &out, MaxKeys: maxKeys,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := report.WriteText(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestRunStopsWhenToldTo(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	input := strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", progressEvery+1)
+	_, err := Run(ctx, Config{Snapshot: compiled(t, small), Name: "trace", Input: strings.NewReader(input), Format: JSONL})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

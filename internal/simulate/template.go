@@ -1,0 +1,189 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// field is what a line of an access log says, by number. Those from firstHeader on are request
+// headers that a template names.
+type field int
+
+const (
+	host     field = iota // the client's address
+	method                // GET
+	path                  // without the query
+	query                 // without the "?"
+	protocol              // HTTP/1.1
+	status                // 200
+	user                  // the name the client logged in with
+	firstHeader
+)
+
+// letters are the directives of a template, as Apache and goaccess have them.
+var letters = map[byte]field{'h': host, 'm': method, 'U': path, 'q': query, 'H': protocol, 's': status, 'u': user}
+
+// record is one line of an access log; "" where the line does not say.
+type record []string
+
+func (r record) reset() { clear(r) }
+
+// Templates make descriptors of the lines of an access log.
+type Templates struct {
+	format      Format
+	descriptors []template
+	headers     []string // names, in one spelling; their field is firstHeader + index
+}
+
+// template is one descriptor.
+type template []templateEntry
+
+type templateEntry struct {
+	key   string
+	parts []part
+}
+
+// part is a text, or the value of a field where the text is empty.
+type part struct {
+	text  string
+	field field
+}
+
+// ParseTemplates reads descriptors in their text form, key=value[,key=value]…, in whose values
+// stand %h (the client's address), %m (method), %U (path without query), %q (query), %H
+// (protocol), %s or %>s (status), %u (user), %{NAME}i (a request header) and %% (a percent sign).
+func ParseTemplates(format Format, texts []string) (Templates, error) {
+	t := Templates{format: format}
+	for _, text := range texts {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			return Templates{}, err
+		}
+		d := make(template, len(entries))
+		for i, e := range entries {
+			d[i].key = e.Key
+			if d[i].parts, err = t.parts(e.Value); err != nil {
+				return Templates{}, fmt.Errorf("descriptor %q: %w", text, err)
+			}
+		}
+		t.descriptors = append(t.descriptors, d)
+	}
+	return t, nil
+}
+
+func (t *Templates) parts(value string) (parts []part, err error) {
+	literal := ""
+	for value != "" {
+		i := strings.IndexByte(value, '%')
+		if i < 0 {
+			i = len(value)
+		}
+		literal += value[:i]
+		if value = value[i:]; value == "" {
+			break
+		}
+		if strings.HasPrefix(value, "%%") {
+			literal, value = literal+"%", value[2:]
+			continue
+		}
+		if literal != "" {
+			parts, literal = append(parts, part{text: literal}), ""
+		}
+		var f field
+		if f, value, err = t.directive(value); err != nil {
+			return nil, err
+		}
+		parts = append(parts, part{field: f})
+	}
+	if literal != "" {
+		parts = append(parts, part{text: literal})
+	}
+	if len(parts) == 0 {
+		return nil, errors.New("an entry without a value can meet no line")
+	}
+	return parts, nil
+}
+
+// directive reads the directive that text starts with, and returns what follows it.
+func (t *Templates) directive(text string) (f field, rest string, err error) {
+	letter := strings.TrimPrefix(text[1:], ">") // of several statuses the last: there is one here
+	if name, after, ok := strings.Cut(letter, "}i"); ok && strings.HasPrefix(name, "{") && len(name) > 1 {
+		f, err = t.header(name[1:])
+		return f, after, err
+	}
+	if letter != "" {
+		if f, ok := letters[letter[0]]; ok {
+			return f, letter[1:], nil
+		}
+	}
+	return 0, "", fmt.Errorf("%q is not known; there are %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
+}
+
+// header is the field of a request header.
+func (t *Templates) header(name string) (field, error) {
+	name = headerName(name)
+	if t.format == Nginx && name != "referer" && name != "user-agent" {
+		return 0, fmt.Errorf("%%{%s}i is not in the combined format, which has Referer and User-Agent", name)
+	}
+	for i, have := range t.headers {
+		if have == name {
+			return firstHeader + field(i), nil
+		}
+	}
+	t.headers = append(t.headers, name)
+	return firstHeader + field(len(t.headers)-1), nil
+}
+
+// headerName is the one spelling of a header's name: JSON logs write user_agent.
+func headerName(name string) string {
+	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
+}
+
+// record is room for one line.
+func (t *Templates) record() record { return make(record, int(firstHeader)+len(t.headers)) }
+
+// set notes a request header, if a template wants it.
+func (t *Templates) set(r record, name, value string) {
+	for i, have := range t.headers {
+		if have == name {
+			r[int(firstHeader)+i] = value
+		}
+	}
+}
+
+// apply adds the descriptors of r to c. A descriptor of which a part is absent is dropped, as
+// Envoy does.
+func (t *Templates) apply(r record, c *limiter.Call) {
+next:
+	for _, d := range t.descriptors {
+		for _, e := range d {
+			for _, p := range e.parts {
+				if p.text == "" && r[p.field] == "" {
+					continue next
+				}
+			}
+		}
+		to := c.AddDescriptor()
+		to.Cost = 1
+		for _, e := range d {
+			to.Entries = append(to.Entries, descriptors.Entry{Key: e.key, Value: r.fill(e.parts)})
+		}
+	}
+}
+
+// fill puts the parts together; one alone is passed on as it is.
+func (r record) fill(parts []part) string {
+	text := ""
+	for _, p := range parts {
+		if p.text != "" {
+			text += p.text
+		} else {
+			text += r[p.field]
+		}
+	}
+	return text
+}

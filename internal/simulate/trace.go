@@ -1,0 +1,192 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// trace reads lines of a trace: one JSON object each, in one of two forms,
+//
+//	{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
+//	{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
+//
+// hits and count are 1 where they are absent; 0 looks, a negative one gives back. key is a text or
+// a list of them. What is not known, twice there or of another type is a mistake.
+type trace struct {
+	domain string // of descriptors whose line names none
+}
+
+// Members of a line, to notice what is there twice.
+const (
+	hasTime = 1 << iota
+	hasDomain
+	hasDescriptors
+	hasLimits
+)
+
+// read reads a line into c.
+func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
+	s := scanner{text: line}
+	seen := 0
+	s.open('{')
+	for n := 0; s.more(n, '}'); n++ {
+		switch name := s.name(); name {
+		case "time_us":
+			s.once(&seen, hasTime, name)
+			at = algorithms.Micros(s.integer())
+		case "domain":
+			s.once(&seen, hasDomain, name)
+			c.Request.Domain = s.str()
+		case "descriptors":
+			s.once(&seen, hasDescriptors, name)
+			s.descriptors(c)
+		case "limits":
+			s.once(&seen, hasLimits, name)
+			s.limits(c)
+		default:
+			s.unknown(name)
+		}
+	}
+	if err := s.end(); err != nil {
+		return 0, err
+	}
+	switch {
+	case seen&hasTime == 0:
+		return 0, errors.New("time_us is missing")
+	case seen&(hasDescriptors|hasLimits) == hasDescriptors|hasLimits:
+		return 0, errors.New("has descriptors and limits; a request asks for one or the other")
+	case len(c.Descriptors) == 0 && len(c.Limits) == 0:
+		return 0, errors.New("has neither descriptors nor limits")
+	}
+	if c.Request.Domain == "" && len(c.Descriptors) > 0 {
+		if c.Request.Domain = t.domain; c.Request.Domain == "" {
+			return 0, errors.New("domain is missing")
+		}
+	}
+	return at, checkTime(at)
+}
+
+// checkTime refuses times for which no decision is exact.
+func checkTime(at algorithms.Micros) error {
+	if at < 0 || at > algorithms.MaxTime {
+		return fmt.Errorf("time_us must be between 0 and %d, is %d", algorithms.MaxTime, at)
+	}
+	return nil
+}
+
+func (s *scanner) once(seen *int, bit int, name string) {
+	if *seen&bit != 0 {
+		s.fail("%s is there twice", name)
+	}
+	*seen |= bit
+}
+
+func (s *scanner) unknown(name string) { s.fail("unknown field %q", descriptors.Printable(name)) }
+
+func (s *scanner) descriptors(c *limiter.Call) {
+	const hasEntries, hasHits = 1, 2
+	s.open('[')
+	for n := 0; s.more(n, ']'); n++ {
+		d := c.AddDescriptor()
+		d.Cost = 1
+		seen := 0
+		s.open('{')
+		for m := 0; s.more(m, '}'); m++ {
+			switch name := s.name(); name {
+			case "entries":
+				s.once(&seen, hasEntries, name)
+				s.entries(d)
+			case "hits":
+				s.once(&seen, hasHits, name)
+				d.Cost = s.integer()
+			default:
+				s.unknown(name)
+			}
+		}
+		if seen&hasEntries == 0 {
+			s.fail("a descriptor without entries")
+		}
+	}
+}
+
+// entries reads a list of pairs.
+func (s *scanner) entries(d *limiter.Descriptor) {
+	s.open('[')
+	for n := 0; s.more(n, ']'); n++ {
+		var pair [2]string
+		words := 0
+		s.open('[')
+		for s.more(words, ']') {
+			if words == len(pair) {
+				s.fail("an entry is a pair [key, value], this one is longer")
+				return
+			}
+			pair[words] = s.str()
+			words++
+		}
+		if words < len(pair) {
+			s.fail("an entry is a pair [key, value], this one is shorter")
+			return
+		}
+		d.Entries = append(d.Entries, descriptors.Entry{Key: pair[0], Value: pair[1]})
+	}
+}
+
+func (s *scanner) limits(c *limiter.Call) {
+	const hasName, hasKey, hasCount, hasReserve = 1, 2, 4, 8
+	s.open('[')
+	for n := 0; s.more(n, ']'); n++ {
+		ask := addLimit(c)
+		seen := 0
+		s.open('{')
+		for m := 0; s.more(m, '}'); m++ {
+			switch name := s.name(); name {
+			case "name":
+				s.once(&seen, hasName, name)
+				ask.Name = s.str()
+			case "key":
+				s.once(&seen, hasKey, name)
+				s.key(ask)
+			case "count":
+				s.once(&seen, hasCount, name)
+				ask.Count = s.integer()
+			case "reserve":
+				s.once(&seen, hasReserve, name)
+				ask.Reserve = s.boolean()
+			default:
+				s.unknown(name)
+			}
+		}
+		if seen&hasName == 0 {
+			s.fail("a limit without a name")
+		}
+	}
+}
+
+// key reads a text or a list of them.
+func (s *scanner) key(ask *limiter.LimitAsk) {
+	if s.peek() != '[' {
+		ask.Key = append(ask.Key, s.str())
+		return
+	}
+	s.open('[')
+	for n := 0; s.more(n, ']'); n++ {
+		ask.Key = append(ask.Key, s.str())
+	}
+}
+
+// addLimit returns room for one more limit, whose Key is reused.
+func addLimit(c *limiter.Call) *limiter.LimitAsk {
+	n := len(c.Limits)
+	if n == cap(c.Limits) {
+		c.Limits = append(c.Limits, limiter.LimitAsk{Count: 1})
+		return &c.Limits[n]
+	}
+	c.Limits = c.Limits[:n+1]
+	c.Limits[n] = limiter.LimitAsk{Count: 1, Key: c.Limits[n].Key[:0]}
+	return &c.Limits[n]
+}

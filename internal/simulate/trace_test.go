@@ -1,0 +1,300 @@
+package simulate
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// plainLine is a line of a trace as encoding/json reads it.
+type plainLine struct {
+	Time        *int64            `json:"time_us"`
+	Domain      string            `json:"domain"`
+	Descriptors []plainDescriptor `json:"descriptors"`
+	Limits      []plainLimit      `json:"limits"`
+}
+
+type plainDescriptor struct {
+	Entries [][]string   `json:"entries"`
+	Hits    *json.Number `json:"hits"`
+}
+
+type plainLimit struct {
+	Name    *string      `json:"name"`
+	Key     any          `json:"key"`
+	Count   *json.Number `json:"count"`
+	Reserve bool         `json:"reserve"`
+}
+
+// readPlain is trace.read by means of encoding/json.
+func readPlain(line string) (at algorithms.Micros, c *limiter.Call, err error) {
+	d := json.NewDecoder(strings.NewReader(line))
+	d.DisallowUnknownFields()
+	d.UseNumber()
+	var p plainLine
+	if err := d.Decode(&p); err != nil {
+		return 0, nil, err
+	}
+	if p.Time == nil {
+		return 0, nil, errors.New("no time")
+	}
+	c = &limiter.Call{Request: limiter.Request{Domain: p.Domain}}
+	for _, d := range p.Descriptors {
+		one := limiter.Descriptor{Cost: plainCount(d.Hits)}
+		for _, e := range d.Entries {
+			one.Entries = append(one.Entries, descriptors.Entry{Key: e[0], Value: e[1]})
+		}
+		c.Descriptors = append(c.Descriptors, one)
+	}
+	for _, l := range p.Limits {
+		ask := limiter.LimitAsk{Name: *l.Name, Count: plainCount(l.Count), Reserve: l.Reserve}
+		switch key := l.Key.(type) {
+		case string:
+			ask.Key = []string{key}
+		case []any:
+			for _, k := range key {
+				ask.Key = append(ask.Key, k.(string))
+			}
+		}
+		c.Limits = append(c.Limits, ask)
+	}
+	return algorithms.Micros(*p.Time), c, nil
+}
+
+func plainCount(n *json.Number) int64 {
+	if n == nil {
+		return 1
+	}
+	i, err := n.Int64()
+	switch {
+	case err == nil:
+		return i
+	case strings.HasPrefix(n.String(), "-"):
+		return math.MinInt64
+	default:
+		return math.MaxInt64
+	}
+}
+
+// same compares requests; no values and none is the same.
+func same(a, b *limiter.Call) bool {
+	normal := func(c *limiter.Call) limiter.Request {
+		r := limiter.Request{Domain: c.Request.Domain}
+		for _, d := range c.Descriptors {
+			r.Descriptors = append(r.Descriptors, limiter.Descriptor{Entries: append([]descriptors.Entry{}, d.Entries...), Cost: d.Cost})
+		}
+		for _, l := range c.Limits {
+			l.Key = append([]string{}, l.Key...)
+			r.Limits = append(r.Limits, l)
+		}
+		return r
+	}
+	return reflect.DeepEqual(normal(a), normal(b))
+}
+
+// TestTraceReadsWhatEncodingJSONReads writes random requests in random ways.
+func TestTraceReadsWhatEncodingJSONReads(t *testing.T) {
+	reader, call := &trace{}, &limiter.Call{}
+	rapid.Check(t, func(t *rapid.T) {
+		line := drawLine(t)
+		wantAt, want, err := readPlain(line)
+		if err != nil {
+			t.Fatalf("the test wrote %s: %v", line, err)
+		}
+		call.Reset()
+		at, err := reader.read(line, call)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if at != wantAt || !same(call, want) {
+			t.Fatalf("%s:\ngot  %+v\nwant %+v", line, call.Request, want.Request)
+		}
+	})
+}
+
+// drawLine writes a valid line with its members in any order, white space anywhere, and strings
+// with and without escapes.
+func drawLine(t *rapid.T) string {
+	members := []string{fmt.Sprintf(`"time_us"%s:%s%d`, space(t), space(t), rapid.Int64Range(0, int64(algorithms.MaxTime)).Draw(t, "time"))}
+	if rapid.Bool().Draw(t, "by name") {
+		if rapid.Bool().Draw(t, "with domain") {
+			members = append(members, `"domain":`+drawText(t, 1))
+		}
+		members = append(members, `"limits":`+list(t, 1, drawLimit))
+	} else {
+		members = append(members, `"domain":`+drawText(t, 1), `"descriptors":`+list(t, 1, drawDescriptor))
+	}
+	return space(t) + object(t, members) + space(t)
+}
+
+func drawDescriptor(t *rapid.T) string {
+	members := []string{`"entries":` + list(t, 0, func(t *rapid.T) string {
+		return "[" + drawText(t, 0) + space(t) + "," + drawText(t, 0) + "]"
+	})}
+	if rapid.Bool().Draw(t, "with hits") {
+		members = append(members, `"hits":`+drawNumber(t))
+	}
+	return object(t, members)
+}
+
+func drawLimit(t *rapid.T) string {
+	members := []string{`"name":` + drawText(t, 0)}
+	switch rapid.IntRange(0, 2).Draw(t, "key") {
+	case 1:
+		members = append(members, `"key":`+drawText(t, 0))
+	case 2:
+		members = append(members, `"key":`+list(t, 0, func(t *rapid.T) string { return drawText(t, 0) }))
+	}
+	if rapid.Bool().Draw(t, "with count") {
+		members = append(members, `"count":`+drawNumber(t))
+	}
+	if rapid.Bool().Draw(t, "with reserve") {
+		members = append(members, fmt.Sprintf(`"reserve":%v`, rapid.Bool().Draw(t, "reserve")))
+	}
+	return object(t, members)
+}
+
+func drawNumber(t *rapid.T) string {
+	return rapid.OneOf(
+		rapid.Map(rapid.Int64(), func(n int64) string { return fmt.Sprint(n) }),
+		rapid.Just("18446744073709551615"), rapid.Just("-9223372036854775809"), rapid.Just("9223372036854775808"), rapid.Just("-0"),
+	).Draw(t, "number")
+}
+
+func drawText(t *rapid.T, least int) string {
+	text := rapid.StringN(least, 8, -1).Draw(t, "text")
+	if rapid.Bool().Draw(t, "escaped") {
+		var out strings.Builder
+		for _, r := range text {
+			if r > 0xffff {
+				r = '\U0000fffd'
+			}
+			fmt.Fprintf(&out, `\u%04x`, r)
+		}
+		return `"` + out.String() + `"`
+	}
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(quoted)
+}
+
+func space(t *rapid.T) string { return rapid.StringMatching(`[ \t\r\n]{0,2}`).Draw(t, "space") }
+
+func object(t *rapid.T, members []string) string {
+	members = rapid.Permutation(members).Draw(t, "order")
+	return "{" + space(t) + strings.Join(members, space(t)+","+space(t)) + space(t) + "}"
+}
+
+func list(t *rapid.T, least int, item func(*rapid.T) string) string {
+	var items []string
+	for range rapid.IntRange(least, 3).Draw(t, "items") {
+		items = append(items, item(t))
+	}
+	return "[" + space(t) + strings.Join(items, space(t)+","+space(t)) + space(t) + "]"
+}
+
+// FuzzTrace: whatever is accepted is JSON, and says what encoding/json reads in it.
+func FuzzTrace(f *testing.F) {
+	f.Add(`{"time_us": 1, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}`)
+	f.Add(`{"time_us":1,"limits":[{"name":"send","key":["a","\u00e9\n"],"count":-3,"reserve":true}]}`)
+	f.Add(`{"time_us":1,"limits":[{"name":"s","count":99999999999999999999}],"domain":"d"} `)
+	f.Add("{\"time_us\":1,\"limits\":[{\"name\":\"\xff\"}]}")
+	f.Fuzz(func(t *testing.T, line string) {
+		var c limiter.Call
+		at, err := (&trace{}).read(line, &c)
+		if err != nil {
+			return
+		}
+		if !json.Valid([]byte(line)) {
+			t.Fatalf("accepted what is not JSON: %q", line)
+		}
+		wantAt, want, err := readPlain(line)
+		if err != nil {
+			t.Fatalf("accepted %q, of which encoding/json says %v", line, err)
+		}
+		if at != wantAt || !same(&c, want) {
+			t.Fatalf("%q:\ngot  %+v\nwant %+v", line, c.Request, want.Request)
+		}
+	})
+}
+
+// FuzzSkip: a value passed over is JSON, and all of it.
+func FuzzSkip(f *testing.F) {
+	f.Add(`{"a": [1, "]", {"b": null}]} x`)
+	f.Add(`-1.5e3,`)
+	f.Fuzz(func(t *testing.T, text string) {
+		s := scanner{text: text}
+		value := s.skip()
+		if s.err != nil {
+			return
+		}
+		var raw json.RawMessage
+		if err := json.NewDecoder(strings.NewReader(text)).Decode(&raw); err != nil || !bytes.Equal(bytes.TrimSpace(raw), []byte(value)) {
+			t.Fatalf("%q: skipped %q; encoding/json: %q, %v", text, value, raw, err)
+		}
+	})
+}
+
+func TestTraceRefuses(t *testing.T) {
+	const head = `{"time_us":1,"domain":"edge","descriptors":`
+	for _, test := range []struct{ line, want string }{
+		{`[]`, `column 1: expected an object, found "["`},
+		{`{"time_us":1.5}`, `column 12: expected a whole number, found "1.5"`},
+		{`{"time_us":1e3}`, `expected a whole number`},
+		{`{"time_us":"1"}`, `expected a whole number, found "\"1\""`},
+		{`{"time_us":01}`, `expected a whole number`},
+		{`{"time_us":1,"time_us":2}`, `time_us is there twice`},
+		{`{"Time_us":1}`, `unknown field "Time_us"`},
+		{head + `[{"entries":[["a","b"]]}]`, `expected , or }, found the end of the line`},
+		{head + `[{"entries":[["a","b"]]}]}}`, `expected the end of the line, found "}"`},
+		{head + `[{"entries":[["a"]]}]}`, `this one is shorter`},
+		{head + `[{"entries":[["a","b","c"]]}]}`, `this one is longer`},
+		{head + `[{"hits":1}]}`, `a descriptor without entries`},
+		{head + `[]}`, `has neither descriptors nor limits`},
+		{head + `null}`, `expected a list, found "null"`},
+		{head + `[{"entries":[["a","b"]]}],"limits":[{"name":"x"}]}`, `has descriptors and limits`},
+		{`{"time_us":1,"descriptors":[{"entries":[]}]}`, `domain is missing`},
+		{`{"domain":"edge","descriptors":[{"entries":[]}]}`, `time_us is missing`},
+		{`{"time_us":-1,"limits":[{"name":"x"}]}`, `time_us must be between 0 and 4503599627370496, is -1`},
+		{`{"time_us":4503599627370497,"limits":[{"name":"x"}]}`, `time_us must be between`},
+		{`{"time_us":1,"limits":[{"key":"x"}]}`, `a limit without a name`},
+		{`{"time_us":1,"limits":[{"name":"x","reserve":1}]}`, `expected true or false, found "1"`},
+		{`{"time_us":1,"limits":[{"name":"x","key":7}]}`, `expected a string, found "7"`},
+		{`{"time_us":1,"limits":[{"name":"x"},]}`, `expected an object, found "]"`},
+		{`{"time_us":1,"limits":[{"name":"\x"}]}`, `a string with a wrong escape`},
+		{"{\"time_us\":1,\"limits\":[{\"name\":\"a\tb\"}]}", `a control character in a string; write it \u0009`},
+		{`{"time_us":1,"limits":[{"name":"x`, `a string without an end`},
+	} {
+		var c limiter.Call
+		if _, err := (&trace{}).read(test.line, &c); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", test.line, err, test.want)
+		}
+	}
+}
+
+func TestTraceDefaults(t *testing.T) {
+	var c limiter.Call
+	at, err := (&trace{domain: "edge"}).read(`{"descriptors":[{"entries":[["a","\ud83d\ude00\ud800"]]}],"time_us":0}`, &c)
+	if err != nil || at != 0 || c.Request.Domain != "edge" || c.Descriptors[0].Cost != 1 {
+		t.Errorf("got %v, %v, %+v", at, err, c.Request)
+	}
+	if got := c.Descriptors[0].Entries[0].Value; got != "😀\ufffd" {
+		t.Errorf("half a pair of surrogates: got %q", got)
+	}
+	if len(c.Limits) > 0 {
+		t.Errorf("limits from nowhere: %v", c.Limits)
+	}
+}

@@ -1,0 +1,287 @@
+package simulate
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// every has a limit of every algorithm, and descriptors that lead to each.
+const every = `
+domain: edge
+limits:
+  token: {algorithm: token_bucket, rate: 5, period: 1s, capacity: 8, max_reserved: 6}
+  empty: {algorithm: token_bucket, rate: 5, period: 1s, initial: 0}
+  window: {algorithm: fixed_window, rate: 4, period: 1s, capacity: 6}
+  sliding: {algorithm: sliding_window, rate: 5, period: 1s}
+  log: {algorithm: sliding_log, rate: 4, period: 700ms}
+  leaky: {algorithm: leaky_bucket, rate: 5, period: 1s, capacity: 3, max_delay: 400ms}
+  sure: {algorithm: token_bucket, rate: 2, period: 1s, capacity: 5, guaranteed: {rate: 3, period: 1s}}
+  over: {algorithm: token_bucket, rate: 5, period: 1s, overdraw: true, max_reserved: 9}
+descriptors:
+  - {key: token, limit: token}
+  - {key: empty, limit: empty}
+  - {key: window, limit: window}
+  - {key: sliding, limit: sliding}
+  - {key: log, limit: log}
+  - {key: leaky, limit: leaky}
+  - {key: sure, limit: sure}
+  - {key: over, limit: over}
+  - {key: both, limit: [token, window]}
+  - {key: shadow, limit: log, shadow_mode: true}
+  - {key: clock, rate_limit: {unit: second, requests_per_unit: 3}}
+  - {key: pair, descriptors: [{key: second, limit: sliding}]}
+---
+domain: each
+consume: each
+limits:
+  lone: {algorithm: token_bucket, rate: 5, period: 1s}
+descriptors:
+  - {key: lone, limit: lone}
+  - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
+`
+
+// meets says which limits a descriptor meets, by its keys: what the tree finds out from the
+// configuration above.
+var meets = map[string][]string{
+	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
+	"edge:log": {"log"}, "edge:leaky": {"leaky"}, "edge:sure": {"sure"}, "edge:over": {"over"},
+	"edge:both": {"token", "window"}, "edge:shadow": {"log"}, "edge:clock": {"clock"},
+	"edge:pair,second": {"sliding"},
+	"each:lone":        {"lone"}, "each:clock": {"clock"},
+}
+
+// twin answers requests in the plainest way: one map, no charges, no groups but a list.
+type twin struct {
+	limits map[string]algorithms.Limit // domain/name
+	delay  algorithms.Micros
+	states map[string]algorithms.State
+}
+
+// met is a limit met, and the answer.
+type met struct {
+	domain, name string
+	values       []string
+	ask          algorithms.Ask
+	alone        bool // decided by itself
+	shadow       bool
+	wait         bool // tells its wait
+	decision     algorithms.Decision
+}
+
+func newTwin(t *testing.T, s *limiter.Snapshot) *twin {
+	t.Helper()
+	w := &twin{limits: map[string]algorithms.Limit{}, states: map[string]algorithms.State{}}
+	for _, p := range s.Policies {
+		w.limits[p.Domain+"/"+p.Name] = p.Limit
+		w.delay = max(w.delay, p.MaxDelay)
+	}
+	return w
+}
+
+func (m *met) bucket() string { return fmt.Sprintf("%s/%s%q", m.domain, m.name, m.values) }
+
+func hashOf(values []string) uint64 {
+	if len(values) == 1 {
+		return xxhash.Sum64String(values[0])
+	}
+	text := ""
+	for _, v := range values {
+		text += string(rune(len(v))) + v // short ones
+	}
+	return xxhash.Sum64String(text)
+}
+
+// meets lists what a request meets.
+func (w *twin) meets(c *limiter.Call) (all []*met) {
+	for _, d := range c.Descriptors {
+		var keys, values []string
+		for _, e := range d.Entries {
+			keys, values = append(keys, e.Key), append(values, e.Value)
+		}
+		for _, name := range meets[c.Request.Domain+":"+strings.Join(keys, ",")] {
+			m := &met{domain: c.Request.Domain, name: name, values: values, shadow: keys[0] == "shadow", wait: name == "leaky"}
+			m.alone = m.shadow || m.domain == "each"
+			m.ask = algorithms.Ask{Cost: d.Cost, Hash: hashOf(values)}
+			if name == "leaky" {
+				m.ask.MaxWait = w.delay
+			}
+			all = append(all, m)
+		}
+	}
+	for _, l := range c.Limits {
+		domain := "edge"
+		if l.Name == "lone" {
+			domain = "each"
+		}
+		m := &met{domain: domain, name: l.Name, values: l.Key, alone: domain == "each", wait: l.Reserve || l.Name == "leaky"}
+		m.ask = algorithms.Ask{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
+		all = append(all, m)
+	}
+	return all
+}
+
+// answer decides what a request meets.
+func (w *twin) answer(now algorithms.Micros, c *limiter.Call) []*met {
+	all := w.meets(c)
+	var group []algorithms.Bucket
+	where := map[string]int{}
+	for _, m := range all {
+		if m.alone {
+			continue
+		}
+		i, twice := where[m.bucket()]
+		if !twice {
+			limit := w.limits[m.domain+"/"+m.name]
+			where[m.bucket()] = len(group)
+			group = append(group, algorithms.Bucket{Limit: &limit, Ask: m.ask, State: w.states[m.bucket()]})
+			continue
+		}
+		group[i].Ask.Cost += m.ask.Cost
+		group[i].Ask.Reserve = group[i].Ask.Reserve && m.ask.Reserve
+	}
+	if len(group) > 0 {
+		algorithms.TakeAll(now, group)
+	}
+	for bucket, i := range where {
+		w.states[bucket] = group[i].State
+	}
+	for _, m := range all {
+		if !m.alone {
+			m.decision = group[where[m.bucket()]].Decision
+			continue
+		}
+		limit := w.limits[m.domain+"/"+m.name]
+		w.states[m.bucket()], m.decision = limit.Take(w.states[m.bucket()], now, m.ask)
+	}
+	return all
+}
+
+// decisionLine is a line of decisions.
+type decisionLine struct {
+	OK    bool            `json:"ok"`
+	Retry int64           `json:"retry_after_us"`
+	Error string          `json:"error"`
+	Wait  *int64          `json:"wait_us"`
+	Limit []decisionLimit `json:"limits"`
+}
+
+type decisionLimit struct {
+	Name      string `json:"name"`
+	Key       any    `json:"key"`
+	OK        bool   `json:"ok"`
+	Remaining int64  `json:"remaining"`
+	Retry     int64  `json:"retry_after_us"`
+	Error     string `json:"error"`
+	Wait      *int64 `json:"wait_us"`
+}
+
+// line is the answer as it is to be written.
+func (w *twin) line(all []*met) decisionLine {
+	line := decisionLine{OK: true, Limit: []decisionLimit{}}
+	never, wait := false, (*int64)(nil)
+	for _, m := range all {
+		d := m.decision
+		one := decisionLimit{Name: m.name, OK: d.Allowed, Remaining: d.Remaining, Retry: int64(d.RetryAfter)}
+		switch len(m.values) {
+		case 0:
+		case 1:
+			one.Key = m.values[0]
+		default:
+			one.Key = []any{m.values[0], m.values[1]}
+		}
+		if d.Never {
+			one.Retry, one.Error = -1, "never"
+		}
+		if m.wait && d.Allowed {
+			one.Wait = new(int64(d.Wait))
+			if wait == nil || *wait < *one.Wait {
+				wait = one.Wait
+			}
+		}
+		if !d.Allowed && !m.shadow {
+			line.OK, never = false, never || d.Never
+			line.Retry = max(line.Retry, int64(d.RetryAfter))
+		}
+		line.Limit = append(line.Limit, one)
+	}
+	if never {
+		line.Retry, line.Error = -1, "never"
+	}
+	if line.OK {
+		line.Wait = wait
+	}
+	return line
+}
+
+// TestReplayIsThePlainOne replays random traces by both.
+func TestReplayIsThePlainOne(t *testing.T) {
+	s := compiled(t, every)
+	rapid.Check(t, func(rt *rapid.T) {
+		var input []string
+		now := int64(1_767_225_600_000_000)
+		for range rapid.IntRange(1, 60).Draw(rt, "requests") {
+			now += rapid.OneOf(rapid.Int64Range(0, 50_000), rapid.Int64Range(0, 1_500_000)).Draw(rt, "pause")
+			input = append(input, drawRequest(rt, now))
+		}
+		decisions := strings.Split(decide(t, s, strings.Join(input, "\n"), 0), "\n")
+		w := newTwin(t, s)
+		for i, line := range input {
+			var c limiter.Call
+			at, err := (&trace{}).read(line, &c)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			want := w.line(w.answer(at, &c))
+			var got decisionLine
+			if err := json.Unmarshal([]byte(decisions[i]), &got); err != nil {
+				rt.Fatal(err)
+			}
+			if !reflect.DeepEqual(got, want) {
+				text, _ := json.Marshal(want)
+				rt.Fatalf("request %d, %s:\ngot  %s\nwant %s", i, line, decisions[i], text)
+			}
+		}
+	})
+}
+
+func drawRequest(t *rapid.T, now int64) string {
+	domain := rapid.SampledFrom([]string{"edge", "edge", "each"}).Draw(t, "domain")
+	cost := rapid.OneOf(rapid.Int64Range(0, 4), rapid.Int64Range(-3, 16))
+	value := rapid.SampledFrom([]string{"a", "b"})
+	var asks []string
+	if rapid.Bool().Draw(t, "by name") {
+		names := map[string][]string{"edge": {"token", "empty", "window", "sliding", "log", "leaky", "sure", "over"}, "each": {"lone"}}[domain]
+		for range rapid.IntRange(1, 3).Draw(t, "asks") {
+			name := rapid.SampledFrom(names).Draw(t, "name")
+			reserve := strings.Contains("token empty window lone", name) && rapid.Bool().Draw(t, "reserve")
+			key := ""
+			if rapid.IntRange(0, 4).Draw(t, "with key") > 0 {
+				key = fmt.Sprintf(`"key":%q,`, value.Draw(t, "key"))
+			}
+			asks = append(asks, fmt.Sprintf(`{"name":%q,%s"count":%d,"reserve":%v}`, name, key, cost.Draw(t, "count"), reserve))
+		}
+		return fmt.Sprintf(`{"time_us":%d,"limits":[%s]}`, now, strings.Join(asks, ","))
+	}
+	keys := map[string][]string{
+		"edge": {"token", "empty", "window", "sliding", "log", "leaky", "sure", "over", "both", "shadow", "clock", "pair", "none"},
+		"each": {"lone", "clock"},
+	}[domain]
+	for range rapid.IntRange(1, 3).Draw(t, "descriptors") {
+		key := rapid.SampledFrom(keys).Draw(t, "key")
+		entries := fmt.Sprintf("[%q,%q]", key, value.Draw(t, "value"))
+		if key == "pair" {
+			entries += fmt.Sprintf(`,["second",%q]`, value.Draw(t, "value"))
+		}
+		asks = append(asks, fmt.Sprintf(`{"entries":[%s],"hits":%d}`, entries, cost.Draw(t, "hits")))
+	}
+	return fmt.Sprintf(`{"time_us":%d,"domain":%q,"descriptors":[%s]}`, now, domain, strings.Join(asks, ","))
+}
