@@ -1,0 +1,25 @@
+.DEFAULT_GOAL := help
+.PHONY: help build run test race check fmt fuzz bench tools clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+build: ## bin/rlsidecar
+	@go build -o bin/ ./cmd/rlsidecar
+run: build ## serve examples/quickstart.yaml from memory
+	@bin/rlsidecar serve --config examples/quickstart.yaml
+test: ## everything CI runs; installs what the tests need (Envoy, Redis, NGINX)
+	@scripts/test.sh
+race: ## all Go tests under the race detector
+	@go test -race -count=1 ./...
+check: ## test, then the linters and the tidiness of go.mod
+	@scripts/test.sh && scripts/lint.sh
+fmt: ## gofmt, and the rewrites of go fix
+	@gofmt -w cmd internal pkg test && go fix ./...
+fuzz: ## each fuzz target for FUZZTIME (default 30s)
+	@scripts/fuzz.sh
+bench: ## benchmarks: the packages', and against peers
+	@scripts/bench.sh
+tools: ## only install what the tests need
+	@scripts/install-tools.sh
+clean: ## remove what these made
+	@rm -rf bin dist .tools

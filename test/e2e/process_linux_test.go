@@ -1,0 +1,106 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds every wait for another process. It is long because the machines of CI are slow;
+// no test needs it to pass.
+const patience = 30 * time.Second
+
+// process is a program that runs no longer than its test.
+type process struct {
+	cmd    *exec.Cmd
+	output lockedBuffer
+	exited chan struct{} // closed when it has, and err is set
+	err    error
+	killed bool // by the test: no need to have ended well
+}
+
+// start runs a program. When the test ends it is told to stop; its output is shown if the test failed.
+func start(t *testing.T, program string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also when go test is killed
+	if err := p.cmd.Start(); err != nil {
+		t.Fatalf("start %s: %v", program, err)
+	}
+	go func() { p.err = p.cmd.Wait(); close(p.exited) }()
+	t.Cleanup(func() {
+		if err := p.stop(); err != nil {
+			t.Errorf("%s %s: %v", program, strings.Join(args, " "), err)
+		}
+		if t.Failed() {
+			t.Logf("the last of what %s said:\n%s", program, p.output.tail())
+		}
+	})
+	return p
+}
+
+// stop asks a process to end, unless it has, and returns what is wrong with how it ended.
+func (p *process) stop() error {
+	if p.killed {
+		return nil
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.exited:
+		return p.err
+	case <-time.After(patience):
+		p.kill()
+		return fmt.Errorf("had to be killed: it went on for %v after SIGTERM", patience)
+	}
+}
+
+// kill ends a process as a crash would.
+func (p *process) kill() {
+	p.killed = true
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// eventually polls until ok, and fails the test when patience is over.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+// lockedBuffer is written by a process while a test reads it.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) tail() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	const enough = 4000
+	return string(b.buf.Bytes()[max(0, b.buf.Len()-enough):])
+}

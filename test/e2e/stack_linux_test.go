@@ -1,0 +1,253 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+const root = "../.."
+
+// sidecarProgram is built once for all tests.
+var sidecarProgram string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "rlsidecar-e2e")
+	if err != nil {
+		log.Fatal(err)
+	}
+	sidecarProgram = filepath.Join(dir, "rlsidecar")
+	// Without the commit, which git may refuse to tell in a container.
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar").CombinedOutput(); err != nil {
+		log.Fatalf("build rlsidecar: %v\n%s", err, out)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// envoyProgram finds Envoy: $ENVOY, what scripts/install-tools.sh installed, or PATH.
+func envoyProgram(t *testing.T) string {
+	t.Helper()
+	installed, err := filepath.Abs(root + "/.tools/bin/envoy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{os.Getenv("ENVOY"), installed, "envoy"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	const remedy = "there is no Envoy here; scripts/install-tools.sh installs it into .tools/"
+	if os.Getenv("CI") != "" {
+		t.Fatal(remedy)
+	}
+	t.Skip(remedy)
+	return ""
+}
+
+// stack is an application behind Envoy, which asks rlsidecar, all of them as in examples/envoy, ports
+// too, but on a loopback address that no other test uses.
+type stack struct {
+	owner   *testing.T // when it ends, so do the processes
+	addr    string
+	envoy   *process
+	sidecar *process
+	socket  string // of the sidecar; empty: TCP
+	client  *http.Client
+}
+
+// change is a difference from examples/envoy/envoy.yaml.
+type change struct{ old, new string }
+
+// The changes that tests make. The first is made always: on a busy machine 50 ms may be too short.
+var (
+	patient  = change{"timeout: 0.05s", "timeout: 10s"}
+	failOpen = change{"failure_mode_deny: true", "failure_mode_deny: false"}
+)
+
+// overSocket has Envoy ask through a Unix socket.
+func overSocket(path string) change {
+	return change{
+		"{ socket_address: { address: 127.0.0.1, port_value: 8081 } }",
+		"{ pipe: { path: " + path + " } }",
+	}
+}
+
+var stacks atomic.Int32
+
+func newStack(t *testing.T, socket string, changes ...change) *stack {
+	t.Helper()
+	envoy := envoyProgram(t) // may skip
+	pid := os.Getpid()
+	s := &stack{
+		owner: t,
+		// 127.100.0.1 and up, by process and by stack: no port there is taken by somebody else.
+		addr:   fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)),
+		socket: socket,
+		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
+	}
+	t.Cleanup(s.client.CloseIdleConnections)
+	s.serveApplication(t)
+	s.startSidecar(t)
+
+	config := s.envoyConfig(t, append([]change{patient}, changes...))
+	s.envoy = start(s.owner, envoy, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	eventually(t, "Envoy is ready", func() bool {
+		if !s.envoy.running() {
+			t.Fatalf("Envoy ended: %v", s.envoy.err)
+		}
+		return strings.HasPrefix(s.admin("/ready"), "LIVE")
+	})
+	s.awaitSidecar(t)
+	return s
+}
+
+// envoyConfig writes the example with the changes, each of which it must have a place for.
+func (s *stack) envoyConfig(t *testing.T, changes []change) string {
+	t.Helper()
+	example, err := os.ReadFile(root + "/examples/envoy/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(example)
+	for _, c := range append(changes, change{"127.0.0.1", s.addr}) {
+		if !strings.Contains(text, c.old) {
+			t.Fatalf("examples/envoy/envoy.yaml no longer has %q", c.old)
+		}
+		text = strings.ReplaceAll(text, c.old, c.new)
+	}
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (s *stack) startSidecar(t *testing.T) {
+	t.Helper()
+	network, address, flag := "tcp", s.addr+":8081", s.addr+":8081"
+	if s.socket != "" {
+		network, address, flag = "unix", s.socket, "unix://"+s.socket
+	}
+	s.sidecar = start(s.owner, sidecarProgram, "serve", "--config", root+"/examples/envoy/rlsidecar.yaml",
+		"--grpc-listen", flag, "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
+	eventually(t, "rlsidecar listens", func() bool {
+		if !s.sidecar.running() {
+			t.Fatalf("rlsidecar ended: %v", s.sidecar.err)
+		}
+		conn, err := net.Dial(network, address)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+}
+
+// awaitSidecar returns when Envoy's health check has found the sidecar.
+func (s *stack) awaitSidecar(t *testing.T) {
+	t.Helper()
+	eventually(t, "Envoy finds rlsidecar healthy", func() bool {
+		return s.stat("cluster.rlsidecar.membership_healthy") == 1
+	})
+}
+
+// serveApplication answers what Envoy lets through: 200, and nothing of what it was sent.
+func (s *stack) serveApplication(t *testing.T) {
+	t.Helper()
+	listener, err := net.Listen("tcp", s.addr+":9000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: patience,
+		MaxHeaderBytes:    1 << 20,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "application")
+		}),
+	}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close(); <-served })
+}
+
+// admin asks Envoy's admin port; the empty string if it does not answer.
+func (s *stack) admin(path string) string {
+	resp, err := s.client.Get("http://" + s.addr + ":9901" + path)
+	if err != nil {
+		return ""
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	return string(body)
+}
+
+// stat is one of Envoy's counters or gauges; -1 where there is none.
+func (s *stack) stat(name string) int {
+	for line := range strings.Lines(s.admin("/stats?filter=" + name)) {
+		if value, ok := strings.CutPrefix(line, name+": "); ok {
+			if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}
+
+// answer is what a client got, with the bytes it came in.
+type answer struct {
+	code   int
+	header http.Header
+	raw    string
+}
+
+// get asks Envoy for path with headers ("name: value"), byte for byte as given. A from that is not
+// empty is the client's address.
+func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
+	t.Helper()
+	raw, err := s.exchange(t, from, "10000", path, headers...)
+	if err != nil {
+		t.Fatalf("GET %.100q: %v", path, err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
+	if err != nil {
+		t.Fatalf("GET %.100q: %v in %.200q", path, err, raw)
+	}
+	_ = resp.Body.Close()
+	return answer{resp.StatusCode, resp.Header, string(raw)}
+}
+
+// exchange opens a connection of its own, asks for path and reads until the end.
+func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
+	t.Helper()
+	var dialer net.Dialer
+	if from != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(s.addr, port))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	lines := append([]string{"GET " + path + " HTTP/1.1", "host: shop.test", "connection: close"}, headers...)
+	if _, err := io.WriteString(conn, strings.Join(lines, "\r\n")+"\r\n\r\n"); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(conn)
+}
