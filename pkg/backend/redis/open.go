@@ -7,6 +7,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -53,6 +54,7 @@ type Config struct {
 type Store struct {
 	backend.Store
 	config  Config
+	name    string // the address, master or cluster
 	client  goredis.UniversalClient
 	cluster *cluster // nil: not a Cluster
 }
@@ -73,7 +75,7 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{config: c}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
 	o := c.options(u)
 	k := keys{prefix: c.KeyPrefix}
 	switch u.form {

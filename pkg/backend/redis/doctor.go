@@ -1,0 +1,181 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Severity of a Finding.
+type Severity string
+
+// The severities. A Problem means that limits cannot be kept; a Warning that they might not be.
+const (
+	Fine    Severity = "ok"
+	Warning Severity = "warning"
+	Problem Severity = "problem"
+)
+
+// Finding is one thing seen about the Redis behind a Store.
+type Finding struct {
+	Server   string   `json:"server"`
+	Severity Severity `json:"severity"`
+	// Check names what was looked at: connection, version, eviction, script, cluster, clock.
+	Check string `json:"check"`
+	Text  string `json:"text"`
+}
+
+// Examine looks at every master: whether it can be reached and knows the script, and whether its
+// settings keep what limits rely on. It writes one key for a second.
+func (s *Store) Examine(ctx context.Context) []Finding {
+	if s.cluster == nil {
+		return s.examine(ctx, s.name, s.client.(*goredis.Client))
+	}
+	var mu sync.Mutex
+	var all []Finding
+	err := s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
+		found := s.examine(ctx, client.Options().Addr, client)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, found...)
+		return nil
+	})
+	if err != nil {
+		all = append(all, Finding{s.name, Problem, "connection", advice(err)})
+	}
+	return append(all, s.examineCluster(ctx)...)
+}
+
+func (s *Store) examine(ctx context.Context, server string, client *goredis.Client) (all []Finding) {
+	found := func(severity Severity, check, format string, args ...any) {
+		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
+	}
+	before := time.Now()
+	there, err := client.Time(ctx).Result()
+	if err != nil {
+		found(Problem, "connection", "%s", advice(err))
+		return all
+	}
+	took := time.Since(before)
+	found(Fine, "connection", "answers in %v", took.Round(10*time.Microsecond))
+	if off := there.Sub(before.Add(took / 2)).Abs(); off > 5*time.Second {
+		found(Warning, "clock", "differs from this machine's by %v; limits go by the server's", off.Round(time.Second))
+	}
+	info, err := client.Info(ctx).Result()
+	if err != nil {
+		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err))
+	} else {
+		all = append(all, checkInfo(server, fields(info))...)
+	}
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+	if err != nil {
+		found(Problem, "script", "%v", err)
+		return all
+	}
+	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}
+	if s.cluster != nil { // any slot that this master has will do
+		probe.Slot = s.slotAt(ctx, client)
+	}
+	var d [1]backend.Decision
+	newNode(client, keys{prefix: s.config.KeyPrefix}, nil).Take(ctx, []backend.Charge{probe}, d[:])
+	if d[0].Err != nil {
+		found(Problem, "script", "%s", advice(d[0].Err))
+	} else {
+		found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
+	}
+	return all
+}
+
+// slotAt is a Slot that client's server has.
+func (s *Store) slotAt(ctx context.Context, client *goredis.Client) uint64 {
+	for _, tag := range tags() {
+		key := s.config.KeyPrefix + "{" + strconv.FormatUint(tag, 36) + "}"
+		if have, err := s.cluster.client.MasterForKey(ctx, key); err == nil && have == client {
+			return tag
+		}
+	}
+	return 0
+}
+
+// checkInfo judges what INFO said.
+func checkInfo(server string, info map[string]string) (all []Finding) {
+	found := func(severity Severity, check, format string, args ...any) {
+		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
+	}
+	name, version := "Redis", info["redis_version"]
+	if v := info["valkey_version"]; v != "" {
+		name, version = "Valkey", v
+	}
+	var major, minor int
+	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // a text that is no version is 0.0
+	switch {
+	case major < 6 || major == 6 && minor < 2:
+		found(Problem, "version", "%s %s is too old; 6.2 is the oldest that is tested", name, version)
+	case major < 7:
+		found(Fine, "version", "%s %s (no script flags: out of memory is found at the first write, before anything is written)", name, version)
+	default:
+		found(Fine, "version", "%s %s", name, version)
+	}
+	switch policy := info["maxmemory_policy"]; {
+	case policy == "" || policy == "noeviction":
+		found(Fine, "eviction", "live keys are never evicted")
+	case info["maxmemory"] == "0":
+		found(Warning, "eviction", "maxmemory-policy is %s: once a maxmemory is set, buckets could be evicted, and each would be full again; set it to noeviction", policy)
+	default:
+		found(Problem, "eviction", "maxmemory-policy is %s: under memory pressure buckets are evicted, and each is full again, so that more than the limit is admitted; set it to noeviction", policy)
+	}
+	if info["role"] == "slave" {
+		found(Problem, "role", "is a replica; point the URL at the master, at Sentinels or at the cluster")
+	}
+	return all
+}
+
+func (s *Store) examineCluster(ctx context.Context) []Finding {
+	text, err := s.cluster.client.ClusterInfo(ctx).Result()
+	if err != nil {
+		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err)}}
+	}
+	info := fields(text)
+	if info["cluster_state"] != "ok" || info["cluster_slots_ok"] != strconv.Itoa(slots) {
+		return []Finding{{s.name, Problem, "cluster", fmt.Sprintf("state %s, %s of %d slots are served", info["cluster_state"], info["cluster_slots_ok"], slots)}}
+	}
+	return []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
+}
+
+// fields reads the name:value lines of INFO.
+func fields(info string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+// advice is err with what can be done about it.
+func advice(err error) string {
+	text := strings.TrimPrefix(err.Error(), backend.ErrUnavailable.Error()+": ")
+	switch {
+	case isReply(err, "NOPERM"):
+		return text + "; the user needs +evalsha +eval +mget +psetex +llen +lindex +rpush +ltrim +del +pexpire +time and the keys of the prefix"
+	case isReply(err, "NOAUTH", "WRONGPASS", "ERR AUTH"):
+		return text + "; check the user and the password"
+	case isReply(err, "OOM"):
+		return text + "; raise maxmemory, or find what fills it"
+	case isReply(err, "READONLY"):
+		return text + "; point the URL at the master, at Sentinels or at the cluster"
+	case strings.Contains(text, "refused"), strings.Contains(text, "no such host"):
+		return text + "; check the address and that the server runs"
+	default:
+		return text
+	}
+}
