@@ -68,6 +68,10 @@ const (
 
 // Take implements Store.
 func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Decision) {
+	if ctx.Err() != nil {
+		failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrUnavailable, ctx.Err()))
+		return
+	}
 	r := s.riders.Get().(*rider)
 	r.board(charges)
 	s.mu.Lock()

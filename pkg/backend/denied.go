@@ -49,6 +49,7 @@ type DeniedStore struct {
 	mu      sync.RWMutex
 	groups  map[uint64]*denial  // by the hash of all keys of a group; guarded by mu
 	buckets map[uint64][]uint64 // the groups that a bucket denied in, by its key's hash; guarded by mu
+	listed  int                 // how many groups buckets lists, those forgotten since included; guarded by mu
 }
 
 // denial is what next answered to a group.
@@ -193,9 +194,9 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 	if s.forgot.Load() != forgot { // something came back meanwhile: this may be out of date
 		return
 	}
-	if len(s.groups) >= s.config.MaxGroups {
-		clear(s.groups)
-		clear(s.buckets)
+	// A group that is forgotten for one of its buckets stays listed under the others.
+	if len(s.groups) >= s.config.MaxGroups || s.listed >= 8*s.config.MaxGroups {
+		s.clear()
 	}
 	for i := range charges {
 		c := charges[i]
@@ -203,6 +204,7 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 		d.charges = append(d.charges, c)
 		if bucket := xxhash.Sum64(c.Key); s.groups[hash] == nil {
 			s.buckets[bucket] = append(s.buckets[bucket], hash)
+			s.listed++
 		}
 	}
 	s.groups[hash] = d
@@ -226,6 +228,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)
 	}
+	s.listed -= len(s.buckets[bucket])
 	delete(s.buckets, bucket)
 }
 
@@ -234,8 +237,14 @@ func (s *DeniedStore) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgot.Add(1)
+	s.clear()
+}
+
+// clear forgets all denials; s.mu is held.
+func (s *DeniedStore) clear() {
 	clear(s.groups)
 	clear(s.buckets)
+	s.listed = 0
 }
 
 func groupHash(charges []Charge) uint64 {

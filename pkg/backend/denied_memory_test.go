@@ -1,0 +1,48 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// What is remembered is bounded, whatever is denied and forgotten in whatever order.
+func TestDeniedMemoryIsBounded(t *testing.T) {
+	const most = 100
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Denied(denies{}, DeniedConfig{MaxGroups: most})
+	size := func() (n int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, groups := range s.buckets {
+			n += len(groups)
+		}
+		return n + len(s.groups)
+	}
+	var decisions [3]Decision
+	for i := range 20_000 {
+		charges := []Charge{{Key: []byte("all")}, {Key: fmt.Appendf(nil, "%d", i%10)}, {Key: fmt.Appendf(nil, "%d", i)}}
+		for j := range charges {
+			charges[j].Limit, charges[j].Ask.Cost = &limit, 1
+		}
+		charges = charges[:2+i/10_000] // first few groups again and again, then ever new ones
+		s.Take(t.Context(), charges, decisions[:len(charges)])
+		s.ForgetBucket(charges[len(charges)-1].Key)
+		if n := size(); n > 10*most {
+			t.Fatalf("%d entries after %d denials", n, i+1)
+		}
+	}
+}
+
+type denies struct{}
+
+func (denies) Take(_ context.Context, _ []Charge, decisions []Decision) {
+	for i := range decisions {
+		decisions[i] = Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
+	}
+}

@@ -1,0 +1,322 @@
+package backend_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// remembering is a DeniedStore over memory, on the time of a synctest bubble; asked counts what
+// memory was asked.
+func remembering(c backend.DeniedConfig) (s *backend.DeniedStore, asked *recorder) {
+	asked = &recorder{next: memory.New(memory.Config{Clock: wall})}
+	return backend.Denied(asked, c), asked
+}
+
+// of is a charge of a bucket named key.
+func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
+	return backend.Charge{Key: []byte(key), Limit: limit, Ask: algorithms.Ask{Cost: cost}, Owner: "test"}
+}
+
+func tokens(t testing.TB, rate int64, period algorithms.Micros, capacity int64) *algorithms.Limit {
+	t.Helper()
+	return compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
+}
+
+// expect takes and checks the answer, and how often next has been asked by then.
+func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+	t.Helper()
+	d := take(t.Context(), s, c)[0]
+	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
+		t.Errorf("asked %d of %s: got %+v, want allowed %v, retry after %v", c.Ask.Cost, c.Key, d, allowed, retry)
+	}
+	if n := asked.count(); n != times {
+		t.Errorf("next was asked %d times, want %d", n, times)
+	}
+}
+
+func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		limit := tokens(t, 10, algorithms.Second, 3) // one each 100 ms
+		expect(t, s, asked, 1, of(limit, "a", 3), true, 0)
+		expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms)
+		for i := range 10_000 {
+			time.Sleep(time.Microsecond)
+			expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms-time.Duration(i+1)*time.Microsecond)
+		}
+		time.Sleep(190*ms - time.Microsecond)
+		expect(t, s, asked, 2, of(limit, "a", 2), false, time.Microsecond)
+		expect(t, s, asked, 3, of(limit, "b", 2), true, 0) // another bucket
+		time.Sleep(time.Microsecond)
+		expect(t, s, asked, 4, of(limit, "a", 2), true, 0)
+		expect(t, s, asked, 5, of(limit, "a", 1), false, 100*ms)
+	})
+}
+
+func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
+	start := algorithms.Micros(0)
+	three := int64(3)
+	for name, test := range map[string]struct {
+		spec        algorithms.Spec
+		two, larger time.Duration // retries of 2 and 3 once 2 of 3 are taken, 50 ms later
+	}{
+		"token bucket": {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &three}, 100 * ms, 150 * ms},
+		"fixed window": {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second, Capacity: &three, Start: &start}, time.Second, 1950 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, asked := remembering(backend.DeniedConfig{})
+				limit := compile(t, test.spec)
+				expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
+				expect(t, s, asked, 2, of(limit, "a", 2), false, test.two)
+				time.Sleep(50 * ms)
+				expect(t, s, asked, 2, of(limit, "a", 3), false, test.larger)
+				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller one is asked
+			})
+		})
+	}
+}
+
+// What their Value does not tell all of, is asked again.
+func TestALargerCostOfOtherKindsIsAsked(t *testing.T) {
+	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
+		synctest.Test(t, func(t *testing.T) {
+			s, asked := remembering(backend.DeniedConfig{})
+			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
+			take(t.Context(), s, of(limit, "a", 2))
+			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || asked.count() != 2 {
+				t.Errorf("%s: got %+v", kind, d)
+			}
+			take(t.Context(), s, of(limit, "a", 2))
+			if asked.count() != 2 {
+				t.Errorf("%s: the same is asked again", kind)
+			}
+			take(t.Context(), s, of(limit, "a", 3))
+			if asked.count() != 3 {
+				t.Errorf("%s: a larger cost is answered from memory", kind)
+			}
+		})
+	}
+}
+
+func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		limit := tokens(t, 1, algorithms.Second, 3)
+		take(t.Context(), s, of(limit, "a", 3))
+		take(t.Context(), s, of(limit, "a", 1)) // denied, and remembered
+		d := take(t.Context(), s, of(limit, "a", 4))[0]
+		if d.Allowed || !d.Never || asked.count() != 3 {
+			t.Errorf("got %+v, asked %d times", d, asked.count())
+		}
+	})
+}
+
+func TestMaxAgeBoundsWhatIsBelieved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{MaxAge: 300 * ms})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		expect(t, s, asked, 1, of(limit, "a", 1), true, 0)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
+		time.Sleep(299 * ms)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute-299*ms)
+		time.Sleep(ms)
+		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute-300*ms)
+		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute-300*ms)
+	})
+}
+
+func TestGiveBackForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		limit := tokens(t, 1, 60*algorithms.Second, 2)
+		expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 3, of(limit, "a", -1), true, 0)
+		expect(t, s, asked, 4, of(limit, "a", 1), true, 0)
+		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
+		// In one Take with others, in any order.
+		back, again := of(limit, "a", -1), of(limit, "a", 1)
+		back.Group, again.Group = 1, 2
+		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
+			t.Errorf("got %+v", d)
+		}
+	})
+}
+
+// A denial that was under way while something came back may be out of date already.
+func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets := memory.New(memory.Config{Clock: wall})
+		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			buckets.Take(ctx, charges, decisions)
+			if charges[0].Ask.Cost > 0 {
+				time.Sleep(10 * ms)
+			}
+		})
+		s := backend.Denied(slow, backend.DeniedConfig{})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		take(t.Context(), s, of(limit, "a", 1))
+		go take(t.Context(), s, of(limit, "a", 1)) // denied, and told 10 ms later
+		synctest.Wait()
+		time.Sleep(ms)
+		take(t.Context(), s, of(limit, "a", -1))
+		time.Sleep(20 * ms)
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; !d.Allowed {
+			t.Errorf("got %+v", d)
+		}
+	})
+}
+
+func TestForget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		for _, key := range []string{"a", "b"} {
+			take(t.Context(), s, of(limit, key, 1))
+			take(t.Context(), s, of(limit, key, 1))
+		}
+		s.ForgetBucket([]byte("a"))
+		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 5, of(limit, "b", 1), false, time.Minute)
+		s.Forget()
+		expect(t, s, asked, 6, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 7, of(limit, "b", 1), false, time.Minute)
+	})
+}
+
+func TestDeniedGroups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		few, many := tokens(t, 1, algorithms.Second, 1), tokens(t, 100, algorithms.Second, 100)
+		pair := func(a, b int64) []backend.Charge {
+			return []backend.Charge{of(few, "few", a), of(many, "many", b)}
+		}
+		take(t.Context(), s, pair(1, 1)...)
+		for i := range 3 {
+			d := take(t.Context(), s, pair(1, 1)...)
+			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || asked.count() != 2 {
+				t.Errorf("%d: got %+v, asked %d times", i, d, asked.count())
+			}
+		}
+		// What allowed may not allow more: asked. The denier alone was not asked alone: asked.
+		take(t.Context(), s, pair(1, 2)...)
+		take(t.Context(), s, of(few, "few", 1))
+		if asked.count() != 4 {
+			t.Errorf("asked %d times", asked.count())
+		}
+		// A denied group and another in one Take: only the other is asked.
+		other := of(many, "other", 5)
+		other.Group = 7
+		d := take(t.Context(), s, append(pair(1, 2), other)...)
+		got := asked.last(t)
+		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
+			t.Errorf("got %+v, asked %+v", d, got)
+		}
+		// A bucket of the group that gets something back forgets the group.
+		take(t.Context(), s, of(many, "many", -1))
+		n := asked.count()
+		take(t.Context(), s, pair(1, 2)...)
+		if asked.count() != n+1 {
+			t.Error("the group is remembered after a give-back to one of its buckets")
+		}
+	})
+}
+
+// Limits that charge what they deny must be told of every ask.
+func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		most := int64(10)
+		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true, MaxReserved: &most})
+		for range 5 {
+			take(t.Context(), s, of(limit, "a", 1))
+		}
+		if asked.count() != 5 {
+			t.Errorf("asked %d times of 5", asked.count())
+		}
+	})
+}
+
+func TestErrorsAreNotRemembered(t *testing.T) {
+	broken := &recorder{next: storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) { fail(decisions) })}
+	s := backend.Denied(broken, backend.DeniedConfig{})
+	limit := tokens(t, 1, algorithms.Second, 1)
+	for range 3 {
+		take(t.Context(), s, of(limit, "a", 1))
+	}
+	if broken.count() != 3 {
+		t.Errorf("asked %d times of 3", broken.count())
+	}
+}
+
+// Over random traces it admits what its next would have, denies what that would have, and never
+// tells to wait longer.
+func TestDeniedAdmitsWhatNextWould(t *testing.T) {
+	for seed := range uint64(30) {
+		synctest.Test(t, func(t *testing.T) {
+			s, asked := remembering(backend.DeniedConfig{MaxGroups: 7})
+			twin := memory.New(memory.Config{Clock: wall})
+			rng := rand.New(rand.NewPCG(seed, 3))
+			specs := storetest.Specs()
+			limits := make([]*algorithms.Limit, len(specs))
+			for i := range specs {
+				limits[i] = compile(t, specs[i])
+			}
+			total := 0
+			for step := range 1500 {
+				time.Sleep(time.Duration(rng.IntN(2)) * time.Duration(rng.Int64N(150_000)) * time.Microsecond)
+				var charges []backend.Charge
+				for group := range 1 + rng.IntN(2) {
+					for _, i := range rng.Perm(len(specs))[:1+rng.IntN(2)] {
+						c := of(limits[i], fmt.Sprint(i), max(-2, 6-rng.Int64N(9)))
+						c.Group, c.Ask.Hash = group, uint64(i)
+						c.Ask.Look = rng.IntN(10) == 0
+						c.Ask.Reserve = limits[i].CanReserve() && rng.IntN(5) == 0
+						charges = append(charges, c)
+					}
+				}
+				got, want := take(t.Context(), s, charges...), take(t.Context(), twin, charges...)
+				total++
+				for at := 0; at < len(charges); {
+					end, is, should, retry, most := at, true, true, algorithms.Micros(0), algorithms.Micros(0)
+					for ; end < len(charges) && charges[end].Group == charges[at].Group; end++ {
+						is, should = is && got[end].Allowed, should && want[end].Allowed
+						retry, most = max(retry, got[end].RetryAfter), max(most, want[end].RetryAfter)
+					}
+					if is != should || retry > most || !is && retry == 0 && most > 0 {
+						t.Fatalf("seed %d, step %d, %+v:\n got %+v\nwant %+v", seed, step, charges[at:end], got[at:end], want[at:end])
+					}
+					at = end
+				}
+			}
+			if asked.count() == total {
+				t.Errorf("seed %d: nothing was answered from memory", seed)
+			}
+		})
+	}
+}
+
+func BenchmarkDenied(b *testing.B) {
+	s := backend.Denied(memory.New(memory.Config{}), backend.DeniedConfig{MaxAge: time.Hour})
+	limit := tokens(b, 1, algorithms.Day, 1)
+	charges := []backend.Charge{of(limit, "attacked", 1)}
+	decisions := make([]backend.Decision, 1)
+	s.Take(b.Context(), charges, decisions)
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Take(b.Context(), charges, decisions)
+	}
+	if decisions[0].Allowed {
+		b.Error("allowed")
+	}
+}

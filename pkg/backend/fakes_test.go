@@ -1,0 +1,113 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// storeFunc is a Store that is a function.
+type storeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
+
+func (f storeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	f(ctx, charges, decisions)
+}
+
+// recorder passes Takes on and remembers what was asked.
+type recorder struct {
+	next backend.Store
+
+	mu    sync.Mutex
+	takes [][]backend.Charge
+}
+
+func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	copied := make([]backend.Charge, len(charges))
+	for i, c := range charges {
+		c.Key = append([]byte(nil), c.Key...)
+		copied[i] = c
+	}
+	r.mu.Lock()
+	r.takes = append(r.takes, copied)
+	r.mu.Unlock()
+	r.next.Take(ctx, charges, decisions)
+}
+
+func (r *recorder) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.takes)
+}
+
+// last is the last Take asked.
+func (r *recorder) last(t *testing.T) []backend.Charge {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.takes) == 0 {
+		t.Fatal("nothing was asked")
+	}
+	return r.takes[len(r.takes)-1]
+}
+
+// echo allows everything and answers the cost as what remains, so that answers tell whose they are.
+var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	for i := range charges {
+		decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: charges[i].Ask.Cost}}
+	}
+})
+
+// after answers as next does, but only d later, or when ctx ends.
+func after(d time.Duration, next backend.Store) backend.Store {
+	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		select {
+		case <-time.After(d):
+			next.Take(ctx, charges, decisions)
+		case <-ctx.Done():
+			fail(decisions)
+		}
+	})
+}
+
+var errDown = errors.New("down")
+
+func fail(decisions []backend.Decision) {
+	for i := range decisions {
+		decisions[i] = backend.Decision{Err: errors.Join(backend.ErrUnavailable, errDown)}
+	}
+}
+
+// costs are charges of one group each, or, if grouped, of one altogether.
+func costs(grouped bool, of ...int64) []backend.Charge {
+	charges := make([]backend.Charge, len(of))
+	for i, cost := range of {
+		charges[i] = backend.Charge{Key: []byte{byte('a' + i)}, Ask: algorithms.Ask{Cost: cost}}
+		if !grouped {
+			charges[i].Group = i
+		}
+	}
+	return charges
+}
+
+func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []backend.Decision {
+	decisions := make([]backend.Decision, len(charges))
+	s.Take(ctx, charges, decisions)
+	return decisions
+}
+
+// wall is the time of a synctest bubble as Stores have it.
+func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
+
+func compile(t testing.TB, spec algorithms.Spec) *algorithms.Limit {
+	t.Helper()
+	limit, err := algorithms.Compile(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &limit
+}
