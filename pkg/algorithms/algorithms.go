@@ -137,7 +137,7 @@ func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 	case TokenBucket:
 		next, d = l.takeTokens(kept, at, a)
 	case LeakyBucket:
-		next, d = l.takeTurn(kept, at, a)
+		next, d = l.takeTurn(kept, at, a, at-now)
 	case Guaranteed:
 		next, d = l.takeGuaranteed(kept, at, a)
 	case FixedWindow:
@@ -149,7 +149,7 @@ func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 	default:
 		return s, Decision{Never: true} // not a compiled Limit
 	}
-	if back := at - now; back > 0 && !d.Never { // the clock stands still until it has caught up
+	if back := at - now; back > 0 { // the clock stands still until it has caught up
 		d = later(d, back)
 	}
 	switch {
@@ -197,7 +197,7 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 		if s.At-now <= maxStepBack {
 			at = s.At
 		} else {
-			s.At = now
+			s.At = l.tickOf(now)
 			if n := len(s.Log); n > 0 && s.Log[n-1] > now {
 				s.Log = slices.Clone(s.Log)
 				for i := range s.Log {
@@ -212,7 +212,7 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 		}
 		s.By = l
 	}
-	if !l.startsFilled() && at-s.At >= Day && at >= l.fullAt(s, hash)+Day {
+	if !l.startsFilled() && at-s.At > Day-l.Tick && at >= l.fullAt(s, hash)+Day {
 		return l.fresh(at), at, false // full for a day, it starts at Initial again: under, never over
 	}
 	return s, at, true
@@ -226,7 +226,7 @@ func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
 // fresh is the State of a bucket never seen, filled at time now.
 func (l *Limit) fresh(now Micros) State {
-	s := State{By: l, At: now}
+	s := State{By: l, At: l.tickOf(now)}
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
 		s.Value, s.Prev = l.V-(l.Capacity-l.Initial)*l.Q, l.V1
@@ -292,7 +292,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 
 // later moves every answered time by the time a clock that stepped back needs to catch up.
 func later(d Decision, back Micros) Decision {
-	if !d.Allowed {
+	if !d.Allowed && !d.Never {
 		d.RetryAfter += back
 	}
 	if d.ResetAfter > 0 {
@@ -303,6 +303,9 @@ func later(d Decision, back Micros) Decision {
 	}
 	return d
 }
+
+// tickOf is the start of the tick that t lies in: within one, nothing happens.
+func (l *Limit) tickOf(t Micros) Micros { return t - t%l.Tick }
 
 // span turns ticks counted from the tick that now lies in into the exact time from now.
 func (l *Limit) span(now Micros, ticks int64) Micros {

@@ -68,7 +68,7 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	default:
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
 	}
-	s.Value, s.At = value, now
+	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)
 	full := max(1, ceilDiv(l.Capacity-value, l.Rate))
 	if l.clears() {

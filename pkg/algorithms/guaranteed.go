@@ -32,7 +32,7 @@ func (l *Limit) takeGuaranteed(s State, now Micros, a Ask) (State, Decision) {
 			ceilDiv(c-l.V1-v2, l.P),
 			ceilDiv(c-v1-l.V, l.P1)))
 	}
-	s.Prev, s.Value, s.At = v1, v2, now
+	s.Prev, s.Value, s.At = v1, v2, l.tickOf(now)
 	d.Value, d.Remaining = v1+v2, max(0, floorDiv(v1+v2, l.Q))
 	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
 	return s, d

@@ -7,20 +7,20 @@ package algorithms
 //
 // A full queue denies; so does a turn further away than MaxWait, with retry_after = wait - MaxWait.
 
-func (l *Limit) takeTurn(s State, now Micros, a Ask) (State, Decision) {
+// takeTurn takes a turn at time now, which is back ahead of a clock that stepped back.
+func (l *Limit) takeTurn(s State, now Micros, a Ask, back Micros) (State, Decision) {
 	value := l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.V-value, l.P))
 	next, d := l.takeTokens(s, now, a)
 	switch {
 	case a.Cost <= 0 || d.Never:
 		return next, d
-	case a.MaxWait > 0 && wait > a.MaxWait:
-		return s, Decision{
-			RetryAfter: max(d.RetryAfter, wait-a.MaxWait),
-			Value:      value,
-			Remaining:  value / l.Q,
-			ResetAfter: wait,
+	case a.MaxWait > 0 && wait > 0 && wait+back > a.MaxWait:
+		late := Decision{Value: value, Remaining: value / l.Q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}
+		if !d.Allowed {
+			late.RetryAfter = max(late.RetryAfter, d.RetryAfter)
 		}
+		return s, late
 	case d.Allowed:
 		d.Wait = wait
 	}

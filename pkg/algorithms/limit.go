@@ -67,6 +67,7 @@ type Limit struct {
 type SpecError struct {
 	Field   string // the field of the configuration: "rate", "period", "capacity", …
 	Problem string // "must be at least 1, is -5"
+	largest int64  // the largest value that would fit, where it is too large
 }
 
 // SpecErrors is everything wrong with a Spec.
@@ -101,8 +102,32 @@ func (s Spec) Part(share float64) Spec {
 	return s
 }
 
+// ticks are the units of time a Limit can be in, the finest first.
+var ticks = [...]Micros{1, 1000}
+
 // Compile checks and scales s. An error is a SpecErrors that lists every mistake.
 func Compile(s Spec) (Limit, error) {
+	fine, err := compile(s, ticks[0])
+	if err == nil {
+		return fine, nil
+	}
+	coarse, again := compile(s, ticks[1])
+	if again == nil {
+		return coarse, nil
+	}
+	if again[0].largest > err[0].largest {
+		err = again
+	}
+	return Limit{}, err
+}
+
+// fits tells whether the spans of s are a whole number of ticks.
+func (s Spec) fits(tick Micros) bool {
+	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
+}
+
+// compile is Compile in one unit of time.
+func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
 	}
@@ -128,28 +153,30 @@ func Compile(s Spec) (Limit, error) {
 		l.Tick, l.Period = 1, int64(s.Period)
 		return l, nil
 	}
-	fit, field, unit := false, "capacity", int64(0)
-	for _, l.Tick = range []Micros{1, 1000} {
-		if s.Period%l.Tick != 0 || s.Minimum != nil && s.Minimum.Period%l.Tick != 0 {
-			break
-		}
-		if fit, field, unit = l.scale(s); fit {
-			return l, nil
-		}
+	l.Tick = tick
+	if !s.fits(tick) {
+		return Limit{}, SpecErrors{{"period", "is not a whole number of milliseconds, and cannot be computed exactly otherwise", 0}}
+	}
+	fit, field, unit := l.scale(s)
+	if fit {
+		return l, nil
 	}
 	what := "is too large to compute exactly"
-	if unit > 0 {
+	if s.MaxReserved != nil && field == "capacity" && *s.MaxReserved > l.Capacity && unit+*s.MaxReserved >= l.Capacity {
+		field, unit = "max_reserved", unit+*s.MaxReserved-l.Capacity
+		what = fmt.Sprintf("is too large to compute exactly with this rate, period and capacity; the largest that fits is %d", unit)
+	} else if unit > 0 {
 		what = fmt.Sprintf("is too large to compute exactly with this rate and period; the largest that fits is %d", unit)
 	} else if field == "capacity" {
 		field, what = "period", "cannot be computed exactly with this rate; use a shorter one"
 	}
-	return Limit{}, SpecErrors{{field, what}}
+	return Limit{}, SpecErrors{{field, what, unit}}
 }
 
 // check finds what is wrong with s whatever the scale.
 func check(s Spec) (errs SpecErrors) {
 	add := func(field, format string, args ...any) {
-		errs = append(errs, SpecError{field, fmt.Sprintf(format, args...)})
+		errs = append(errs, SpecError{Field: field, Problem: fmt.Sprintf(format, args...)})
 	}
 	if s.Kind < TokenBucket || s.Kind > LeakyBucket {
 		add("algorithm", "is missing")
@@ -198,6 +225,9 @@ func check(s Spec) (errs SpecErrors) {
 	}
 	if s.Overdraw && (!tokens || s.Minimum != nil) {
 		add("overdraw", "does not belong to %s, which cannot go below zero", s.title())
+	}
+	if (s.TakesDenied || s.PerRequest) && s.Kind != FixedWindow {
+		add("algorithm", "%s cannot count what it denies", s.Kind)
 	}
 	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
 		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
@@ -356,16 +386,16 @@ func (l *Limit) convert(s State, now Micros, hash uint64) State {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
 		v := old.flow(s.Value, old.V, old.P, old.elapsed(s.At, now))
-		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q, l.Reach), now
+		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q, l.Reach), l.tickOf(now)
 	case Guaranteed:
 		e := old.elapsed(s.At, now)
 		s.Value = rescale(old.flow(s.Value, old.V, old.P, e), old.V, old.Q, l.V, l.Q, 0)
 		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q, 0)
-		s.At = now
+		s.At = l.tickOf(now)
 	case FixedWindow:
 		old.TakesDenied, old.PerRequest = l.TakesDenied, l.PerRequest
 		v, _, _ := old.roll(s, now, hash)
-		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1, l.Reach), now
+		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1, l.Reach), l.tickOf(now)
 		if l.PerRequest {
 			s.Value = max(l.Capacity-(old.Capacity-v), -l.Reach)
 		}

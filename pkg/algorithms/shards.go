@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// MaxShards is the most shards a limit can be split into; sums over them stay in an int64.
-const MaxShards = 1000
+// MaxShards is the most shards a limit can be split into: twice a sum over them fits in an int64.
+const MaxShards = 256
 
 // A sharded limit is split into n buckets of its own numbers, so that a hot key spreads over the
 // nodes of a cluster. Of two shards drawn at random the one with more left is charged (power of
@@ -23,19 +23,31 @@ func Split(s Spec, n int) ([]Limit, error) {
 	}
 	switch {
 	case !whole.CanReserve():
-		return nil, SpecErrors{{"shards", "does not belong to " + s.title()}}
+		return nil, SpecErrors{{Field: "shards", Problem: "does not belong to " + s.title()}}
 	case whole.Overdraw:
-		return nil, SpecErrors{{"shards", "cannot be combined with overdraw"}}
+		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with overdraw"}}
 	case whole.Rate == 0:
-		return nil, SpecErrors{{"shards", "needs a rate of at least 1"}}
+		return nil, SpecErrors{{Field: "shards", Problem: "needs a rate of at least 1"}}
 	case n < 2 || n > MaxShards:
-		return nil, SpecErrors{{"shards", fmt.Sprintf("must be between 2 and %d, is %d", MaxShards, n)}}
+		return nil, SpecErrors{{Field: "shards", Problem: fmt.Sprintf("must be between 2 and %d, is %d", MaxShards, n)}}
 	case int64(n) > whole.Capacity:
-		return nil, SpecErrors{{"shards", "must not be more than capacity: each shard needs a unit to give"}}
+		return nil, SpecErrors{{Field: "shards", Problem: "must not be more than capacity: each shard needs a unit to give"}}
 	case whole.Kind == FixedWindow && int64(n) > whole.Rate:
-		return nil, SpecErrors{{"shards", "must not be more than rate: each shard needs a unit in each window"}}
+		return nil, SpecErrors{{Field: "shards", Problem: "must not be more than rate: each shard needs a unit in each window"}}
 	}
 	shards := make([]Limit, n)
+	var wrong SpecErrors
+	for _, tick := range ticks {
+		if wrong = splitAt(s, &whole, shards, tick); wrong == nil {
+			return shards, nil
+		}
+	}
+	return nil, wrong
+}
+
+// splitAt compiles shards, all on one scale.
+func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
+	n := len(shards)
 	for i := range shards {
 		part := s
 		if whole.Kind == FixedWindow {
@@ -46,11 +58,11 @@ func Split(s Spec, n int) ([]Limit, error) {
 		part.Capacity = split(&whole.Capacity, n, i)
 		part.Initial = split(&whole.Initial, n, i)
 		part.MaxReserved = split(s.MaxReserved, n, i)
-		if shards[i], err = Compile(part); err != nil {
-			return nil, err
+		if shards[i], wrong = compile(part, tick); wrong != nil {
+			return wrong
 		}
 	}
-	return shards, nil
+	return nil
 }
 
 // share is the i-th of n parts of x: x div n, and the first x mod n get one more.
@@ -115,8 +127,8 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	}
 	for i := range shards {
 		b := &shards[i]
-		charged := State{By: b.Limit, Value: left[i], At: max(now, kept[i].At)}
-		d.Remaining += max(0, left[i])
+		charged := State{By: b.Limit, Value: left[i], At: max(b.Limit.tickOf(now), kept[i].At)}
+		d.Value += left[i]
 		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(charged, a.Hash)-now)
 		if wait := b.Limit.waitAt(charged, a.Hash) - now; left[i] < 0 && a.Cost > 0 && d.Allowed {
 			d.Wait = max(d.Wait, wait)
@@ -127,8 +139,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 			b.State = b.Limit.keep(b.State, kept[i], seen[i], a.Look)
 		}
 	}
-	d.Value = d.Remaining
-	d.Remaining /= unit
+	d.Remaining = max(0, floorDiv(d.Value, unit))
 	return d
 }
 

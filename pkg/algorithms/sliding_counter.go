@@ -20,7 +20,7 @@ func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
 	default:
 		s.Value, s.Prev = 0, 0
 	}
-	s.At = now
+	s.At = l.tickOf(now)
 	cost, left := a.Cost, l.Period-e
 	switch {
 	case cost < 0 && a.Of > 0 && int64(a.Of/l.Tick)/l.Period != t/l.Period:

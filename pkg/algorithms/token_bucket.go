@@ -46,7 +46,7 @@ func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
 		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
 	}
 	s.Value = l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
-	s.At = now
+	s.At = l.tickOf(now)
 	switch {
 	case cost < 0:
 		s.Value = min(l.V, s.Value-cost)

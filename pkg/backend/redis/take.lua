@@ -34,7 +34,7 @@ local function ceil_div(a, b) return -floor(-a / b) end
 
 -- later moves every answered time by the time a clock that stepped back needs to catch up.
 local function later(d, back)
-  if not d.allowed then d.retry = d.retry + back end
+  if not d.allowed and not d.never then d.retry = d.retry + back end
   if d.reset > 0 then d.reset = d.reset + back end
   if d.wait > 0 then d.wait = d.wait + back end
 end
@@ -49,7 +49,7 @@ local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved)
 
 -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
 local function fresh(l, t, log)
-  local s = { by = l, value = 0, prev = 0, at = t, log = log }
+  local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log }
   if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
     s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
   elseif l.kind == WINDOW then
@@ -190,7 +190,7 @@ end
 
 local function convert(l, phase, s, t)
   local old = s.by
-  local c = { by = l, value = s.value, prev = s.prev, at = t }
+  local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick }
   if l.kind == WINDOW then
     local v = roll(l, old, old.phase, s, t)
     c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
@@ -214,12 +214,12 @@ local function begin(l, phase, s, t)
     if s.at - t <= STEP_BACK then
       at = s.at
     else
-      s = { by = s.by, value = s.value, prev = s.prev, at = t, log = s.log }
+      s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log }
       if s.log then log_clamp(s.log, t) end
     end
   end
   if s.by ~= l and not same_scale(l, phase, s.by) then s = convert(l, phase, s, at) end
-  if l.initial < l.capacity and at - s.at >= DAY and at >= full_at(l, s, phase) + DAY then
+  if l.initial < l.capacity and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
     return fresh(l, at), at, false
   end
   return s, at, true
@@ -263,18 +263,21 @@ local function take_tokens(l, s, t, a, d)
   end
   d.value, d.remaining = value, max(0, floor(value / l.q))
   d.reset = span(l, t, ceil_div(l.v - value, l.p))
-  return { by = l, value = value, prev = s.prev, at = t }
+  return { by = l, value = value, prev = s.prev, at = t - t % l.tick }
 end
 
 -- leaky_bucket.go ---------------------------------------------------------------------------------
 
-local function take_turn(l, s, t, a, d)
+-- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
+local function take_turn(l, s, t, a, d, back)
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
   local wait = span(l, t, ceil_div(l.v - value, l.p))
   local next = take_tokens(l, s, t, a, d)
   if a.cost <= 0 or d.never then return next end
-  if a.max_wait > 0 and wait > a.max_wait then
-    d.allowed, d.retry, d.wait = false, max(d.retry, wait - a.max_wait), 0
+  if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
+    local retry = wait - a.max_wait
+    if not d.allowed then retry = max(retry, d.retry) end
+    d.allowed, d.retry, d.wait = false, retry, 0
     d.value, d.remaining, d.reset = value, floor(value / l.q), wait
     return s
   end
@@ -309,7 +312,7 @@ local function take_guaranteed(l, s, t, a, d)
   end
   d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
   d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-  return { by = l, value = v2, prev = v1, at = t }
+  return { by = l, value = v2, prev = v1, at = t - t % l.tick }
 end
 
 -- fixed_window.go ---------------------------------------------------------------------------------
@@ -350,7 +353,7 @@ local function take_window(l, phase, s, t, a, d)
   local full = max(1, ceil_div(l.capacity - value, l.rate))
   if l.clears then full = 1 end
   d.reset = starts_in(full)
-  return { by = l, value = value, prev = 0, at = t }
+  return { by = l, value = value, prev = 0, at = t - t % l.tick }
 end
 
 -- sliding_counter.go ------------------------------------------------------------------------------
@@ -399,7 +402,7 @@ local function take_sliding(l, s, t, a, d)
   elseif prev > 0 then
     d.reset = span(l, t, left)
   end
-  return { by = l, value = cur, prev = prev, at = t }
+  return { by = l, value = cur, prev = prev, at = t - t % l.tick }
 end
 
 -- sliding_log.go ----------------------------------------------------------------------------------
@@ -460,7 +463,7 @@ local function take(l, phase, s, a, d, look)
   if l.kind == TOKEN then
     next = take_tokens(l, kept, at, a, d)
   elseif l.kind == LEAKY then
-    next = take_turn(l, kept, at, a, d)
+    next = take_turn(l, kept, at, a, d, at - now)
   elseif l.kind == GUARANTEED then
     next = take_guaranteed(l, kept, at, a, d)
   elseif l.kind == WINDOW then
@@ -470,7 +473,7 @@ local function take(l, phase, s, a, d, look)
   else
     next = take_log(l, kept, at, a, d, look)
   end
-  if at > now and not d.never then later(d, at - now) end
+  if at > now then later(d, at - now) end
   if d.never and not l.takes_denied then return s end
   if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
   if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
