@@ -11,15 +11,15 @@ import (
 var update = flag.Bool("update", false, "write what is said of testdata/*.yaml into the *.txt beside them")
 
 // fixtures are the files of testdata that end in suffix, by name; the name in problems is short.
-func fixtures(t testing.TB, suffix string) (files []File) {
-	t.Helper()
+func fixtures(tb testing.TB, suffix string) (files []File) {
+	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))
 	if err != nil || len(names) == 0 {
-		t.Fatalf("no testdata/*%s (%v)", suffix, err)
+		tb.Fatalf("no testdata/*%s (%v)", suffix, err)
 	}
 	for _, name := range names {
 		data, err := os.ReadFile(name)
-		must(t, err)
+		must(tb, err)
 		files = append(files, File{Name: filepath.Base(name), Data: data})
 	}
 	return files

@@ -310,12 +310,13 @@ func (c *compiler) checkReplaces(d *domain) {
 			replaces[[2]string{name, other}] = true
 		}
 	}
+	names := sortedKeys(known)
 	for _, u := range d.uses {
 		for _, r := range u.replaces {
 			switch name := r.Name.value; {
 			case name == "":
 			case !known[name]:
-				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, didYouMean(name, sortedKeys(known)))
+				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, didYouMean(name, names))
 			case u.policy.RateName != "" && replaces[[2]string{name, u.policy.RateName}]:
 				c.warn(r.Name.at, "%q and %q replace each other: a request that meets both is limited by neither", u.policy.RateName, name)
 			}

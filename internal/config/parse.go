@@ -273,20 +273,18 @@ func isNull(n *yaml.Node) bool {
 // describe says what a node is, to people.
 func describe(n *yaml.Node) string {
 	n = follow(n)
-	switch n.Kind {
-	case yaml.MappingNode:
+	switch tag := n.ShortTag(); {
+	case n.Kind == yaml.MappingNode:
 		return "a mapping"
-	case yaml.SequenceNode:
+	case n.Kind == yaml.SequenceNode:
 		return "a list"
-	}
-	switch n.ShortTag() {
-	case "!!null":
+	case tag == "!!null":
 		return "nothing"
-	case "!!bool":
+	case tag == "!!bool":
 		return n.Value
-	case "!!int", "!!float":
+	case tag == "!!int" || tag == "!!float":
 		return "the number " + short(n.Value)
-	case "!!timestamp":
+	case tag == "!!timestamp":
 		return "the time " + short(n.Value)
 	default:
 		return "the text " + strconv.Quote(short(n.Value))

@@ -227,10 +227,10 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 func (l *names) read(p *parser, key string, n *yaml.Node) {
 	v, before := follow(n), p.mistakes
 	items := []*yaml.Node{n}
-	switch v.Kind {
-	case yaml.SequenceNode:
+	switch {
+	case v.Kind == yaml.SequenceNode:
 		items = v.Content
-	case yaml.MappingNode:
+	case v.Kind == yaml.MappingNode:
 		p.mistake(p.at(n), "%s must be the name of a limit or a list of names, is a mapping; write the numbers inside rate_limit", key)
 		return
 	}
@@ -327,10 +327,10 @@ func (m *metadata) read(p *parser, key string, n *yaml.Node) {
 // tree is metadata as a protobuf Struct can hold it: numbers are float64, keys text.
 func (p *parser) tree(n *yaml.Node) any {
 	n = follow(n)
-	switch n.Kind {
-	case yaml.MappingNode:
+	if n.Kind == yaml.MappingNode {
 		return p.treeMap(n)
-	case yaml.SequenceNode:
+	}
+	if n.Kind == yaml.SequenceNode {
 		if !p.enter(n) {
 			return nil
 		}
@@ -341,20 +341,15 @@ func (p *parser) tree(n *yaml.Node) any {
 		}
 		return list
 	}
+	if is, known := words[n.Value]; known && n.Style&quoted == 0 {
+		return is
+	}
 	switch n.ShortTag() {
 	case "!!null":
 		return nil
-	case "!!bool", "!!int", "!!float":
-		var value any
-		err := n.Decode(&value)
-		if is, isBool := value.(bool); isBool {
-			return is
-		}
+	case "!!int", "!!float":
 		var number float64
-		if err == nil {
-			err = n.Decode(&number)
-		}
-		if err != nil || math.IsNaN(number) || math.IsInf(number, 0) {
+		if err := n.Decode(&number); err != nil || math.IsNaN(number) || math.IsInf(number, 0) {
 			p.mistake(p.at(n), "error parsing metadata: %s cannot be passed on; quote it", describe(n))
 		}
 		return number

@@ -97,7 +97,7 @@ func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- s
 func concerns(paths []string) func(name string) bool {
 	parts := map[string]bool{}
 	for _, path := range paths {
-		for _, part := range strings.Split(filepath.ToSlash(path), "/") {
+		for part := range strings.SplitSeq(filepath.ToSlash(path), "/") {
 			parts[part] = true
 		}
 	}

@@ -51,7 +51,7 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 		return nil
 	}
 	p := &descriptors.Policy{
-		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "/override", Limit: limit,
+		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: limit,
 		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
 		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure,
 	}

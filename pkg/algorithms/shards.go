@@ -127,14 +127,15 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	}
 	for i := range shards {
 		b := &shards[i]
-		charged := State{By: b.Limit, Value: left[i], At: max(b.Limit.tickOf(now), kept[i].At)}
+		next := State{By: b.Limit, Value: left[i], At: max(b.Limit.tickOf(now), kept[i].At)}
+		had := b.Limit.leftAt(kept[i], now, a.Hash)
 		d.Value += left[i]
-		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(charged, a.Hash)-now)
-		if wait := b.Limit.waitAt(charged, a.Hash) - now; left[i] < 0 && a.Cost > 0 && d.Allowed {
-			d.Wait = max(d.Wait, wait)
+		d.ResetAfter = max(d.ResetAfter, b.Limit.fullAt(next, a.Hash)-now)
+		if left[i] < 0 && a.Reserve && a.Cost > 0 && d.Allowed {
+			d.Wait = max(d.Wait, b.Limit.waitAt(next, a.Hash)-now)
 		}
-		if d.Allowed && a.Cost != 0 && !a.Look && left[i] != b.Limit.leftAt(kept[i], now, a.Hash) {
-			b.State = charged
+		if d.Allowed && a.Cost != 0 && !a.Look && left[i] != had {
+			b.State = next
 		} else {
 			b.State = b.Limit.keep(b.State, kept[i], seen[i], a.Look)
 		}

@@ -10,18 +10,18 @@ import (
 
 // grow makes a tree of patterns, each written as key or key=value, levels separated by commas; a
 // node's policy has the pattern as its name.
-func grow(t testing.TB, patterns ...string) *Tree {
-	t.Helper()
+func grow(tb testing.TB, patterns ...string) *Tree {
+	tb.Helper()
 	tree := &Tree{}
 	nodes := map[string]*Node{}
 	for _, p := range patterns {
 		parent, path := (*Node)(nil), ""
-		for _, step := range strings.Split(p, ",") {
+		for step := range strings.SplitSeq(p, ",") {
 			key, value, _ := strings.Cut(step, "=")
 			path += "," + step
 			node, added := tree.Add(parent, key, value)
 			if known := nodes[path]; (known == nil) != added || known != nil && known != node {
-				t.Fatalf("%s: added %t, known %t", path, added, known != nil)
+				tb.Fatalf("%s: added %t, known %t", path, added, known != nil)
 			}
 			nodes[path], parent = node, node
 		}
@@ -31,11 +31,11 @@ func grow(t testing.TB, patterns ...string) *Tree {
 }
 
 // met is the name of the policy that a descriptor meets; "": none.
-func met(t testing.TB, tree *Tree, descriptor string) string {
-	t.Helper()
+func met(tb testing.TB, tree *Tree, descriptor string) string {
+	tb.Helper()
 	entries, err := Parse(descriptor)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	node := tree.Match(entries)
 	switch {
