@@ -84,6 +84,7 @@ type domain struct {
 	*limiter.Domain
 	docs   []*document
 	share  float64 // the default of local_share; 0: none
+	tag    hashTag
 	limits map[string]*named
 	names  []string // of limits, in the order of the files
 	nodes  map[*descriptors.Node]place
@@ -94,6 +95,7 @@ type domain struct {
 type named struct {
 	at     place
 	policy *descriptors.Policy // nil: a mistake in it has been reported
+	used   place               // where it was used first
 }
 
 // use is a policy and where it stands, for checks over the whole domain.
@@ -145,17 +147,22 @@ func (c *compiler) settings(d *domain) {
 	var each consume
 	var answer failure
 	var part share
+	var tag text
 	for _, doc := range d.docs {
 		agree(c, d, "consume", &each.given, &doc.Consume.given)
 		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
 		agree(c, d, "local_share", &part.given, &doc.LocalShare.given)
+		agree(c, d, "hash_tag", &tag.given, &doc.HashTag.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
 			d.share = 1 // reported
 		}
 	}
+	d.tag = c.hashTag(tag)
+	d.Slot = d.tag.slot(d.Name, nil, &descriptors.Policy{Whole: true})
 	d.Alone = each.or(c.o.ConsumeEach)
 	d.OnFailure = answer.or(c.o.OnFailure)
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))
+	d.LocalShare = d.share
 	switch {
 	case !answer.ok || d.OnFailure != descriptors.Local:
 	case d.share > 0:
@@ -270,6 +277,7 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 			p := *l.policy
 			p.Place = name.at.String()
 			c.use(d, one, way, node, &p, nil)
+			c.sameSlot(d, l, name, &p)
 		}
 	}
 	for i, l := range one.RateLimit.value {
@@ -314,6 +322,7 @@ func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.N
 			p.StatValues = append(p.StatValues, i)
 		}
 	}
+	p.Slot = d.tag.slot(d.Name, way, p)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: a key with \"*\" on the way keeps the buckets of all values apart")
 	}

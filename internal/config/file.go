@@ -21,6 +21,7 @@ type document struct {
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`
 	LocalShare  share          `key:"local_share"`
+	HashTag     text           `key:"hash_tag"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
 }

@@ -26,8 +26,11 @@ type Domain struct {
 	Named map[string]*descriptors.Policy
 	// Alone: `consume: each`.
 	Alone bool
-	// OnFailure is the domain's default, for limits that come with a request.
-	OnFailure descriptors.OnFailure
+	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for limits
+	// that come with a request.
+	OnFailure  descriptors.OnFailure
+	Slot       descriptors.Slot
+	LocalShare float64
 
 	overrides     sync.Map // Override -> *descriptors.Policy
 	overrideCount atomic.Int64
@@ -43,17 +46,21 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 		return p.(*descriptors.Policy)
 	}
 	epoch := algorithms.Micros(0)
-	limit, err := algorithms.Compile(algorithms.Spec{
+	spec := algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: int64(o.Rate), Period: o.Period, Start: &epoch,
 		TakesDenied: d.Alone, PerRequest: true,
-	})
+	}
+	limit, err := algorithms.Compile(spec)
 	if err != nil {
 		return nil
 	}
 	p := &descriptors.Policy{
 		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: limit,
 		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
-		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure,
+		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Slot: d.Slot,
+	}
+	if local, err := algorithms.Compile(spec.Part(d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
+		p.Local = &local
 	}
 	if d.overrideCount.Add(1) > maxOverrides {
 		d.overrideCount.Add(-1)

@@ -1,0 +1,65 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// hashTag is what the buckets that a Redis Cluster keeps in one slot have in common: the domain, or
+// the value of one entry. The zero hashTag is none.
+type hashTag struct {
+	domain bool
+	entry  string
+}
+
+func (c *compiler) hashTag(t text) hashTag {
+	entry, isEntry := strings.CutPrefix(t.value, "entry:")
+	switch {
+	case !t.ok:
+		return hashTag{}
+	case t.value == "domain":
+		return hashTag{domain: true}
+	case isEntry && entry != "":
+		return hashTag{entry: entry}
+	default:
+		c.mistake(t.at, "hash_tag must be \"domain\" or \"entry:KEY\", is %q", short(t.value))
+		return hashTag{}
+	}
+}
+
+// slot is where the buckets of p, at the end of way, are kept.
+func (t hashTag) slot(domain string, way path, p *descriptors.Policy) descriptors.Slot {
+	switch {
+	case t.domain:
+		return descriptors.Slot{Fixed: descriptors.SlotNumber(domain)}
+	case t.entry == "":
+		return descriptors.Slot{}
+	case p.Whole:
+		return descriptors.Slot{Entry: t.entry}
+	}
+	values := 0
+	for _, s := range way {
+		switch {
+		case s.key == t.entry && s.open():
+			return descriptors.Slot{Value: values + 1}
+		case s.key == t.entry:
+			return descriptors.Slot{Fixed: descriptors.SlotNumber(s.value)}
+		case s.open():
+			values++
+		}
+	}
+	return descriptors.Slot{}
+}
+
+// sameSlot sees to it that a named limit has one bucket for a key, wherever it is used: by hash_tag
+// its buckets would otherwise be in different slots.
+func (c *compiler) sameSlot(d *domain, l *named, name text, p *descriptors.Policy) {
+	switch {
+	case l.used == place{}:
+		l.policy.Slot, l.used = p.Slot, name.at
+	case l.policy.Slot != p.Slot:
+		c.mistake(name.at, "hash_tag would split the buckets of limit %q: here entry %q is not among its values as it is at %s; use another limit, or \"hash_tag: domain\"",
+			name.value, d.tag.entry, l.used)
+	}
+}

@@ -1,0 +1,45 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+func TestHashTagKeepsARequestsBucketsInOneSlot(t *testing.T) {
+	const file = `
+domain: edge
+hash_tag: entry:tenant
+limits:
+  send: {algorithm: token_bucket, rate: 10, period: 1m}
+descriptors:
+  - key: tenant
+    rate_limit: {unit: second, requests_per_unit: 100}
+    descriptors:
+      - key: user
+        limit: send
+  - key: tenant
+    value: gold
+    rate_limit: {unit: second, requests_per_unit: 1000}
+  - key: path
+    rate_limit: {unit: second, requests_per_unit: 5}
+`
+	s := good(t, Options{}, file)
+	slot := func(text string) uint64 {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Domains["edge"].Tree.Match(entries).Policies[0].SlotOf(entries)
+	}
+	a, b := slot("tenant=a"), slot("tenant=b")
+	if a == 0 || a == b || slot("tenant=a,user=x") != a || slot("tenant=a,user=y") != a {
+		t.Errorf("slots %d %d %d", a, b, slot("tenant=a,user=x"))
+	}
+	if got := s.Domains["edge"].Named["send"].SlotOfKey([]string{"a", "x"}); got != a {
+		t.Errorf("by its name the bucket is in slot %d, want %d", got, a)
+	}
+	if slot("tenant=gold") != descriptors.SlotNumber("gold") || slot("path=/") != 0 {
+		t.Errorf("gold %d, path %d", slot("tenant=gold"), slot("path=/"))
+	}
+}

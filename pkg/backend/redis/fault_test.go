@@ -1,0 +1,430 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// fault is a row of the fault matrix on one server: what is done to it under load, and what may
+// come of it.
+type fault struct {
+	args   []string
+	config func(c *Config)
+	url    func(s *redistest.Server) string // nil: the server itself
+
+	hit    func(t *testing.T, s *redistest.Server, admin *goredis.Client)
+	length time.Duration
+	heal   func(t *testing.T, s *redistest.Server, admin *goredis.Client)
+
+	plain  bool // the script without its shebang
+	served bool // service goes on all the while
+	// clean: who is not answered knows that nothing was charged, but for asks under way when the
+	// fault came and went.
+	clean  bool
+	lost   int64         // how often the server's memory is lost
+	within time.Duration // until normal service; 0: generous
+}
+
+func (f fault) run(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t, f.args...)
+	admin := server.Client() // logged in before anything changes
+	if err := admin.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	c := Config{URL: "redis://" + server.Addr, Timeout: deadline}
+	if f.url != nil {
+		c.URL = f.url(server)
+	}
+	if f.config != nil {
+		f.config(&c)
+	}
+	s := open(t, c)
+	if f.plain {
+		n := newNode(s.client.(*goredis.Client), keys{prefix: "rl:"}, nil)
+		n.plain.Store(true)
+		s.Store = s.lane(server.Addr, n)
+	}
+	l := startLoad(t, 4, s)
+	l.normal(l.began, generous)
+	time.Sleep(200 * ms)
+	hit := time.Now()
+	f.hit(t, server, admin)
+	hurt := time.Now()
+	time.Sleep(f.length)
+	during := l.share(hurt.Add(100*ms), time.Now(), nil)
+	if f.served {
+		t.Logf("during the fault %.1f %% were answered", 100*during)
+		if during < 0.9 {
+			t.Errorf("%.1f %% answered during the fault, by: %s", 100*during, l.failures())
+		}
+	} else if during > 0.1 {
+		t.Errorf("%.1f %% were answered during the fault: it did not come about", 100*during)
+	}
+	f.heal(t, server, admin)
+	healed := time.Now()
+	if f.served {
+		healed = hit
+	}
+	within := f.within
+	if within == 0 {
+		within = generous
+	}
+	l.normal(healed, within)
+	l.check(s, f.lost)
+	if f.clean {
+		unknown := int64(0)
+		for _, q := range l.questions {
+			unknown += q.unknown.Load()
+		}
+		if unknown > 20 {
+			t.Errorf("%d asks may have been charged, in a fault that refuses whole", unknown)
+		}
+	}
+}
+
+func do(t *testing.T, admin *goredis.Client, args ...any) {
+	t.Helper()
+	if err := admin.Do(context.Background(), args...).Err(); err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+}
+
+// set is a step of a fault that gives the server a command.
+func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
+	return func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+		t.Helper()
+		do(t, admin, args...)
+	}
+}
+
+func nothing(*testing.T, *redistest.Server, *goredis.Client) {}
+
+func TestFaultNone(t *testing.T) {
+	fault{hit: nothing, length: time.Second, heal: nothing, served: true}.run(t)
+}
+
+func TestFaultServerKilledAndRestartedEmpty(t *testing.T) {
+	fault{
+		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Kill() },
+		length: 2 * time.Second,
+		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
+		lost:   1,
+	}.run(t)
+}
+
+func TestFaultServerStopped(t *testing.T) {
+	fault{
+		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Pause() },
+		length: 2 * time.Second,
+		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
+	}.run(t)
+}
+
+func TestFaultClientsPaused(t *testing.T) {
+	fault{
+		hit:    set("CLIENT", "PAUSE", 60_000, "ALL"),
+		length: 1500 * ms,
+		heal:   set("CLIENT", "UNPAUSE"),
+	}.run(t)
+}
+
+func TestFaultOutOfMemory(t *testing.T) {
+	fault{
+		hit:    set("CONFIG", "SET", "maxmemory", 1),
+		length: time.Second,
+		heal:   set("CONFIG", "SET", "maxmemory", 0),
+		clean:  true,
+	}.run(t)
+}
+
+// Servers before 7.0 do not refuse the script before its first command; its first write is refused.
+func TestFaultOutOfMemoryWithoutShebang(t *testing.T) {
+	fault{
+		plain:  true,
+		hit:    set("CONFIG", "SET", "maxmemory", 1),
+		length: time.Second,
+		heal:   set("CONFIG", "SET", "maxmemory", 0),
+		clean:  true,
+	}.run(t)
+}
+
+func TestFaultScriptsFlushed(t *testing.T) {
+	done := make(chan struct{})
+	stopped := make(chan struct{})
+	fault{
+		hit: func(_ *testing.T, _ *redistest.Server, admin *goredis.Client) {
+			go func() {
+				defer close(stopped)
+				for {
+					select {
+					case <-done:
+						return
+					case <-time.After(50 * ms):
+						admin.ScriptFlush(context.Background())
+					}
+				}
+			}()
+		},
+		length: 2 * time.Second,
+		heal: func(*testing.T, *redistest.Server, *goredis.Client) {
+			close(done)
+			<-stopped
+		},
+		served: true, clean: true,
+	}.run(t)
+}
+
+func TestFaultBusyScript(t *testing.T) {
+	fault{
+		args: []string{"--busy-reply-threshold", "100"},
+		hit: func(t *testing.T, s *redistest.Server, _ *goredis.Client) {
+			c := goredis.NewClient(&goredis.Options{Addr: s.Addr, ReadTimeout: 20 * time.Second, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
+			started := make(chan struct{})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				close(started)
+				c.Eval(context.Background(), "while true do end", nil)
+			}()
+			<-started
+			time.Sleep(200 * ms)
+			t.Cleanup(func() { c.Close(); <-done })
+		},
+		length: 1500 * ms,
+		heal:   set("SCRIPT", "KILL"),
+	}.run(t)
+}
+
+func TestFaultNoPermission(t *testing.T) {
+	fault{
+		hit:    set("ACL", "SETUSER", "default", "-eval", "-evalsha"),
+		length: time.Second,
+		heal:   set("ACL", "SETUSER", "default", "+@all"),
+		clean:  true,
+	}.run(t)
+}
+
+func TestFaultPasswordChanged(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old")
+	logins := func(t *testing.T, admin *goredis.Client) string {
+		t.Helper()
+		info, err := admin.Info(context.Background(), "stats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(info, "total_connections_received:")
+		n, _, _ := strings.Cut(rest, "\r")
+		return n
+	}
+	before := ""
+	fault{
+		args:   []string{"--requirepass", "old"},
+		config: func(c *Config) { c.PasswordFile = file },
+		hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+			do(t, admin, "CONFIG", "SET", "requirepass", "new")
+			do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+			before = logins(t, admin)
+		},
+		length: 2 * time.Second,
+		heal: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+			after := logins(t, admin)
+			a, b := 0, 0
+			_, _ = fmt.Sscan(before, &a)
+			_, _ = fmt.Sscan(after, &b)
+			t.Logf("%d logins tried in two seconds", b-a)
+			if b-a > 40 {
+				t.Errorf("%d logins tried in two seconds", b-a)
+			}
+			write("new")
+		},
+		within: generous,
+	}.run(t)
+}
+
+func TestFaultMaxClients(t *testing.T) {
+	t.Run("connections that are there serve", func(t *testing.T) {
+		fault{
+			hit:    set("CONFIG", "SET", "maxclients", 1),
+			length: time.Second,
+			heal:   set("CONFIG", "SET", "maxclients", 10_000),
+			served: true,
+		}.run(t)
+	})
+	t.Run("new ones are refused", func(t *testing.T) {
+		fault{
+			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+				do(t, admin, "CONFIG", "SET", "maxclients", 1)
+				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+			},
+			length: time.Second,
+			heal:   set("CONFIG", "SET", "maxclients", 10_000),
+		}.run(t)
+	})
+}
+
+func TestFaultLoading(t *testing.T) {
+	fault{
+		args: []string{"--enable-debug-command", "yes", "--dbfilename", "dump.rdb"},
+		hit: func(t *testing.T, s *redistest.Server, admin *goredis.Client) {
+			do(t, admin, "DEBUG", "POPULATE", 4000, "filler", 64)
+			do(t, admin, "SAVE")
+			s.Kill()
+			s.Restart("--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024")
+			redistest.Eventually(t, "the server loads", func() bool {
+				c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
+				defer c.Close()
+				err := c.Ping(context.Background()).Err()
+				return err != nil && strings.HasPrefix(err.Error(), "LOADING")
+			})
+		},
+		length: time.Second,
+		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Wait() },
+		lost:   1,
+	}.run(t)
+}
+
+func TestFaultNoReplicas(t *testing.T) {
+	fault{
+		hit:    set("CONFIG", "SET", "min-replicas-to-write", 1),
+		length: time.Second,
+		heal:   set("CONFIG", "SET", "min-replicas-to-write", 0),
+		clean:  true,
+	}.run(t)
+}
+
+func TestFaultReadOnly(t *testing.T) {
+	fault{
+		hit:    set("REPLICAOF", "127.0.0.1", 1),
+		length: time.Second,
+		heal:   set("REPLICAOF", "NO", "ONE"),
+		clean:  true,
+	}.run(t)
+}
+
+// through has a fault's Store ask through a proxy.
+func through(t *testing.T, f func(p **proxy) fault) {
+	t.Helper()
+	n := seed(t)
+	var p *proxy
+	row := f(&p)
+	row.url = func(s *redistest.Server) string {
+		p = startProxy(t, s.Addr, n)
+		return "redis://" + p.Addr
+	}
+	row.run(t)
+	t.Logf("%d of %d answers tampered with, %d dials", p.harmed.Load(), p.scripts.Load(), p.dials.Load())
+}
+
+// tampered does f to answers for two seconds.
+func tampered(t *testing.T, f faults) {
+	t.Helper()
+	through(t, func(p **proxy) fault {
+		return fault{
+			hit:    func(*testing.T, *redistest.Server, *goredis.Client) { (*p).do(f) },
+			length: 2 * time.Second,
+			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+				(*p).do(faults{})
+				if (*p).harmed.Load() == 0 {
+					t.Error("nothing was tampered with")
+				}
+			},
+			served: true,
+		}
+	})
+}
+
+func TestFaultConnectionClosedAfterTheScriptRan(t *testing.T) {
+	tampered(t, faults{share: 0.05, close: true})
+}
+
+func TestFaultConnectionResetAfterTheScriptRan(t *testing.T) {
+	tampered(t, faults{share: 0.05, reset: true})
+}
+
+func TestFaultAnswersComeLate(t *testing.T) {
+	tampered(t, faults{share: 0.05, late: 3 * deadline})
+}
+
+func TestFaultBlackHole(t *testing.T) {
+	through(t, func(p **proxy) fault {
+		before := int64(0)
+		return fault{
+			hit: func(*testing.T, *redistest.Server, *goredis.Client) {
+				(*p).do(faults{hole: true})
+				time.Sleep(500 * ms) // until it is noticed
+				before = (*p).dials.Load()
+			},
+			length: 2 * time.Second,
+			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+				dials := (*p).dials.Load() - before
+				t.Logf("%d dials in two seconds", dials)
+				if dials > 20 {
+					t.Errorf("%d dials in two seconds", dials)
+				}
+				(*p).do(faults{})
+			},
+		}
+	})
+}
+
+func TestFaultNothingThereAtStart(t *testing.T) {
+	faulty(t)
+	port := redistest.FreePort(t)
+	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", port), Timeout: deadline})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	l := startLoad(t, 4, s)
+	time.Sleep(2 * time.Second)
+	if got := l.share(l.began, time.Now(), nil); got > 0 {
+		t.Errorf("%.1f %% answered by nobody", 100*got)
+	}
+	redistest.StartAt(t, port)
+	l.normal(time.Now(), generous)
+	l.check(s, 0)
+}
+
+// Nobody who asks waits longer than his deadline, whatever he asks of and in whatever state it is.
+func TestFaultHolesAtStart(t *testing.T) {
+	faulty(t)
+	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says anything
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { hole.Close() })
+	for _, url := range []string{"redis://%s", "redis+sentinel://%s/main", "redis+cluster://%s"} {
+		t.Run(url, func(t *testing.T) {
+			s, err := Open(Config{URL: fmt.Sprintf(url, hole.Addr()), Timeout: deadline})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Close() })
+			l := startLoad(t, 4, s)
+			time.Sleep(1500 * ms)
+			l.stop()
+			worst := time.Duration(l.slowest.Load())
+			t.Logf("slowest %v; %s", worst, l.failures())
+			if worst > deadline+slack || l.share(l.began, time.Now(), nil) > 0 {
+				t.Errorf("an answer took %v, the deadline is %v", worst, deadline)
+			}
+		})
+	}
+}

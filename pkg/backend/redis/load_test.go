@@ -1,0 +1,327 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+const (
+	ms = time.Millisecond
+	// deadline of each Take under load: ten times the usual one, for machines that are shared.
+	deadline = 50 * ms
+	// slack is how much later than its deadline an answer may come on a machine that has no time
+	// for this process. Without a deadline kept it would be five seconds, or the length of a fault.
+	slack = 950 * ms
+	// generous is how long until normal service at the most, where a test has no better bound.
+	// What it really takes is logged.
+	generous = 10 * time.Second
+)
+
+func init() { goredis.SetLogger(quiet{}) } // it prints each failure
+
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+// faulty marks a test of a fault, in which time passes.
+func faulty(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes some seconds")
+	}
+	known := goleak.IgnoreCurrent()
+	t.Cleanup(func() { // the last one
+		if t.Failed() {
+			return
+		}
+		var left error
+		for range 5 { // go-redis has goroutines that sleep up to a second before they see that they are closed
+			if left = goleak.Find(known, goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
+				return
+			}
+		}
+		t.Errorf("goroutines are left: %v", left)
+	})
+}
+
+// seed is RL_SEED or a new one, and is logged.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(os.Getenv("RL_SEED"), 10, 64)
+	if err != nil {
+		n = uint64(time.Now().UnixNano()) % 1_000_000
+	}
+	t.Logf("seed %d; RL_SEED=%d runs it again", n, n)
+	return n
+}
+
+// limitOf is a fixed window that starts over in a year, so that what is counted stays counted.
+func limitOf(n int64) *algorithms.Limit {
+	start := algorithms.Micros(time.Now().Add(-time.Hour).UnixMicro())
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 365 * algorithms.Day, Start: &start})
+	if err != nil {
+		panic(err)
+	}
+	return &limit
+}
+
+// question is what a load asks again and again: one charge, or two together.
+type question struct {
+	charges []backend.Charge
+	limit   int64 // 0: more than is ever asked
+
+	attempted, acked, denied, failed atomic.Int64
+	unknown                          atomic.Int64 // of the failed, those that may have been charged
+	ticks                            [6000]tick   // of tickLength, from the start of the load
+}
+
+type tick struct{ ok, failed atomic.Int32 }
+
+const tickLength = 20 * ms
+
+// load is workers that ask Stores all the time, as the sidecar does.
+type load struct {
+	t         *testing.T
+	questions []*question
+	began     time.Time
+	over      chan struct{}
+	stopped   sync.Once
+	workers   sync.WaitGroup
+	slowest   atomic.Int64 // answer, in ns
+	slow      atomic.Int64 // answers later than the deadline + 100 ms
+	took      atomic.Int64 // ns of all of them
+	reasons   sync.Map     // of failures: text -> *atomic.Int64
+}
+
+// Questions of a load: counted ones that are never denied, tight ones of a limit that is soon used
+// up, and pairs whose two buckets live in one slot and must stay equal.
+const (
+	counted    = 9
+	tight      = 6
+	tightLimit = 40
+)
+
+// startLoad asks stores of so many workers each, until the test ends or stop.
+func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
+	t.Helper()
+	l := &load{t: t, began: time.Now(), over: make(chan struct{})}
+	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
+	for i := range counted {
+		l.ask(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: much})
+	}
+	for i := range tight {
+		l.ask(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: little})
+	}
+	l.ask(0, backend.Charge{Key: []byte("left"), Limit: much, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: much, Slot: 1})
+	for n, store := range stores {
+		s := backend.Deadline(store, deadline, ms)
+		for w := range workers {
+			l.workers.Go(func() { l.work(s, n*workers+w) })
+		}
+	}
+	t.Cleanup(l.stop)
+	return l
+}
+
+func (l *load) ask(limit int64, charges ...backend.Charge) {
+	for i := range charges {
+		charges[i].Ask.Cost, charges[i].Owner = 1, "test"
+	}
+	l.questions = append(l.questions, &question{charges: charges, limit: limit})
+}
+
+func (l *load) work(s backend.Store, first int) {
+	decisions := make([]backend.Decision, 2)
+	for i := first; ; i++ {
+		select {
+		case <-l.over:
+			return
+		case <-time.After(ms):
+		}
+		q := l.questions[i%len(l.questions)]
+		d := decisions[:len(q.charges)]
+		clear(d)
+		q.attempted.Add(1)
+		start := time.Now()
+		s.Take(l.t.Context(), q.charges, d)
+		took := time.Since(start)
+		l.took.Add(int64(took))
+		for was := l.slowest.Load(); int64(took) > was && !l.slowest.CompareAndSwap(was, int64(took)); was = l.slowest.Load() {
+		}
+		if took > deadline+100*ms {
+			l.slow.Add(1)
+		}
+		now := &q.ticks[min(len(q.ticks)-1, int(time.Since(l.began)/tickLength))]
+		switch all, err := decided(d); {
+		case err != nil:
+			q.failed.Add(1)
+			now.failed.Add(1)
+			if !notRun(err) {
+				q.unknown.Add(1)
+			}
+			count, _ := l.reasons.LoadOrStore(reason(err), new(atomic.Int64))
+			count.(*atomic.Int64).Add(1)
+		case all:
+			q.acked.Add(1)
+			now.ok.Add(1)
+		default:
+			q.denied.Add(1)
+			now.ok.Add(1)
+		}
+	}
+}
+
+func decided(decisions []backend.Decision) (allowed bool, err error) {
+	allowed = true
+	for i := range decisions {
+		allowed = allowed && decisions[i].Allowed
+		err = errors.Join(err, decisions[i].Err)
+	}
+	return allowed, err
+}
+
+// notRun tells of a failure that it charged nothing: the server refused, or was not asked.
+func notRun(err error) bool {
+	var reply goredis.Error
+	var network *net.OpError
+	return errors.As(err, &reply) || errors.As(err, &network) && network.Op == "dial" || strings.Contains(err.Error(), "not asked while") ||
+		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")
+}
+
+// reason is what failures of one kind have in common.
+func reason(err error) string {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
+	if i := strings.LastIndex(text, "->"); i >= 0 { // a connection, with its port
+		text = "connection" + text[strings.Index(text[i:], ": ")+i:]
+	}
+	return text
+}
+
+// stop ends the load and waits for its workers.
+func (l *load) stop() {
+	l.stopped.Do(func() { close(l.over) })
+	l.workers.Wait()
+}
+
+// share is how much of what was asked from a time to another was answered, of questions chosen.
+func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
+	ok, failed := 0, 0
+	a, b := int(from.Sub(l.began)/tickLength), int(to.Sub(l.began)/tickLength)
+	for _, q := range l.questions {
+		if of != nil && !of(q) {
+			continue
+		}
+		for i := max(0, a); i < min(b, len(q.ticks)); i++ {
+			ok += int(q.ticks[i].ok.Load())
+			failed += int(q.ticks[i].failed.Load())
+		}
+	}
+	if ok+failed == 0 {
+		return 0
+	}
+	return float64(ok) / float64(ok+failed)
+}
+
+// normal waits until service is normal, nine of ten asks answered for 300 ms, and returns how long
+// after since that began. It fails the test where that is later than within.
+func (l *load) normal(since time.Time, within time.Duration) time.Duration {
+	l.t.Helper()
+	const steady = 300 * ms
+	for from := since; ; {
+		for time.Now().Before(from.Add(steady + tickLength)) {
+			time.Sleep(tickLength)
+		}
+		if l.share(from, from.Add(60*ms), nil) >= 0.9 && l.share(from, from.Add(steady), nil) >= 0.9 {
+			took := from.Sub(since)
+			l.t.Logf("normal service after %v", took.Round(10*ms))
+			if took > within {
+				l.t.Errorf("normal service after %v, want %v at the most", took, within)
+			}
+			return took
+		}
+		if from = from.Add(tickLength); from.Sub(since) > within+20*time.Second {
+			l.t.Fatalf("no normal service after %v; failures: %s", from.Sub(since), l.failures())
+		}
+	}
+}
+
+func (l *load) failures() string {
+	var all []string
+	l.reasons.Range(func(text, count any) bool {
+		all = append(all, fmt.Sprintf("%d x %s", count.(*atomic.Int64).Load(), text))
+		return true
+	})
+	return strings.Join(all, "\n\t")
+}
+
+// check ends the load and holds it to what is promised: over a limit never, or by as many
+// capacities as states were lost; each charge counted at most once, and those acknowledged counted,
+// but where writes were lost; answers in time.
+func (l *load) check(s backend.Store, lost int64) {
+	l.t.Helper()
+	l.stop()
+	var all, failed, unknown int64
+	for _, q := range l.questions {
+		acked := q.acked.Load()
+		all, failed, unknown = all+q.attempted.Load(), failed+q.failed.Load(), unknown+q.unknown.Load()
+		if q.limit > 0 && acked > q.limit*(1+lost) {
+			l.t.Errorf("%s admitted %d, limit %d, %d states lost", q.charges[0].Key, acked, q.limit, lost)
+		}
+		charged := l.charged(s, q)
+		for _, n := range charged {
+			if n > acked+q.unknown.Load() || n < acked && lost == 0 {
+				l.t.Errorf("%s: %d charged, %d acknowledged, %d unknown", q.charges[0].Key, n, acked, q.unknown.Load())
+			}
+			if n != charged[0] {
+				l.t.Errorf("%s: charged together, and apart: %v", q.charges[0].Key, charged)
+			}
+		}
+		if q.limit == 0 && acked == 0 {
+			l.t.Errorf("%s was never admitted", q.charges[0].Key)
+		}
+	}
+	worst := time.Duration(l.slowest.Load())
+	l.t.Logf("%d asked, %d not answered (%d of them maybe charged), slowest answer %v, mean %v", all, failed, unknown,
+		worst.Round(ms), (time.Duration(l.took.Load()) / time.Duration(all)).Round(10*time.Microsecond))
+	if failed > 0 {
+		l.t.Logf("failures:\n\t%s", l.failures())
+	}
+	if worst > deadline+slack {
+		l.t.Errorf("an answer took %v, the deadline is %v", worst, deadline)
+	}
+	if slow := l.slow.Load(); slow*50 > all {
+		l.t.Errorf("%d of %d answers came later than 100 ms after their deadline", slow, all)
+	}
+}
+
+// charged is what the Store says was taken of each bucket of q.
+func (l *load) charged(s backend.Store, q *question) (all []int64) {
+	l.t.Helper()
+	for _, c := range q.charges {
+		c.Ask.Cost = 0
+		var d [1]backend.Decision
+		redistest.Eventually(l.t, "a bucket can be read", func() bool {
+			s.Take(context.Background(), []backend.Charge{c}, d[:])
+			return d[0].Err == nil
+		})
+		all = append(all, c.Limit.Capacity-d[0].Remaining)
+	}
+	return all
+}

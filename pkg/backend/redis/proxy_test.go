@@ -1,0 +1,184 @@
+package redis
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// proxy stands between a Store and a server, and does to answers what networks do: after the script
+// ran, so that a charge that is sent again is counted twice.
+type proxy struct {
+	Addr   string
+	server string
+
+	dials   atomic.Int64 // connections accepted
+	scripts atomic.Int64 // answers of scripts that passed or were tampered with
+	harmed  atomic.Int64 // of those, how many were tampered with
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	faults faults            // guarded by mu
+	conns  map[net.Conn]bool // guarded by mu
+	turn   chan struct{}     // closed when faults change; guarded by mu
+	closed bool              // guarded by mu
+	done   sync.WaitGroup
+}
+
+// faults is what happens to connections, and to the answers to scripts.
+type faults struct {
+	share float64       // of the answers, to which one of these is done:
+	close bool          // the connection is closed
+	reset bool          // the connection is reset
+	late  time.Duration // the answer comes late
+	hole  bool          // nothing passes, in either direction
+}
+
+func startProxy(t testing.TB, server string, seed uint64) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{
+		Addr: l.Addr().String(), server: server, rng: rand.New(rand.NewPCG(seed, 4)),
+		conns: map[net.Conn]bool{}, turn: make(chan struct{}),
+	}
+	p.done.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.dials.Add(1)
+			p.done.Go(func() { p.serve(c) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.mu.Lock()
+		p.closed = true
+		close(p.turn)
+		p.turn = make(chan struct{})
+		for c := range p.conns {
+			c.Close()
+		}
+		p.mu.Unlock()
+		p.done.Wait()
+	})
+	return p
+}
+
+// do sets the faults from now on.
+func (p *proxy) do(f faults) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = f
+	close(p.turn)
+	p.turn = make(chan struct{})
+}
+
+func (p *proxy) keep(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		c.Close()
+		return false
+	}
+	p.conns[c] = true
+	return true
+}
+
+func (p *proxy) drop(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, c)
+	c.Close()
+}
+
+// through waits while nothing passes, and tells whether to go on.
+func (p *proxy) through() bool {
+	for {
+		p.mu.Lock()
+		hole, closed, turn := p.faults.hole, p.closed, p.turn
+		p.mu.Unlock()
+		if closed || !hole {
+			return !closed
+		}
+		<-turn
+	}
+}
+
+// fault draws what happens to one answer.
+func (p *proxy) fault() (f faults) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rng.Float64() < p.faults.share {
+		f = p.faults
+	}
+	return f
+}
+
+func (p *proxy) serve(client net.Conn) {
+	if !p.keep(client) {
+		return
+	}
+	defer p.drop(client)
+	if !p.through() {
+		return
+	}
+	server, err := net.Dial("tcp", p.server)
+	if err != nil || !p.keep(server) {
+		return
+	}
+	defer p.drop(server)
+	// A connection has one call under way: what the server says after a script was asked for is
+	// the script's answer.
+	var script atomic.Bool
+	p.done.Go(func() {
+		defer server.Close()
+		buffer := make([]byte, 1<<16)
+		for {
+			n, err := client.Read(buffer)
+			if err != nil || !p.through() {
+				return
+			}
+			if bytes.Contains(buffer[:n], []byte("evalsha\r\n")) || bytes.Contains(buffer[:n], []byte("eval\r\n")) {
+				script.Store(true)
+			}
+			if _, err := server.Write(buffer[:n]); err != nil {
+				return
+			}
+		}
+	})
+	buffer := make([]byte, 1<<16)
+	for {
+		n, err := server.Read(buffer)
+		if err != nil || !p.through() {
+			return
+		}
+		if script.Swap(false) {
+			p.scripts.Add(1)
+			f := p.fault()
+			if f != (faults{}) {
+				p.harmed.Add(1)
+			}
+			switch {
+			case f.close:
+				return
+			case f.reset:
+				_ = client.(*net.TCPConn).SetLinger(0)
+				return
+			case f.late > 0:
+				time.Sleep(f.late)
+			}
+		}
+		if _, err := client.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
