@@ -10,7 +10,7 @@ while IFS=: read -r file target; do
   found=$((found + 1))
   echo "== $(dirname "$file") $target"
   go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-30s}" "./$(dirname "$file")" || code=1
-done < <(git ls-files -co --exclude-standard '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]*' /dev/null |
+done < <(git ls-files -co --exclude-standard '*_test.go' | xargs grep -soE '^func Fuzz[A-Za-z0-9_]*' /dev/null |
   sed 's/func //' | grep -E "$pattern")
 [ $found -gt 0 ] || { echo "no fuzz target matches $pattern" >&2; exit 2; }
 exit $code

@@ -63,7 +63,7 @@ type limitApplied struct {
 	Name   string   `json:"name"`
 	Place  string   `json:"place"`
 	Words  string   `json:"words"`
-	Bucket []string `json:"bucket"` // the entries that tell it apart
+	Bucket []string `json:"bucket"` // the entries that tell it apart; nil: nothing is charged
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // the limits it is charged together with: all or none
 }
@@ -160,19 +160,12 @@ func entryText(e descriptors.Entry) string {
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
-	x := limitApplied{Name: p.Name, Place: p.Place, Words: p.Words(), Bucket: []string{}, Notes: notes(p)}
-	entries := call.Descriptors[r.Descriptor].Entries
+	x := limitApplied{Name: p.Name, Place: p.Place, Words: p.Words(), Notes: notes(p)}
 	switch {
 	case r.Outcome == limiter.Replaced:
 		x.Notes = append(x.Notes, "not charged: another limit of this request replaces it")
-	case p.Whole:
-		for _, e := range entries {
-			x.Bucket = append(x.Bucket, entryText(e))
-		}
-	default:
-		for _, n := range p.Open {
-			x.Bucket = append(x.Bucket, entryText(entries[n]))
-		}
+	case r.Outcome != limiter.Unlimited:
+		x.Bucket = bucket(p, call.Descriptors[r.Descriptor].Entries)
 	}
 	if !together(r) {
 		return x
@@ -183,6 +176,17 @@ func applied(call *limiter.Call, i int) limitApplied {
 		}
 	}
 	return x
+}
+
+// bucket is the entries that tell the bucket apart.
+func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
+	apart := []string{}
+	for i, e := range entries {
+		if p.Whole || slices.Contains(p.Open, i) {
+			apart = append(apart, entryText(e))
+		}
+	}
+	return apart
 }
 
 // together tells whether r is charged all or none with the others of which that is true.
@@ -245,10 +249,12 @@ func overText(over []string) string {
 
 func writeLimit(w io.Writer, l limitApplied) {
 	fmt.Fprintf(w, "  limit %s (%s)\n    %s\n", l.Name, l.Place, l.Words)
-	if len(l.Bucket) > 0 {
-		fmt.Fprintf(w, "    bucket: that of %s\n", strings.Join(l.Bucket, ", "))
-	} else {
+	switch {
+	case l.Bucket == nil:
+	case len(l.Bucket) == 0:
 		fmt.Fprintf(w, "    bucket: one for all\n")
+	default:
+		fmt.Fprintf(w, "    bucket: that of %s\n", strings.Join(l.Bucket, ", "))
 	}
 	for _, note := range l.Notes {
 		fmt.Fprintf(w, "    %s\n", note)

@@ -33,6 +33,8 @@ type serveCmd struct {
 
 	MemoryMaxKeys int `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (${default})."`
 
+	redisFlags
+
 	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS,LIMIT_RESPONSE_HEADERS_ENABLED" help:"Let the proxy add rate limit headers to responses."`
 	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER,LIMIT_LIMIT_HEADER" help:"Name of that with the limit (${default})."`
 	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER,LIMIT_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
@@ -48,14 +50,15 @@ type serveCmd struct {
 
 // Help is shown by serve --help.
 func (serveCmd) Help() string {
-	return `Buckets are kept in memory. The configuration is read again when its files
+	return `Buckets are kept in memory, or in Redis where --redis-url is given. The configuration is read again when its files
 change, and on SIGHUP; one with a mistake is refused, and the one before it
 stays in use. SIGTERM fails readiness, waits, then stops.
 
 Example:
 
   rlsidecar serve --config limits.yaml
-  rlsidecar serve --config /etc/rlsidecar/ --grpc-listen unix:///run/rlsidecar.sock`
+  rlsidecar serve --config /etc/rlsidecar/ --grpc-listen unix:///run/rlsidecar.sock
+  rlsidecar serve --config limits.yaml --redis-url redis+sentinel://s1,s2,s3/main`
 }
 
 // Run serves until a signal ends it.
@@ -75,10 +78,9 @@ func (c *serveCmd) Run(a *app) error {
 	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
-	defer log.Sync()
 	err := server.Run(a.ctx, settings, log, func(r server.Running) {
 		if c.LogFormat == "text" { // what reads JSON reads nothing else
-			io.WriteString(a.stderr, greeting(r))
+			fmt.Fprint(a.stderr, greeting(r))
 		}
 	})
 	if problems, ok := errors.AsType[config.Problems](err); ok {
@@ -99,6 +101,7 @@ func (c *serveCmd) settings() server.Config {
 		TLS:           server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA},
 		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
 		MemoryMaxKeys: c.MemoryMaxKeys,
+		Redis:         c.redis(),
 		DrainDelay:    c.DrainDelay, DrainTimeout: c.DrainTimeout,
 		Version: version, Revision: revision,
 	}

@@ -18,7 +18,7 @@ type simulateCmd struct {
 	Descriptor    []string `sep:"none" placeholder:"KEY=%X,…" help:"What becomes of a line of an access log; may be repeated."`
 	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
 	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
-	MemoryMaxKeys int      `default:"1000000" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Most buckets kept."`
+	MemoryMaxKeys int      `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
 	configFlags
 }
 
@@ -64,7 +64,7 @@ func (c *simulateCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		defer file.Close() //nolint:errcheck // only read
+		defer file.Close()
 		name, input = c.File, file
 	}
 	run := simulate.Config{

@@ -1,7 +1,7 @@
 package admin
 
 import (
-	"io"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -23,6 +23,7 @@ func compile(t *testing.T, s algorithms.Spec) algorithms.Limit {
 }
 
 func config(t *testing.T) Config {
+	t.Helper()
 	capacity := int64(20)
 	start := algorithms.Micros(0)
 	minute := 60 * algorithms.Second
@@ -36,7 +37,7 @@ func config(t *testing.T) Config {
 	}}
 	return Config{
 		Version: "v1",
-		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "metrics") }),
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }),
 		Current: func() *limiter.Snapshot { return s },
 		Reload: func() Reload {
 			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Problems: "a.yaml:1:2: <wrong>"}

@@ -55,11 +55,26 @@ var only = map[string]map[string]string{
 		"internal/config":   "reads limits",
 		"internal/scenario": "reads scenarios",
 	},
-	"github.com/cespare/xxhash": {
-		"pkg/descriptors":   "starts windows at the same time in every version",
-		"pkg/backend/redis": "finds slots and shards, the same in every process",
-	},
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
+}
+
+// beyond is all that packages of the library import beyond the standard library: who imports them
+// carries these along.
+var beyond = map[string][]string{
+	"pkg/algorithms":     {},
+	"pkg/descriptors":    {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
+	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2", "github.com/sony/gobreaker/v2"},
+	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
+}
+
+func TestLibraryIsLight(t *testing.T) {
+	for name, allowed := range beyond {
+		for _, imported := range find(t, name).Imports {
+			if !standard(imported) && !slices.Contains(allowed, imported) {
+				t.Errorf("%s imports %s; beyond the standard library it may only have %v", name, imported, allowed)
+			}
+		}
+	}
 }
 
 // TestPureCore holds pkg/algorithms to being a function: without these there is no time in it, no
@@ -177,6 +192,11 @@ func exists(t *testing.T, folder string) {
 
 func ours(path string) bool {
 	return within(path, "pkg") || within(path, "internal") || within(path, "cmd")
+}
+
+func standard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !ours(path) && !strings.Contains(first, ".")
 }
 
 // within tells whether path is folder or under it.

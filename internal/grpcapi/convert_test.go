@@ -70,11 +70,11 @@ func TestOverridePeriod(t *testing.T) {
 	}
 }
 
-func compile(t testing.TB, s algorithms.Spec) algorithms.Limit {
-	t.Helper()
+func compile(tb testing.TB, s algorithms.Spec) algorithms.Limit {
+	tb.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }

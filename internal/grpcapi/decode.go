@@ -172,8 +172,10 @@ func (f *fields) next() bool {
 		f.varint, n = protowire.ConsumeVarint(f.rest)
 	case protowire.BytesType:
 		f.bytes, n = protowire.ConsumeBytes(f.rest)
-	default:
+	case protowire.Fixed32Type, protowire.Fixed64Type, protowire.StartGroupType, protowire.EndGroupType:
 		n = protowire.ConsumeFieldValue(number, kind, f.rest)
+	default:
+		n = -1 // no such type
 	}
 	if n < 0 {
 		f.bad = true

@@ -16,8 +16,8 @@ import (
 )
 
 // decoded reads b as gRPC has a request read.
-func decoded(t testing.TB, b []byte) (*exchange, error) {
-	t.Helper()
+func decoded(tb testing.TB, b []byte) (*exchange, error) {
+	tb.Helper()
 	x := &exchange{}
 	err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x)
 	return x, err
@@ -148,6 +148,8 @@ func TestMalformedIsAnError(t *testing.T) {
 		"short text":    {0x0a, 5, 'a'},
 		"field 0":       {0x00, 1},
 		"end of group":  {0x0c},
+		"no such type":  {0x0e, 0, 0, 0},
+		"huge field":    {0x80, 0x80, 0x80, 0x80, 0x10, 0},
 		"in descriptor": {0x12, 2, 0x0a, 9},
 		"in entry":      {0x12, 4, 0x0a, 2, 0x0a, 9},
 		"in limit":      {0x12, 4, 0x12, 2, 0x08, 0x80},

@@ -60,9 +60,12 @@ func statusOf(v *limiter.Verdict, i int) status {
 	case r.Policy == nil || r.Decision.Err != nil:
 		return s // nothing is known of a bucket; numbers made up would become headers
 	}
-	p := r.Policy
+	p, limit := r.Policy, &r.Policy.Limit
+	if p.Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
+		limit = p.Local // what is left is of this process's own bucket
+	}
 	s.limited, s.name, s.quota = true, p.RateName, p.Quota
-	s.window = windowOf(&p.Limit)
+	s.window = windowOf(limit)
 	if r.Outcome != limiter.Shadowed {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}

@@ -49,6 +49,7 @@ const (
 
 func TestStatus(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	local := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Period: minute})
 	plain := &descriptors.Policy{Limit: perMinute}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
 	failed := func(p *descriptors.Policy, o limiter.Outcome) limiter.Result {
@@ -77,6 +78,9 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend away, denied", failed(plain, limiter.FailedDenied), &rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend away, allowed", failed(plain, limiter.FailedAllowed), &rls.RateLimitResponse_DescriptorStatus{Code: ok}},
+		{"backend away, this process's own bucket", result(&descriptors.Policy{Limit: perMinute, Local: &local}, limiter.FailedAllowed, algorithms.Decision{Remaining: 1, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 2, Unit: rls.RateLimitResponse_RateLimit_MINUTE},
+				LimitRemaining: 1, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"more left than can be said", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 1 << 40, ResetAfter: 1e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, LimitRemaining: math.MaxUint32, DurationUntilReset: &durationpb.Duration{Seconds: 1}}},
 		{"a name, two minutes", result(&descriptors.Policy{RateName: "ho\"ur é/1", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: 2 * minute})}, limiter.Allowed, algorithms.Decision{ResetAfter: 120e6}),

@@ -61,12 +61,12 @@ func (r *refusals) count(reason string) int64 {
 	return 0
 }
 
-func newServer(t testing.TB, c Checker, o Options) (*Server, *refusals) {
-	t.Helper()
+func newServer(tb testing.TB, c Checker, o Options) (*Server, *refusals) {
+	tb.Helper()
 	r := &refusals{}
 	s, err := New(c, r, o, zap.NewNop())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s, r
 }
@@ -85,6 +85,14 @@ func (s *Server) ask(ctx context.Context, wire []byte) (*rls.RateLimitResponse, 
 	}
 	var response rls.RateLimitResponse
 	return &response, proto.Unmarshal(out.Materialize(), &response)
+}
+
+// mustAsk asks for key, and fails the test unless it is allowed.
+func (s *Server) mustAsk(t *testing.T, key string) {
+	t.Helper()
+	if got, err := s.ask(t.Context(), request(key)); err != nil || got.OverallCode != ok {
+		t.Errorf("%v, %v", got, err)
+	}
 }
 
 // request asks domain "d" with one descriptor for each key; values are "v".
@@ -170,7 +178,9 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			t.Errorf("%d counted, %d logged", counted.count(Panicked), logged.Len())
 		}
 		time.Sleep(time.Second)
-		s.ask(t.Context(), request("k"))
+		if _, err := s.ask(t.Context(), request("k")); err != nil {
+			t.Error(err)
+		}
 		if logged.Len() != 2 {
 			t.Errorf("%d logged a second later", logged.Len())
 		}
@@ -200,6 +210,7 @@ func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
 }
 
 func leaky(t *testing.T) *descriptors.Policy {
+	t.Helper()
 	queue := int64(1000)
 	return &descriptors.Policy{Name: "jobs", MaxDelay: 90 * second, Limit: compile(t, algorithms.Spec{
 		Kind: algorithms.LeakyBucket, Rate: 1, Period: second, Capacity: &queue,
@@ -220,7 +231,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 			}
 		}
 		// Turns are a second apart, so the next but one is further away than this caller waits.
-		go s.ask(t.Context(), request("jobs"))
+		go s.mustAsk(t, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
@@ -238,7 +249,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 func TestHoldingEndsWithTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		s.ask(t.Context(), request("jobs"))
+		s.mustAsk(t, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		if _, err := s.ask(ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
@@ -253,7 +264,7 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 func TestHeldAnswersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		s.ask(t.Context(), request("jobs"))
+		s.mustAsk(t, "jobs")
 		s.held.Store(maxHeld)
 		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("%v, %v", got, err)
@@ -332,8 +343,14 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 	g := grpc.NewServer(grpc.ForceServerCodecV2(Codec()))
 	s.Register(g)
 	listener := bufconn.Listen(1 << 20)
-	go g.Serve(listener)
-	defer g.Stop()
+	served := make(chan error)
+	go func() { served <- g.Serve(listener) }()
+	defer func() {
+		g.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
 	conn, err := grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 	if err != nil {

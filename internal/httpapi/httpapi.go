@@ -5,6 +5,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 )
@@ -41,7 +42,7 @@ func health(w http.ResponseWriter, good bool, code int) {
 		w.WriteHeader(code)
 		return
 	}
-	io.WriteString(w, "OK")
+	fmt.Fprint(w, "OK")
 }
 
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
@@ -62,5 +63,5 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	w.Write(response)
+	_, _ = w.Write(response) // an error is the reader's
 }

@@ -37,6 +37,7 @@ type Metrics struct {
 	loads          *prometheus.CounterVec
 	loadOK         prometheus.Gauge
 	loadedAt       prometheus.Gauge
+	examined       *prometheus.GaugeVec
 
 	series seriesSet
 
@@ -68,8 +69,12 @@ func New(version, revision string) *Metrics {
 			Help: "When a configuration that could be used was last loaded.",
 		}),
 	}
+	m.examined = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "rlsidecar_backend_unfit",
+		Help: "1 for each check of the backend's settings, at the start, that found limits at risk: check \"eviction\" means that live buckets may be evicted.",
+	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
-	m.series.stripes = m.stripes
+	m.series.stripes, m.series.most = m.stripes, maxRuntimeSeries
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -79,7 +84,7 @@ func New(version, revision string) *Metrics {
 		},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, build,
+	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.examined, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -139,10 +144,10 @@ func (m *Metrics) Counts(p *descriptors.Policy) (allowed, denied uint64) {
 		return 0, 0
 	}
 	for o := range outcomeCount {
-		switch n := l.sum(int(o)); o {
-		case never, outcomes(limiter.Denied), outcomes(limiter.FailedDenied):
+		n := l.sum(int(o))
+		if o == never || limiter.Outcome(o).Denies() {
 			denied += n
-		default:
+		} else {
 			allowed += n
 		}
 	}

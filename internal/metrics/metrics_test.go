@@ -18,11 +18,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func limit(t testing.TB, rate int64) algorithms.Limit {
-	t.Helper()
+func limit(tb testing.TB, rate int64) algorithms.Limit {
+	tb.Helper()
 	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: algorithms.Day})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }
@@ -43,24 +43,24 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 }
 
 // ask puts cost on key=value of domain.
-func ask(t testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
-	t.Helper()
+func ask(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
+	tb.Helper()
 	c := &limiter.Call{}
 	c.Request.Domain = domain
 	d := c.AddDescriptor()
 	d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: value}}, cost
 	if err := l.Check(context.Background(), c); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // scrape returns the samples whose name starts with prefix.
-func scrape(t testing.TB, m *Metrics, prefix string) map[string]string {
-	t.Helper()
+func scrape(tb testing.TB, m *Metrics, prefix string) map[string]string {
+	tb.Helper()
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if w.Code != 200 {
-		t.Fatalf("%d: %s", w.Code, w.Body)
+		tb.Fatalf("%d: %s", w.Code, w.Body)
 	}
 	samples := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
@@ -191,6 +191,7 @@ func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
 
 func TestRuntimeSeriesAreBounded(t *testing.T) {
 	m := New("", "")
+	m.series.most = 100
 	l := limiter.New(memory.New(memory.Config{}), m)
 	policies := func() []*descriptors.Policy {
 		return []*descriptors.Policy{
@@ -213,10 +214,10 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	if total("k_bob\ufffd") != "2" {
 		t.Error("a reload forgot what it kept")
 	}
-	for i := range maxRuntimeSeries + 5 {
+	for i := range m.series.most + 5 {
 		ask(t, l, "d", "k", fmt.Sprint("v", i), 1)
 	}
-	if n := len(m.series.runtime); n != maxRuntimeSeries {
+	if n := len(m.series.runtime); n != m.series.most {
 		t.Errorf("%d series", n)
 	}
 	if total("k") != "8" { // two more than there was room for

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -53,6 +54,7 @@ type series struct{ counter }
 // seriesSet is all series.
 type seriesSet struct {
 	stripes int
+	most    int // of runtime
 
 	mu      sync.RWMutex
 	all     map[labels]*series // guarded by mu
@@ -110,7 +112,7 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	}
 	s.mu.RLock()
 	one := s.runtime[string(key)]
-	full := len(s.runtime) >= maxRuntimeSeries
+	full := len(s.runtime) >= s.most
 	s.mu.RUnlock()
 	switch {
 	case one != nil:
@@ -120,7 +122,7 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.runtime) >= maxRuntimeSeries {
+	if len(s.runtime) >= s.most {
 		return static
 	}
 	one = s.get(runtimeLabels(p, entries))
@@ -150,15 +152,7 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 
 // fromRequest tells whether the value of entry i goes into the labels.
 func fromRequest(p *descriptors.Policy, i int) bool {
-	if p.Detailed {
-		return true
-	}
-	for _, at := range p.StatValues {
-		if at == i {
-			return true
-		}
-	}
-	return false
+	return p.Detailed || slices.Contains(p.StatValues, i)
 }
 
 // labelsOf are the labels that the configuration gives p.

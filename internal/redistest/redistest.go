@@ -22,8 +22,10 @@ type Server struct {
 	Addr   string // host:port
 	Socket string // of a Unix socket beside it; "" for a Sentinel
 	Dir    string
+	binary string // "": the usual one
 	cmd    *exec.Cmd
 	args   []string
+	env    []string
 	t      testing.TB
 }
 
@@ -58,12 +60,42 @@ func FreePort(t testing.TB) int {
 // Start starts one server with more arguments (--name value …) and waits until it answers.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s := launch(t, args...)
-	s.wait()
+	return StartAt(t, FreePort(t), args...)
+}
+
+// StartAt starts one at a port.
+func StartAt(t testing.TB, port int, args ...string) *Server {
+	t.Helper()
+	s := launch(t, port, args...)
+	s.Wait()
 	return s
 }
 
-func launch(t testing.TB, args ...string) *Server {
+// StartBinary starts another server than the usual one, in an environment of its own.
+func StartBinary(t testing.TB, path string, env []string, args ...string) *Server {
+	t.Helper()
+	s := prepare(t, FreePort(t), args...)
+	s.binary, s.env = path, env
+	s.launch()
+	s.Wait()
+	return s
+}
+
+func launch(t testing.TB, port int, args ...string) *Server {
+	t.Helper()
+	s := prepare(t, port, args...)
+	s.launch()
+	return s
+}
+
+// launch starts s until the test ends.
+func (s *Server) launch() {
+	s.t.Helper()
+	s.Restart()
+	s.t.Cleanup(s.Kill)
+}
+
+func prepare(t testing.TB, port int, args ...string) *Server {
 	t.Helper()
 	// A short path: Unix sockets allow about a hundred bytes.
 	dir, err := os.MkdirTemp("", "rl")
@@ -71,21 +103,24 @@ func launch(t testing.TB, args ...string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	port := FreePort(t)
 	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, t: t}
 	s.args = append([]string{
 		"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket,
 		"--save", "", "--dir", dir, "--logfile", "log", "--maxmemory-policy", "noeviction",
 	}, args...)
-	s.Restart()
-	t.Cleanup(s.Kill)
 	return s
 }
 
-// Restart starts the process again after it was killed, empty.
-func (s *Server) Restart() {
+// Restart starts the process again after it was killed, with what it had saved (usually nothing),
+// and with more arguments for this time.
+func (s *Server) Restart(args ...string) {
 	s.t.Helper()
-	s.cmd = exec.Command(binary(s.t), s.args...)
+	path := s.binary
+	if path == "" {
+		path = binary(s.t)
+	}
+	s.cmd = exec.Command(path, append(s.args[:len(s.args):len(s.args)], args...)...)
+	s.cmd.Env = append(os.Environ(), s.env...)
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -131,8 +166,8 @@ func (s *Server) Do(args ...any) string {
 	return fmt.Sprint(v)
 }
 
-// wait waits until s answers.
-func (s *Server) wait() {
+// Wait waits until s answers.
+func (s *Server) Wait() {
 	s.t.Helper()
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
 	defer c.Close()
@@ -163,7 +198,7 @@ func StartCluster(t testing.TB, n int) *Cluster {
 	c := &Cluster{}
 	for i := range 2 * n {
 		bus := FreePort(t)
-		s := launch(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+		s := launch(t, FreePort(t), "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
 			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0")
 		if i < n {
 			c.Masters = append(c.Masters, s)
@@ -172,7 +207,7 @@ func StartCluster(t testing.TB, n int) *Cluster {
 		}
 	}
 	for _, s := range c.All() {
-		s.wait()
+		s.Wait()
 	}
 	const slots = 16384
 	for i, s := range c.Masters {
@@ -284,7 +319,7 @@ func startSentinel(t testing.TB, host, port string) *Server {
 	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", own), Dir: dir, args: []string{file, "--sentinel"}, t: t}
 	s.Restart()
 	t.Cleanup(s.Kill)
-	s.wait()
+	s.Wait()
 	return s
 }
 

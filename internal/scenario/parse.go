@@ -2,9 +2,11 @@ package scenario
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
@@ -35,6 +37,9 @@ func Parse(name string, data []byte) (*File, config.Problems) {
 		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
 	}
 	if len(d.problems) > 0 {
+		slices.SortStableFunc(d.problems, func(a, b config.Problem) int {
+			return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		})
 		return nil, d.problems
 	}
 	return f, nil

@@ -137,7 +137,7 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 		{"scenarios: []", "s.yaml:1:1: the file needs config"},
 		{"config: c\nscenarios: []\nconfig: d", "s.yaml:3:1: the file has config twice"},
 		{"config: c\nscenarios: {}", "s.yaml:2:12: scenarios must be a list"},
-		{"config: c\nscenario: []", `s.yaml:2:1: the file has no key "scenario"; it has config, domain, scenarios`},
+		{"config: c\nscenarios: []\nscenario: []", `s.yaml:3:1: the file has no key "scenario"; it has config, domain, scenarios`},
 		{step(`{expect: ok}`), "s.yaml:5:5: a step asks for descriptors or for limits, one of the two"},
 		{step(`{descriptors: ["a=b"], limits: [{name: x}], expect: ok}`), "s.yaml:5:5: a step asks for descriptors or for limits"},
 		{step(`{descriptors: ["a=b"]}`), "s.yaml:5:5: a step needs expect"},

@@ -26,10 +26,8 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 		// minutes would answer with the end of the connection. There is no limit on streams, for
 		// Envoy does not wait for one: calls over it would fail, and let requests pass.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Goroutines that are kept keep their stacks grown; connections that share buffers do not
-		// keep 32 KiB each.
+		// Goroutines that are kept keep their stacks grown.
 		grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0))),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 	}
 	if s.config.TLS.Cert != "" {

@@ -36,11 +36,11 @@ type instance struct {
 }
 
 // start runs a server with the given configuration file until the test ends.
-func start(t testing.TB, yaml string, edit ...func(*Config)) *instance {
-	t.Helper()
+func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
+	tb.Helper()
 	core, logs := observer.New(zapcore.InfoLevel)
-	x := &instance{file: filepath.Join(t.TempDir(), "limits.yaml"), logs: logs, hangup: make(chan os.Signal)}
-	x.write(t, yaml)
+	x := &instance{file: filepath.Join(tb.TempDir(), "limits.yaml"), logs: logs, hangup: make(chan os.Signal)}
+	x.write(tb, yaml)
 	c := Config{
 		Paths: []string{x.file}, Hangup: x.hangup,
 		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second,
@@ -64,20 +64,20 @@ func start(t testing.TB, yaml string, edit ...func(*Config)) *instance {
 	case <-started:
 	case err := <-ended:
 		cancel()
-		t.Fatalf("Run: %v", err)
+		tb.Fatalf("Run: %v", err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := x.stop(); err != nil {
-			t.Errorf("Run: %v", err)
+			tb.Errorf("Run: %v", err)
 		}
 	})
-	conn := dial(t, x.GRPC)
+	conn := dial(tb, x.GRPC)
 	x.rls, x.health = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
 	return x
 }
 
-func dial(t testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
+func dial(tb testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientConn {
+	tb.Helper()
 	target := "dns:///" + a.String()
 	if a.Network() == "unix" {
 		target = "unix:" + a.String()
@@ -90,26 +90,26 @@ func dial(t testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientConn
 	}
 	conn, err := grpc.NewClient(target, options...)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	tb.Cleanup(func() { conn.Close() })
 	return conn
 }
 
 // write replaces the configuration in one step.
-func (x *instance) write(t testing.TB, yaml string) {
-	t.Helper()
+func (x *instance) write(tb testing.TB, yaml string) {
+	tb.Helper()
 	if err := os.WriteFile(x.file+".new", []byte(yaml), 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := os.Rename(x.file+".new", x.file); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // reload has the configuration read again, and waits until it has been.
-func (x *instance) reload(t testing.TB) {
-	t.Helper()
+func (x *instance) reload(tb testing.TB) {
+	tb.Helper()
 	x.hangup <- os.Interrupt // any will do; it is taken once the reload before is done
 	x.hangup <- os.Interrupt
 }
@@ -129,30 +129,30 @@ func request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.
 }
 
 // ask asks domain "d".
-func (x *instance) ask(t testing.TB, texts ...string) *rls.RateLimitResponse {
-	t.Helper()
+func (x *instance) ask(tb testing.TB, texts ...string) *rls.RateLimitResponse {
+	tb.Helper()
 	r := request("d")
 	for _, text := range texts {
 		r.Descriptors = append(r.Descriptors, descriptor(text))
 	}
-	return x.put(t, r)
+	return x.put(tb, r)
 }
 
-func (x *instance) put(t testing.TB, r *rls.RateLimitRequest) *rls.RateLimitResponse {
-	t.Helper()
-	answer, err := x.rls.ShouldRateLimit(t.Context(), r)
+func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitResponse {
+	tb.Helper()
+	answer, err := x.rls.ShouldRateLimit(tb.Context(), r)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return answer
 }
 
 // get asks an HTTP port; it keeps no connection.
-func get(t testing.TB, a net.Addr, path string, header ...string) *http.Response {
-	t.Helper()
+func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Response {
+	tb.Helper()
 	r, err := http.NewRequest("GET", "http://"+a.String()+path, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r.Close = true
 	if len(header) == 2 {
@@ -160,18 +160,18 @@ func get(t testing.TB, a net.Addr, path string, header ...string) *http.Response
 	}
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { answer.Body.Close() })
+	tb.Cleanup(func() { answer.Body.Close() })
 	return answer
 }
 
 // eventually fails the test if ok does not become true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in 10 s", what)
+			tb.Fatalf("%s: not in 10 s", what)
 		}
 	}
 }

@@ -43,8 +43,7 @@ func (s *server) load() config.Problems {
 	if snapshot != nil {
 		limits := owners(snapshot)
 		if current := s.limiter.Current(); current == nil || current.Hash != snapshot.Hash {
-			s.store.SetOwners(limits)
-			s.limiter.Swap(snapshot)
+			s.swap(snapshot, limits)
 		}
 		s.log.Info("configuration loaded", zap.String("hash", snapshot.Hash), zap.Int("limits", len(limits)))
 	}

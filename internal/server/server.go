@@ -22,7 +22,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/metrics"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // Config is what Run needs to know.
@@ -43,6 +42,8 @@ type Config struct {
 	TLS TLSFiles
 	// Answers is what answers carry beside the verdict.
 	Answers grpcapi.Options
+	// Redis keeps the buckets; its zero value: they are in memory.
+	Redis Redis
 	// MemoryMaxKeys bounds the buckets kept in memory; 0: memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
@@ -79,7 +80,7 @@ type Running struct {
 type server struct {
 	config  Config
 	log     *zap.Logger
-	store   *memory.Store
+	stack   stack
 	metrics *metrics.Metrics
 	limiter *limiter.Limiter
 	ready   atomic.Bool
@@ -95,9 +96,17 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision)}
-	s.store = memory.New(memory.Config{MaxKeys: c.MemoryMaxKeys})
-	s.metrics.WatchMemory(s.store.Stats)
-	s.limiter = limiter.New(s.store, s.metrics)
+	var err error
+	if s.stack, err = s.newStack(); err != nil {
+		return err
+	}
+	if s.stack.redis != nil {
+		defer s.stack.redis.Close()
+	}
+	s.limiter = limiter.New(s.stack.top, s.metrics)
+	if s.stack.redis != nil {
+		s.limiter.StandIn(s.stack.memory)
+	}
 
 	// What runs in the background outlives ctx: it goes on until the doors are closed.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -120,8 +129,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err != nil {
 		return err
 	}
-	wg.Go(func() { s.store.Run(background) })
+	wg.Go(func() { s.stack.memory.Run(background) })
 	wg.Go(func() { s.follow(background, changed) })
+	s.waitForBackend(ctx)
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin))
 		started(running)
@@ -228,18 +238,15 @@ func (s *server) httpDoor(h *http.Server) door {
 	}
 }
 
-// serve opens the doors and, when ctx ends or one of them fails, closes them in order.
-func (s *server) serve(ctx context.Context, doors []door, started func()) error {
-	ctx, fail := context.WithCancelCause(ctx)
+// serve opens the doors and, when asked ends or one of them fails, closes them in order.
+func (s *server) serve(asked context.Context, doors []door, started func()) error {
+	ctx, fail := context.WithCancelCause(asked)
 	defer fail(nil)
 	var serving sync.WaitGroup
-	var failure atomic.Pointer[error]
 	for _, d := range doors {
 		serving.Go(func() {
 			if err := d.serve(d.listener); err != nil {
-				err = fmt.Errorf("serve on %s: %w", d.listener.Addr(), err)
-				failure.CompareAndSwap(nil, &err)
-				fail(err)
+				fail(fmt.Errorf("serve on %s: %w", d.listener.Addr(), err))
 			}
 		})
 	}
@@ -253,7 +260,10 @@ func (s *server) serve(ctx context.Context, doors []door, started func()) error 
 			d.unready()
 		}
 	}
-	if failure.Load() == nil {
+	var failure error
+	if asked.Err() == nil {
+		failure = context.Cause(ctx)
+	} else {
 		s.log.Info("draining", zap.Duration("delay", s.config.DrainDelay), zap.Duration("timeout", s.config.DrainTimeout))
 		time.Sleep(s.config.DrainDelay)
 	}
@@ -270,8 +280,5 @@ func (s *server) serve(ctx context.Context, doors []door, started func()) error 
 	}
 	serving.Wait()
 	s.log.Info("stopped")
-	if err := failure.Load(); err != nil {
-		return *err
-	}
-	return nil
+	return failure
 }

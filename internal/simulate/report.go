@@ -3,6 +3,7 @@ package simulate
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,15 +17,7 @@ const topKeys = 10
 
 // Report sums up a replay.
 type Report struct {
-	Requests, Denied int64
-	// Unread counts lines of an access log that could not be read.
-	Unread int64
-
 	tally *tally
-}
-
-func (t *tally) report() *Report {
-	return &Report{Requests: t.requests, Denied: t.denied, Unread: t.unread, tally: t}
 }
 
 // WriteText writes the report for people.
@@ -48,35 +41,24 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // notes says what is not as one would expect.
 func (t *tally) notes(w io.Writer) {
-	if t.unlimited > 0 {
-		fmt.Fprintf(w, "no limit  %d requests met none\n", t.unlimited)
+	note := func(n int64, title, format string, args ...any) {
+		if n > 0 {
+			fmt.Fprintf(w, "%-8s  %d%s\n", title, n, fmt.Sprintf(format, args...))
+		}
 	}
-	if t.unread > 0 {
-		fmt.Fprintf(w, "not read  %d lines: %s\n", t.unread, t.unreadLines())
-	}
-	if t.steppedBack > 0 {
-		fmt.Fprintf(w, "order     %d lines were earlier than one before, and taken to be of that time\n", t.steppedBack)
-	}
-	if t.full > 0 {
-		fmt.Fprintf(w, "no room   %d requests needed a new bucket beyond --memory-max-keys\n", t.full)
-	}
-	if t.untracked > 0 {
-		fmt.Fprintf(w, "cut       %d asks were of keys beyond --memory-max-keys, and are not in the last two columns\n", t.untracked)
-	}
+	note(t.unlimited, "no limit", " met none")
+	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
+	note(t.steppedBack, "order", " earlier than a line before, taken to be of its time")
+	note(t.full, "no room", " needed a bucket more than --memory-max-keys")
+	note(t.untracked, "cut", " asked for keys beyond --memory-max-keys, which the last two columns leave out")
 }
 
 func (t *tally) unreadLines() string {
-	text := "line"
-	for i, n := range t.unreadAt {
-		if i > 0 {
-			text += ","
-		}
-		text += fmt.Sprintf(" %d", n)
+	var numbers []string
+	for _, n := range t.unreadAt {
+		numbers = append(numbers, strconv.FormatInt(n, 10))
 	}
-	if t.unread > int64(len(t.unreadAt)) {
-		text += ", …"
-	}
-	return fmt.Sprintf("%s (%v)", text, t.unreadErr)
+	return strings.Join(numbers, ", ")
 }
 
 // limits writes a line for each limit.
@@ -91,10 +73,10 @@ func (t *tally) limits(w io.Writer) {
 
 func (r *row) title() string {
 	p, marks := r.policy, ""
-	if p.Shadow {
+	if r.shadow {
 		marks += " (shadow)"
 	}
-	if p.Quota {
+	if r.quota {
 		marks += " (quota)"
 	}
 	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name) + marks

@@ -13,9 +13,10 @@ import (
 // millions of lines and encoding/json takes ten times as long; what is rare, escapes in strings,
 // is left to encoding/json.
 type scanner struct {
-	text string
-	pos  int
-	err  error
+	text  string
+	pos   int
+	named int // where the last name of a member began
+	err   error
 }
 
 // fail notes the first mistake, with its place.
@@ -74,6 +75,8 @@ func (s *scanner) more(n int, bracket byte) bool {
 
 // name reads the name of an object's member.
 func (s *scanner) name() string {
+	s.peek()
+	s.named = s.pos
 	name := s.str()
 	if s.peek() != ':' {
 		s.fail("expected :, found %s", s.found())

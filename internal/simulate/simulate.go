@@ -1,7 +1,7 @@
 // Package simulate replays a trace or an access log in virtual time and says what would have been
 // denied. The limits, the arithmetic and the store are those of the sidecar; the clock is the
-// trace's. There is no randomness: equal input gives equal output. Memory is bounded whatever the
-// length of the input.
+// trace's. Equal input gives equal output, as long as the store has room: which buckets a full one
+// finds to forget is left to chance. Memory is bounded whatever the length of the input.
 package simulate
 
 import (
@@ -63,12 +63,8 @@ type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, error)
 }
 
-const (
-	// progressEvery and sweepEvery count lines. A sweep looks at every bucket: once in a million
-	// lines it costs little, and memory has a bound of its own.
-	progressEvery = 1 << 14
-	sweepEvery    = 1 << 20
-)
+// progressEvery counts lines.
+const progressEvery = 1 << 12
 
 // replay is one run.
 type replay struct {
@@ -78,6 +74,7 @@ type replay struct {
 	limiter *limiter.Limiter
 	store   *memory.Store
 	now     algorithms.Micros
+	swept   int64 // the line at which the last sweep was
 	call    limiter.Call
 	tally   *tally
 	out     *bufio.Writer // nil: no decisions
@@ -113,7 +110,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.tally.report(), nil
+	return &Report{r.tally}, nil
 }
 
 // all reads and answers every line.
@@ -139,10 +136,7 @@ func (r *replay) all(ctx context.Context) error {
 			if r.Progress != nil {
 				r.Progress(in.number)
 			}
-		}
-		if in.number%sweepEvery == 0 {
-			r.store.Sweep()
-			r.tally.sweep(r.now)
+			r.sweep(in.number)
 		}
 		if line == "" {
 			continue
@@ -154,6 +148,18 @@ func (r *replay) all(ctx context.Context) error {
 			return fmt.Errorf("write decisions: %w", err)
 		}
 	}
+}
+
+// sweep forgets buckets that are as if never seen, where half of the room is taken. As it looks at
+// all of them it waits for so many lines that it costs each little.
+func (r *replay) sweep(line int64) {
+	stats := r.store.Stats()
+	if max(stats.Keys, len(r.tally.used)) <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
+		return
+	}
+	r.swept = line
+	r.store.Sweep()
+	r.tally.sweep(r.now)
 }
 
 // unread is the mistake of a whole log that is in another format.

@@ -18,11 +18,11 @@ import (
 )
 
 // compiled is the Snapshot of one file.
-func compiled(t testing.TB, yaml string) *limiter.Snapshot {
-	t.Helper()
+func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
+	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
 	if s == nil {
-		t.Fatal(problems)
+		tb.Fatal(problems)
 	}
 	return s
 }
@@ -195,7 +195,7 @@ func TestLogIsReadLeniently(t *testing.T) {
 	if got := decisions.String(); got != want {
 		t.Errorf("decisions:\n%s", got)
 	}
-	for _, part := range []string{"requests  2,", "not read  1 lines: line 2 (not in the combined format", "order     1 lines were earlier"} {
+	for _, part := range []string{"requests  2,", "not read  1, first at line 2: not in the combined format", "order     1 earlier than a line before"} {
 		if !strings.Contains(text.String(), part) {
 			t.Errorf("the report lacks %q:\n%s", part, text.String())
 		}

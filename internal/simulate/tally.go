@@ -32,7 +32,7 @@ type tally struct {
 	used             map[string]*usage // by bucket
 	maxUsed          int
 	untracked        int64 // asks of buckets for which there was no room in used
-	scratch, shown   []byte
+	scratch          []byte
 	values           []string
 }
 
@@ -91,6 +91,7 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	row := t.byPolicy[r.Policy.Index]
 	row.asked++
+	row.shadow, row.quota = row.shadow || r.Policy.Shadow, row.quota || r.Policy.Quota
 	if r.Outcome == limiter.Unlimited {
 		return
 	}

@@ -162,7 +162,7 @@ next:
 	for _, d := range t.descriptors {
 		for _, e := range d {
 			for _, p := range e.parts {
-				if p.text == "" && r[p.field] == "" {
+				if r.value(p) == "" {
 					continue next
 				}
 			}
@@ -177,13 +177,19 @@ next:
 
 // fill puts the parts together; one alone is passed on as it is.
 func (r record) fill(parts []part) string {
-	text := ""
-	for _, p := range parts {
-		if p.text != "" {
-			text += p.text
-		} else {
-			text += r[p.field]
-		}
+	if len(parts) == 1 {
+		return r.value(parts[0])
 	}
-	return text
+	var text strings.Builder
+	for _, p := range parts {
+		text.WriteString(r.value(p))
+	}
+	return text.String()
+}
+
+func (r record) value(p part) string {
+	if p.text != "" {
+		return p.text
+	}
+	return r[p.field]
 }

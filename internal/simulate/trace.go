@@ -80,12 +80,16 @@ func checkTime(at algorithms.Micros) error {
 
 func (s *scanner) once(seen *int, bit int, name string) {
 	if *seen&bit != 0 {
+		s.pos = s.named
 		s.fail("%s is there twice", name)
 	}
 	*seen |= bit
 }
 
-func (s *scanner) unknown(name string) { s.fail("unknown field %q", descriptors.Printable(name)) }
+func (s *scanner) unknown(name string) {
+	s.pos = s.named
+	s.fail("unknown field %q", descriptors.Printable(name))
+}
 
 func (s *scanner) descriptors(c *limiter.Call) {
 	const hasEntries, hasHits = 1, 2

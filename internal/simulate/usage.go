@@ -15,10 +15,11 @@ type usage struct {
 	at   int64 // tick of the last ask
 	debt int64 // below full, in the limit's scale
 	// sure is, for a guaranteed bucket, how far its guaranteed part is below full.
-	sure      int64
-	phase     int64 // tick within a period at which windows start
-	window    int64 // number of the period that at lies in
-	cur, prev int64 // units asked for in it and in the one before
+	sure   int64
+	phase  int64 // tick within a period at which windows start
+	window int64 // number of the period that at lies in
+	cur    int64 // units asked for in it
+	prev   int64 // of a sliding window, in the one before
 }
 
 // row sums up one limit.
@@ -26,6 +27,7 @@ type row struct {
 	policy *descriptors.Policy
 
 	asked, denied int64 // requests; denied: by this limit's own answer
+	shadow, quota bool  // some place that asked it has this mode
 	// peak is the most units that one key asked for in one period, which began at peakAt.
 	peak    int64
 	peakAt  algorithms.Micros
@@ -59,9 +61,9 @@ func (u *usage) charge(now algorithms.Micros, cost int64) (need int64) {
 	case algorithms.SlidingWindow:
 		into := u.at - u.window*l.Period
 		return atMost(u.cur, mulDivCeil(u.prev, l.Period-into, l.Period))
-	default: // a sliding log: its peak is counted, the log itself is not kept
-		return 0
+	case algorithms.SlidingLog: // its peak is counted, the log itself is not kept
 	}
+	return 0
 }
 
 // chargeGuaranteed charges the guaranteed part first and the bank with the rest; gives back to the
@@ -95,12 +97,11 @@ func (u *usage) advance(now algorithms.Micros) {
 		}
 	case algorithms.SlidingWindow, algorithms.SlidingLog: // the counts below are all there is
 	}
-	switch windows {
-	case 0:
-	case 1:
-		u.cur, u.prev = 0, u.cur
-	default:
-		u.cur, u.prev = 0, 0
+	if windows != 0 {
+		last := u.cur
+		if u.cur, u.prev = 0, 0; windows == 1 && l.Kind == algorithms.SlidingWindow {
+			u.prev = last
+		}
 	}
 	u.at, u.window = tick, window
 }

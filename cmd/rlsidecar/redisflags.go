@@ -1,0 +1,25 @@
+package main
+
+import (
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/server"
+)
+
+// redisFlags say which Redis keeps the buckets.
+type redisFlags struct {
+	RedisURL          string        `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
+	BackendTimeout    time.Duration `default:"5ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"How long Redis may take; then on_backend_failure answers (${default})."`
+	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Start of every key (${default})."`
+	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password; read again for every connection."`
+	RedisTLSCA        string        `name:"redis-tls-ca" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CA" help:"CA of the server, for rediss://."`
+	RedisTLSCert      string        `name:"redis-tls-cert" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CERT" help:"Client certificate; read again for every connection."`
+	RedisTLSKey       string        `name:"redis-tls-key" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_KEY" help:"Its key."`
+}
+
+func (f redisFlags) redis() server.Redis {
+	return server.Redis{
+		URL: f.RedisURL, Timeout: f.BackendTimeout, KeyPrefix: f.RedisKeyPrefix, PasswordFile: f.RedisPasswordFile,
+		CA: f.RedisTLSCA, Cert: f.RedisTLSCert, Key: f.RedisTLSKey,
+	}
+}

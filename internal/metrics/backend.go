@@ -1,0 +1,73 @@
+package metrics
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Backend is a Store that counts and times what next answers; failed is told why next could not
+// decide. It is called once.
+func (m *Metrics) Backend(next backend.Store, failed func(error)) backend.Store {
+	b := &timed{
+		next: next, failed: failed,
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "rlsidecar_backend_seconds",
+			Help:    "How long the backend took to decide, failures included.",
+			Buckets: []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1},
+		}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "rlsidecar_backend_failures_total",
+			Help: "Questions that the backend could not answer in time; whether they were charged is not known for those that were sent.",
+		}),
+	}
+	m.registry.MustRegister(b.seconds, b.failures)
+	return b
+}
+
+type timed struct {
+	next     backend.Store
+	failed   func(error)
+	seconds  prometheus.Histogram
+	failures prometheus.Counter
+}
+
+// Take implements backend.Store.
+func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	start := time.Now()
+	b.next.Take(ctx, charges, decisions)
+	b.seconds.Observe(time.Since(start).Seconds())
+	for i := range decisions {
+		if err := decisions[i].Err; err != nil {
+			b.failures.Inc()
+			b.failed(err)
+			return
+		}
+	}
+}
+
+// WatchBreakers adds a gauge for each server of the backend: 1 while it is not asked because it
+// fails. It is called once; what it returns is told when that starts and ends.
+func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
+	open := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "rlsidecar_backend_breaker_open",
+		Help: "1 while a server of the backend is not asked because it fails.",
+	}, []string{"server"})
+	m.registry.MustRegister(open)
+	return func(server string) { open.WithLabelValues(server).Set(1) },
+		func(server string) { open.WithLabelValues(server).Set(0) }
+}
+
+// Examined says whether a check of the backend's settings found them fine; of several servers one
+// that is not counts.
+func (m *Metrics) Examined(check string, fine bool) {
+	g := m.examined.WithLabelValues(check)
+	if fine {
+		g.Add(0)
+	} else {
+		g.Set(1)
+	}
+}
