@@ -28,6 +28,7 @@ type commands struct {
 	Explain  explainCmd  `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
 	Simulate simulateCmd `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
 	Test     testCmd     `cmd:"" help:"Run scenarios: time, ask, expected answer."`
+	Doctor   doctorCmd   `cmd:"" help:"Examine the Redis that limits would be kept in."`
 	Version  versionCmd  `cmd:"" help:"Print version, commit and Go version."`
 }
 

@@ -23,15 +23,29 @@ const (
 	poll = 30 * time.Second
 )
 
-// Watch calls changed each time the content of the files that paths name has become different
-// from what it was, at the start from what it was when Watch was called: start it before the first
-// Load. It returns when ctx ends, and leaves nothing running. Where the system cannot watch files
-// it looks at them every 30 s.
+// Watcher follows files.
+type Watcher struct {
+	paths []string
+	last  [sha256.Size]byte
+}
+
+// NewWatcher takes note of the content that the files that paths name have now: make it before the
+// first Load, so that no change is missed.
+func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
+
+// Run calls changed each time the content of the files has become different. It returns when ctx
+// ends, and leaves nothing running. Where the system cannot watch files it looks at them every 30 s.
 //
 // Files are watched by way of their folders, so that a file that is replaced, as most editors do,
 // and a link that is turned to another folder, as Kubernetes does with a ConfigMap, are seen.
-func Watch(ctx context.Context, paths []string, changed func()) {
-	look := watcher(paths, changed)
+func (watcher *Watcher) Run(ctx context.Context, changed func()) {
+	paths := watcher.paths
+	look := func() {
+		if now := digest(paths); now != watcher.last {
+			watcher.last = now
+			changed()
+		}
+	}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		settle(ctx, nil, look)
@@ -41,7 +55,7 @@ func Watch(ctx context.Context, paths []string, changed func()) {
 	events := make(chan struct{}, 1)
 	follow := func() { watchFolders(w, folders(paths)) }
 	follow()
-	look() // what changed between the first look and the watch
+	events <- struct{}{} // what changed since the first look counts as an event
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -53,18 +67,6 @@ func Watch(ctx context.Context, paths []string, changed func()) {
 	})
 	w.Close()
 	<-done
-}
-
-// watcher looks at the files now, and returns a function that calls changed if they are different
-// from the last look.
-func watcher(paths []string, changed func()) (look func()) {
-	last := digest(paths)
-	return func() {
-		if now := digest(paths); now != last {
-			last = now
-			changed()
-		}
-	}
 }
 
 // drain passes on that something happened, until w is closed. Errors count as events: after an

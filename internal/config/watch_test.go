@@ -17,14 +17,11 @@ func seen(t *testing.T, paths ...string) (next func(what string), none func(what
 	t.Helper()
 	changes := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
-	started, done := make(chan struct{}), make(chan struct{})
+	w, done := NewWatcher(paths), make(chan struct{})
 	go func() {
 		defer close(done)
-		close(started)
-		Watch(ctx, paths, func() { changes <- struct{}{} })
+		w.Run(ctx, func() { changes <- struct{}{} })
 	}()
-	<-started
-	time.Sleep(50 * time.Millisecond) // the first look
 	t.Cleanup(func() {
 		cancel()
 		<-done
@@ -160,7 +157,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	before := runtime.NumGoroutine()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	Watch(ctx, []string{t.TempDir(), "nowhere"}, func() { t.Error("nothing has changed") })
+	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("nothing has changed") })
 	for range 100 {
 		if runtime.NumGoroutine() <= before {
 			return

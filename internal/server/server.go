@@ -114,8 +114,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	defer wg.Wait()
 	defer stop()
 	changed := make(chan struct{}, 1)
-	wg.Go(func() { // before the files are read, so that no change is missed
-		config.Watch(background, c.Paths, func() {
+	watcher := config.NewWatcher(c.Paths) // before the files are read, so that no change is missed
+	wg.Go(func() {
+		watcher.Run(background, func() {
 			select {
 			case changed <- struct{}{}:
 			default: // a reload is due already

@@ -58,24 +58,18 @@ func (s *server) newStack() (stack, error) {
 		st.top = st.memory
 		return st, nil
 	}
-	conf, err := c.tls()
-	if err != nil {
-		return st, err
-	}
+	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("says", text)) })
 	opened, closed := s.metrics.WatchBreakers()
-	st.redis, err = redis.Open(redis.Config{
-		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, TLS: conf,
-		Changed: func(server string, open bool) {
-			if open {
-				opened(server)
-				s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
-			} else {
-				closed(server)
-				s.log.Info("redis answers again", zap.String("server", server))
-			}
-		},
-	})
-	if err != nil {
+	var err error
+	if st.redis, err = c.open(func(server string, open bool) {
+		if open {
+			opened(server)
+			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
+		} else {
+			closed(server)
+			s.log.Info("redis answers again", zap.String("server", server))
+		}
+	}); err != nil {
 		return st, err
 	}
 	st.denied = backend.Denied(
@@ -84,6 +78,19 @@ func (s *server) newStack() (stack, error) {
 	// Outermost, so that whatever happens below, the answer is in time.
 	st.top = backend.Deadline(st.denied, c.Timeout, answerMargin)
 	return st, nil
+}
+
+// OpenRedis makes the store that a server with c would have. The error is of c.
+func OpenRedis(c Redis) (*redis.Store, error) { return c.open(nil) }
+
+func (c Redis) open(changed func(server string, open bool)) (*redis.Store, error) {
+	conf, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	return redis.Open(redis.Config{
+		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, TLS: conf, Changed: changed,
+	})
 }
 
 // backendFailed logs why Redis could not decide, once a second at most.

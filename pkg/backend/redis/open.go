@@ -50,6 +50,17 @@ type Config struct {
 	Changed func(server string, open bool)
 }
 
+// LogTo sends what the Redis client has to say, which is of use to debug with only, to log. The
+// client has one logger for the process.
+func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
+
+type clientLog func(text string)
+
+// Printf is go-redis's interface.
+func (log clientLog) Printf(_ context.Context, format string, args ...any) {
+	log(fmt.Sprintf(format, args...))
+}
+
 // Store is a backend.Store in Redis.
 type Store struct {
 	backend.Store
@@ -89,7 +100,7 @@ func Open(c Config) (*Store, error) {
 		}
 		s.Store = s.cluster
 	case "sentinel":
-		client := goredis.NewFailoverClient(failoverOptions(o, u))
+		client := newFailoverClient(failoverOptions(o, u))
 		s.client = client
 		s.Store = s.lane(u.master, newNode(client, k, c.Clock))
 	default:

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/server"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+type doctorCmd struct {
+	redisFlags
+	Wait   time.Duration `default:"5s" help:"How long to wait for answers (${default})."`
+	Format string        `enum:"text,json" default:"text" help:"text or json."`
+}
+
+// Help is shown by doctor --help.
+func (doctorCmd) Help() string {
+	return `Asks each master: can it be reached, is it recent enough, may the script run,
+could live keys be evicted, are all slots served, do the clocks agree. Writes
+one key, for a second. Exits 1 if limits cannot be kept.
+
+Example:
+
+  rlsidecar doctor --redis-url redis://localhost:6379`
+}
+
+// Run examines the Redis that serve would use.
+func (c *doctorCmd) Run(a *app) error {
+	if c.RedisURL == "" {
+		return exitError{exitUsage, fmt.Errorf("--redis-url is needed: it says which Redis to examine")}
+	}
+	settings := c.redis()
+	settings.Timeout = max(settings.Timeout, time.Second) // it looks for faults other than being slow
+	store, err := server.OpenRedis(settings)
+	if err != nil {
+		return exitError{exitUsage, err}
+	}
+	defer store.Close()
+	ctx, cancel := context.WithTimeout(a.ctx, c.Wait)
+	defer cancel()
+	found := store.Examine(ctx)
+	if c.Format == "json" {
+		e := json.NewEncoder(a.stdout)
+		e.SetIndent("", "  ")
+		if err := e.Encode(found); err != nil {
+			return err
+		}
+	}
+	bad := false
+	for _, f := range found {
+		bad = bad || f.Severity == redis.Problem
+		if c.Format == "text" {
+			fmt.Fprintf(a.stdout, "%-8s %s: %s: %s\n", f.Severity, f.Server, f.Check, f.Text)
+		}
+	}
+	if bad {
+		return exitError{code: exitNo}
+	}
+	return nil
+}
