@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,7 @@ type cluster struct {
 	mu    sync.Mutex
 	lanes map[string]laneTo // by address; guarded by mu
 
+	unknown   atomic.Pointer[unknown] // nil: the layout is known, or was never asked for
 	reloading atomic.Bool
 	background
 }
@@ -236,9 +238,8 @@ func charged(p *part) bool {
 
 // laneOf is the Store for the master that has key.
 func (c *cluster) laneOf(ctx context.Context, key string) backend.Store {
-	client, err := c.client.MasterForKey(ctx, key)
+	client, err := c.masterOf(ctx, key)
 	if err != nil {
-		c.reload()
 		return failing{err}
 	}
 	addr := client.Options().Addr
@@ -258,6 +259,31 @@ func (c *cluster) laneOf(ctx context.Context, key string) backend.Store {
 	return lane.store
 }
 
+// masterOf is the client of the master that has key. It fails only until the layout is known for the
+// first time; then it is asked for by one Take at a time, each reloadPause, and the others are told
+// at once. (Each Take would wait for it until its deadline.)
+func (c *cluster) masterOf(ctx context.Context, key string) (*goredis.Client, error) {
+	was := c.unknown.Load()
+	if was != nil && (time.Since(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{time.Now(), was.err})) {
+		return nil, was.err
+	}
+	client, err := c.client.MasterForKey(ctx, key)
+	switch {
+	case err != nil:
+		c.unknown.Store(&unknown{time.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
+		c.reload() // which takes the time it needs
+	case was != nil:
+		c.unknown.Store(nil)
+	}
+	return client, err
+}
+
+// unknown is why the layout was not known when last asked for.
+type unknown struct {
+	at  time.Time
+	err error
+}
+
 // learn has the cluster's layout looked at again where a node failed.
 func (c *cluster) learn(decisions []backend.Decision) {
 	if decisions[0].Err != nil {
@@ -270,7 +296,7 @@ func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	c.do(func(ctx context.Context) {
+	started := c.do(func(ctx context.Context) {
 		defer c.reloading.Store(false)
 		c.client.ReloadState(ctx)
 		select {
@@ -278,6 +304,9 @@ func (c *cluster) reload() {
 		case <-c.closing:
 		}
 	})
+	if !started {
+		c.reloading.Store(false)
+	}
 }
 
 // failing is a Store that cannot be asked.
@@ -297,18 +326,27 @@ type background struct {
 	closing chan struct{}
 	room    chan struct{}
 	running sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool // guarded by mu
 }
 
 func newBackground(timeout time.Duration) background {
 	return background{timeout: timeout, closing: make(chan struct{}), room: make(chan struct{}, 1024)}
 }
 
-// do runs f, unless 1,024 are running: then it is dropped, which leaves limits under, not over.
-func (b *background) do(f func(ctx context.Context)) {
+// do runs f, unless 1,024 are running or it is closed: then it is dropped, which leaves limits
+// under, not over. It reports whether it does.
+func (b *background) do(f func(ctx context.Context)) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
 	select {
 	case b.room <- struct{}{}:
 	default:
-		return
+		return false
 	}
 	b.running.Go(func() {
 		defer func() { <-b.room }()
@@ -316,9 +354,16 @@ func (b *background) do(f func(ctx context.Context)) {
 		defer cancel()
 		f(ctx)
 	})
+	return true
 }
 
+// close waits for what runs.
 func (b *background) close() {
-	close(b.closing)
+	b.mu.Lock()
+	if !b.closed {
+		b.closed = true
+		close(b.closing)
+	}
+	b.mu.Unlock()
 	b.running.Wait()
 }

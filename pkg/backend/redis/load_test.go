@@ -104,6 +104,7 @@ type load struct {
 	stopped   sync.Once
 	workers   sync.WaitGroup
 	slowest   atomic.Int64 // answer, in ns
+	atOnce    atomic.Int64 // failures within half the deadline
 	slow      atomic.Int64 // answers later than the deadline + 100 ms
 	took      atomic.Int64 // ns of all of them
 	reasons   sync.Map     // of failures: text -> *atomic.Int64
@@ -171,6 +172,9 @@ func (l *load) work(s backend.Store, first int) {
 		switch all, err := decided(d); {
 		case err != nil:
 			q.failed.Add(1)
+			if took < deadline/2 {
+				l.atOnce.Add(1)
+			}
 			now.failed.Add(1)
 			if !notRun(err) {
 				q.unknown.Add(1)
@@ -260,6 +264,15 @@ func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 			l.t.Fatalf("no normal service after %v; failures: %s", from.Sub(since), l.failures())
 		}
 	}
+}
+
+// quick is how much of what was not answered was told so at once.
+func (l *load) quick() float64 {
+	failed := int64(0)
+	for _, q := range l.questions {
+		failed += q.failed.Load()
+	}
+	return float64(l.atOnce.Load()) / float64(max(1, failed))
 }
 
 func (l *load) failures() string {

@@ -1,0 +1,183 @@
+package redis
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// underCluster is a load on a Cluster of three masters and three replicas.
+type underCluster struct {
+	*load
+	t       *testing.T
+	cluster *redistest.Cluster
+	store   *Store
+}
+
+func startCluster(t *testing.T) underCluster {
+	t.Helper()
+	faulty(t)
+	c := redistest.StartCluster(t, 3)
+	s := open(t, Config{URL: c.URL(), Timeout: deadline})
+	l := startLoad(t, 4, s)
+	l.normal(l.began, generous)
+	time.Sleep(300 * ms)
+	return underCluster{l, t, c, s}
+}
+
+// master is the number of the master that has q's buckets at first.
+func (c underCluster) master(q *question) int {
+	_, slot := c.store.cluster.keys.of(&q.charges[0])
+	n := len(c.cluster.Masters)
+	for i := range n {
+		if slot < (i+1)*slots/n {
+			return i
+		}
+	}
+	return n - 1
+}
+
+func (c underCluster) not(master int) func(q *question) bool {
+	return func(q *question) bool { return c.master(q) != master }
+}
+
+// promoted waits until another is master in the place of i, and all who are left say that the
+// cluster is well. It returns how long that took.
+func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server) time.Duration {
+	c.t.Helper()
+	for _, s := range left {
+		redistest.Eventually(c.t, "the cluster has failed over", func() bool {
+			return strings.Contains(c.cluster.Replicas[i].Do("INFO", "replication"), "role:master") &&
+				strings.Contains(s.Do("CLUSTER", "INFO"), "cluster_state:ok")
+		})
+	}
+	return time.Since(since)
+}
+
+// lose takes master 1 away, and holds the service to being normal soon after the cluster is.
+func (c underCluster) lose(hit func(s *redistest.Server), heal func(s *redistest.Server)) {
+	c.t.Helper()
+	at := time.Now()
+	hit(c.cluster.Masters[1])
+	var failover time.Duration
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		failover = c.promoted(1, at, c.cluster.Masters[0], c.cluster.Masters[2], c.cluster.Replicas[1])
+	})
+	recovered := c.normal(at, 30*time.Second)
+	watch.Wait()
+	// The slots of the other two are served but while all of the cluster calls itself failed.
+	others := c.share(at, at.Add(recovered), c.not(1))
+	c.t.Logf("the cluster's own failover took %v; by then %.1f %% of the others' keys were answered", failover.Round(10*ms), 100*others)
+	if most := failover*3/2 + time.Second; recovered > most {
+		c.t.Errorf("normal service after %v, the cluster's failover took %v", recovered, failover)
+	}
+	heal(c.cluster.Masters[1])
+	time.Sleep(1500 * ms) // it comes back, and learns that it is a replica now
+	c.normal(time.Now(), generous)
+	c.check(c.store, 1)
+}
+
+func TestFaultClusterMasterKilled(t *testing.T) {
+	startCluster(t).lose((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
+}
+
+func TestFaultClusterMasterStopped(t *testing.T) {
+	startCluster(t).lose((*redistest.Server).Pause, (*redistest.Server).Resume)
+}
+
+func TestFaultClusterReplicaKilled(t *testing.T) {
+	c := startCluster(t)
+	at := time.Now()
+	c.cluster.Replicas[0].Kill()
+	time.Sleep(2 * time.Second)
+	if share := c.share(at, time.Now(), nil); share < 0.9 {
+		t.Errorf("%.1f %% were answered: %s", 100*share, c.failures())
+	}
+	c.normal(at, generous)
+	c.check(c.store, 0)
+}
+
+func TestFaultClusterTwoMastersDead(t *testing.T) {
+	c := startCluster(t)
+	for i := range 2 { // nobody to take their place
+		c.cluster.Replicas[i].Kill()
+	}
+	for i := range 2 {
+		c.cluster.Masters[i].Kill()
+	}
+	time.Sleep(3 * time.Second)
+	if share := c.share(time.Now().Add(-500*ms), time.Now(), nil); share > 0.1 {
+		t.Errorf("%.1f %% were answered while the cluster is down", 100*share)
+	}
+	if !strings.Contains(c.failures(), "CLUSTERDOWN") {
+		t.Errorf("nobody said that the cluster is down: %s", c.failures())
+	}
+	for i := range 2 {
+		c.cluster.Masters[i].Restart()
+	}
+	for _, s := range c.cluster.Masters {
+		s.Wait()
+		redistest.Eventually(t, "the cluster is ok", func() bool {
+			return strings.Contains(s.Do("CLUSTER", "INFO"), "cluster_state:ok")
+		})
+	}
+	c.normal(time.Now(), generous)
+	c.check(c.store, 1)
+}
+
+// Slots that are in use move from one master to another.
+func TestFaultClusterReshard(t *testing.T) {
+	c := startCluster(t)
+	at := time.Now()
+	moved := map[int]bool{}
+	for _, q := range c.questions {
+		_, slot := c.store.cluster.keys.of(&q.charges[0])
+		if moved[slot] {
+			continue
+		}
+		moved[slot] = true
+		from := c.master(q)
+		c.move(slot, c.cluster.Masters[from], c.cluster.Masters[(from+1)%3])
+	}
+	t.Logf("%d slots moved in %v", len(moved), time.Since(at).Round(ms))
+	if share := c.share(at, time.Now(), nil); share < 0.9 {
+		t.Errorf("%.1f %% were answered: %s", 100*share, c.failures())
+	} else {
+		t.Logf("%.1f %% were answered meanwhile", 100*share)
+	}
+	c.normal(at, generous)
+	c.check(c.store, 0)
+}
+
+func (c underCluster) move(slot int, from, to *redistest.Server) {
+	c.t.Helper()
+	source, target := from.Do("CLUSTER", "MYID"), to.Do("CLUSTER", "MYID")
+	to.Do("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+	from.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+	time.Sleep(50 * ms) // new keys are asked for over there meanwhile
+	host, port, _ := net.SplitHostPort(to.Addr)
+	for {
+		keys, err := from.Client().ClusterGetKeysInSlot(context.Background(), slot, 1).Result()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if len(keys) == 0 {
+			break
+		}
+		from.Do("MIGRATE", host, port, keys[0], 0, 5000)
+		time.Sleep(20 * ms) // one key here, one there
+	}
+	to.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
+	from.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
+	for _, s := range c.cluster.Masters {
+		if s != from && s != to {
+			s.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
+		}
+	}
+}

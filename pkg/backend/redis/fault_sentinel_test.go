@@ -1,0 +1,68 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// underSentinels does something to a master under load. What its replicas had not heard of by then
+// is lost, at most one capacity a bucket.
+func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (heal func())) {
+	t.Helper()
+	faulty(t)
+	servers := redistest.StartSentinels(t)
+	s := open(t, Config{URL: servers.URL(), Timeout: deadline})
+	l := startLoad(t, 4, s)
+	l.normal(l.began, generous)
+	time.Sleep(300 * ms)
+	at := time.Now()
+	heal := hit(servers)
+	l.normal(at, 20*time.Second)
+	if heal != nil {
+		heal()
+		time.Sleep(2 * time.Second) // the old master comes back, and is told that it is one no more
+		l.normal(time.Now(), generous)
+	}
+	l.check(s, lost)
+}
+
+func TestFaultSentinelMasterKilled(t *testing.T) {
+	underSentinels(t, 1, func(s *redistest.Sentinels) func() {
+		s.Master.Kill()
+		return func() { s.Master.Restart() }
+	})
+}
+
+func TestFaultSentinelMasterStopped(t *testing.T) {
+	underSentinels(t, 1, func(s *redistest.Sentinels) func() {
+		s.Master.Pause()
+		return s.Master.Resume
+	})
+}
+
+func TestFaultSentinelFailover(t *testing.T) {
+	underSentinels(t, 1, func(s *redistest.Sentinels) func() {
+		s.Sentinels[0].Do("SENTINEL", "FAILOVER", "main")
+		return func() {}
+	})
+}
+
+func TestFaultSentinelReplicaKilled(t *testing.T) {
+	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
+		s.Replicas[0].Kill()
+		return func() { s.Replicas[0].Restart() }
+	})
+}
+
+// The master is known already: nobody needs the Sentinels until it fails, not for new connections either.
+func TestFaultSentinelsKilled(t *testing.T) {
+	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
+		for _, one := range s.Sentinels {
+			one.Kill()
+		}
+		s.Master.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") // connections are lost now and then
+		return func() {}
+	})
+}

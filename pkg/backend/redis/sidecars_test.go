@@ -1,0 +1,217 @@
+package redis
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// sidecar is the Stores a sidecar asks Redis through, with time to answer.
+func sidecar(t testing.TB, url string) backend.Store {
+	t.Helper()
+	return backend.Denied(backend.Deadline(open(t, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms), backend.DeniedConfig{})
+}
+
+// hammer asks for c all at once through stores, so many times with several workers each, and
+// returns how often it was admitted.
+func hammer(t testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
+	t.Helper()
+	const workers = 4
+	var admitted atomic.Int64
+	var wg sync.WaitGroup
+	for _, s := range stores {
+		for range workers {
+			wg.Go(func() {
+				var d [1]backend.Decision
+				for range times / workers {
+					s.Take(context.Background(), []backend.Charge{c}, d[:])
+					switch {
+					case d[0].Err != nil:
+						t.Errorf("not answered: %v", d[0].Err)
+					case d[0].Allowed:
+						admitted.Add(c.Ask.Cost)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	return admitted.Load()
+}
+
+func TestSidecarsShareALimit(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t)
+	cluster := redistest.StartCluster(t, 3)
+	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "cluster": cluster.URL()} {
+		for _, n := range []int{2, 4, 8} {
+			t.Run(fmt.Sprintf("%d on %s", n, name), func(t *testing.T) {
+				var stores []backend.Store
+				for range n {
+					stores = append(stores, sidecar(t, url))
+				}
+				const limit = 2000
+				c := backend.Charge{Key: fmt.Appendf(nil, "%d", n), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+				if got := hammer(t, stores, 2*limit/n, c); got != limit {
+					t.Errorf("admitted %d, want exactly %d", got, limit)
+				}
+			})
+		}
+	}
+}
+
+// A Store may be closed while it is asked: the answers are failures, in time, and nothing is left.
+func TestCloseUnderLoad(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t)
+	sentinels := redistest.StartSentinels(t)
+	cluster := redistest.StartCluster(t, 3)
+	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "sentinel": sentinels.URL(), "cluster": cluster.URL()} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Open(Config{URL: url, Timeout: deadline})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := startLoad(t, 4, s)
+			l.normal(l.began, generous)
+			if err := s.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+			closed := time.Now()
+			time.Sleep(500 * ms)
+			if share := l.share(closed.Add(100*ms), time.Now(), nil); share > 0 {
+				t.Errorf("%.1f %% were answered by a closed Store", 100*share)
+			}
+			if err := s.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
+				t.Errorf("close again: %v", err)
+			}
+			l.check(open(t, Config{URL: url, Timeout: 5 * time.Second}), 0)
+		})
+	}
+}
+
+const childURL = "RL_TEST_CHILD_URL"
+
+// TestChild is not a test: it is the sidecar that TestFaultSidecarKilled kills. It says "?" before
+// it asks and "+" when it was admitted.
+func TestChild(t *testing.T) {
+	url := os.Getenv(childURL)
+	if url == "" {
+		t.Skip("runs as a process of its own")
+	}
+	s := backend.Deadline(open(t, Config{URL: url, Timeout: time.Second}), time.Second, ms)
+	c := childCharge()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			var d [1]backend.Decision
+			for {
+				_, _ = os.Stdout.WriteString("?\n")
+				s.Take(context.Background(), []backend.Charge{c}, d[:])
+				if d[0].Allowed {
+					_, _ = os.Stdout.WriteString("+\n")
+				}
+				time.Sleep(ms / 2)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+const childLimit = 3000
+
+func childCharge() backend.Charge {
+	start := algorithms.Micros(0)
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: childLimit, Period: 30 * 365 * algorithms.Day, Start: &start})
+	if err != nil {
+		panic(err)
+	}
+	return backend.Charge{Key: []byte("shared"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+}
+
+func TestFaultSidecarKilled(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	var attempted, acked atomic.Int64
+	var readers sync.WaitGroup
+	var children []*exec.Cmd
+	for range 3 {
+		child := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.timeout=60s")
+		child.Env = append(os.Environ(), childURL+"="+url)
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
+		children = append(children, child)
+		readers.Go(func() {
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				switch lines.Text() {
+				case "?":
+					attempted.Add(1)
+				case "+":
+					acked.Add(1)
+				}
+			}
+		})
+	}
+	for i, child := range children {
+		before := acked.Load()
+		redistest.Eventually(t, "they are admitted", func() bool { return acked.Load() > before+300 })
+		if err := child.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d left, %d admitted", len(children)-1-i, acked.Load())
+	}
+	readers.Wait()
+	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
+	c := childCharge()
+	c.Ask.Cost = 0
+	var d [1]backend.Decision
+	s.Take(t.Context(), []backend.Charge{c}, d[:])
+	if d[0].Err != nil {
+		t.Fatal(d[0].Err)
+	}
+	charged := childLimit - d[0].Remaining
+	t.Logf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
+	if charged < acked.Load() || charged > attempted.Load() || charged > childLimit {
+		t.Errorf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
+	}
+	// What is left is there for the others, exactly.
+	c.Ask.Cost = 1
+	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
+		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
+	}
+}
+
+// An answer that could not be had is marked as such, and is never a plain denial.
+func TestFailuresAreMarked(t *testing.T) {
+	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range 20 {
+		var d [1]backend.Decision
+		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Decision != (algorithms.Decision{}) {
+			t.Fatalf("got %+v", d[0])
+		}
+	}
+}
