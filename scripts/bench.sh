@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server. About four
+# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server. About three
 # minutes. docs/performance.md says how to read it. Arguments go to rlbench compare (--help lists
 # them); BENCHTIME (default 0.2s) is how long each benchmark of a package runs.
 set -euo pipefail
@@ -12,7 +12,7 @@ echo "$(nproc) cores,$(awk -F: '/^model name/ {print $2; exit}' /proc/cpuinfo), 
 # shorten: package, name without the number of cores, ns, bytes and allocations of each operation
 shorten() {
   awk '/^pkg:/ { package = $2; sub(/.*rlsidecar\//, "", package) }
-    /^(FAIL|---|panic)/ { print }
+    /^(FAIL.|--- FAIL|panic|#)|_test\.go:/ { print } # also what says why
     /^Benchmark/ {
       name = $1; sub(/^Benchmark/, "", name); sub(/-[0-9]+$/, "", name)
       ns = bytes = allocs = "-"
@@ -24,11 +24,13 @@ shorten() {
       printf "%-22s %-44s %10s ns %7s B %5s allocs\n", package, name, ns, bytes, allocs
     }'
 }
+code=0
 echo
 go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
-  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./internal/limiter ./internal/grpcapi | shorten
+  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
 
 go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
 echo
 "$dir/rlbench" compare --sidecar "$dir/rlsidecar" "$@"
+exit $code

@@ -163,8 +163,10 @@ func (c *Call) standIn(ctx context.Context, local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards = r.Policy.Local, nil
-		local.Take(ctx, []backend.Charge{charge}, c.decisions[r.charge:r.charge+1])
-		r.local = c.decisions[r.charge].Err == nil
+		var own [1]backend.Decision
+		if local.Take(ctx, []backend.Charge{charge}, own[:]); own[0].Err == nil {
+			c.decisions[r.charge], r.local = own[0], true
+		}
 	}
 }
 

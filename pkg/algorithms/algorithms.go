@@ -248,10 +248,7 @@ func (s State) FreshAt() Micros {
 	at := s.At
 	switch l.Kind {
 	case FixedWindow:
-		at += Micros(l.Period*ceilDiv(l.Capacity-s.Value, l.Rate)) * l.Tick
-		if l.clears() {
-			at = min(at, s.At+Micros(l.Period)*l.Tick)
-		}
+		at += Micros(l.Period*l.windowsToFull(s.Value)) * l.Tick
 	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow, SlidingLog:
 		at = l.fullAt(s, 0)
 	}
@@ -272,7 +269,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	case FixedWindow:
 		if s.Value < l.Capacity {
 			phase := l.PhaseOf(hash)
-			at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(l.Capacity-s.Value, l.Rate))*l.Period
+			at = phase + (floorDiv(at-phase, l.Period)+l.windowsToFull(s.Value))*l.Period
 		}
 	case SlidingWindow:
 		e := at % l.Period

@@ -1,12 +1,23 @@
 package algorithms
 
 import (
+	"flag"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"testing"
 
 	"pgregory.net/rapid"
 )
+
+// A property that fails names the seed to repeat it with; a file beside the tests would only be
+// committed by mistake. (-rapid.nofailfile=false writes it all the same.)
+func TestMain(m *testing.M) {
+	if err := flag.Set("rapid.nofailfile", "true"); err != nil {
+		panic(err)
+	}
+	m.Run()
+}
 
 // dice makes the random limits, times and asks of the property tests: 0 <= dice(n) < n. The
 // trace comes from one seed, not from a draw per number, which makes it some fifty times faster;

@@ -42,7 +42,7 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	// until is the time to the n-th window start from now on.
 	until := func(n int64) Micros { return Micros(phase+(window+n)*l.Period)*l.Tick - now }
 	switch {
-	case cost < 0 && a.Of > 0 && floorDiv(int64(a.Of/l.Tick)-phase, l.Period) != window:
+	case cost < 0 && l.windowOver(a, now):
 		d.Allowed = true
 	case cost < 0:
 		value = min(l.Capacity, value+l.giveBack(cost))
@@ -70,12 +70,26 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	}
 	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)
-	full := max(1, ceilDiv(l.Capacity-value, l.Rate))
-	if l.clears() {
-		full = 1
-	}
-	d.ResetAfter = until(full)
+	d.ResetAfter = until(max(1, l.windowsToFull(value)))
 	return s, d
+}
+
+// windowOver tells whether a undoes a charge of a window that is over at time now.
+func (l *Limit) windowOver(a Ask, now Micros) bool {
+	if a.Of <= 0 || l.Kind != FixedWindow {
+		return false
+	}
+	phase := l.PhaseOf(a.Hash)
+	return floorDiv(int64(a.Of/l.Tick)-phase, l.Period) != floorDiv(int64(now/l.Tick)-phase, l.Period)
+}
+
+// windowsToFull is how many window starts fill a bucket that holds value.
+func (l *Limit) windowsToFull(value int64) int64 {
+	n := ceilDiv(l.Capacity-value, l.Rate)
+	if l.clears() {
+		n = min(n, 1)
+	}
+	return n
 }
 
 // overdrawn takes cost from value though it is not there, down to -MaxReserved.

@@ -88,7 +88,8 @@ func (s Spec) Part(share float64) Spec {
 		if n == nil {
 			return nil
 		}
-		m := min(*n, max(least, int64(float64(*n)*share)))
+		const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less
+		m := min(*n, max(least, int64(float64(*n)*(share+grain))))
 		return &m
 	}
 	s.Rate = *part(&s.Rate, 1)
@@ -283,8 +284,11 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	case FixedWindow:
 		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
 		windows := (maxExact-int64(MaxTime))/l.Period - 1
+		if windows < 0 {
+			return false, "capacity", 0
+		}
 		most = maxExact - l.Rate
-		if hi, lo := bits.Mul64(uint64(max(0, windows)), uint64(l.Rate)); hi == 0 && lo < maxExact {
+		if hi, lo := bits.Mul64(uint64(windows), uint64(l.Rate)); hi == 0 && lo < maxExact {
 			most = min(most, int64(lo))
 		}
 		if l.Capacity > most-reserved {

@@ -101,7 +101,7 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.Period)*l.Tick)
 		mends := !m.ask.Look && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
 		mended := clone(s)
-		mended.At = m.now
+		mended.At = l.tickOf(m.now)
 		for i := range mended.Log {
 			mended.Log[i] = min(mended.Log[i], m.now)
 		}

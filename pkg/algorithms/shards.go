@@ -115,7 +115,9 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	switch {
 	case cost < 0:
 		d.Allowed = true
-		raise(shards, left, -cost)
+		if !shards[0].Limit.windowOver(a, now) {
+			raise(shards, left, -cost)
+		}
 	case sum-cost < least:
 		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
 	case left[best] >= cost && !a.Reserve:

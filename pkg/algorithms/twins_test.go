@@ -44,10 +44,13 @@ func (w *watch) read(now Micros) (at, behind Micros) {
 		if w.ts-now <= 60_000_000 {
 			return w.ts, w.ts - now
 		}
-		w.ts = now // the value is kept
+		w.ts = w.begun(now) // the value is kept
 	}
 	return now, 0
 }
+
+// begun is the start of the tick that t lies in: a limit in ms keeps its times in ms.
+func (w *watch) begun(t Micros) Micros { return t / w.tick * w.tick }
 
 // after is the moment n ticks after the tick of now, seen from now.
 func (w *watch) after(now Micros, n *big.Int) Micros {
@@ -143,7 +146,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 		kept.seen = false // a day longer, then it starts at initial again
 	}
 	if !kept.seen {
-		kept.level, kept.ts = initial, at
+		kept.level, kept.ts = initial, b.begun(at)
 		kept.seen = less(initial, capacity)
 	}
 	level := least(capacity, plus(kept.level, times(flow, b.ticks(kept.ts, at))))
@@ -175,10 +178,10 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	if a.Cost < 0 && !kept.seen {
 		takes = false // full already: nothing to give back
 	}
-	switch created := kept.seen && !b.seen || kept.ts == now && less(initial, capacity) && kept.level == initial; {
+	switch created := kept.seen && !b.seen || kept.ts == b.begun(now) && less(initial, capacity) && kept.level == initial; {
 	case d.Never:
 	case takes && a.Cost != 0 && !a.Look:
-		kept.level, kept.ts, kept.seen = level, at, true
+		kept.level, kept.ts, kept.seen = level, b.begun(at), true
 		*b = kept
 	case !a.Look, created:
 		*b = kept
@@ -202,7 +205,7 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	drain := b.flow(b.s.Rate, b.s.Period)
 	at, behind := kept.read(now)
 	if !kept.seen {
-		kept.queue, kept.ts = whole(0), at
+		kept.queue, kept.ts = whole(0), b.begun(at)
 	}
 	queue := most(whole(0), minus(kept.queue, times(drain, b.ticks(kept.ts, at))))
 	turn := b.after(at, up(over(queue, drain)))
@@ -236,7 +239,7 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case d.Never || a.Look || a.Cost < 0 && !b.seen:
 	case d.Allowed && a.Cost != 0:
-		b.queue, b.ts, b.seen = charged, at, true
+		b.queue, b.ts, b.seen = charged, b.begun(at), true
 	default:
 		*b = kept
 	}
@@ -264,7 +267,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 		kept.seen, restarted = false, true
 	}
 	if !kept.seen {
-		kept.sure, kept.bank, kept.ts = capacity1, initial, at
+		kept.sure, kept.bank, kept.ts = capacity1, initial, b.begun(at)
 		kept.seen = less(initial, capacity2)
 		restarted = kept.seen
 	}
@@ -302,7 +305,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
 	case d.Allowed && a.Cost != 0 && !a.Look:
-		b.sure, b.bank, b.ts, b.seen = sure, bank, at, true
+		b.sure, b.bank, b.ts, b.seen = sure, bank, b.begun(at), true
 	case !a.Look, restarted:
 		*b = kept
 	}

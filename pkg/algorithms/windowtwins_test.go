@@ -57,7 +57,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 		}
 	}
 	if !kept.seen {
-		kept.value, kept.ts = initial, at
+		kept.value, kept.ts = initial, b.begun(at)
 		kept.seen = initial < capacity
 		restarted = kept.seen
 	}
@@ -97,7 +97,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
 	case takes && a.Cost != 0 && !a.Look:
-		b.value, b.ts, b.seen = value, at, true
+		b.value, b.ts, b.seen = value, b.begun(at), true
 	case !a.Look, restarted:
 		*b = kept
 	}
@@ -145,7 +145,7 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case a.Look || a.Cost < 0 && !b.seen || d.Never && !takes:
 	case takes && a.Cost != 0:
-		b.count, b.ts, b.seen = count, at, true
+		b.count, b.ts, b.seen = count, b.begun(at), true
 	default:
 		*b = kept
 	}
@@ -269,7 +269,7 @@ func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
 		d.RetryAfter = b.after(at, big.NewInt(int64(n)))
 	}
 	done := *b
-	done.cur, done.prev, done.ts, done.seen = cur, prev, at, true
+	done.cur, done.prev, done.ts, done.seen = cur, prev, b.begun(at), true
 	d.Remaining = none(down(minus(rate, plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period))))))
 	d.Value = d.Remaining
 	switch {

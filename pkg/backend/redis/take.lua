@@ -103,6 +103,13 @@ local function log_write(log, ttl)
   call('PEXPIRE', log.key, ttl)
 end
 
+-- windows_to_full is how many window starts fill a bucket that holds value.
+local function windows_to_full(l, value)
+  local n = ceil_div(l.capacity - value, l.rate)
+  if l.clears then n = min(n, 1) end
+  return n
+end
+
 -- full_at is the moment at which s has become equal to a full bucket.
 local function full_at(l, s, phase)
   local at = floor(s.at / l.tick)
@@ -112,7 +119,7 @@ local function full_at(l, s, phase)
     at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
   elseif l.kind == WINDOW then
     if s.value < l.capacity then
-      at = phase + (floor((at - phase) / l.period) + ceil_div(l.capacity - s.value, l.rate)) * l.period
+      at = phase + (floor((at - phase) / l.period) + windows_to_full(l, s.value)) * l.period
     end
   elseif l.kind == SLIDING then
     local e = at % l.period
@@ -350,9 +357,7 @@ local function take_window(l, phase, s, t, a, d)
     d.retry = starts_in(ceil_div(cost - r - value, l.rate))
   end
   d.value, d.remaining = value, max(0, value)
-  local full = max(1, ceil_div(l.capacity - value, l.rate))
-  if l.clears then full = 1 end
-  d.reset = starts_in(full)
+  d.reset = starts_in(max(1, windows_to_full(l, value)))
   return { by = l, value = value, prev = 0, at = t - t % l.tick }
 end
 
@@ -550,9 +555,6 @@ end
 local function save(k)
   local s, l, phase = state[k], dirty[k].limit, dirty[k].phase
   local ends = full_at(l, s, phase)
-  if l.kind == WINDOW and l.clears and s.value < l.capacity then
-    ends = (phase + (floor((floor(s.at / l.tick) - phase) / l.period) + 1) * l.period) * l.tick
-  end
   if l.initial < l.capacity then ends = ends + DAY end
   local ttl = max(1, ceil_div(ends - now, 1000) + 1)
   if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one

@@ -1,0 +1,29 @@
+package load
+
+import (
+	"context"
+	"net"
+	"strings"
+)
+
+// split turns host:port or unix:///path into what package net wants.
+func split(address string) (network, name string) {
+	if path, ok := strings.CutPrefix(address, "unix:"); ok {
+		return "unix", strings.TrimPrefix(path, "//")
+	}
+	return "tcp", address
+}
+
+// Listen listens where a Target of the same text asks.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	var l net.ListenConfig
+	network, name := split(address)
+	return l.Listen(ctx, network, name)
+}
+
+// Dial connects to a Target.
+func Dial(ctx context.Context, address string) (net.Conn, error) {
+	var d net.Dialer
+	network, name := split(address)
+	return d.DialContext(ctx, network, name)
+}

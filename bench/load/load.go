@@ -1,0 +1,223 @@
+// Package load asks an Envoy RateLimitService many questions and measures what answering costs.
+//
+// It asks in one of two ways. In a closed loop every answer brings the next question, so the server
+// is as busy as it can be; latencies then say how long the queue is, and little else. In an open
+// loop questions are due at a fixed rate whether or not answers come, and a latency counts from the
+// moment when the question was due, so that a stall is charged to all who would have met it.
+//
+// On a machine that is shared, elapsed times say little. The processor time that the server used
+// per request says more, and the ratio of two servers, asked in turn, most. It runs on Linux only.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Clients.
+const (
+	GRPC = "grpc" // grpc-go: a write for each request, as most proxies do
+	Raw  = "raw"  // HTTP/2 frames: one write for all requests that can go, as a proxy under load
+)
+
+// patience is how long the last answers may take.
+const patience = 30 * time.Second
+
+// Config of a run. Zero fields are filled in by Run where a default is named.
+type Config struct {
+	Target      string // host:port or unix:///path
+	Client      string // GRPC, the default, or Raw
+	Connections int    // default 4
+	Outstanding int    // requests of one connection that may wait for their answers; default 16
+
+	Domain      string   // default "bench"
+	Descriptors []string // key=value[,key=value]…; "{}" becomes the key's number; default "user_id={}"
+	Keys        int      // how many; default 1
+	FirstKey    int
+	InTurn      bool // ask about one key after the other, not about any
+
+	Rate     float64       // requests/s of an open loop; 0: a closed loop
+	Requests int64         // stop after so many; 0: after Duration
+	Warmup   time.Duration // asked but not measured; not with Requests
+	Duration time.Duration // default 3s
+
+	PID int // the server's process, for its CPU time; 0: not measured
+}
+
+func (c *Config) check() error {
+	if c.Client == "" {
+		c.Client = GRPC
+	}
+	if c.Connections == 0 {
+		c.Connections = 4
+	}
+	if c.Outstanding == 0 {
+		c.Outstanding = 16
+	}
+	if c.Domain == "" {
+		c.Domain = "bench"
+	}
+	if len(c.Descriptors) == 0 {
+		c.Descriptors = []string{"user_id={}"}
+	}
+	if c.Keys == 0 {
+		c.Keys = 1
+	}
+	if c.Duration == 0 {
+		c.Duration = 3 * time.Second
+	}
+	switch {
+	case c.Target == "":
+		return errors.New("no target")
+	case c.Client != GRPC && c.Client != Raw:
+		return fmt.Errorf("client must be %s or %s, is %q", GRPC, Raw, c.Client)
+	case c.Connections < 0 || c.Outstanding < 0 || c.Rate < 0 || c.Requests < 0 || c.Warmup < 0 || c.Duration < 0:
+		return errors.New("no number may be negative")
+	case c.Keys < 1 || c.FirstKey < 0 || c.FirstKey+c.Keys > maxKeys:
+		return fmt.Errorf("keys must be numbers from 0 to %d", maxKeys-1)
+	case c.Requests > 0 && c.Warmup > 0:
+		return errors.New("a number of requests goes without a warm-up")
+	}
+	return nil
+}
+
+// connection is one to the server.
+type connection interface {
+	// ask asks what s hands out until there is no more and all is answered, or until ctx ends or
+	// the connection breaks, and returns what was answered.
+	ask(ctx context.Context, s *schedule) *recorder
+	close()
+}
+
+// Run asks as c says. An error means that there is no Result worth having; a server's errors are
+// not one: they are counted in the Result.
+func Run(ctx context.Context, c Config) (Result, error) {
+	if err := c.check(); err != nil {
+		return Result{}, err
+	}
+	question, err := newQuestion(c.Domain, c.Descriptors)
+	if err != nil {
+		return Result{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	r := &run{Config: c}
+	connections := make([]connection, c.Connections)
+	for i := range connections {
+		if connections[i], err = r.connect(ctx, question); err != nil {
+			return Result{}, fmt.Errorf("connect to %s: %w", c.Target, err)
+		}
+		defer connections[i].close()
+	}
+
+	recorders := make([]*recorder, c.Connections)
+	result, err := r.measure(func() (answered <-chan struct{}) {
+		var asking sync.WaitGroup
+		for i, conn := range connections {
+			asking.Go(func() { recorders[i] = conn.ask(ctx, newSchedule(r, i)) })
+		}
+		done := make(chan struct{})
+		go func() { asking.Wait(); cancel(); close(done) }()
+		return done
+	}, cancel)
+	if err != nil {
+		return Result{}, err
+	}
+	total := newRecorder(r)
+	for _, recorder := range recorders {
+		total.merge(recorder)
+	}
+	result.fill(c, total)
+	return result, nil
+}
+
+func (r *run) connect(ctx context.Context, q question) (connection, error) {
+	if r.Client == Raw {
+		return dialRaw(ctx, r, q)
+	}
+	return dialGRPC(r, q)
+}
+
+// run is what all connections share.
+type run struct {
+	Config
+	start     time.Time
+	turn      atomic.Int64 // InTurn: keys asked about
+	asked     atomic.Int64 // with Requests: those handed out
+	measuring atomic.Bool
+	over      atomic.Bool // no more questions
+}
+
+// now is the time since the start.
+func (r *run) now() time.Duration { return time.Since(r.start) }
+
+// measure has questions asked and returns how long the measured part took and what it cost. A closed
+// loop is cut off when its time is over; otherwise the last answer is the end. It returns when
+// nobody asks any more.
+func (r *run) measure(ask func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
+	var from, to sample
+	begin := func() { from, err = r.sample(); r.measuring.Store(true) }
+	r.start = time.Now()
+	if r.Warmup == 0 {
+		begin()
+	}
+	answered := ask()
+	defer func() { cancel(); <-answered }()
+	wait := func(d time.Duration) (inTime bool) {
+		select {
+		case <-answered:
+			return true
+		case <-time.After(d):
+			return false
+		}
+	}
+	if r.Warmup > 0 {
+		wait(r.Warmup)
+		begin()
+	}
+	if err != nil {
+		return Result{}, err
+	}
+
+	inTime := true
+	switch {
+	case r.Requests > 0:
+		<-answered
+		to, err = r.sample()
+	case r.Rate > 0:
+		wait(r.Duration)
+		inTime = wait(patience)
+		to, err = r.sample()
+	default:
+		wait(r.Duration)
+		r.measuring.Store(false)
+		to, err = r.sample()
+		r.over.Store(true)
+		inTime = wait(patience)
+	}
+	switch {
+	case err != nil:
+		return Result{}, err
+	case !inTime:
+		return Result{}, fmt.Errorf("not all questions were answered within %v", patience)
+	}
+	return Result{Seconds: (to.at - from.at).Seconds(), cpu: to.cpu - from.cpu}, nil
+}
+
+type sample struct {
+	at  time.Duration
+	cpu time.Duration
+}
+
+func (r *run) sample() (s sample, err error) {
+	if r.PID != 0 {
+		s.cpu, err = CPU(r.PID)
+	}
+	s.at = r.now()
+	return s, err
+}

@@ -1,0 +1,173 @@
+package load
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// server answers by the value of the first entry.
+type server struct {
+	answer func(value string) (rls.RateLimitResponse_Code, error)
+
+	mu    sync.Mutex
+	asked map[string]int // guarded by mu
+}
+
+func (s *server) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	value := r.Descriptors[0].Entries[0].Value
+	s.mu.Lock()
+	s.asked[value]++
+	s.mu.Unlock()
+	code, err := s.answer(value)
+	return &rls.RateLimitResponse{OverallCode: code}, err
+}
+
+// serve runs a server, and returns its address.
+func serve(t *testing.T, answer func(string) (rls.RateLimitResponse_Code, error)) (*server, string) {
+	t.Helper()
+	address := "unix://" + filepath.Join(t.TempDir(), "s")
+	listener, err := Listen(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{answer: answer, asked: map[string]int{}}
+	g := grpc.NewServer()
+	rls.RegisterRateLimitServiceServer(g, s)
+	go func() { _ = g.Serve(listener) }()
+	t.Cleanup(g.Stop)
+	return s, address
+}
+
+func allow(string) (rls.RateLimitResponse_Code, error) { return rls.RateLimitResponse_OK, nil }
+
+var clients = []string{GRPC, Raw}
+
+func TestEveryKeyIsAskedOnce(t *testing.T) {
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			s, address := serve(t, allow)
+			r, err := Run(t.Context(), Config{Target: address, Client: client, PID: os.Getpid(),
+				Keys: 500, FirstKey: 7, InTurn: true, Requests: 500})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.OK != 500 || r.OverLimit != 0 || r.Failed() != 0 || r.CPU <= 0 || r.RSS <= 0 || r.P50 <= 0 || r.Max < r.P99 {
+				t.Errorf("%v", &r)
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.asked) != 500 || s.asked["00000007"] != 1 || s.asked["00000506"] != 1 {
+				t.Errorf("asked about %d keys, and these", len(s.asked))
+			}
+		})
+	}
+}
+
+func TestAnswersAreToldApart(t *testing.T) {
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			_, address := serve(t, func(value string) (rls.RateLimitResponse_Code, error) {
+				switch value {
+				case "00000000":
+					return rls.RateLimitResponse_OVER_LIMIT, nil
+				case "00000001":
+					return rls.RateLimitResponse_UNKNOWN, nil
+				case "00000002":
+					return 0, status.Error(codes.Internal, "no")
+				default:
+					return rls.RateLimitResponse_OK, nil
+				}
+			})
+			r, err := Run(t.Context(), Config{Target: address, Client: client, Keys: 10, InTurn: true, Requests: 100})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["senseless answer"] != 10 {
+				t.Errorf("%v", &r)
+			}
+		})
+	}
+}
+
+func TestOpenLoopKeepsItsRate(t *testing.T) {
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			_, address := serve(t, allow)
+			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 2, Rate: 500, Duration: 400 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.OK != 200 || r.Failed() != 0 {
+				t.Errorf("want 200 answers: %v", &r)
+			}
+		})
+	}
+}
+
+// A server that stalls once makes all those late that were due meanwhile, not only those it had.
+func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			var once sync.Once
+			_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
+				once.Do(func() { time.Sleep(200 * time.Millisecond) })
+				return rls.RateLimitResponse_OK, nil
+			})
+			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 1, Outstanding: 1,
+				Rate: 500, Duration: 400 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.OK != 200 || r.P50 < 10 || r.Max < 200 {
+				t.Errorf("want half of them to be late: %v", &r)
+			}
+		})
+	}
+}
+
+func TestServerThatGoesAwayIsAnError(t *testing.T) {
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			var g *grpc.Server
+			address := "unix://" + filepath.Join(t.TempDir(), "s")
+			listener, err := Listen(t.Context(), address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g = grpc.NewServer()
+			rls.RegisterRateLimitServiceServer(g, &server{answer: allow, asked: map[string]int{}})
+			go func() { _ = g.Serve(listener) }()
+			time.AfterFunc(50*time.Millisecond, g.Stop)
+			r, err := Run(t.Context(), Config{Target: address, Client: client, Duration: 200 * time.Millisecond})
+			if err == nil && r.Failed() == 0 {
+				t.Errorf("no errors: %v", &r)
+			}
+		})
+	}
+}
+
+func TestMistakesAreRefused(t *testing.T) {
+	for what, c := range map[string]Config{
+		"no target":      {},
+		"client":         {Target: "x:1", Client: "curl"},
+		"keys":           {Target: "x:1", FirstKey: maxKeys},
+		"descriptor":     {Target: "x:1", Descriptors: []string{"key"}},
+		"no server":      {Target: "unix:///nowhere/s", Client: Raw},
+		"no such PID":    {Target: "x:1", PID: 1 << 22, Requests: 1},
+		"negative":       {Target: "x:1", Rate: -1},
+		"two beginnings": {Target: "x:1", Requests: 1, Warmup: 1},
+	} {
+		if r, err := Run(t.Context(), c); err == nil {
+			t.Errorf("%s: no error: %v", what, &r)
+		}
+	}
+}

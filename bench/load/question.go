@@ -1,0 +1,118 @@
+package load
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+)
+
+const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+// marker is where the digits of a key go: as long as they are, and not found in sane descriptors.
+const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
+
+// maxKeys is how many keys the digits can tell apart.
+const maxKeys = 100_000_000
+
+// question is an encoded RateLimitRequest in which the number of the key can be changed, so that
+// asking costs next to nothing.
+type question struct {
+	message []byte
+	digits  []int // where the number stands
+}
+
+func newQuestion(domain string, descriptors []string) (question, error) {
+	request := &rls.RateLimitRequest{Domain: domain}
+	for _, text := range descriptors {
+		d := &common.RateLimitDescriptor{}
+		for entry := range strings.SplitSeq(text, ",") {
+			key, value, ok := strings.Cut(entry, "=")
+			if !ok {
+				return question{}, fmt.Errorf("descriptor %q: %q is not key=value", text, entry)
+			}
+			d.Entries = append(d.Entries, &common.RateLimitDescriptor_Entry{Key: key, Value: strings.ReplaceAll(value, "{}", marker)})
+		}
+		request.Descriptors = append(request.Descriptors, d)
+	}
+	message, err := proto.Marshal(request)
+	if err != nil {
+		return question{}, fmt.Errorf("encode a request: %w", err)
+	}
+	q := question{message: message}
+	for from := 0; ; from += len(marker) {
+		i := bytes.Index(message[from:], []byte(marker))
+		if i < 0 {
+			break
+		}
+		from += i
+		q.digits = append(q.digits, from)
+	}
+	return q, nil
+}
+
+// clone is for another goroutine, or another place in a larger message: prefix comes first.
+func (q question) clone(prefix ...byte) question {
+	c := question{message: slices.Concat(prefix, q.message)}
+	for _, i := range q.digits {
+		c.digits = append(c.digits, i+len(prefix))
+	}
+	return c
+}
+
+// about makes q ask about key.
+func (q question) about(key int) {
+	for _, at := range q.digits {
+		n := key
+		for i := len(marker) - 1; i >= 0; i-- {
+			q.message[at+i] = byte('0' + n%10)
+			n /= 10
+		}
+	}
+}
+
+// verdict is what came back.
+type verdict int
+
+const (
+	senseless verdict = iota // not a RateLimitResponse, or one without a code
+	ok
+	overLimit
+)
+
+const responseCode = 1 // field of RateLimitResponse
+
+// verdictOf reads an encoded RateLimitResponse, all of it.
+func verdictOf(message []byte) verdict {
+	v := senseless
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return senseless
+		}
+		message = message[n:]
+		if number == responseCode && kind == protowire.VarintType {
+			code, _ := protowire.ConsumeVarint(message)
+			switch rls.RateLimitResponse_Code(code) {
+			case rls.RateLimitResponse_OK:
+				v = ok
+			case rls.RateLimitResponse_OVER_LIMIT:
+				v = overLimit
+			case rls.RateLimitResponse_UNKNOWN:
+				fallthrough
+			default:
+				v = senseless
+			}
+		}
+		if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+			return senseless
+		}
+		message = message[n:]
+	}
+	return v
+}

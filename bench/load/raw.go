@@ -1,0 +1,372 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// rawConnection asks in HTTP/2 frames. One goroutine sends what can be sent, as many requests as
+// there are in one write; another reads answers.
+type rawConnection struct {
+	run      *run
+	question question // behind the five bytes that gRPC puts before a message
+	conn     net.Conn
+
+	writing sync.Mutex // above reading and writing in the order of locks
+	out     *bufio.Writer
+	to      *http2.Framer // guarded by writing
+	stream  uint32        // the next one; the sender's
+
+	in      *bufio.Reader // the reader's, as all below
+	from    *http2.Framer
+	headers *hpack.Decoder
+	status  string // grpc-status, of the headers being read
+	unacked uint32 // bytes of answers that the server's window has not got back
+
+	mu      sync.Mutex
+	flights map[uint32]*flight // by stream; guarded by mu
+	idle    []*flight          // guarded by mu
+	window  int64              // bytes the server is ready to take; guarded by mu
+	wake    chan struct{}      // to the sender: something of these has changed
+	broken  chan struct{}      // closed when the reader has ended
+}
+
+// flight is a request on its way.
+type flight struct {
+	due    time.Duration
+	answer []byte // what there is of it, prefix and message
+}
+
+const (
+	prefixLen = 5 // of a gRPC message: not compressed, length
+	// bigWindow is what the server may send before it hears of us: more than it can in a moment.
+	bigWindow = 1 << 24
+	// firstWindow is what a server takes on a connection, and on a stream, unless it says otherwise.
+	firstWindow = 65535
+)
+
+func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
+	conn, err := Dial(ctx, r.Target)
+	if err != nil {
+		return nil, err
+	}
+	n := len(q.message)
+	c := &rawConnection{
+		run:      r,
+		question: q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n)),
+		conn:     conn,
+		out:      bufio.NewWriterSize(conn, 64<<10),
+		in:       bufio.NewReaderSize(conn, 64<<10),
+		stream:   1,
+		flights:  map[uint32]*flight{},
+		window:   firstWindow,
+		wake:     make(chan struct{}, 1),
+		broken:   make(chan struct{}),
+	}
+	for range r.Outstanding {
+		c.idle = append(c.idle, &flight{})
+	}
+	c.to = http2.NewFramer(c.out, nil)
+	c.from = http2.NewFramer(nil, c.in)
+	c.from.SetReuseFrames()
+	c.headers = hpack.NewDecoder(4096, func(f hpack.HeaderField) {
+		if f.Name == "grpc-status" {
+			c.status = f.Value
+		}
+	})
+	if err := c.greet(); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *rawConnection) close() { _ = c.conn.Close() }
+
+// greet exchanges settings, and refuses a server to which as much as is wanted cannot be sent.
+func (c *rawConnection) greet() error {
+	_, _ = c.out.WriteString(http2.ClientPreface)
+	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	_ = c.to.WriteWindowUpdate(0, bigWindow)
+	if err := c.out.Flush(); err != nil {
+		return err
+	}
+	_ = c.conn.SetReadDeadline(time.Now().Add(patience))
+	frame, err := c.from.ReadFrame()
+	if err != nil {
+		return err
+	}
+	_ = c.conn.SetReadDeadline(time.Time{})
+	settings, ok := frame.(*http2.SettingsFrame)
+	if !ok {
+		return fmt.Errorf("the server began with %v, not with SETTINGS", frame.Header().Type)
+	}
+	if most, ok := settings.Value(http2.SettingMaxConcurrentStreams); ok && int(most) < c.run.Outstanding {
+		return fmt.Errorf("the server allows %d requests on a connection, %d are wanted", most, c.run.Outstanding)
+	}
+	const frameMost = 16 << 10 // what every server takes
+	if len(c.question.message) > frameMost {
+		return fmt.Errorf("a request has %d bytes, which do not go into one frame of %d", len(c.question.message), frameMost)
+	}
+	return c.to.WriteSettingsAck()
+}
+
+// requestHeaders are encoded once for all but the first request: that puts them into the server's
+// table, the later ones only point there.
+func (c *rawConnection) requestHeaders() (first, later []byte) {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	encode := func() []byte {
+		b.Reset()
+		for _, f := range [][2]string{
+			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "rlbench"},
+			{"te", "trailers"}, {"content-type", "application/grpc"}, {"user-agent", "rlbench"},
+		} {
+			_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
+		}
+		return bytes.Clone(b.Bytes())
+	}
+	return encode(), encode()
+}
+
+func (c *rawConnection) ask(ctx context.Context, s *schedule) *recorder {
+	stop := context.AfterFunc(ctx, c.close)
+	defer stop()
+	answers := newRecorder(c.run)
+	var broken error
+	go func() {
+		broken = c.read(answers)
+		close(c.broken)
+	}()
+	finished := c.send(s) && c.allIdle()
+	c.close()
+	<-c.broken
+	if !finished {
+		answers.fail(fmt.Sprintf("connection: %v", broken))
+	}
+	return answers
+}
+
+// send asks until there is nothing more to ask; false if it could not ask all.
+func (c *rawConnection) send(s *schedule) bool {
+	if s.open() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
+	keys := newKeys(c.run)
+	headers, later := c.requestHeaders()
+	for {
+		at, more := s.next()
+		if !more {
+			return c.flush() == nil
+		}
+		if s.open() && at > s.now() {
+			if c.flush() != nil {
+				return false
+			}
+			s.sleepUntil(at)
+		}
+		f := c.takeFlight(false)
+		if f == nil {
+			if c.flush() != nil {
+				return false
+			}
+			if f = c.takeFlight(true); f == nil {
+				return false
+			}
+			if !s.open() {
+				at = s.now()
+			}
+		}
+		c.question.about(keys.next())
+		if !c.sendOne(f, at, headers) {
+			return false
+		}
+		headers = later
+	}
+}
+
+// takeFlight returns one that is idle, when the server's window has room for it; nil if there is
+// none, or with wait, if there will be none.
+func (c *rawConnection) takeFlight(wait bool) *flight {
+	size := int64(len(c.question.message))
+	for {
+		c.mu.Lock()
+		if last := len(c.idle) - 1; last >= 0 && c.window >= size {
+			f := c.idle[last]
+			c.idle = c.idle[:last]
+			c.window -= size
+			c.mu.Unlock()
+			return f
+		}
+		c.mu.Unlock()
+		if !wait {
+			return nil
+		}
+		select {
+		case <-c.wake:
+		case <-c.broken:
+			return nil
+		}
+	}
+}
+
+func (c *rawConnection) sendOne(f *flight, due time.Duration, headers []byte) bool {
+	stream := c.stream
+	c.stream += 2
+	f.due, f.answer = due, f.answer[:0]
+	c.mu.Lock()
+	c.flights[stream] = f
+	c.mu.Unlock()
+
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	err := c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers, EndHeaders: true})
+	return errors.Join(err, c.to.WriteData(stream, true, c.question.message)) == nil
+}
+
+func (c *rawConnection) flush() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.out.Flush()
+}
+
+// allIdle waits for all answers; false if they will not come.
+func (c *rawConnection) allIdle() bool {
+	for {
+		c.mu.Lock()
+		all := len(c.flights) == 0
+		c.mu.Unlock()
+		if all {
+			return true
+		}
+		select {
+		case <-c.wake:
+		case <-c.broken:
+			return false
+		}
+	}
+}
+
+// read reads until the connection ends, and returns why.
+func (c *rawConnection) read(answers *recorder) error {
+	for {
+		frame, err := c.from.ReadFrame()
+		if err != nil {
+			return err
+		}
+		if err := c.handle(frame, answers); err != nil {
+			return err
+		}
+		if c.in.Buffered() == 0 { // the sender goes on when it can send most at once
+			select {
+			case c.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+func (c *rawConnection) handle(frame http2.Frame, answers *recorder) error {
+	id := frame.Header().StreamID
+	switch f := frame.(type) {
+	case *http2.DataFrame:
+		c.mu.Lock()
+		flight := c.flights[id]
+		c.mu.Unlock()
+		if flight != nil {
+			flight.answer = append(flight.answer, f.Data()...)
+		}
+		return c.received(f.Length)
+	case *http2.HeadersFrame:
+		return c.header(id, f.HeaderBlockFragment(), f.HeadersEnded(), f.StreamEnded(), answers)
+	case *http2.ContinuationFrame: // of trailers, if ever
+		return c.header(id, f.HeaderBlockFragment(), f.HeadersEnded(), true, answers)
+	case *http2.RSTStreamFrame:
+		c.land(id, answers, f.ErrCode.String())
+	case *http2.WindowUpdateFrame:
+		if id == 0 {
+			c.mu.Lock()
+			c.window += int64(f.Increment)
+			c.mu.Unlock()
+		}
+	case *http2.SettingsFrame:
+		if !f.IsAck() {
+			return c.write(func() error { return c.to.WriteSettingsAck() })
+		}
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			return c.write(func() error { return c.to.WritePing(true, f.Data) })
+		}
+	case *http2.GoAwayFrame:
+		return fmt.Errorf("the server sent GOAWAY %v %q", f.ErrCode, f.DebugData())
+	}
+	return nil
+}
+
+func (c *rawConnection) header(id uint32, fragment []byte, ended, last bool, answers *recorder) error {
+	if _, err := c.headers.Write(fragment); err != nil {
+		return err
+	}
+	if !ended {
+		return nil
+	}
+	if err := c.headers.Close(); err != nil {
+		return err
+	}
+	if last {
+		status := c.status
+		c.status = ""
+		c.land(id, answers, status)
+	}
+	return nil
+}
+
+// land ends a flight; status is its grpc-status, or what came instead.
+func (c *rawConnection) land(id uint32, answers *recorder, status string) {
+	c.mu.Lock()
+	f := c.flights[id]
+	delete(c.flights, id)
+	c.mu.Unlock()
+	if f == nil {
+		return
+	}
+	switch {
+	case status != "0":
+		answers.fail("grpc-status " + status)
+	case len(f.answer) < prefixLen:
+		answers.fail("empty answer")
+	default:
+		answers.answer(f.due, verdictOf(f.answer[prefixLen:]))
+	}
+	c.mu.Lock()
+	c.idle = append(c.idle, f)
+	c.mu.Unlock()
+}
+
+// received gives the server back the window for n bytes, now and then.
+func (c *rawConnection) received(n uint32) error {
+	c.unacked += n
+	if c.unacked < bigWindow/2 {
+		return nil
+	}
+	n, c.unacked = c.unacked, 0
+	return c.write(func() error { return c.to.WriteWindowUpdate(0, n) })
+}
+
+// write writes a frame of the reader's at once.
+func (c *rawConnection) write(frame func() error) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return errors.Join(frame(), c.out.Flush())
+}

@@ -1,0 +1,96 @@
+package load
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// schedule hands out the questions of one connection. In a closed loop several goroutines may use
+// it; in an open loop, one.
+type schedule struct {
+	*run
+	every time.Duration // open loop: between two questions; 0: a closed loop
+	due   time.Duration // open loop: when the next question is to be asked
+}
+
+// newSchedule is for connection i. The questions of an open loop take turns among the connections.
+func newSchedule(r *run, i int) *schedule {
+	s := &schedule{run: r}
+	if r.Rate > 0 {
+		s.every = time.Duration(float64(r.Connections) / r.Rate * float64(time.Second))
+		s.due = s.every * time.Duration(i) / time.Duration(r.Connections)
+	}
+	return s
+}
+
+// open tells whether questions are due at times of their own.
+func (s *schedule) open() bool { return s.every > 0 }
+
+// next is when the next question is to be asked, which in a closed loop is now; false if there are
+// no more.
+func (s *schedule) next() (at time.Duration, more bool) {
+	if s.over.Load() {
+		return 0, false
+	}
+	at = s.now()
+	if s.open() {
+		at = s.due
+		s.due += s.every
+		if s.Requests == 0 && at >= s.Warmup+s.Duration {
+			return 0, false
+		}
+	}
+	if s.Requests > 0 && s.asked.Add(1) > s.Requests {
+		return 0, false
+	}
+	return at, true
+}
+
+// sleepUntil returns when at has come. The goroutine should be locked to its thread: the runtime's
+// own timers are a millisecond late on an idle processor, this is late by 50 us.
+func (s *schedule) sleepUntil(at time.Duration) {
+	for d := at - s.now(); d > 0; d = at - s.now() {
+		t := syscall.NsecToTimespec(int64(d))
+		_ = syscall.Nanosleep(&t, nil) // woken early: looks again
+	}
+}
+
+// pace sends the times of an open loop, each when it has come, and closes times at the end.
+func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
+	defer close(times)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for at, more := s.next(); more; at, more = s.next() {
+		s.sleepUntil(at)
+		select {
+		case times <- at:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// keys picks what to ask about, for one goroutine.
+type keys struct {
+	run  *run
+	dice *rand.Rand
+}
+
+func newKeys(r *run) keys {
+	return keys{run: r, dice: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))}
+}
+
+func (k *keys) next() int {
+	n := 0
+	switch {
+	case k.run.Keys == 1:
+	case k.run.InTurn:
+		n = int((k.run.turn.Add(1) - 1) % int64(k.run.Keys))
+	default:
+		n = k.dice.IntN(k.run.Keys)
+	}
+	return k.run.FirstKey + n
+}

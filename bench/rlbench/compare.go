@@ -1,0 +1,216 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+type compareCmd struct {
+	sidecar
+
+	Repeats     int           `default:"5" help:"How often each of the two is measured, in turn."`
+	Duration    time.Duration `default:"1s" help:"Of one measurement."`
+	Connections int           `default:"4"`
+	Outstanding int           `default:"16" help:"Requests of one connection that wait for their answers."`
+	Client      []string      `enum:"grpc,raw" default:"grpc,raw"`
+	Only        []string      `placeholder:"NAME" help:"Scenarios: ${scenarios}. Otherwise all."`
+	Most        float64       `placeholder:"RATIO" help:"Fail if a closed loop's ratio exceeds it."`
+	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
+}
+
+// scenario is what is asked.
+type scenario struct {
+	name   string
+	key    string // of the descriptor
+	keys   int
+	rate   float64 // an open loop
+	denied bool    // all but the first request are
+}
+
+var scenarios = []scenario{
+	{name: "1key", key: "user_id", keys: 1},
+	{name: "10k", key: "user_id", keys: 10_000},
+	{name: "1M", key: "user_id", keys: 1_000_000},
+	{name: "denied", key: "hot_id", keys: 1, denied: true},
+	{name: "2000/s", key: "user_id", keys: 10_000, rate: 2000},
+}
+
+func scenarioNames() (names []string) {
+	for _, s := range scenarios {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// row is what one scenario came to with one client.
+type row struct {
+	Scenario string        `json:"scenario"`
+	Client   string        `json:"client"`
+	Ceiling  []load.Result `json:"ceiling"`
+	Sidecar  []load.Result `json:"rlsidecar"`
+}
+
+func (c *compareCmd) Run(a *app) error {
+	for _, name := range c.Only {
+		if !slices.Contains(scenarioNames(), name) {
+			return fmt.Errorf("no scenario is called %q; there are %v", name, scenarioNames())
+		}
+	}
+	ceiling, err := startCeiling(a)
+	if err != nil {
+		return err
+	}
+	defer ceiling.stop()
+	var rows []row
+	for _, s := range scenarios {
+		if len(c.Only) > 0 && !slices.Contains(c.Only, s.name) {
+			continue
+		}
+		measured, err := c.measure(a, s, ceiling)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		rows = append(rows, measured...)
+	}
+	if err := c.print(a, rows); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if ratio := median(r.ratios()); c.Most > 0 && r.Ceiling[0].Rate == 0 && ratio > c.Most {
+			return fmt.Errorf("%s, %s: rlsidecar costs %.2f times the ceiling, at most %.2f is wanted", r.Scenario, r.Client, ratio, c.Most)
+		}
+	}
+	return nil
+}
+
+// measure measures one scenario with a new rlsidecar, whose memory holds that scenario's keys only.
+func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) {
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	sidecar, err := c.start(a, dir, s.key)
+	if err != nil {
+		return nil, err
+	}
+	defer sidecar.stop()
+
+	all := load.Config{
+		Client: load.Raw, Connections: c.Connections, Outstanding: c.Outstanding,
+		Descriptors: []string{s.key + "={}"}, Keys: s.keys,
+	}
+	seen := all // every key once, so that none is new when it is measured
+	seen.InTurn, seen.Requests = true, int64(s.keys)
+	if _, err := ask(a, sidecar, seen, s.denied); err != nil {
+		return nil, err
+	}
+	all.Duration, all.Warmup, all.Rate = c.Duration, c.Duration/5, s.rate
+	var rows []row
+	for _, client := range c.Client {
+		all.Client = client
+		r := row{Scenario: s.name, Client: client}
+		for i := range c.Repeats {
+			pair := []*child{ceiling, sidecar}
+			if i%2 == 1 { // whoever comes first has the better or the worse of it; each does
+				slices.Reverse(pair)
+			}
+			for _, server := range pair {
+				result, err := ask(a, server, all, s.denied && server == sidecar)
+				if err != nil {
+					return nil, err
+				}
+				if server == ceiling {
+					r.Ceiling = append(r.Ceiling, result)
+				} else {
+					r.Sidecar = append(r.Sidecar, result)
+				}
+			}
+		}
+		fmt.Fprintf(a.stderr, "%s, %s: %.2f\n", s.name, client, median(r.ratios()))
+		rows = append(rows, r)
+	}
+	return rows, nil
+}
+
+// ask measures a server, and makes sure that what it measured is what was meant.
+func ask(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
+	c.Target, c.PID = server.address, server.pid()
+	r, err := load.Run(a, c)
+	wrong := r.OverLimit
+	if denied {
+		wrong = max(0, r.OK-1)
+	}
+	switch {
+	case err != nil:
+		return r, fmt.Errorf("%s: %w", server.name, err)
+	case r.Failed() > 0:
+		return r, fmt.Errorf("%s: errors: %v", server.name, &r)
+	case r.Answers() == 0:
+		return r, fmt.Errorf("%s: no answers", server.name)
+	case wrong > 0:
+		return r, fmt.Errorf("%s: wrong answers: %v", server.name, &r)
+	}
+	return r, nil
+}
+
+func (c *compareCmd) print(a *app, rows []row) error {
+	if c.JSON {
+		e := json.NewEncoder(a.stdout)
+		for _, r := range rows {
+			if err := e.Encode(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "scenario\tclient\tCPU us/req: ceiling\trlsidecar\tratio\t(from to)\treq/s: ceiling\trlsidecar\tp50 ms\tp99 ms\tRSS MiB\t")
+	for _, r := range rows {
+		ratios := r.ratios()
+		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.2f\t(%.2f %.2f)\t%.0f\t%.0f\t%.2f, %.2f\t%.1f, %.1f\t%d\t\n",
+			r.Scenario, r.Client, medianOf(r.Ceiling, cpu), medianOf(r.Sidecar, cpu),
+			median(ratios), slices.Min(ratios), slices.Max(ratios),
+			medianOf(r.Ceiling, perSecond), medianOf(r.Sidecar, perSecond),
+			medianOf(r.Ceiling, p50), medianOf(r.Sidecar, p50), medianOf(r.Ceiling, p99), medianOf(r.Sidecar, p99),
+			r.Sidecar[len(r.Sidecar)-1].RSS>>20)
+	}
+	return w.Flush()
+}
+
+// ratios are those of the two measurements that were made one after the other.
+func (r *row) ratios() (ratios []float64) {
+	for i := range r.Sidecar {
+		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)
+	}
+	return ratios
+}
+
+func cpu(r load.Result) float64       { return r.CPU }
+func perSecond(r load.Result) float64 { return r.PerSecond }
+func p50(r load.Result) float64       { return r.P50 }
+func p99(r load.Result) float64       { return r.P99 }
+
+func medianOf(results []load.Result, value func(load.Result) float64) float64 {
+	var values []float64
+	for _, r := range results {
+		values = append(values, value(r))
+	}
+	return median(values)
+}
+
+// median of values, of which there are some.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 0 {
+		return (sorted[middle-1] + sorted[middle]) / 2
+	}
+	return sorted[middle]
+}

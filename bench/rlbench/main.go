@@ -1,0 +1,85 @@
+// Command rlbench measures RateLimitService servers: any one of them (load), and this project's
+// against an empty one that stands for what gRPC alone costs (compare).
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+type commands struct {
+	Load    loadCmd    `cmd:"" default:"withargs" help:"Ask a server and measure; this is what rlbench does without a command."`
+	Ceiling ceilingCmd `cmd:"" help:"Serve an empty RateLimitService on grpc-go: it reads the request and says OK."`
+	Compare compareCmd `cmd:"" help:"Measure rlsidecar and the ceiling in turn, and print the ratios."`
+	Memory  memoryCmd  `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
+}
+
+// app is what a command works with.
+type app struct {
+	context.Context
+	stdout, stderr io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	command := kong.Parse(&commands{}, kong.Name("rlbench"),
+		kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", ")})
+	if err := command.Run(&app{ctx, os.Stdout, os.Stderr}); err != nil {
+		fmt.Fprintf(os.Stderr, "rlbench: %v\n", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+type loadCmd struct {
+	Target      string        `required:"" placeholder:"ADDR" help:"The server: host:port or unix:///path."`
+	Client      string        `enum:"grpc,raw" default:"grpc" help:"grpc: grpc-go, one write for each request. raw: HTTP/2 frames, many requests a write."`
+	Connections int           `short:"c" default:"4"`
+	Outstanding int           `short:"o" default:"16" help:"Requests of one connection that wait for their answers."`
+	Domain      string        `default:"bench"`
+	Descriptor  []string      `default:"user_id={}" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor; {} becomes the number of the key. May be repeated."`
+	Keys        int           `short:"k" default:"1" help:"How many keys to ask about."`
+	FirstKey    int           `help:"Number of the first of them."`
+	InTurn      bool          `help:"Ask about one key after the other, not about any."`
+	Rate        float64       `help:"Open loop: requests per second, with latencies from when each was due."`
+	Requests    int64         `short:"n" help:"Stop after so many, not after a time."`
+	Duration    time.Duration `short:"d" default:"3s"`
+	Warmup      time.Duration `help:"Ask for so long before measuring."`
+	PID         int           `name:"pid" help:"The server's process: report its CPU time and memory."`
+	JSON        bool          `name:"json" help:"Print JSON."`
+}
+
+func (c *loadCmd) Run(a *app) error {
+	r, err := load.Run(a, load.Config{
+		Target: c.Target, Client: c.Client, Connections: c.Connections, Outstanding: c.Outstanding,
+		Domain: c.Domain, Descriptors: c.Descriptor, Keys: c.Keys, FirstKey: c.FirstKey, InTurn: c.InTurn,
+		Rate: c.Rate, Requests: c.Requests, Duration: c.Duration, Warmup: c.Warmup, PID: c.PID,
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		if err := json.NewEncoder(a.stdout).Encode(r); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintln(a.stdout, &r)
+	}
+	if n := r.Failed(); n > 0 {
+		return fmt.Errorf("%d requests failed", n)
+	}
+	return nil
+}

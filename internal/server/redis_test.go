@@ -1,0 +1,152 @@
+package server
+
+import (
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// onRedis has buckets kept at url; the timeout is what a busy test machine needs.
+func onRedis(url string) func(*Config) {
+	return func(c *Config) { c.Redis = Redis{URL: url, Timeout: 500 * time.Millisecond} }
+}
+
+const shared = `
+domain: d
+limits:
+  all: {algorithm: fixed_window, rate: 300, period: 365d, start: 2026-01-01T00:00:00Z}
+descriptors:
+  - {key: all, limit: all}
+`
+
+func TestSidecarsOnOneRedisShareALimit(t *testing.T) {
+	for _, n := range []int{2, 4, 8} {
+		redis := redistest.Start(t)
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range n {
+			x := start(t, shared, onRedis("redis://"+redis.Addr))
+			for range 4 {
+				wg.Go(func() {
+					for range 600 / n {
+						if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+							admitted.Add(1)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if got := admitted.Load(); got != 300 {
+			t.Errorf("%d sidecars admitted %d, want exactly 300", n, got)
+		}
+		redis.Kill()
+	}
+}
+
+const policies = `
+domain: d
+descriptors:
+  - {key: deny, rate_limit: {unit: year, requests_per_unit: 100}}
+  - {key: allow, rate_limit: {unit: year, requests_per_unit: 100, on_backend_failure: allow}}
+  - {key: local, rate_limit: {unit: year, requests_per_unit: 20, on_backend_failure: local, local_share: 20%}}
+  - {key: error, rate_limit: {unit: year, requests_per_unit: 100, on_backend_failure: error}}
+  - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 100}}
+`
+
+func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
+	redis := redistest.Start(t)
+	x := start(t, policies, onRedis("redis://"+redis.Addr))
+	for _, d := range []string{"deny=1", "allow=1", "local=1", "error=1", "shadow=1"} {
+		if got := x.ask(t, d).OverallCode; got != rls.RateLimitResponse_OK {
+			t.Fatalf("%s: %v", d, got)
+		}
+	}
+	redis.Kill()
+	over, ok := rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OK
+	for range 20 { // before the breaker opens, and after
+		for d, want := range map[string]rls.RateLimitResponse_Code{"deny=1": over, "allow=1": ok, "shadow=1": ok} {
+			if got := x.ask(t, d).OverallCode; got != want {
+				t.Fatalf("%s: %v, want %v", d, got, want)
+			}
+		}
+		if _, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("error=1"))); status.Code(err) != codes.Unavailable {
+			t.Fatalf("error=1: %v, want Unavailable", err)
+		}
+	}
+	for i := range 6 { // a fifth of 20 a year
+		want := ok
+		if i >= 4 {
+			want = over
+		}
+		if got := x.ask(t, "local=2").OverallCode; got != want {
+			t.Errorf("local, ask %d: %v, want %v", i+1, got, want)
+		}
+	}
+	page, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		`rlsidecar_backend_breaker_open{server="` + redis.Addr + `"} 1`,
+		`outcome="failed_denied"`, `outcome="failed_allowed"`, "rlsidecar_backend_failures_total",
+	} {
+		if !strings.Contains(string(page), line) {
+			t.Errorf("metrics lack %s", line)
+		}
+	}
+	redis.Restart()
+	eventually(t, "limits are kept in Redis again", func() bool {
+		return x.ask(t, "deny=3").OverallCode == ok
+	})
+}
+
+func TestStartsWithoutRedis(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Kill()
+	before := time.Now()
+	x := start(t, policies, onRedis("redis://"+redis.Addr))
+	if took := time.Since(before); took > 10*time.Second { // it waits for 3 s
+		t.Errorf("took %v to start", took)
+	}
+	if got := x.ask(t, "deny=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("without Redis: %v", got)
+	}
+	if r := get(t, x.HTTP, "/readyz"); r.StatusCode != 200 {
+		t.Errorf("readiness depends on Redis: %s", r.Status)
+	}
+	redis.Restart()
+	eventually(t, "it answers once Redis is there", func() bool {
+		return x.ask(t, "deny=1").OverallCode == rls.RateLimitResponse_OK
+	})
+}
+
+func TestARaisedLimitCountsAtOnce(t *testing.T) {
+	redis := redistest.Start(t)
+	x := start(t, shared, onRedis("redis://"+redis.Addr))
+	for range 300 {
+		x.ask(t, "all=1")
+	}
+	for range 3 { // the denial is remembered
+		if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+			t.Fatalf("%v", got)
+		}
+	}
+	x.write(t, strings.Replace(shared, "rate: 300", "rate: 301", 1))
+	x.reload(t)
+	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
+		t.Errorf("with one more: %v", got)
+	}
+	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("what was used stays used: %v", got)
+	}
+}
