@@ -14,7 +14,7 @@ race: ## all Go tests under the race detector
 check: ## test, then the linters and the tidiness of go.mod
 	@scripts/test.sh && scripts/lint.sh
 fmt: ## gofmt, and the rewrites of go fix
-	@gofmt -w cmd internal pkg test && go fix ./...
+	@gofmt -w bench cmd internal pkg test && go fix ./...
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@scripts/fuzz.sh
 bench: ## benchmarks: the packages', and against peers

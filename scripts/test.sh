@@ -24,13 +24,16 @@ formatted() {
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
 
+bench_module() { (cd bench && go vet ./... && go test -count=1 ./...); }
+
 scripts/install-tools.sh || exit
 export PATH="$PWD/.tools/bin:$PATH"
 
 step gofmt formatted
 step vet go vet ./...
 step tests go test -count=1 ./...
-step race go test -race -count=1 ./pkg/backend/... ./internal/limiter ./internal/grpcapi ./internal/server
+step bench bench_module
+step race go test -race -short -count=1 ./pkg/backend/... ./internal/limiter ./internal/grpcapi ./internal/server
 
 if [ ${#failed[@]} -gt 0 ]; then
   echo

@@ -26,8 +26,9 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 		// minutes would answer with the end of the connection. There is no limit on streams, for
 		// Envoy does not wait for one: calls over it would fail, and let requests pass.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Goroutines that are kept keep their stacks grown.
-		grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0))),
+		// Goroutines that are kept keep their stacks grown, which was a fifth of a call's cost. They
+		// take calls only while they are free: enough of them for a burst.
+		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 		grpc.WaitForHandlers(true),
 	}
 	if s.config.TLS.Cert != "" {
