@@ -1,0 +1,371 @@
+package limiter_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// bench is a limiter on a configuration, with a store in memory and a clock of the test's.
+type bench struct {
+	*limiter.Limiter
+	store *faulty
+	now   algorithms.Micros
+}
+
+// faulty is a store that can be told not to answer.
+type faulty struct {
+	backend.Store
+	err error
+}
+
+func (f *faulty) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	if f.err == nil {
+		f.Store.Take(ctx, charges, decisions)
+		return
+	}
+	for i := range decisions {
+		decisions[i].Err = f.err
+	}
+}
+
+func newBench(t testing.TB, yaml string) *bench {
+	t.Helper()
+	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	b := &bench{now: 1_767_225_600 * algorithms.Second}
+	clock := func() algorithms.Micros { return b.now }
+	b.store = &faulty{Store: memory.New(memory.Config{Clock: clock})}
+	b.Limiter = limiter.New(b.store, nil)
+	b.StandIn(memory.New(memory.Config{Clock: clock}))
+	b.Swap(snapshot)
+	return b
+}
+
+// ask asks for descriptors in their text form, at cost each.
+func (b *bench) ask(t testing.TB, cost int64, texts ...string) *limiter.Call {
+	t.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, text := range texts {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = entries, cost
+	}
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// left is what a descriptor's limit has left.
+func (b *bench) left(t testing.TB, text string) int64 {
+	t.Helper()
+	return b.ask(t, 0, text).Results[0].Decision.Remaining
+}
+
+func TestTogetherMeansAllOrNone(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1s}}
+  - {key: b, rate_limit: {algorithm: token_bucket, rate: 2, period: 1m}}
+`)
+	for range 2 {
+		if b.ask(t, 1, "a=1", "b=1").Denied {
+			t.Fatal("both have enough")
+		}
+	}
+	c := b.ask(t, 1, "a=1", "b=1")
+	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.Verdict.RetryAfter != 30*algorithms.Second {
+		t.Errorf("b is empty: %+v", c.Verdict)
+	}
+	if n := b.left(t, "a=1"); n != 3 {
+		t.Errorf("a has %d left, want 3: a denial costs nothing", n)
+	}
+}
+
+func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // vector 14
+	const yaml = `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 10, period: 1m}}
+`
+	b := newBench(t, yaml)
+	c := b.ask(t, 4, "a=1", "a=1")
+	if c.Denied || c.Results[0].Decision.Remaining != 2 || c.Results[1].Decision.Remaining != 2 {
+		t.Errorf("4 and 4 of 10: %+v", c.Results)
+	}
+	b = newBench(t, yaml)
+	if c := b.ask(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.Verdict.RetryAfter != 0 {
+		t.Errorf("6 and 6 of 10 can never fit: %+v", c.Verdict)
+	}
+	if n := b.left(t, "a=1"); n != 10 {
+		t.Errorf("%d left, want 10", n)
+	}
+}
+
+func TestShadowAndQuotaStandAlone(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: real, rate_limit: {algorithm: token_bucket, rate: 3, period: 1m}}
+  - {key: dry, shadow_mode: true, rate_limit: {algorithm: token_bucket, rate: 1, period: 1m}}
+  - {key: q1, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 1, period: 1m}}
+  - {key: q2, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 2, period: 1m}}
+`)
+	for i := range 3 {
+		c := b.ask(t, 1, "real=1", "dry=1")
+		want := limiter.Allowed
+		if i > 0 {
+			want = limiter.Shadowed
+		}
+		if c.Denied || c.Statuses[1].Denied || c.Results[1].Outcome != want {
+			t.Errorf("ask %d: %+v", i+1, c.Verdict)
+		}
+	}
+	if c := b.ask(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
+		t.Errorf("the shadow is charged though the request is denied: %+v", c.Results)
+	}
+	b.ask(t, 1, "q1=1", "q2=1")
+	if c := b.ask(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
+		t.Errorf("one quota of two is used up: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 1, "q1=1", "q2=1"); !c.Denied {
+		t.Errorf("both quotas are used up: %+v", c.Verdict)
+	}
+}
+
+func TestSeveralLimitsAtOneDescriptorSpeakWithOneVoice(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  minute: {algorithm: token_bucket, rate: 2, period: 1m}
+  hour:   {algorithm: token_bucket, rate: 3, period: 1h}
+descriptors:
+  - {key: a, limit: [minute, hour]}
+`)
+	if c := b.ask(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
+		t.Errorf("the one with least left speaks: %+v", c.Statuses)
+	}
+	b.ask(t, 1, "a=1")
+	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.Verdict.RetryAfter != 30*algorithms.Second {
+		t.Errorf("the minute denies: %+v", c.Verdict)
+	}
+	b.now += 60 * algorithms.Second
+	b.ask(t, 1, "a=1")
+	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.Verdict.RetryAfter != 1140*algorithms.Second {
+		t.Errorf("the hour denies: %+v", c.Verdict)
+	}
+}
+
+func TestReplacedAndUnlimitedCostNothing(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: base, rate_limit: {unit: hour, requests_per_unit: 1, name: base}}
+  - {key: vip, rate_limit: {unit: hour, requests_per_unit: 9, replaces: [{name: base}]}}
+  - {key: free, rate_limit: {unlimited: true}}
+`)
+	for range 5 {
+		c := b.ask(t, 1, "base=1", "vip=1", "free=1")
+		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
+			t.Fatalf("%+v", c.Verdict)
+		}
+	}
+	if n := b.left(t, "base=1"); n != 1 {
+		t.Errorf("base has %d left, want 1", n)
+	}
+}
+
+func TestANameAndADescriptorMeetInOneBucket(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  send: {algorithm: token_bucket, rate: 5, period: 1h}
+descriptors:
+  - {key: user, limit: send}
+`)
+	b.ask(t, 2, "user=bob")
+	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
+	if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Results[0].Decision.Remaining != 1 {
+		t.Errorf("%v %+v", err, c.Results)
+	}
+	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "sent"}}}}
+	if err := b.Check(t.Context(), c); err == nil {
+		t.Error("a limit that is not there was found")
+	}
+}
+
+func TestAStoreThatFailsIsAnsweredByPolicy(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: deny, rate_limit: {unit: hour, requests_per_unit: 9}}
+  - {key: allow, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: allow}}
+  - {key: local, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: local, local_share: 25%}}
+  - {key: error, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: error}}
+  - {key: dry, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
+`)
+	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
+	for text, denied := range map[string]bool{"deny=1": true, "allow=1": false, "dry=1": false, "local=1": false} {
+		if c := b.ask(t, 1, text); c.Denied != denied || !c.Failed || c.Err != nil {
+			t.Errorf("%s: %+v", text, c.Verdict)
+		}
+	}
+	b.ask(t, 1, "local=1")
+	if c := b.ask(t, 1, "local=1"); !c.Denied || c.Results[0].Outcome != limiter.FailedDenied {
+		t.Errorf("a quarter of 9 is 2: %+v", c.Results)
+	}
+	if c := b.ask(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
+		t.Errorf("error: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
+		t.Errorf("one that denies is enough: %+v", c.Verdict)
+	}
+}
+
+func TestOverrides(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
+`)
+	ask := func(text string, o limiter.Override) *limiter.Call {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		*c.AddDescriptor() = limiter.Descriptor{Entries: entries, Cost: 1, Override: o, HasOverride: true}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
+	for i := range 3 {
+		if c := ask("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
+			t.Errorf("ask %d of 3 a minute: %+v", i+1, c.Results)
+		}
+	}
+	// What was used in the window counts against whatever number comes next.
+	lower, higher := minute, minute
+	lower.Rate, higher.Rate = 1, 4
+	if c := ask("known=1", lower); !c.Denied {
+		t.Errorf("3 used of 1: %+v", c.Results)
+	}
+	if c := ask("known=1", higher); c.Denied {
+		t.Errorf("3 used of 4: %+v", c.Results)
+	}
+	if c := ask("known=1", higher); !c.Denied {
+		t.Errorf("4 used of 4: %+v", c.Results)
+	}
+	unknown := limiter.Override{Rate: 5}
+	if c := ask("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
+		t.Errorf("a unit that is not known: the configured limit applies: %+v", c.Results)
+	}
+	if c := ask("strange=1", unknown); !c.Denied || !c.Never {
+		t.Errorf("without one it is denied: %+v", c.Verdict)
+	}
+	if c := ask("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
+		t.Errorf("an override of 0 never allows: %+v", c.Verdict)
+	}
+}
+
+// TestInvariants asks at random, with a store that fails now and then, and checks what must hold
+// whatever the limits: what is denied is not charged, shadows change nothing, failures deny.
+func TestInvariants(t *testing.T) {
+	const yaml = `
+domain: d
+limits:
+  tokens: {algorithm: token_bucket, rate: 7, period: 1s, capacity: 9}
+  window: {algorithm: fixed_window, rate: 5, period: 2s, capacity: 8}
+  sliding: {algorithm: sliding_window, rate: 6, period: 1s}
+  log: {algorithm: sliding_log, rate: 4, period: 1s}
+descriptors:
+  - {key: tokens, limit: tokens}
+  - {key: window, limit: window}
+  - {key: sliding, limit: sliding}
+  - {key: log, limit: log}
+  - {key: dry, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
+`
+	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		b, twin := newBench(t, yaml), newBench(t, yaml) // the twin is never asked in shadow mode
+		for step := range 300 {
+			b.now += algorithms.Micros(rng.Int64N(400_000))
+			twin.now = b.now
+			var some []string
+			for _, i := range rng.Perm(len(texts))[:1+rng.IntN(len(texts))] {
+				some = append(some, texts[i])
+			}
+			before := map[string]int64{}
+			for _, text := range some {
+				before[text] = b.left(t, text)
+			}
+			if rng.IntN(10) == 0 {
+				b.store.err = backend.ErrUnavailable
+			}
+			cost := 1 + rng.Int64N(3)
+			c := b.ask(t, cost, append(some, "dry=1")...)
+			failed := b.store.err != nil
+			b.store.err = nil
+			switch {
+			case failed && !c.Denied:
+				t.Fatalf("seed %d, step %d: the store failed, and the request passed", seed, step)
+			case failed:
+			case twin.ask(t, cost, some...).Denied != c.Denied:
+				t.Fatalf("seed %d, step %d: a shadow changed the verdict", seed, step)
+			}
+			for _, text := range some {
+				want := before[text]
+				if !c.Denied {
+					want -= cost
+				}
+				if got := b.left(t, text); got != want {
+					t.Fatalf("seed %d, step %d: %s has %d left, want %d (denied: %v)", seed, step, text, got, want, c.Denied)
+				}
+			}
+		}
+	}
+}
+
+func TestCheckAllocatesNothing(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
+`)
+	c := &limiter.Call{}
+	entries := []descriptors.Entry{{Key: "a", Value: "1"}}
+	check := func() {
+		c.Reset()
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = append(d.Entries, entries...), 1
+		if err := b.Check(context.Background(), c); err != nil || c.Denied {
+			t.Fatal(err, c.Denied)
+		}
+	}
+	check()
+	if n := testing.AllocsPerRun(1000, check); n != 0 {
+		t.Errorf("%v allocations a call", n)
+	}
+}
