@@ -13,7 +13,7 @@ func (l *Limit) takeTurn(s State, now Micros, a Ask, back Micros) (State, Decisi
 	wait := l.span(now, ceilDiv(l.V-value, l.P))
 	next, d := l.takeTokens(s, now, a)
 	switch {
-	case a.Cost <= 0 || d.Never:
+	case a.Cost < 0 || d.Never:
 		return next, d
 	case a.MaxWait > 0 && wait > 0 && wait+back > a.MaxWait:
 		late := Decision{Value: value, Remaining: value / l.Q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}

@@ -222,12 +222,9 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	case less(room, cost):
 		d.RetryAfter = b.after(at, up(over(minus(cost, room), drain))) + behind
 	default:
-		charged, d.Allowed = plus(queue, cost), true
-		if a.Cost > 0 {
-			d.Wait = turn
-		}
+		charged, d.Allowed, d.Wait = plus(queue, cost), true, turn
 	}
-	if a.Cost > 0 && !d.Never && a.MaxWait > 0 && turn > a.MaxWait {
+	if a.Cost >= 0 && !d.Never && a.MaxWait > 0 && turn > a.MaxWait {
 		charged = queue
 		d = Decision{RetryAfter: max(d.RetryAfter, turn-a.MaxWait)}
 	}

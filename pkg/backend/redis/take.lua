@@ -280,7 +280,7 @@ local function take_turn(l, s, t, a, d, back)
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
   local wait = span(l, t, ceil_div(l.v - value, l.p))
   local next = take_tokens(l, s, t, a, d)
-  if a.cost <= 0 or d.never then return next end
+  if a.cost < 0 or d.never then return next end
   if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
     local retry = wait - a.max_wait
     if not d.allowed then retry = max(retry, d.retry) end
