@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -46,7 +47,7 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	_, name, _ := strings.Cut(before, " ") // the first word is the identd name, never used
 	p.record[user] = present(unescape(name))
 	p.record.request(unescape(request))
-	p.record[path] = onePath(p.record[path])
+	p.record[path] = target.Path(p.record[path])
 	code, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
 	p.record[status] = present(code)
 	_, rest, _ = strings.Cut(rest, ` "`) // over the bytes sent
@@ -77,9 +78,7 @@ func (r record) request(line string) {
 }
 
 // target is a path with its query.
-func (r record) target(target string) {
-	r[path], r[query], _ = strings.Cut(target, "?")
-}
+func (r record) target(text string) { r[path], r[query] = target.Split(text) }
 
 // quoted returns text up to the quote that ends it, and what follows.
 func quoted(text string) (inside, rest string, ok bool) {
@@ -115,7 +114,7 @@ func unescape(text string) string {
 			i++
 			c = text[i]
 			if c == 'x' && i+2 < len(text) {
-				high, low := hexDigit(text[i+1]), hexDigit(text[i+2])
+				high, low := target.HexDigit(text[i+1]), target.HexDigit(text[i+2])
 				if high >= 0 && low >= 0 {
 					c = byte(high<<4 | low)
 					i += 2
@@ -125,20 +124,6 @@ func unescape(text string) string {
 		out = append(out, c)
 	}
 	return string(out)
-}
-
-// hexDigit is the value of c, or -1.
-func hexDigit(c byte) int {
-	switch {
-	case '0' <= c && c <= '9':
-		return int(c - '0')
-	case 'a' <= c && c <= 'f':
-		return int(c-'a') + 10
-	case 'A' <= c && c <= 'F':
-		return int(c-'A') + 10
-	default:
-		return -1
-	}
 }
 
 // localTime parses [$time_local], and remembers the last one: a busy server writes the same second

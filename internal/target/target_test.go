@@ -1,0 +1,82 @@
+package target
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func TestSplit(t *testing.T) {
+	for _, c := range []struct{ target, path, query string }{
+		{"/a?b=c?d", "/a", "b=c?d"},
+		{"/a", "/a", ""},
+		{"/a#b?c", "/a", ""},
+		{"/a?b#c", "/a", "b"},
+		{"http://h/a/b?c", "/a/b", "c"},
+		{"http://h?c", "/", "c"},
+		{"http://h", "/", ""},
+		{"/x?u=http://h/a", "/x", "u=http://h/a"},
+		{"/x://y/z", "/x://y/z", ""},
+		{"://h/a", "://h/a", ""},
+		{"*", "*", ""},
+		{"", "", ""},
+		{"//h/a", "//h/a", ""},
+	} {
+		if path, query := Split(c.target); path != c.path || query != c.query {
+			t.Errorf("%q: %q %q, want %q %q", c.target, path, query, c.path, c.query)
+		}
+	}
+}
+
+func TestPathHasOneForm(t *testing.T) {
+	for path, want := range map[string]string{
+		"/login": "/login", "//login": "/login", "/x/../login": "/login", "/./login": "/login", "/%6cogin": "/login",
+		"/x/%2e%2E/login": "/login", "/x%2f..%2Flogin": "/login", "/../../login": "/login", "/login/": "/login/",
+		"/login//": "/login/", "/login/.": "/login/", "/login/x/..": "/login/", "/": "/", "//": "/", "/..": "/",
+		"/%": "/%", "/%4": "/%4", "/%zz": "/%zz", "/%2541": "/%41", "/a%00b": "/a\x00b", "/\xff": "/\xff", "/%ff": "/\xff",
+		"/...": "/...", "/.a": "/.a", "*": "*", "": "",
+	} {
+		if got := Path(path); got != want {
+			t.Errorf("%q: %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestQueryIsTheFirstValue(t *testing.T) {
+	for _, c := range []struct {
+		query, value string
+		ok           bool
+	}{
+		{"k=v", "v", true}, {"k=v&k=w", "v", true}, {"a=b&k=v", "v", true}, {"k", "", true}, {"k=", "", true}, {"k=a=b", "a=b", true},
+		{"%6b=v", "v", true}, {"k=a%26b", "a&b", true}, {"k=a+b", "a b", true}, {"k=%0d%0a", "\r\n", true}, {"k=%ff%zz", "\xff%zz", true},
+		{"a=k=v", "", false}, {"K=v", "", false}, {"kk=v", "", false}, {"", "", false}, {"&&", "", false}, {"&k=v", "v", true},
+	} {
+		if value, ok := Query(c.query, "k"); value != c.value || ok != c.ok {
+			t.Errorf("%q: %q %t", c.query, value, ok)
+		}
+	}
+}
+
+// The standard library is the twin, where it does not refuse.
+func FuzzTarget(f *testing.F) {
+	for _, s := range []string{"/a?k=v", "/%2e%2e//x?%6b=1&k=2#f", "http://h/x", "/%zz?k=%zz+"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		path, query := Split(s)
+		one := Path(path)
+		if strings.HasPrefix(one, "/") {
+			if strings.Contains(one, "//") || strings.HasSuffix(one, "/..") || strings.Contains(one+"/", "/../") || strings.Contains(one+"/", "/./") {
+				t.Errorf("%q: %q is not resolved", path, one)
+			}
+			if again := Path((&url.URL{Path: one}).EscapedPath()); again != one {
+				t.Errorf("%q escaped is %q", one, again)
+			}
+		}
+		value, ok := Query(query, "k")
+		twin, err := url.ParseQuery(query)
+		if err == nil && (ok != twin.Has("k") || value != twin.Get("k")) {
+			t.Errorf("%q: %q %t, by net/url %q %t", query, value, ok, twin.Get("k"), twin.Has("k"))
+		}
+	})
+}
