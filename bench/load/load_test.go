@@ -127,8 +127,10 @@ func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.OK != 200 || r.P50 < 10 || r.Max < 200 {
-				t.Errorf("want half of them to be late: %v", &r)
+			// Half of them were due during the stall: were latency measured from the sending, one
+			// would be late.
+			if r.Failed() > 0 || r.P99 < 100 || r.Max < 200 {
+				t.Errorf("want many of them to be late: %v", &r)
 			}
 		})
 	}
