@@ -74,49 +74,15 @@ type window struct {
 	multiplier uint32
 }
 
-// windowOf describes l. requests is its capacity, the most that can be left, so that what a client
-// is told to be left never exceeds what it is told to be its limit. Where that is not what flows
-// in per period, the window is the time in which so much flows in: 10 a minute with room for 20 is
-// 20 in 2 minutes, which is as true.
+// windowOf describes l, as limiter.Shown does.
 func windowOf(l *algorithms.Limit) window {
-	w := window{requests: uint32(min(l.Capacity, math.MaxUint32))}
-	period := uint64(l.Period) * uint64(l.Tick)
-	switch l.Kind {
-	case algorithms.TokenBucket, algorithms.LeakyBucket:
-		period = stretch(period, l.Capacity, l.Rate)
-	case algorithms.FixedWindow:
-		if l.Capacity > l.Rate { // less room than that is still filled once in each period
-			period = stretch(period, l.Capacity, l.Rate)
-		}
-	case algorithms.Guaranteed: // two rates at once: no one window
-		return w
-	case algorithms.SlidingWindow, algorithms.SlidingLog:
-	}
-	seconds := int64(period / uint64(algorithms.Second))
-	if period%uint64(algorithms.Second) != 0 || seconds == 0 {
-		return w
-	}
+	capacity, seconds := limiter.Shown(l)
+	w := window{requests: uint32(min(capacity, math.MaxUint32))}
 	for i := range units {
-		if u := &units[i]; seconds%u.seconds == 0 && seconds/u.seconds <= math.MaxUint32 {
+		if u := &units[i]; seconds > 0 && seconds%u.seconds == 0 && seconds/u.seconds <= math.MaxUint32 {
 			w.unit, w.multiplier = u.number, uint32(seconds/u.seconds)
 			break
 		}
 	}
 	return w
-}
-
-// stretch is period * capacity / rate, or 0 where that is not a whole number of us.
-func stretch(period uint64, capacity, rate int64) uint64 {
-	if capacity == rate || rate <= 0 {
-		return period
-	}
-	hi, lo := bits.Mul64(period, uint64(capacity))
-	if hi >= uint64(rate) {
-		return 0
-	}
-	quotient, rest := bits.Div64(hi, lo, uint64(rate))
-	if rest != 0 {
-		return 0
-	}
-	return quotient
 }

@@ -10,7 +10,6 @@ package grpcapi
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,23 +18,12 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
+	"github.com/rlsidecar/rlsidecar/internal/hold"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // ServiceName is the full name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
-
-const (
-	// maxHeld bounds the answers held for their turn in a leaky bucket; each costs a goroutine.
-	maxHeld = 10_000
-	// maxHold is how long an answer may be held where the caller has no deadline.
-	maxHold = 60 * algorithms.Second
-	// holdMargin is left of the caller's deadline for the answer to arrive.
-	holdMargin = 2 * time.Millisecond
-	// noHold lets only those pass whose turn is now; 0 would not bound the wait.
-	noHold = algorithms.Micros(1)
-)
 
 // Why a request was not put to the limiter. What is TooMuch, or Panicked, is answered OVER_LIMIT,
 // the others with an RPC error.
@@ -65,7 +53,7 @@ type Server struct {
 	observer Observer
 	options  Options
 	panics   *zap.Logger // at most one line a second
-	held     atomic.Int64
+	held     hold.Room
 }
 
 // New makes a Server. The error is of a header name.
@@ -144,7 +132,7 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 	case ctx.Err() != nil: // nobody waits for the answer, so nothing is charged for it
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
-	c.Request.Hold = s.longest(ctx)
+	c.Request.Hold = s.held.Longest(ctx)
 	switch err := s.limiter.Check(ctx, c); {
 	case errors.Is(err, limiter.ErrNoConfig):
 		s.observer.Refused(NoConfig)
@@ -155,7 +143,7 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 		return nil, grpcstatus.Error(codes.Unavailable, c.Err.Error())
 	}
 	if c.Verdict.Hold > 0 {
-		if err := s.hold(ctx, c.Verdict.Hold); err != nil {
+		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()
 		}
 	}
@@ -174,32 +162,4 @@ func (s *Server) reply(x *exchange) *answer {
 	}
 	a.data = b
 	return a
-}
-
-// longest is how long the answer may be held: until shortly before the caller's deadline. While
-// maxHeld answers are held it is next to nothing.
-func (s *Server) longest(ctx context.Context) algorithms.Micros {
-	if s.held.Load() >= maxHeld {
-		return noHold
-	}
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return maxHold
-	}
-	left := algorithms.Micros((time.Until(deadline) - holdMargin).Microseconds())
-	return max(noHold, min(left, maxHold))
-}
-
-// hold waits for d; the error is ctx's.
-func (s *Server) hold(ctx context.Context, d algorithms.Micros) error {
-	s.held.Add(1)
-	defer s.held.Add(-1)
-	timer := time.NewTimer(time.Duration(d) * time.Microsecond)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -255,8 +255,8 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 		if _, err := s.ask(ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
-		if s.held.Load() != 0 {
-			t.Errorf("%d held", s.held.Load())
+		if s.held.Held() != 0 {
+			t.Errorf("%d held", s.held.Held())
 		}
 	})
 }
@@ -265,7 +265,7 @@ func TestHeldAnswersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		s.mustAsk(t, "jobs")
-		s.held.Store(maxHeld)
+		s.held.Most = -1
 		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("%v, %v", got, err)
 		}

@@ -1,0 +1,47 @@
+package limiter
+
+import (
+	"math/bits"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Shown is a limit as clients are told of it: so many units in a window of so many seconds; 0: of
+// none that can be told. The units are its capacity, the most that can be left, so that what a
+// client is told to be left never exceeds what it is told to be its limit. Where that is not what
+// flows in per period, the window is the time in which so much flows in: 10 a minute with room for
+// 20 is 20 in 2 minutes, which is as true.
+func Shown(l *algorithms.Limit) (units, seconds int64) {
+	period := uint64(l.Period) * uint64(l.Tick)
+	switch l.Kind {
+	case algorithms.TokenBucket, algorithms.LeakyBucket:
+		period = stretch(period, l.Capacity, l.Rate)
+	case algorithms.FixedWindow:
+		if l.Capacity > l.Rate { // less room than that is still filled once in each period
+			period = stretch(period, l.Capacity, l.Rate)
+		}
+	case algorithms.Guaranteed: // two rates at once: no one window
+		period = 0
+	case algorithms.SlidingWindow, algorithms.SlidingLog:
+	}
+	if period%uint64(algorithms.Second) != 0 {
+		return l.Capacity, 0
+	}
+	return l.Capacity, int64(period / uint64(algorithms.Second))
+}
+
+// stretch is period * capacity / rate, or 0 where that is not a whole number of us.
+func stretch(period uint64, capacity, rate int64) uint64 {
+	if capacity == rate || rate <= 0 {
+		return period
+	}
+	hi, lo := bits.Mul64(period, uint64(capacity))
+	if hi >= uint64(rate) {
+		return 0
+	}
+	quotient, rest := bits.Div64(hi, lo, uint64(rate))
+	if rest != 0 {
+		return 0
+	}
+	return quotient
+}
