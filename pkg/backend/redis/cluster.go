@@ -248,7 +248,6 @@ func (c *cluster) laneOf(ctx context.Context, key string) backend.Store {
 	lane := c.lanes[addr]
 	if lane.client != client {
 		n := newNode(client, c.keys, c.now)
-		n.bySlot = true
 		n.elsewhere = func(ctx context.Context, cmd goredis.Cmder) error {
 			c.reload()
 			return c.client.Process(ctx, cmd)

@@ -16,13 +16,11 @@ import (
 )
 
 // node is a Store over one Redis server, or over what stands for the master of the day. All charges
-// of a Take go in one pipeline; where bySlot is set in one script call for each slot, otherwise in
-// one call altogether.
+// of a Take go in one script call.
 type node struct {
 	client *goredis.Client
 	keys   keys
-	bySlot bool
-	// elsewhere runs a command that this node said belongs to another; nil: there is none.
+	// elsewhere, in a cluster, runs a command that this node said belongs to another.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil: the server's clock
 	plain     atomic.Bool              // the server does not know a shebang
@@ -53,49 +51,32 @@ func (f *flight) trip(slot int) *trip {
 }
 
 // Take implements backend.Store. The outcome of a call that got no answer is not known, so it is
-// never sent again; a script that the server did not know was not run, so it is.
+// never sent again; a script that the server did not know, or could not run there, was not run, so
+// it is.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	f := n.flights.Get().(*flight)
 	defer n.flights.Put(f)
-	f.used = 0
-	n.plan(f, charges)
-	now := algorithms.Micros(0)
-	if n.now != nil {
-		now = n.now()
-	}
-	trips := f.trips[:f.used]
-	for _, t := range trips {
-		t.finish(now)
-	}
-	form := shebang
-	if n.plain.Load() {
-		form = plain
-	}
-	n.send(ctx, f, trips, form, false)
-	if again := failed(trips, func(err error) bool { return isReply(err, "NOSCRIPT") }); len(again) > 0 {
-		n.send(ctx, f, again, form, true)
-	}
-	if form == shebang {
-		if again := failed(trips, isCompileError); len(again) > 0 {
-			n.plain.Store(true)
-			n.send(ctx, f, again, plain, true)
-		}
+	trips := n.plan(f, charges, false)
+	n.run(ctx, f, trips)
+	if trips[0].slots && (isElsewhere(trips[0].err) || isForeign(trips[0].err)) {
+		// A slot has moved away: each goes on its own, so that it finds its way alone.
+		trips = n.plan(f, charges, true)
+		n.run(ctx, f, trips)
 	}
 	for _, t := range trips {
 		t.answer(decisions)
 	}
 }
 
-// plan fills f with the trips that charges need. Groups stay whole: they are of one slot.
-func (n *node) plan(f *flight, charges []backend.Charge) {
+// plan fills f with the trips that charges need: one, or one for each slot. Groups stay whole: they
+// are of one slot.
+func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
+	f.used = 0
 	for i := range charges {
 		key, slot := n.keys.of(&charges[i])
-		if !n.bySlot {
-			slot = 0
-		}
 		var t *trip
 		for _, have := range f.trips[:f.used] {
-			if have.slot == slot {
+			if have.slot == slot || !bySlot {
 				t = have
 				break
 			}
@@ -103,15 +84,40 @@ func (n *node) plan(f *flight, charges []backend.Charge) {
 		if t == nil {
 			t = f.trip(slot)
 		}
+		t.slots = t.slots || t.slot != slot && n.elsewhere != nil
 		t.add(&charges[i], key, i)
+	}
+	now := algorithms.Micros(0)
+	if n.now != nil {
+		now = n.now()
+	}
+	for _, t := range f.trips[:f.used] {
+		t.finish(now)
+	}
+	return f.trips[:f.used]
+}
+
+// run sends trips, again in full where the server has not got the script, and without the shebang
+// where it does not know one.
+func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
+	old := n.plain.Load()
+	n.send(ctx, f, trips, old, false)
+	if again := failed(trips, func(err error) bool { return isReply(err, "NOSCRIPT") }); len(again) > 0 {
+		n.send(ctx, f, again, old, true)
+	}
+	if !old {
+		if again := failed(trips, isCompileError); len(again) > 0 {
+			n.plain.Store(true)
+			n.send(ctx, f, again, true, true)
+		}
 	}
 }
 
-// send runs trips, in full or by the script's name.
-func (n *node) send(ctx context.Context, f *flight, trips []*trip, form script, full bool) {
+// send sends trips, in full or by the script's name, for an old server or not.
+func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full bool) {
 	f.cmds = f.cmds[:0]
 	for _, t := range trips {
-		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(form, full)...)})
+		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
 	}
 	if len(trips) == 1 {
 		_ = n.client.Process(ctx, f.cmds[0]) // its error is the command's
@@ -124,8 +130,8 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, form script, 
 	}
 	for i, t := range trips {
 		cmd := f.cmds[i]
-		if n.elsewhere != nil && isElsewhere(cmd.Err()) { // it was not run here
-			cmd = once{goredis.NewCmd(ctx, t.by(form, true)...)}
+		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run here
+			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
 			_ = n.elsewhere(ctx, cmd)
 		}
 		t.reply, t.err = cmd.Text()
@@ -157,6 +163,11 @@ func isReply(err error, codes ...string) bool {
 }
 
 func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
+
+// isForeign tells that a script met a key of another node; it had written nothing by then.
+func isForeign(err error) bool {
+	return isReply(err, "ERR") && strings.Contains(err.Error(), "non local key")
+}
 
 func isCompileError(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "compiling script")

@@ -24,6 +24,9 @@ type script struct{ text, sha string }
 var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
+	// In a cluster a call may name buckets of several slots, all of one node: it declares the first,
+	// and the others are checked as they are read. Older servers allow it without being told.
+	acrossSlots = newScript("#!lua flags=allow-cross-slot-keys\n" + source)
 )
 
 func newScript(text string) script {
@@ -34,10 +37,11 @@ func newScript(text string) script {
 // trip is one call of the script: the charges of it as the script takes them, and its answer. It is
 // reused.
 type trip struct {
-	slot    int
+	slot    int   // of its first key
+	slots   bool  // it has keys of several, in a cluster
 	of      []int // the numbers of its charges in the Take
-	args    []any // evalsha, sha, number of keys, keys, time, limits, charges
-	keys    int
+	args    []any // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
+	keys    []string
 	index   map[string]int // key -> its number, from 1
 	limits  []*algorithms.Limit
 	limitsB []byte
@@ -55,8 +59,9 @@ func (t *trip) reset() {
 	clear(t.index)
 	clear(t.args)
 	clear(t.limits)
-	t.args, t.of = append(t.args[:0], "evalsha", nil, nil), t.of[:0]
-	t.limits, t.limitsB, t.charges, t.keys = t.limits[:0], t.limitsB[:0], t.charges[:0], 0
+	clear(t.keys)
+	t.args, t.of, t.keys, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], t.keys[:0], false
+	t.limits, t.limitsB, t.charges = t.limits[:0], t.limitsB[:0], t.charges[:0]
 }
 
 // add appends c, the i-th charge of the Take.
@@ -64,10 +69,9 @@ func (t *trip) add(c *backend.Charge, key string, i int) {
 	t.of = append(t.of, i)
 	k, ok := t.index[key]
 	if !ok {
-		t.keys++
-		k = t.keys
+		t.keys = append(t.keys, key)
+		k = len(t.keys)
 		t.index[key] = k
-		t.args = append(t.args, key)
 	}
 	flags := 0.0
 	if c.Ask.Reserve {
@@ -106,8 +110,30 @@ func (t *trip) limit(l *algorithms.Limit) int {
 
 // finish completes the arguments; now is the time to decide by, 0: the server's own.
 func (t *trip) finish(now algorithms.Micros) {
-	t.args[2] = t.keys
+	declared := len(t.keys)
+	if t.slots {
+		declared = 1
+	}
+	t.args[2] = declared
+	for _, key := range t.keys[:declared] {
+		t.args = append(t.args, key)
+	}
 	t.args = append(t.args, doubles(nil, float64(now)), t.limitsB, t.charges)
+	for _, key := range t.keys[declared:] {
+		t.args = append(t.args, key)
+	}
+}
+
+// form is the script for t.
+func (t *trip) form(old bool) script {
+	switch {
+	case old:
+		return plain
+	case t.slots:
+		return acrossSlots
+	default:
+		return shebang
+	}
 }
 
 // by makes the trip one of s: by its name, or in full.

@@ -2,7 +2,8 @@
 -- and in the same order, so that both can be read side by side. Numbers are doubles, all of them
 -- integers up to 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
 --
--- KEYS     the buckets, each once
+-- KEYS     the buckets, each once; of several cluster slots the first only, and the others in
+-- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
 -- ARGV[2]  the limits, 14 doubles each
 -- ARGV[3]  the charges, 8 doubles each; a run of equal group is taken together or not at all
@@ -494,7 +495,10 @@ end
 
 -- The buckets -------------------------------------------------------------------------------------
 
-local stored -- what MGET read, by key
+local names = KEYS
+if #ARGV > 3 then names = { KEYS[1], unpack(ARGV, 4) } end
+
+local stored -- what MGET read, by key; false: each is read when it is met, as slots cannot be mixed
 local state, dirty = {}, {} -- by key: what is remembered now; the charge that last changed it
 
 -- load reads the state of key k. The numbers it was written in are compared with those of l at
@@ -504,11 +508,16 @@ local function load(k, l, phase)
   if s ~= nil then return s end
   s = false
   if l.kind == LOG then
-    local log = log_load(KEYS[k])
+    local log = log_load(names[k])
     local n = log_size(log)
     s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
-  elseif stored[k] then
-    local b = stored[k]
+  else
+    local b
+    if stored then b = stored[k] else b = call('GET', names[k]) end
+    if not b then
+      state[k] = false
+      return false
+    end
     local tick = byte(b) == 0 and 1 or 1000
     if l.kind == WINDOW then
       local value, at, rate, period, capacity, old = unpack_at('<dddddd', b, 2)
@@ -572,7 +581,7 @@ local function save(k)
   else
     b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
   end
-  call('PSETEX', KEYS[k], ttl, b)
+  call('PSETEX', names[k], ttl, b)
 end
 
 local function remember(c, s)
@@ -612,7 +621,7 @@ end
 
 -- The call ----------------------------------------------------------------------------------------
 
-stored = call('MGET', unpack(KEYS))
+stored = names == KEYS and call('MGET', unpack(KEYS))
 
 local limits, at = {}, 1
 while at <= #ARGV[2] do

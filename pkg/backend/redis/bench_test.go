@@ -1,0 +1,197 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// bare is what a token bucket script of one key usually looks like: the ceiling to compare with.
+const bare = `
+local s = redis.call('HMGET', KEYS[1], 'v', 't')
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local rate, capacity, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local v, at = tonumber(s[1]) or capacity, tonumber(s[2]) or now
+v = math.min(capacity, v + (now - at) * rate / 1000000)
+local ok = 0
+if v >= cost then v, ok = v - cost, 1 end
+redis.call('HSET', KEYS[1], 'v', v, 't', now)
+redis.call('PEXPIRE', KEYS[1], 60000)
+return {ok, math.floor(v)}`
+
+// benchKeys is how many keys the load is spread over.
+const benchKeys = 10_000
+
+// asks asks n times, as hard as it can, and returns how long that took.
+type asks func(n int) time.Duration
+
+// bareLoad sends pipelines of 64 of the bare script, four at a time.
+func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
+	sha := goredis.NewScript(bare)
+	ctx := context.Background()
+	return func(n int) time.Duration {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for worker := range 4 {
+			wg.Go(func() {
+				for i := worker * 64; i < n; i += 4 * 64 {
+					pipe := client.Pipeline()
+					for j := range 64 {
+						sha.EvalSha(ctx, pipe, []string{"bare:" + strconv.Itoa((i+j)*7919%benchKeys)}, 1000, 1000, 1)
+					}
+					if _, err := pipe.Exec(ctx); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return time.Since(start)
+	}
+}
+
+// storeLoad asks s for one charge at a time, from 256 callers at once.
+func storeLoad(b *testing.B, s backend.Store) asks {
+	capacity := int64(1000)
+	limit, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity,
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return func(n int) time.Duration {
+		start := time.Now()
+		var next atomic.Int64
+		var wg sync.WaitGroup
+		for range 256 {
+			wg.Go(func() {
+				charge := backend.Charge{Limit: &limit, Ask: algorithms.Ask{Cost: 1}}
+				var d [1]backend.Decision
+				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
+					charge.Key = strconv.AppendInt(append(charge.Key[:0], "edge/limit/"...), i*7919%benchKeys, 10)
+					if s.Take(context.Background(), []backend.Charge{charge}, d[:]); d[0].Err != nil {
+						b.Error(d[0].Err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		return time.Since(start)
+	}
+}
+
+// compare runs ours and the ceiling in turn, and reports Redis's CPU a decision of each, and the
+// ratios.
+func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
+	const each = 20_480
+	ours(each) // connections and scripts
+	ceiling(each)
+	var cpu [2]float64
+	var took [2]time.Duration
+	rounds := 0
+	for b.Loop() {
+		rounds++
+		for i, run := range []asks{ours, ceiling} {
+			before := cpuSeconds(b, servers)
+			took[i] += run(each)
+			cpu[i] += cpuSeconds(b, servers) - before
+		}
+	}
+	n := float64(rounds * each)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(cpu[0]/n*1e6, "redis-us/decision")
+	b.ReportMetric(cpu[1]/n*1e6, "redis-us/bare")
+	b.ReportMetric(cpu[0]/cpu[1], "cpu-ratio")
+	b.ReportMetric(n/took[0].Seconds(), "decisions/s")
+	b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "rate-ratio")
+}
+
+// cpuSeconds is what servers have used.
+func cpuSeconds(b *testing.B, servers []*redistest.Server) (sum float64) {
+	b.Helper()
+	for _, s := range servers {
+		for name, value := range fields(s.Do("INFO", "cpu")) {
+			if name == "used_cpu_sys" || name == "used_cpu_user" {
+				v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+				if err != nil {
+					b.Fatal(err)
+				}
+				sum += v
+			}
+		}
+	}
+	return sum
+}
+
+func BenchmarkStandalone(b *testing.B) {
+	server := redistest.Start(b)
+	s := open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	goredis.NewScript(bare).Load(context.Background(), client)
+	compare(b, []*redistest.Server{server}, storeLoad(b, s), bareLoad(b, client))
+}
+
+func BenchmarkCluster(b *testing.B) {
+	c := redistest.StartCluster(b, 3)
+	s := open(b, Config{URL: c.URL(), Timeout: 5 * time.Second})
+	var addrs []string
+	for _, m := range c.Masters {
+		addrs = append(addrs, m.Addr)
+	}
+	client := goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: addrs, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	err := client.ForEachMaster(context.Background(), func(ctx context.Context, m *goredis.Client) error {
+		return goredis.NewScript(bare).Load(ctx, m).Err()
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
+}
+
+// BenchmarkCalls is the script alone, by how many charges ride in one call.
+func BenchmarkCalls(b *testing.B) {
+	server := redistest.Start(b)
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	goredis.NewScript(bare).Load(context.Background(), client)
+	capacity := int64(1000)
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := newNode(client, keys{prefix: "rl:"}, nil)
+	for _, size := range []int{1, 16, 64, 256} {
+		ours := func(total int) time.Duration {
+			start := time.Now()
+			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
+			for i := 0; i < total; i += size {
+				for j := range charges {
+					charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/limit/%d", (i+j)*7919%benchKeys), Limit: &limit, Group: j, Ask: algorithms.Ask{Cost: 1}}
+				}
+				if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
+					b.Fatal(decisions[0].Err)
+				}
+			}
+			return time.Since(start)
+		}
+		b.Run(fmt.Sprint(size, " charges a call"), func(b *testing.B) {
+			compare(b, []*redistest.Server{server}, ours, bareLoad(b, client))
+		})
+	}
+}
