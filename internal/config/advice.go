@@ -15,9 +15,6 @@ import (
 // unknownKey is the message for a key that does not belong at level.
 func unknownKey(key string, here *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
-	if key == "auth" {
-		return `config error, key 'auth' is not supported yet; remove it`
-	}
 	for _, l := range levels {
 		if _, known := l.field[key]; known {
 			where := l.where

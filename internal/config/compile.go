@@ -32,9 +32,11 @@ func compile(files []File, o Options, incomplete bool) (*limiter.Snapshot, Probl
 	for _, f := range files {
 		docs = append(docs, parse(f, &c.report, &nodes)...)
 	}
+	c.docs = docs
 	for _, d := range c.domains(docs) {
 		c.domain(d)
 	}
+	c.auth()
 	c.tidy(files)
 	if c.problems.Bad() {
 		return nil, c.problems
@@ -58,6 +60,7 @@ type compiler struct {
 	report
 	o        Options
 	snapshot *limiter.Snapshot
+	docs     []*document
 	full     bool // there were more than maxPolicies: no more are looked at
 }
 

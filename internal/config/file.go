@@ -24,6 +24,36 @@ type document struct {
 	HashTag     text           `key:"hash_tag"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
+	Auth        authSection    `key:"auth"`
+}
+
+// auth is what the HTTP door asks for a request.
+type auth struct {
+	at         place
+	Trusted    trustedList `key:"trusted_proxies"`
+	IPv6Prefix whole       `key:"ipv6_prefix"`
+	Default    authDefault `key:"default"`
+	Routes     routeList   `key:"routes"`
+}
+
+// route is one item of routes.
+type route struct {
+	at          place
+	doubtful    bool
+	Match       matchMap     `key:"match"`
+	Domain      text         `key:"domain"`
+	Hits        whole        `key:"hits"`
+	Check       boolean      `key:"check"`
+	Descriptors authDescList `key:"descriptors"`
+}
+
+// authEntry is one entry of a route's descriptor.
+type authEntry struct {
+	at       place
+	doubtful bool
+	Key      text `key:"key"`
+	From     text `key:"from"`
+	Value    text `key:"value"`
 }
 
 // descriptor is one item of descriptors.
@@ -135,6 +165,13 @@ type (
 	descriptorList struct{ given[[]*descriptor] }
 	replacements   struct{ given[[]*replacement] }
 	namedLimits    struct{ given[[]namedLimit] } // in the order of the file
+
+	authSection  struct{ given[*auth] }
+	authDefault  struct{ given[bool] }     // allow (true) or deny
+	trustedList  struct{ given[[]text] }   // a list of networks, and "unix"
+	routeList    struct{ given[[]*route] } // a list of maps
+	matchMap     struct{ given[[]matchItem] }
+	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps
 )
 
 // namedLimit is one entry of limits.
@@ -162,6 +199,9 @@ var levels = []*level{
 	newLevel[document]("the top level", "at the top level of the file"),
 	newLevel[guaranteed]("guaranteed", "inside guaranteed"),
 	newLevel[replacement]("replaces", "in an item of replaces"),
+	newLevel[auth]("auth", "inside auth"),
+	newLevel[route]("a route", "in an item of routes"),
+	newLevel[authEntry]("an entry", "in an entry of a route's descriptor"),
 }
 
 func newLevel[T any](what, where string) *level {

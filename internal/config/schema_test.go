@@ -153,6 +153,9 @@ func schemaLevels() map[string][]string {
 		"named_limit": slices.DeleteFunc(slices.Clone(limitLevel.keys), func(k string) bool { return limitLevel.form(k) == "reference" }),
 		"guaranteed":  levelOf(reflect.TypeFor[guaranteed]()).keys,
 		"replacement": levelOf(reflect.TypeFor[replacement]()).keys,
+		"auth":        levelOf(reflect.TypeFor[auth]()).keys,
+		"auth_route":  levelOf(reflect.TypeFor[route]()).keys,
+		"auth_entry":  levelOf(reflect.TypeFor[authEntry]()).keys,
 	}
 }
 
@@ -189,6 +192,7 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 	}
 	same("algorithm", words(schemaAt(t, "algorithm")["enum"]), sortedKeys(algorithmNames))
 	same("on_backend_failure", words(schemaAt(t, "on_backend_failure")["enum"]), sortedKeys(failureNames))
+	same("default of auth", words(property(t, schemaAt(t, "auth"), "default")["enum"]), sortedKeys(authDefaultNames))
 	same("consume", words(property(t, schemaAt(t, ""), "consume")["enum"]), sortedKeys(consumeNames))
 	unit := property(t, schemaAt(t, "rate_limit"), "unit")["anyOf"].([]any)
 	same("unit", words(unit[0].(map[string]any)["enum"]), sortedKeys(units))
@@ -218,6 +222,9 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 			p.Place = ""
 			list = append(list, *p, s.Domains["a"].Alone, s.Domains["a"].OnFailure)
 		}
+		if s.Auth != nil {
+			list = append(list, *s.Auth)
+		}
 		return list
 	}
 	bases := map[string]func(key string, value any) map[string]any{
@@ -239,12 +246,19 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 			l := map[string]any{"algorithm": "token_bucket", "rate": 5, "period": "1s", key: value}
 			return map[string]any{"domain": "a", "limits": map[string]any{"x": l}}
 		},
+		"auth": func(key string, value any) map[string]any {
+			return map[string]any{"domain": "a", "auth": map[string]any{key: value}}
+		},
+		"auth_route": func(key string, value any) map[string]any {
+			r := map[string]any{"descriptors": []any{[]any{map[string]any{"key": "a", "from": "path"}}}, key: value}
+			return map[string]any{"domain": "a", "auth": map[string]any{"routes": []any{r}}}
+		},
 	}
 	for name, keys := range schemaLevels() {
 		for _, key := range keys {
 			value, has := property(t, schemaAt(t, name), key)["default"]
 			field := levelField(name, key)
-			switch fixed := field == reflect.TypeFor[boolean]() || field == reflect.TypeFor[consume]() || field == reflect.TypeFor[failure](); {
+			switch fixed := field == reflect.TypeFor[boolean]() || field == reflect.TypeFor[authDefault]() || field == reflect.TypeFor[consume]() || field == reflect.TypeFor[failure](); {
 			case !has && fixed:
 				t.Errorf("%q: %q has no default in the schema", name, key)
 			case has && !reflect.DeepEqual(policies(bases[name](key, value)), policies(bases[name](key, nil))):
@@ -259,6 +273,7 @@ func levelField(name, key string) reflect.Type {
 	typ := map[string]reflect.Type{
 		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),
 		"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "replacement": reflect.TypeFor[replacement](),
+		"auth": reflect.TypeFor[auth](), "auth_route": reflect.TypeFor[route](), "auth_entry": reflect.TypeFor[authEntry](),
 	}[name]
 	return typ.Field(levelOf(typ).field[key]).Type
 }

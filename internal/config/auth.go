@@ -1,0 +1,426 @@
+package config
+
+import (
+	"math"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
+
+// The section auth: how it is read, then how it is compiled.
+
+const (
+	// maxRoutes bounds what a request may have to be compared with.
+	maxRoutes = 1000
+	// maxRouteDescriptors and maxRouteEntries bound what one request may ask.
+	maxRouteDescriptors = 64
+	maxRouteEntries     = 32
+	// ipv6Client is how much of an IPv6 address stands for one client: providers give out at least
+	// that much, and who has it can change the rest at will.
+	ipv6Client = 64
+)
+
+// authDefaultNames are the values of default.
+var authDefaultNames = map[string]bool{"deny": false, "allow": true}
+
+func (d *authDefault) read(p *parser, key string, n *yaml.Node) {
+	allow, ok := pick(p, key, n, authDefaultNames)
+	d.set(p, n, allow, ok)
+}
+
+func (a *authSection) read(p *parser, key string, n *yaml.Node) {
+	one, before := &auth{at: p.at(n)}, p.mistakes
+	p.object(n, key, one)
+	a.set(p, n, one, p.mistakes == before)
+}
+
+// list lists the items of a list of anything.
+func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
+	at, n := p.at(n), follow(n)
+	if n.Kind != yaml.SequenceNode {
+		p.mistake(at, "%s must be a list, is %s%s", key, describe(n), listAdvice(n))
+		return
+	}
+	if !p.enter(n) {
+		return
+	}
+	defer p.leave()
+	for _, item := range n.Content {
+		read(item)
+	}
+}
+
+func (l *trustedList) read(p *parser, key string, n *yaml.Node) {
+	var list []text
+	before := p.mistakes
+	p.list(key, n, func(item *yaml.Node) {
+		var t text
+		t.read(p, "an item of "+key, item)
+		if t.ok {
+			list = append(list, t)
+		}
+	})
+	l.set(p, n, list, p.mistakes == before)
+}
+
+func (l *routeList) read(p *parser, key string, n *yaml.Node) {
+	var list []*route
+	p.each(key, n, func(item *yaml.Node) {
+		one := &route{at: p.at(item)}
+		one.doubtful = !p.object(item, "a route", one)
+		list = append(list, one)
+	})
+	l.set(p, n, list, true)
+}
+
+// matchItem is one condition of a route.
+type matchItem struct {
+	key string // path, method, host or header:NAME
+	text
+}
+
+// headerKey starts the key of a condition, and a source, that is a header.
+const headerKey = "header:"
+
+func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
+	var list []matchItem
+	before := p.mistakes
+	for _, e := range p.entries(n, key, false) {
+		item := matchItem{key: e.key.Value}
+		name, isHeader := strings.CutPrefix(item.key, headerKey)
+		switch {
+		case isHeader && !isToken(name):
+			p.mistake(p.at(e.key), "%q is not the name of a header; write header:X-Name", short(name))
+		case isHeader || item.key == "path" || item.key == "method" || item.key == "host":
+			item.read(p, item.key, e.value)
+			list = append(list, item)
+		default:
+			p.mistake(p.at(e.key), "config error, unknown key '%s'%s; match has path, method, host and header:X-Name",
+				short(item.key), didYouMean(item.key, []string{"path", "method", "host"}))
+		}
+	}
+	m.set(p, n, list, p.mistakes == before)
+}
+
+func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
+	var list [][]*authEntry
+	p.list(key, n, func(item *yaml.Node) {
+		if follow(item).Kind != yaml.SequenceNode {
+			p.mistake(p.at(item), "a route's descriptor must be a list of entries, is %s; write [{key: …, from: …}]", describe(item))
+			return
+		}
+		var entries []*authEntry
+		p.list("a descriptor", item, func(item *yaml.Node) {
+			e := &authEntry{at: p.at(item)}
+			e.doubtful = !p.object(item, "an entry", e)
+			entries = append(entries, e)
+		})
+		if len(follow(item).Content) == 0 {
+			p.mistake(p.at(item), "a route's descriptor is empty; write [{key: …, from: …}]")
+		}
+		list = append(list, entries)
+	})
+	l.set(p, n, list, true)
+}
+
+// auth adds what the documents say of the HTTP door: their routes, in the order of the files, and
+// settings, which must agree.
+func (c *compiler) auth() {
+	var trusted trustedList
+	var bits whole
+	var allow authDefault
+	for _, doc := range c.docs {
+		a := doc.Auth.value
+		if a == nil {
+			continue
+		}
+		if c.snapshot.Auth == nil {
+			c.snapshot.Auth = &limiter.Auth{}
+		}
+		agreeAuth(c, "ipv6_prefix", &bits.given, &a.IPv6Prefix.given)
+		agreeAuth(c, "default", &allow.given, &a.Default.given)
+		switch {
+		case !a.Trusted.stated():
+		case trusted.stated():
+			c.mistake(a.Trusted.at, "trusted_proxies are stated at %s already; state them once", trusted.at)
+		default:
+			trusted = a.Trusted
+		}
+	}
+	all := c.snapshot.Auth
+	if all == nil {
+		return
+	}
+	all.IPv6Prefix, all.Allow = int(bits.or(ipv6Client)), allow.value
+	if bits.ok && (bits.value < 1 || bits.value > 128) {
+		c.mistake(bits.at, "ipv6_prefix must be from 1 to 128, is %d", bits.value)
+	}
+	for _, t := range trusted.value {
+		c.trust(all, t)
+	}
+	for _, doc := range c.docs {
+		if doc.Auth.value == nil {
+			continue
+		}
+		for _, r := range doc.Auth.value.Routes.value {
+			if len(all.Routes) == maxRoutes {
+				c.mistake(r.at, "auth has more than %d routes; let a path end in *", maxRoutes)
+				return
+			}
+			c.route(all, doc, r)
+		}
+	}
+	if from := c.believing(); from.at.line > 0 && !trusted.stated() {
+		c.warn(from.at, "client_ip is the address of the proxy that asks, as no proxy is believed; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]")
+	}
+}
+
+// agreeAuth takes over what a section states, if those before did not state something else.
+func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
+	switch {
+	case !one.ok:
+	case !all.ok:
+		*all = *one
+	case all.value != one.value:
+		c.mistake(one.at, "%s of auth differs from that at %s; state it once", key, all.at)
+	}
+}
+
+// believing is the first entry whose value only a trusted proxy can tell.
+func (c *compiler) believing() text {
+	for _, doc := range c.docs {
+		if doc.Auth.value == nil {
+			continue
+		}
+		for _, r := range doc.Auth.value.Routes.value {
+			for _, entries := range r.Descriptors.value {
+				for _, e := range entries {
+					if e.From.value == "client_ip" {
+						return e.From
+					}
+				}
+			}
+		}
+	}
+	return text{}
+}
+
+// trust adds an item of trusted_proxies.
+func (c *compiler) trust(a *limiter.Auth, t text) {
+	if t.value == "unix" {
+		a.TrustUnix = true
+		return
+	}
+	prefix, err := netip.ParsePrefix(t.value)
+	if err != nil {
+		addr, err := netip.ParseAddr(t.value)
+		if err != nil || addr.Zone() != "" {
+			c.mistake(t.at, "an item of trusted_proxies must be an address, a network such as 10.0.0.0/8, or unix, is %q", short(t.value))
+			return
+		}
+		prefix = netip.PrefixFrom(addr, addr.BitLen())
+	}
+	if prefix.Addr().Is4In6() && prefix.Bits() >= 96 {
+		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
+	}
+	if prefix != prefix.Masked() {
+		c.mistake(t.at, "%s is an address with a length, not a network; write %s", t.value, prefix.Masked())
+		return
+	}
+	if prefix.Bits() == 0 {
+		c.warn(t.at, "%s believes everybody: who can reach this port chooses his own address, and is not limited", t.value)
+	}
+	a.Trusted = append(a.Trusted, prefix)
+}
+
+// route compiles r, which stands in doc.
+func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
+	out := limiter.Route{Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), Look: r.Check.value}
+	before := c.mistakes
+	for _, m := range r.Match.value {
+		c.match(&out, m)
+	}
+	d := c.snapshot.Domains[out.Domain]
+	switch {
+	case !r.Domain.ok || d != nil || c.incomplete:
+	case out.Domain == "":
+		c.mistake(r.Domain.at, "the domain of a route must not be empty")
+	default:
+		c.mistake(r.Domain.at, "there is no domain %q, so that the route would limit nothing%s", short(out.Domain), didYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
+	}
+	if r.Hits.ok && (r.Hits.value < 1 || r.Hits.value > math.MaxUint32) {
+		c.mistake(r.Hits.at, "hits must be from 1 to %d, is %d", uint32(math.MaxUint32), r.Hits.value)
+	}
+	switch n := len(r.Descriptors.value); {
+	case n == 0 && !r.Descriptors.stated() && !r.doubtful || n == 0 && r.Descriptors.ok && c.mistakes == before:
+		c.mistake(r.at, "a route needs descriptors; write descriptors: [[{key: remote_address, from: client_ip}]]")
+	case n > maxRouteDescriptors:
+		c.mistake(r.Descriptors.at, "a route has %d descriptors, the most is %d", n, maxRouteDescriptors)
+	}
+	for _, entries := range r.Descriptors.value {
+		if len(entries) > maxRouteEntries {
+			c.mistake(entries[0].at, "a descriptor has %d entries, the most is %d", len(entries), maxRouteEntries)
+			continue
+		}
+		list := make([]limiter.AuthEntry, len(entries))
+		for i, e := range entries {
+			list[i] = c.authEntry(e)
+		}
+		out.Descriptors = append(out.Descriptors, list)
+		if d != nil && len(list) > 0 && c.mistakes == before && !c.meets(out.Domain, list) {
+			c.warn(entries[0].at, "no limit of domain %q is for this descriptor, so that it limits nothing", out.Domain)
+		}
+	}
+	a.Routes = append(a.Routes, out)
+}
+
+// match adds a condition to r.
+func (c *compiler) match(r *limiter.Route, m matchItem) {
+	name, isHeader := strings.CutPrefix(m.key, headerKey)
+	if !m.ok {
+		return
+	}
+	value, prefix := strings.CutSuffix(m.value, "*")
+	switch {
+	case m.value == "":
+		c.mistake(m.at, "%s is empty; remove it, or say what it must be", m.key)
+	case strings.Contains(value, "*"):
+		c.mistake(m.at, "%s may have a * at its end only, is %q", m.key, short(m.value))
+	case isHeader:
+		r.Headers = append(r.Headers, limiter.HeaderMatch{Name: http.CanonicalHeaderKey(name), Value: value, Prefix: prefix})
+	case m.key == "path":
+		switch one := target.Path(value); {
+		case !strings.HasPrefix(value, "/"):
+			c.mistake(m.at, "path must start with /, is %q", short(m.value))
+		case strings.ContainsAny(value, "?#"):
+			c.mistake(m.at, "path is compared without the query; remove what starts with ? or #")
+		case one != value:
+			c.mistake(m.at, "no path is ever spelled %q: requests are compared percent-decoded, with //, . and .. resolved; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
+		}
+		r.Path, r.PathPrefix = value, prefix
+	case prefix:
+		c.mistake(m.at, "%s may not end in *, is %q", m.key, short(m.value))
+	case m.key == "method":
+		if !isToken(value) || strings.ToUpper(value) != value {
+			c.mistake(m.at, "method must be one such as POST, is %q", short(value))
+		}
+		r.Method = value
+	default:
+		if strings.ContainsAny(value, "/: ") || strings.HasSuffix(value, ".") {
+			c.mistake(m.at, "host must be a name without port, is %q", short(value))
+		}
+		r.Host = strings.ToLower(value)
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// authSources are the sources without a name.
+var authSources = map[string]limiter.AuthSource{
+	"client_ip": limiter.FromClientIP, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
+}
+
+// namedSources are those with one, as they start.
+var namedSources = map[string]limiter.AuthSource{
+	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
+}
+
+// forgeable are headers that say where a request comes from, as long as one believes them.
+var forgeable = map[string]string{
+	"X-Forwarded-For": "client_ip", "X-Real-Ip": "client_ip", "Forwarded": "client_ip", "X-Original-Uri": "path",
+	"X-Forwarded-Uri": "path", "X-Original-Method": "method", "X-Forwarded-Method": "method", "X-Forwarded-Host": "host",
+}
+
+func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
+	out = limiter.AuthEntry{Key: e.Key.value, Value: e.Value.value}
+	switch {
+	case e.Key.value == "" && (e.Key.ok || !e.Key.stated() && !e.doubtful):
+		c.mistake(e.at, "an entry has an empty key; write {key: NAME, from: SOURCE}")
+	case e.From.stated() && e.Value.stated():
+		c.mistake(e.Value.at, "an entry has from and value; remove one")
+	case e.Value.stated() || e.doubtful || e.From.stated() && !e.From.ok:
+	case !e.From.stated():
+		c.mistake(e.at, "an entry needs from, or value: {key: %s, from: client_ip}", short(e.Key.value))
+	default:
+		c.source(e.From, &out)
+	}
+	return out
+}
+
+// source reads where a value comes from.
+func (c *compiler) source(from text, out *limiter.AuthEntry) {
+	kind, name, hasName := strings.Cut(from.value, ":")
+	var known bool
+	if hasName {
+		out.From, known = namedSources[kind]
+	} else {
+		out.From, known = authSources[from.value]
+	}
+	out.Name = name
+	switch {
+	case !known:
+		guess := didYouMean(kind, append(sortedKeys(authSources), sortedKeys(namedSources)...))
+		c.mistake(from.at, "from must be client_ip, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, is %q%s", short(from.value), guess)
+	case hasName && name == "":
+		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)
+	case out.From == limiter.FromHeader && !isToken(name), out.From == limiter.FromCookie && !isToken(name):
+		c.mistake(from.at, "%q is not the name of a %s", short(name), kind)
+	case out.From == limiter.FromHeader:
+		out.Name = http.CanonicalHeaderKey(name)
+		if out.Name == "Host" { // which net/http keeps elsewhere
+			out.From = limiter.FromHost
+		}
+		if instead := forgeable[out.Name]; instead != "" {
+			c.mistake(from.at, "any client can send a header %s of its own; write from: %s, which believes trusted_proxies only", out.Name, instead)
+		}
+	}
+}
+
+// isToken tells whether s is a token of RFC 9110, 5.6.2.
+func isToken(s string) bool {
+	for i := range len(s) {
+		b := s[i]
+		letter := 'a' <= b|0x20 && b|0x20 <= 'z'
+		if !letter && (b < '0' || b > '9') && strings.IndexByte("!#$%&'*+-.^_`|~", b) < 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// meets tells whether a descriptor of these entries can meet a limit.
+func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
+	for _, doc := range c.docs {
+		if doc.Domain.value == domain && couldMeet(doc.Descriptors.value, entries) {
+			return true
+		}
+	}
+	return false
+}
+
+// couldMeet may be wrong where there is a "*": then it says yes.
+func couldMeet(list []*descriptor, entries []limiter.AuthEntry) bool {
+	e := &entries[0]
+	for _, d := range list {
+		star := strings.Contains(d.Key.value, "*") || strings.Contains(d.Value.value, "*")
+		same := d.Key.value == e.Key && (d.Value.value == "" || e.From != limiter.FromValue || d.Value.value == e.Value)
+		switch {
+		case !star && !same:
+		case len(entries) == 1 && (d.Limit.stated() || d.RateLimit.stated()):
+			return true
+		case len(entries) > 1 && couldMeet(d.Descriptors.value, entries[1:]):
+			return true
+		}
+	}
+	return false
+}

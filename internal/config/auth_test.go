@@ -1,0 +1,64 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+func TestAuthIsCompiled(t *testing.T) {
+	data, err := os.ReadFile("testdata/auth.good.yaml")
+	must(t, err)
+	s, problems := Compile([]File{{"auth.yaml", data}}, Options{})
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	from := func(key string, source limiter.AuthSource, name string) limiter.AuthEntry {
+		return limiter.AuthEntry{Key: key, From: source, Name: name}
+	}
+	value := func(key, value string) limiter.AuthEntry { return limiter.AuthEntry{Key: key, Value: value} }
+	want := &limiter.Auth{
+		TrustUnix: true, IPv6Prefix: 56, Allow: true,
+		Routes: []limiter.Route{
+			{
+				Path: "/login", Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
+				Headers: []limiter.HeaderMatch{{Name: "X-Kind", Value: "web", Prefix: true}, {Name: "X-Any", Prefix: true}},
+				Descriptors: [][]limiter.AuthEntry{
+					{from("remote_address", limiter.FromClientIP, "")},
+					{from("path", limiter.FromPath, ""), from("user_id", limiter.FromHeader, "X-User")},
+				},
+			},
+			{
+				Path: "/session", PathPrefix: true, Domain: "edge", Hits: 1, Look: true,
+				Descriptors: [][]limiter.AuthEntry{
+					{from("user_id", limiter.FromCookie, "sid")}, {from("user_id", limiter.FromQuery, "api_key")}, {from("user_id", limiter.FromJWT, "sub")},
+				},
+			},
+			{
+				Domain: "edge", Hits: 1,
+				Descriptors: [][]limiter.AuthEntry{
+					{value("service", "shop"), from("who", limiter.FromHost, "Host")},
+					{from("method", limiter.FromMethod, ""), from("host", limiter.FromHost, "")},
+				},
+			},
+			{Domain: "other", Hits: 1, Descriptors: [][]limiter.AuthEntry{{value("a", "1")}}},
+		},
+	}
+	for _, p := range []string{"127.0.0.1/32", "::1/128", "10.0.0.0/8", "192.0.2.7/32", "192.0.2.0/24"} {
+		want.Trusted = append(want.Trusted, netip.MustParsePrefix(p))
+	}
+	same := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	if diff := cmp.Diff(want, s.Auth, same); diff != "" {
+		t.Error(diff)
+	}
+	if s, _ := Compile([]File{{"a.yaml", []byte("domain: a")}}, Options{}); s.Auth != nil {
+		t.Error("a file without auth has one")
+	}
+	if s, problems := Compile([]File{{"a.yaml", []byte("domain: a\nauth: {}")}}, Options{}); s.Auth == nil || s.Auth.Allow || s.Auth.IPv6Prefix != 64 || len(s.Auth.Trusted) > 0 || s.Auth.TrustUnix {
+		t.Errorf("defaults: %+v %v", s.Auth, problems)
+	}
+}

@@ -1,0 +1,67 @@
+package limiter
+
+import "net/netip"
+
+// Auth says what the HTTP door asks for a request that a proxy describes to it. Immutable.
+type Auth struct {
+	// Trusted are the addresses of proxies: what they say of a request is believed.
+	Trusted []netip.Prefix
+	// TrustUnix: so is what comes through a Unix socket.
+	TrustUnix bool
+	// IPv6Prefix is how many bits of an IPv6 address are a client; 128: all.
+	IPv6Prefix int
+	// Allow is the answer where no route matches, or none of its descriptors can be made.
+	Allow bool
+	// Routes are tried in order; the first that matches is asked.
+	Routes []Route
+}
+
+// Route is what is asked for the requests that it matches.
+type Route struct {
+	// Path is compared with a request's path in its one form; as a prefix if PathPrefix. "": any.
+	Path       string
+	PathPrefix bool
+	// Method and Host (lower case, without a port) are compared as they are; "": any.
+	Method, Host string
+	// Headers must all match.
+	Headers []HeaderMatch
+
+	Domain string
+	Hits   int64
+	// Look: Hits are not taken.
+	Look        bool
+	Descriptors [][]AuthEntry
+}
+
+// HeaderMatch asks for a header with a value that is Value, or starts with it if Prefix.
+type HeaderMatch struct {
+	Name   string // canonical
+	Value  string
+	Prefix bool
+}
+
+// AuthEntry is one entry of a descriptor, and where its value comes from.
+type AuthEntry struct {
+	Key  string
+	From AuthSource
+	// Name is that of the header, parameter, cookie or claim.
+	Name string
+	// Value is FromValue's.
+	Value string
+}
+
+// AuthSource is where the value of an entry comes from.
+type AuthSource uint8
+
+// The sources.
+const (
+	FromValue AuthSource = iota // it is written in the configuration
+	FromClientIP
+	FromMethod
+	FromPath
+	FromHost
+	FromHeader
+	FromQuery
+	FromCookie
+	FromJWT // a claim of the bearer token, whose signature nobody has checked here
+)
