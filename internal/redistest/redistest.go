@@ -192,14 +192,15 @@ type Cluster struct {
 	Masters, Replicas []*Server // Replicas[i] is of Masters[i] at first
 }
 
-// StartCluster starts n masters and n replicas; a node counts as failed after a second.
-func StartCluster(t testing.TB, n int) *Cluster {
+// StartCluster starts n masters and n replicas, with more arguments for each; a node counts as failed
+// after a second.
+func StartCluster(t testing.TB, n int, args ...string) *Cluster {
 	t.Helper()
 	c := &Cluster{}
 	for i := range 2 * n {
 		bus := FreePort(t)
-		s := launch(t, FreePort(t), "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0")
+		s := launch(t, FreePort(t), append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0"}, args...)...)
 		if i < n {
 			c.Masters = append(c.Masters, s)
 		} else {

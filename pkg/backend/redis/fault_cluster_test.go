@@ -19,10 +19,10 @@ type underCluster struct {
 	store   *Store
 }
 
-func startCluster(t *testing.T) underCluster {
+func startCluster(t *testing.T, args ...string) underCluster {
 	t.Helper()
 	faulty(t)
-	c := redistest.StartCluster(t, 3)
+	c := redistest.StartCluster(t, 3, args...)
 	s := open(t, Config{URL: c.URL(), Timeout: deadline})
 	l := startLoad(t, 4, s)
 	l.normal(l.began, generous)
@@ -60,7 +60,7 @@ func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server
 }
 
 // lose takes master 1 away, and holds the service to being normal soon after the cluster is.
-func (c underCluster) lose(hit func(s *redistest.Server), heal func(s *redistest.Server)) {
+func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
 	hit(c.cluster.Masters[1])
@@ -71,8 +71,7 @@ func (c underCluster) lose(hit func(s *redistest.Server), heal func(s *redistest
 	})
 	recovered := c.normal(at, 30*time.Second)
 	watch.Wait()
-	// The slots of the other two are served but while all of the cluster calls itself failed.
-	others := c.share(at, at.Add(recovered), c.not(1))
+	others = c.share(at, at.Add(recovered), c.not(1))
 	c.t.Logf("the cluster's own failover took %v; by then %.1f %% of the others' keys were answered", failover.Round(10*ms), 100*others)
 	if most := failover*3/2 + time.Second; recovered > most {
 		c.t.Errorf("normal service after %v, the cluster's failover took %v", recovered, failover)
@@ -81,14 +80,45 @@ func (c underCluster) lose(hit func(s *redistest.Server), heal func(s *redistest
 	time.Sleep(1500 * ms) // it comes back, and learns that it is a replica now
 	c.normal(time.Now(), generous)
 	c.check(c.store, 1)
+	return others
 }
 
+// By default all of the cluster calls itself failed until the slots are taken over.
 func TestFaultClusterMasterKilled(t *testing.T) {
 	startCluster(t).lose((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
 }
 
+// Where the cluster may serve a part, who needs the other masters does not notice.
 func TestFaultClusterMasterStopped(t *testing.T) {
-	startCluster(t).lose((*redistest.Server).Pause, (*redistest.Server).Resume)
+	c := startCluster(t, "--cluster-require-full-coverage", "no")
+	if others := c.lose((*redistest.Server).Pause, (*redistest.Server).Resume); others < 0.9 {
+		t.Errorf("%.1f %% of the other masters' keys were answered", 100*others)
+	}
+}
+
+// A hot key that is sharded over the masters is served by those that are left, for the most part.
+func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
+	faulty(t)
+	c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no")
+	s := open(t, Config{URL: c.URL(), Timeout: deadline})
+	for _, r := range c.Replicas { // nobody takes the master's place
+		r.Kill()
+	}
+	l := &load{t: t, began: time.Now(), over: make(chan struct{})}
+	l.ask(0, sharded(t, windowSpec(900_000), 9, "hot"))
+	l.start(4, s)
+	l.normal(l.began, generous)
+	c.Masters[1].Pause()
+	at := time.Now()
+	time.Sleep(2 * time.Second)
+	share := l.share(at.Add(500*ms), time.Now(), nil)
+	t.Logf("%.1f %% were answered with one of three masters gone", 100*share)
+	if share < 0.6 {
+		t.Errorf("%.1f %% were answered with one of three masters gone", 100*share)
+	}
+	c.Masters[1].Resume()
+	l.normal(time.Now(), generous)
+	l.check(s, 0)
 }
 
 func TestFaultClusterReplicaKilled(t *testing.T) {

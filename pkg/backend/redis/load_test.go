@@ -130,14 +130,19 @@ func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 		l.ask(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: little})
 	}
 	l.ask(0, backend.Charge{Key: []byte("left"), Limit: much, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: much, Slot: 1})
+	l.start(workers, stores...)
+	return l
+}
+
+// start starts the workers.
+func (l *load) start(workers int, stores ...backend.Store) {
 	for n, store := range stores {
 		s := backend.Deadline(store, deadline, ms)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}
 	}
-	t.Cleanup(l.stop)
-	return l
+	l.t.Cleanup(l.stop)
 }
 
 func (l *load) ask(limit int64, charges ...backend.Charge) {

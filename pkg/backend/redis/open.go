@@ -95,7 +95,7 @@ func Open(c Config) (*Store, error) {
 		client := goredis.NewClusterClient(co)
 		s.client = client
 		s.cluster = &cluster{
-			client: client, keys: k, now: c.Clock, lane: s.lane,
+			client: client, keys: k, now: c.Clock, lane: s.lane, shards: shardMemory{now: c.Clock},
 			lanes: map[string]laneTo{}, background: newBackground(max(100*time.Millisecond, 4*c.Timeout)),
 		}
 		s.Store = s.cluster

@@ -2,8 +2,10 @@ package redis
 
 import (
 	"context"
+	"math"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -12,66 +14,85 @@ import (
 )
 
 // A sharded bucket is split over the slots of the cluster, and so over its masters. Of two shards
-// drawn at random the one that had more left when last heard of is asked; usually that is all. If it
-// denies, the other is asked; if that denies too, all are looked at, and what the cost needs is taken
-// from those that have it. A denial is given only when the tokens were not there.
+// drawn at random the one that has more left, by what was last heard of it, is asked; usually that is
+// all. If it denies, the other is asked; if that denies too, all are looked at, and what the cost
+// needs is taken from those that have it. A denial is given only when the tokens were not there.
 
-// shardMemory remembers what was last seen left in shards, to choose by. It is a hint: being wrong
-// costs a trip, never a wrong answer.
+// shardMemory remembers what was last seen of shards, to choose by. It is a hint: being wrong costs
+// a trip, never a wrong answer.
 type shardMemory struct {
+	now  func() algorithms.Micros // nil: as the shards' own clocks go
 	mu   sync.Mutex
-	left map[uint64][]int64 // by the hash of the bucket's key; Value of each shard; guarded by mu
+	seen map[uint64][]sight // by the hash of the bucket's key, for each shard; guarded by mu
+}
+
+// sight is what was last seen of a shard, at a time by this process's clock, and when it last failed.
+type sight struct {
+	state      algorithms.State // zero: never seen
+	at, failed time.Time
 }
 
 // maxSharded bounds the buckets remembered; beyond it they are forgotten all at once.
 const maxSharded = 65_536
 
-func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(left []int64)) {
+func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []sight)) {
 	hash := xxhash.Sum64(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	left := m.left[hash]
-	if len(left) != len(shards) {
-		if m.left == nil || len(m.left) >= maxSharded {
-			m.left = map[uint64][]int64{}
+	seen := m.seen[hash]
+	if len(seen) != len(shards) {
+		if m.seen == nil || len(m.seen) >= maxSharded {
+			m.seen = map[uint64][]sight{}
 		}
-		left = make([]int64, len(shards))
-		for i := range left { // a shard never seen counts as full
-			left[i] = full(&shards[i])
-		}
-		m.left[hash] = left
+		seen = make([]sight, len(shards))
+		m.seen[hash] = seen
 	}
-	use(left)
+	use(seen)
 }
 
-func full(l *algorithms.Limit) int64 {
-	if l.Kind == algorithms.FixedWindow {
-		return l.Capacity
-	}
-	return l.V
-}
-
-// draw returns two different shards at random, the one with more left first.
-func (m *shardMemory) draw(key []byte, shards []algorithms.Limit) (first, second int) {
+// draw returns two different shards at random, the one with more left first. What has flowed in
+// since a shard was seen counts: without it a shard that looked empty once is left to overflow. One
+// that has just failed comes second.
+func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (first, second int) {
 	n := len(shards)
 	first = rand.IntN(n)
 	if second = rand.IntN(n - 1); second >= first {
 		second++
 	}
-	m.of(key, shards, func(left []int64) {
-		if left[second] > left[first] {
+	left := func(i int, s *sight) int64 {
+		if time.Since(s.failed) < reloadPause {
+			return math.MinInt64
+		}
+		now := s.state.At + algorithms.Micros(time.Since(s.at)/time.Microsecond)
+		if m.now != nil {
+			now = m.now()
+		}
+		_, d := shards[i].Take(s.state, now, algorithms.Ask{Hash: hash, Look: true})
+		return d.Value
+	}
+	m.of(key, shards, func(seen []sight) {
+		if left(second, &seen[second]) > left(first, &seen[first]) {
 			first, second = second, first
 		}
 	})
 	return first, second
 }
 
-// saw remembers what is left in shard i and returns what was last seen in all of them.
-func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, value int64) (sum int64) {
-	m.of(key, shards, func(left []int64) {
-		left[i] = value
-		for _, v := range left {
-			sum += max(0, v)
+// saw remembers the answer of shard i and returns the sum of what was last seen in all of them; a
+// shard never seen counts as full.
+func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
+	m.of(key, shards, func(seen []sight) {
+		if d.Err != nil {
+			seen[i].failed = time.Now()
+			return
+		}
+		seen[i] = sight{state: algorithms.State{By: &shards[i], Value: d.Value, At: d.At}, at: time.Now()}
+		for j := range seen {
+			if seen[j].state.By == nil {
+				sum += shards[j].Capacity * unit(&shards[j])
+			} else {
+				sum += max(0, seen[j].state.Value)
+			}
 		}
 	})
 	return sum
@@ -85,18 +106,18 @@ func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decisi
 		return
 	}
 	if ask.Cost > 0 && !ask.Reserve && !ask.Look && !charge.Limit.Overdraw {
-		first, second := c.shards.draw(charge.Key, shards)
+		first, second := c.shards.draw(charge.Key, shards, ask.Hash)
 		for _, i := range [...]int{first, second} {
 			if ask.Cost > shards[i].Capacity {
 				continue
 			}
 			d := c.takeShard(ctx, charge, i, ask)
+			left := c.shards.saw(charge.Key, shards, i, &d)
 			if d.Err != nil || d.Allowed {
 				*decision = d
-				decision.Remaining = c.shards.saw(charge.Key, shards, i, d.Value) / unit(&shards[i])
+				decision.Remaining = left / unit(&shards[i])
 				return
 			}
-			c.shards.saw(charge.Key, shards, i, d.Value)
 		}
 	}
 	for range 3 { // others may take what was seen before we do
@@ -144,6 +165,7 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 	buckets := make([]algorithms.Bucket, len(seen))
 	now := algorithms.Micros(0)
 	for i := range seen {
+		c.shards.saw(charge.Key, shards, i, &seen[i])
 		if seen[i].Err != nil {
 			*decision = seen[i]
 			return true
@@ -151,7 +173,6 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 		buckets[i].Limit = &shards[i]
 		buckets[i].State = algorithms.State{By: &shards[i], Value: seen[i].Value, At: seen[i].At}
 		now = max(now, seen[i].At)
-		c.shards.saw(charge.Key, shards, i, seen[i].Value)
 	}
 	decision.Decision, decision.At = algorithms.TakeShards(now, buckets, ask), now
 	if !decision.Allowed || ask.Look || ask.Cost == 0 {

