@@ -3,6 +3,7 @@ package limiter
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 
@@ -40,9 +41,12 @@ func (c *Call) plan(s *Snapshot) error {
 func (c *Call) planLimits(s *Snapshot) error {
 	for i := range c.Limits {
 		ask := &c.Limits[i]
-		d, p, err := s.limit(c.Request.Domain, ask.Name)
+		d, p, err := s.Limit(c.Request.Domain, ask.Name)
 		if err != nil {
 			return err
+		}
+		if ask.Reserve && !p.Limit.CanReserve() {
+			return &AskError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(&p.Limit))}
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
@@ -55,6 +59,14 @@ func (c *Call) planLimits(s *Snapshot) error {
 	}
 	c.charge()
 	return nil
+}
+
+// kindName is what a person would call l's algorithm.
+func kindName(l *algorithms.Limit) string {
+	if l.Kind == algorithms.Guaranteed {
+		return "token_bucket with a guaranteed minimum"
+	}
+	return l.Kind.String()
 }
 
 // meet adds a Result for each limit that descriptor i meets.

@@ -14,8 +14,6 @@ type Snapshot struct {
 	Domains map[string]*Domain
 	// Policies are all of them, at their Index.
 	Policies []*descriptors.Policy
-	// Auth is for the HTTP door; nil: there is nothing to ask, and it denies.
-	Auth *Auth
 	// Hash tells configurations apart.
 	Hash string
 }
@@ -70,33 +68,4 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 	}
 	d.overrides.Store(o, p)
 	return p
-}
-
-// limit finds a named limit; domain may be empty where one domain alone has the name.
-func (s *Snapshot) limit(domain, name string) (*Domain, *descriptors.Policy, error) {
-	if domain != "" {
-		d := s.Domains[domain]
-		if d == nil {
-			return nil, nil, fmt.Errorf("domain %q is not configured", descriptors.Printable(domain))
-		}
-		p := d.Named[name]
-		if p == nil {
-			return nil, nil, fmt.Errorf("domain %q has no limit named %q", d.Name, descriptors.Printable(name))
-		}
-		return d, p, nil
-	}
-	var in *Domain
-	for _, d := range s.Domains {
-		if d.Named[name] == nil {
-			continue
-		}
-		if in != nil {
-			return nil, nil, fmt.Errorf("several domains have a limit named %q; say which domain", descriptors.Printable(name))
-		}
-		in = d
-	}
-	if in == nil {
-		return nil, nil, fmt.Errorf("no limit is named %q", descriptors.Printable(name))
-	}
-	return in, in.Named[name], nil
 }

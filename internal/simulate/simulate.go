@@ -14,7 +14,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Format is what the input is.
@@ -198,20 +197,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	if err := r.limiter.Check(ctx, c); err != nil {
 		return err
 	}
-	if err := CanReserve(c); err != nil {
-		return err
-	}
 	r.tally.count(at, c)
-	return nil
-}
-
-// CanReserve refuses a reservation of what cannot be reserved.
-func CanReserve(c *limiter.Call) error {
-	for i := range c.Results {
-		if p := c.Results[i].Policy; len(c.Limits) > 0 && c.Limits[c.Results[i].Descriptor].Reserve && !p.Limit.CanReserve() {
-			return fmt.Errorf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), p.Limit.Kind)
-		}
-	}
 	return nil
 }
 
