@@ -16,10 +16,10 @@ import (
 // ErrUnavailable: whether it was charged is not known.
 func Coalesce(next Store, c CoalesceConfig) Store {
 	if c.Flights <= 0 {
-		c.Flights = 4
+		c.Flights = 2
 	}
 	if c.MaxCharges <= 0 {
-		c.MaxCharges = 128
+		c.MaxCharges = 256
 	}
 	if c.MaxWaiting <= 0 {
 		c.MaxWaiting = 65_536
@@ -33,9 +33,10 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 type CoalesceConfig struct {
 	// Timeout of one Take of next; 0: none.
 	Timeout time.Duration
-	// Flights is how many Takes of next may be under way at once (4).
+	// Flights is how many Takes of next may be under way at once (2: one at work, one on its way;
+	// more would be smaller, and cost more each).
 	Flights int
-	// MaxCharges of one Take of next (128), unless one rider alone has more.
+	// MaxCharges of one Take of next (256), unless one rider alone has more.
 	MaxCharges int
 	// MaxWaiting bounds the Takes that wait (65,536); one more is ErrUnavailable at once.
 	MaxWaiting int

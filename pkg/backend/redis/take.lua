@@ -18,7 +18,7 @@ local DAY = 86400000000
 
 local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
 
-local floor, max, min = math.floor, math.max, math.min
+local floor, max, min, frexp, ldexp = math.floor, math.max, math.min, math.frexp, math.ldexp
 local byte, format = string.byte, string.format
 local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
@@ -43,6 +43,7 @@ end
 -- span turns ticks counted from the tick that t lies in into the exact time from t.
 local function span(l, t, ticks)
   if ticks <= 0 then return 0 end
+  if l.tick == 1 then return ticks end
   return (floor(t / l.tick) + ticks) * l.tick - t
 end
 
@@ -50,7 +51,7 @@ local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved)
 
 -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
 local function fresh(l, t, log)
-  local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log }
+  local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, reset = 0 }
   if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
     s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
   elseif l.kind == WINDOW then
@@ -169,10 +170,13 @@ local function rescale(value, full, q, full2, q2, reach)
   return max(min(v, full2), debt, -reach * q2)
 end
 
-local function elapsed(l, at, t) return floor(t / l.tick) - floor(at / l.tick) end
+local function elapsed(l, at, t)
+  if l.tick == 1 then return t - at end
+  return floor(t / l.tick) - floor(at / l.tick)
+end
 
 local function flow(value, full, p, e)
-  if e >= ceil_div(full - value, p) then return full end
+  if e >= -floor((value - full) / p) then return full end
   return value + e * p
 end
 
@@ -198,7 +202,7 @@ end
 
 local function convert(l, phase, s, t)
   local old = s.by
-  local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick }
+  local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
   if l.kind == WINDOW then
     local v = roll(l, old, old.phase, s, t)
     c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
@@ -226,7 +230,9 @@ local function begin(l, phase, s, t)
       if s.log then log_clamp(s.log, t) end
     end
   end
-  if s.by ~= l and not same_scale(l, phase, s.by) then s = convert(l, phase, s, at) end
+  if s.by ~= l then
+    if same_scale(l, phase, s.by) then s.by = l else s = convert(l, phase, s, at) end
+  end
   if l.initial < l.capacity and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
     return fresh(l, at), at, false
   end
@@ -270,8 +276,8 @@ local function take_tokens(l, s, t, a, d)
     d.retry = span(l, t, ceil_div(cost + least - value, l.p))
   end
   d.value, d.remaining = value, max(0, floor(value / l.q))
-  d.reset = span(l, t, ceil_div(l.v - value, l.p))
-  return { by = l, value = value, prev = s.prev, at = t - t % l.tick }
+  d.reset = span(l, t, -floor((value - l.v) / l.p))
+  return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, reset = 0 }
 end
 
 -- leaky_bucket.go ---------------------------------------------------------------------------------
@@ -320,7 +326,7 @@ local function take_guaranteed(l, s, t, a, d)
   end
   d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
   d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-  return { by = l, value = v2, prev = v1, at = t - t % l.tick }
+  return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0, reset = 0 }
 end
 
 -- fixed_window.go ---------------------------------------------------------------------------------
@@ -359,7 +365,7 @@ local function take_window(l, phase, s, t, a, d)
   end
   d.value, d.remaining = value, max(0, value)
   d.reset = starts_in(max(1, windows_to_full(l, value)))
-  return { by = l, value = value, prev = 0, at = t - t % l.tick }
+  return { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 }
 end
 
 -- sliding_counter.go ------------------------------------------------------------------------------
@@ -408,7 +414,7 @@ local function take_sliding(l, s, t, a, d)
   elseif prev > 0 then
     d.reset = span(l, t, left)
   end
-  return { by = l, value = cur, prev = prev, at = t - t % l.tick }
+  return { by = l, value = cur, prev = prev, at = t - t % l.tick, phase = 0, reset = 0 }
 end
 
 -- sliding_log.go ----------------------------------------------------------------------------------
@@ -452,7 +458,7 @@ local function take_log(l, s, t, a, d, look)
     log.first = log.first + out
     for _ = 1, cost do log.added[#log.added + 1] = t end
   end
-  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log }
+  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0, reset = 0 }
 end
 
 -- algorithms.go: Take -----------------------------------------------------------------------------
@@ -499,7 +505,9 @@ local names = KEYS
 if #ARGV > 3 then names = { KEYS[1], unpack(ARGV, 4) } end
 
 local stored -- what MGET read, by key; false: each is read when it is met, as slots cannot be mixed
-local state, dirty = {}, {} -- by key: what is remembered now; the charge that last changed it
+-- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
+-- those of the charge that it is left by.
+local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
 
 -- load reads the state of key k. The numbers it was written in are compared with those of l at
 -- once, so that in the usual case there is nothing to make of them.
@@ -550,9 +558,9 @@ end
 -- so that few of them need to be made into text.
 local ttls = {}
 local function lifetime(ms)
-  local step = 1
-  while step * 16 <= ms do step = step * 2 end
-  ms = ceil_div(ms, step) * step
+  local _, bits = frexp(ms)
+  local step = bits > 4 and ldexp(1, bits - 4) or 1
+  ms = -floor(-ms / step) * step
   local text = ttls[ms]
   if not text then
     text = format('%.0f', ms)
@@ -561,31 +569,35 @@ local function lifetime(ms)
   return text
 end
 
+-- save writes the state of key k, which lives until it equals a bucket never seen: until the reset
+-- that its last charge was told.
 local function save(k)
-  local s, l, phase = state[k], dirty[k].limit, dirty[k].phase
-  local ends = full_at(l, s, phase)
-  if l.initial < l.capacity then ends = ends + DAY end
-  local ttl = max(1, ceil_div(ends - now, 1000) + 1)
+  local s = state[k]
+  local l = s.by
+  local ttl = floor(s.reset / 1000) + 2
+  if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
   if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
   ttl = lifetime(ttl)
-  local ms = l.tick == 1 and 0 or 1
-  local b
-  if l.kind == LOG then
-    return log_write(s.log, ttl)
-  elseif l.kind == WINDOW then
-    b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, phase)
-  elseif l.kind == SLIDING then
+  local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
+  if kind == TOKEN or kind == LEAKY then
+    b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
+  elseif kind == WINDOW then
+    b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
+  elseif kind == SLIDING then
     b = pack('<Bddd', ms, s.value, s.prev, s.at)
-  elseif l.kind == GUARANTEED then
+  elseif kind == GUARANTEED then
     b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
   else
-    b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
+    return log_write(s.log, ttl)
   end
   call('PSETEX', names[k], ttl, b)
 end
 
 local function remember(c, s)
-  if s and s ~= state[c.key] then state[c.key], dirty[c.key] = s, c end
+  if s and s ~= state[c.key] then
+    s.phase, s.reset = c.phase, c.reset
+    state[c.key], dirty[c.key] = s, true
+  end
 end
 
 -- together.go -------------------------------------------------------------------------------------
@@ -633,31 +645,44 @@ while at <= #ARGV[2] do
   limits[#limits + 1] = l
 end
 
-local charges, n = {}, 0
-at = 1
-while at <= #ARGV[3] do
-  local key, limit, group, cost, phase, max_wait, of, flags, next = unpack_at('<dddddddd', ARGV[3], at)
-  n, at = n + 1, next
-  charges[n] = {
-    key = key, limit = limits[limit], group = group, cost = cost, phase = phase, max_wait = max_wait, of = of,
-    reserve = flags % 2 == 1, look = floor(flags / 2) % 2 == 1, raw = flags >= 4,
-    allowed = false, never = false, retry = 0, wait = 0, value = 0, remaining = 0, reset = 0,
-  }
+local blob = ARGV[3]
+local size = #blob
+
+-- read makes c the charge at pos, and returns where the next one is.
+local function read(c, pos)
+  local limit, flags
+  c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
+  c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, flags >= 4
+  return pos
 end
 
-local first = 1
-while first <= n do
-  local last = first
-  while last < n and charges[last + 1].group == charges[first].group do last = last + 1 end
-  if first == last then take_one(charges[first]) else take_all(charges, first, last) end
-  first = last + 1
+local function group_at(pos) return pos <= size and unpack_at('<d', blob, pos + 16) end
+
+local answers, n = { pack('<d', now) }, 1
+
+local function answer(c)
+  n = n + 1
+  answers[n] = pack('<Bddddd', (c.allowed and 1 or 0) + (c.never and 2 or 0), c.value, c.remaining, c.retry, c.reset, c.wait)
+end
+
+local pos, c = 1, {}
+while pos <= size do
+  pos = read(c, pos)
+  if group_at(pos) ~= c.group then
+    take_one(c)
+    answer(c)
+  else
+    local group = { c }
+    repeat
+      local more = {}
+      pos = read(more, pos)
+      group[#group + 1] = more
+    until group_at(pos) ~= more.group
+    take_all(group, 1, #group)
+    for i = 1, #group do answer(group[i]) end
+    c = {}
+  end
 end
 
 for k in pairs(dirty) do save(k) end
-
-local answers = { pack('<d', now) }
-for i = 1, n do
-  local d = charges[i]
-  answers[i + 1] = pack('<Bddddd', (d.allowed and 1 or 0) + (d.never and 2 or 0), d.value, d.remaining, d.retry, d.reset, d.wait)
-end
 return table.concat(answers)
