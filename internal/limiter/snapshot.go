@@ -14,6 +14,8 @@ type Snapshot struct {
 	Domains map[string]*Domain
 	// Policies are all of them, at their Index.
 	Policies []*descriptors.Policy
+	// Auth is for the HTTP door; nil: there is nothing to ask, and it denies.
+	Auth *Auth
 	// Hash tells configurations apart.
 	Hash string
 }
