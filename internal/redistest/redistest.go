@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,8 +31,8 @@ type Server struct {
 }
 
 // binary is the server to start: REDIS_SERVER or redis-server.
-func binary(t testing.TB) string {
-	t.Helper()
+func binary(tb testing.TB) string {
+	tb.Helper()
 	name := os.Getenv("REDIS_SERVER")
 	if name == "" {
 		name = "redis-server"
@@ -39,51 +40,51 @@ func binary(t testing.TB) string {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		if os.Getenv("CI") != "" {
-			t.Fatalf("%s is not installed: %v", name, err)
+			tb.Fatalf("%s is not installed: %v", name, err)
 		}
-		t.Skipf("%s is not installed; scripts/install-tools.sh installs it", name)
+		tb.Skipf("%s is not installed; scripts/install-tools.sh installs it", name)
 	}
 	return path
 }
 
 // FreePort is a port that was free a moment ago.
-func FreePort(t testing.TB) int {
-	t.Helper()
+func FreePort(tb testing.TB) int {
+	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
 }
 
 // Start starts one server with more arguments (--name value …) and waits until it answers.
-func Start(t testing.TB, args ...string) *Server {
-	t.Helper()
-	return StartAt(t, FreePort(t), args...)
+func Start(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	return StartAt(tb, FreePort(tb), args...)
 }
 
 // StartAt starts one at a port.
-func StartAt(t testing.TB, port int, args ...string) *Server {
-	t.Helper()
-	s := launch(t, port, args...)
+func StartAt(tb testing.TB, port int, args ...string) *Server {
+	tb.Helper()
+	s := launch(tb, port, args...)
 	s.Wait()
 	return s
 }
 
 // StartBinary starts another server than the usual one, in an environment of its own.
-func StartBinary(t testing.TB, path string, env []string, args ...string) *Server {
-	t.Helper()
-	s := prepare(t, FreePort(t), args...)
+func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
+	tb.Helper()
+	s := prepare(tb, FreePort(tb), args...)
 	s.binary, s.env = path, env
 	s.launch()
 	s.Wait()
 	return s
 }
 
-func launch(t testing.TB, port int, args ...string) *Server {
-	t.Helper()
-	s := prepare(t, port, args...)
+func launch(tb testing.TB, port int, args ...string) *Server {
+	tb.Helper()
+	s := prepare(tb, port, args...)
 	s.launch()
 	return s
 }
@@ -95,15 +96,15 @@ func (s *Server) launch() {
 	s.t.Cleanup(s.Kill)
 }
 
-func prepare(t testing.TB, port int, args ...string) *Server {
-	t.Helper()
+func prepare(tb testing.TB, port int, args ...string) *Server {
+	tb.Helper()
 	// A short path: Unix sockets allow about a hundred bytes.
-	dir, err := os.MkdirTemp("", "rl")
+	dir, err := os.MkdirTemp("", "rl") //nolint:usetesting // t.TempDir is too long for a Unix socket
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, t: t}
+	tb.Cleanup(func() { os.RemoveAll(dir) })
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), Socket: filepath.Join(dir, "s"), Dir: dir, t: tb}
 	s.args = append([]string{
 		"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--unixsocket", s.Socket,
 		"--save", "", "--dir", dir, "--logfile", "log", "--maxmemory-policy", "noeviction",
@@ -119,7 +120,7 @@ func (s *Server) Restart(args ...string) {
 	if path == "" {
 		path = binary(s.t)
 	}
-	s.cmd = exec.Command(path, append(s.args[:len(s.args):len(s.args)], args...)...)
+	s.cmd = exec.Command(path, append(slices.Clip(s.args), args...)...)
 	s.cmd.Env = append(os.Environ(), s.env...)
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
@@ -178,11 +179,11 @@ func (s *Server) Wait() {
 }
 
 // Eventually waits until ok, for half a minute at most.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
+func Eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited half a minute until %s", what)
+			tb.Fatalf("waited half a minute until %s", what)
 		}
 	}
 }
@@ -194,12 +195,12 @@ type Cluster struct {
 
 // StartCluster starts n masters and n replicas, with more arguments for each; a node counts as failed
 // after a second.
-func StartCluster(t testing.TB, n int, args ...string) *Cluster {
-	t.Helper()
+func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
+	tb.Helper()
 	c := &Cluster{}
 	for i := range 2 * n {
-		bus := FreePort(t)
-		s := launch(t, FreePort(t), append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+		bus := FreePort(tb)
+		s := launch(tb, FreePort(tb), append([]string{"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
 			"--cluster-port", fmt.Sprint(bus), "--cluster-replica-validity-factor", "0"}, args...)...)
 		if i < n {
 			c.Masters = append(c.Masters, s)
@@ -219,17 +220,17 @@ func StartCluster(t testing.TB, n int, args ...string) *Cluster {
 		host, port, _ := net.SplitHostPort(s.Addr)
 		c.Masters[0].Do("CLUSTER", "MEET", host, port, s.busPort())
 	}
-	c.WaitOK(t, 2*n)
+	c.WaitOK(tb, 2*n)
 	for i, s := range c.Replicas {
 		s.Do("CLUSTER", "REPLICATE", c.Masters[i].Do("CLUSTER", "MYID"))
 	}
 	for i, s := range c.Replicas {
-		Eventually(t, "the replica follows", func() bool {
+		Eventually(tb, "the replica follows", func() bool {
 			info := s.Do("INFO", "replication")
 			return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave") && i >= 0
 		})
 	}
-	Eventually(t, "every node knows the roles", func() bool {
+	Eventually(tb, "every node knows the roles", func() bool {
 		for _, s := range c.All() {
 			if strings.Count(s.Do("CLUSTER", "NODES"), "slave") != n {
 				return false
@@ -253,10 +254,10 @@ func (s *Server) busPort() string {
 func (c *Cluster) All() []*Server { return append(append([]*Server{}, c.Masters...), c.Replicas...) }
 
 // WaitOK waits until every node knows n of them and calls the cluster ok.
-func (c *Cluster) WaitOK(t testing.TB, n int) {
-	t.Helper()
+func (c *Cluster) WaitOK(tb testing.TB, n int) {
+	tb.Helper()
 	for _, s := range c.All() {
-		Eventually(t, "the cluster is ok at "+s.Addr, func() bool {
+		Eventually(tb, "the cluster is ok at "+s.Addr, func() bool {
 			info := s.Do("CLUSTER", "INFO")
 			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n))
 		})
@@ -280,23 +281,23 @@ type Sentinels struct {
 }
 
 // StartSentinels starts them; a master counts as down after a second.
-func StartSentinels(t testing.TB) *Sentinels {
-	t.Helper()
-	s := &Sentinels{Master: Start(t)}
+func StartSentinels(tb testing.TB) *Sentinels {
+	tb.Helper()
+	s := &Sentinels{Master: Start(tb)}
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	for range 2 {
-		s.Replicas = append(s.Replicas, Start(t, "--replicaof", host+" "+port))
+		s.Replicas = append(s.Replicas, Start(tb, "--replicaof", host+" "+port))
 	}
 	for _, r := range s.Replicas {
-		Eventually(t, "the replica follows", func() bool {
+		Eventually(tb, "the replica follows", func() bool {
 			return strings.Contains(r.Do("INFO", "replication"), "master_link_status:up")
 		})
 	}
 	for range 3 {
-		s.Sentinels = append(s.Sentinels, startSentinel(t, host, port))
+		s.Sentinels = append(s.Sentinels, startSentinel(tb, host, port))
 	}
 	for _, one := range s.Sentinels {
-		Eventually(t, "the sentinels agree", func() bool {
+		Eventually(tb, "the sentinels agree", func() bool {
 			c := one.Client()
 			defer c.Close()
 			reply, err := c.Do(context.Background(), "SENTINEL", "CKQUORUM", "main").Text()
@@ -307,19 +308,19 @@ func StartSentinels(t testing.TB) *Sentinels {
 	return s
 }
 
-func startSentinel(t testing.TB, host, port string) *Server {
-	t.Helper()
-	dir := t.TempDir()
-	own := FreePort(t)
+func startSentinel(tb testing.TB, host, port string) *Server {
+	tb.Helper()
+	dir := tb.TempDir()
+	own := FreePort(tb)
 	file := filepath.Join(dir, "sentinel.conf")
 	text := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\nlogfile log\nsentinel monitor main %s %s 2\n"+
 		"sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 3000\n", own, dir, host, port)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", own), Dir: dir, args: []string{file, "--sentinel"}, t: t}
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", own), Dir: dir, args: []string{file, "--sentinel"}, t: tb}
 	s.Restart()
-	t.Cleanup(s.Kill)
+	tb.Cleanup(s.Kill)
 	s.Wait()
 	return s
 }

@@ -38,10 +38,15 @@ type Config struct {
 	GRPC, HTTP, Admin string
 	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
 	AdminToken string
+	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
+	// from this machine alone.
+	APIToken string
 	// TLS of the gRPC door.
 	TLS TLSFiles
 	// Answers is what answers carry beside the verdict.
 	Answers grpcapi.Options
+	// HTTPHeaders are those of decisions at the HTTP door.
+	HTTPHeaders httpapi.HeaderSets
 	// Redis keeps the buckets; its zero value: they are in memory.
 	Redis Redis
 	// MemoryMaxKeys bounds the buckets kept in memory; 0: memory.DefaultMaxKeys.
@@ -92,7 +97,7 @@ type server struct {
 // ballast is never touched, so that it takes no memory, but counts as a part of the heap: with the
 // few megabytes that are really there the garbage collector would run all the time, for an eighth of
 // a call's cost.
-var ballast []byte
+var ballast []byte //nolint:unused // being there is its use
 
 const ballastSize = 16 << 20
 
@@ -204,7 +209,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		return doors, running, err
 	}
 	if s.config.HTTP != "" {
-		h := httpapi.New(httpapi.Config{AnswerJSON: api.AnswerJSON, Ready: s.ready.Load})
+		h := httpapi.New(httpapi.Config{AnswerJSON: api.AnswerJSON, Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor()})
 		if err = add(s.config.HTTP, &running.HTTP, s.httpDoor(&http.Server{
 			Handler: h, ReadTimeout: 10 * time.Second,
 			WriteTimeout: 75 * time.Second, // longer than an answer may be held
@@ -226,11 +231,25 @@ func (s *server) open() (doors []door, running Running, err error) {
 	return doors, running, nil
 }
 
+// httpAPI is the API for applications.
+func (s *server) httpAPI() *httpapi.API {
+	closed := s.config.APIToken == "" && !isLocal(s.config.HTTP)
+	if closed {
+		s.log.Warn("the HTTP API is closed: others than this machine can reach it, and there is no token for it", zap.String("http", s.config.HTTP))
+	}
+	return &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed}
+}
+
+// authDoor is what proxies ask by HTTP.
+func (s *server) authDoor() *httpapi.Auth {
+	return &httpapi.Auth{Limiter: s.limiter, Observer: s.metrics, Headers: s.config.HTTPHeaders, Log: s.log}
+}
+
 // httpDoor completes h.
 func (s *server) httpDoor(h *http.Server) door {
 	h.ReadHeaderTimeout = 5 * time.Second
-	h.IdleTimeout = 5 * time.Minute // longer than those of the proxies that keep connections
-	h.MaxHeaderBytes = 64 << 10
+	h.IdleTimeout = 5 * time.Minute                        // longer than those of the proxies that keep connections
+	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
 	return door{
 		serve: func(l net.Listener) error {

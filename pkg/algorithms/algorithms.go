@@ -132,7 +132,8 @@ func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 		return s, Decision{Allowed: a.Cost <= 0, Never: a.Cost > 0}
 	}
 	kept, at, seen := l.begin(s, now, a.Hash)
-	next, d := kept, Decision{}
+	var next State
+	var d Decision
 	switch l.Kind {
 	case TokenBucket:
 		next, d = l.takeTokens(kept, at, a)

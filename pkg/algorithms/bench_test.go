@@ -10,11 +10,11 @@ var speeds = []struct {
 	spec Spec
 }{
 	{"token bucket", Spec{Kind: TokenBucket, Rate: 1000, Period: sec}},
-	{"token bucket in ms", Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: ptr(int64(1e6))}},
-	{"fixed window", Spec{Kind: FixedWindow, Rate: 1000, Period: sec, Start: ptr(t0)}},
+	{"token bucket in ms", Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1e6))}},
+	{"fixed window", Spec{Kind: FixedWindow, Rate: 1000, Period: sec, Start: new(t0)}},
 	{"sliding window", Spec{Kind: SlidingWindow, Rate: 1000, Period: sec}},
 	{"sliding log", Spec{Kind: SlidingLog, Rate: 1000, Period: sec}},
-	{"leaky bucket", Spec{Kind: LeakyBucket, Rate: 1000, Period: sec, Capacity: ptr(int64(100))}},
+	{"leaky bucket", Spec{Kind: LeakyBucket, Rate: 1000, Period: sec, Capacity: new(int64(100))}},
 	{"guaranteed", Spec{Kind: TokenBucket, Rate: 1000, Period: sec, Minimum: &Rate{10, sec}}},
 }
 

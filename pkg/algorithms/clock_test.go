@@ -9,7 +9,7 @@ import (
 
 // Rule 5: a clock that steps back by up to a minute stands still until it has caught up.
 func TestClockStandsStillForAMinute(t *testing.T) {
-	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(10))}, nil, []step{
+	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}, nil, []step{
 		{at: 100 * sec, cost: 9, allowed: true, left: 1, reset: 9 * sec},
 		{at: 40 * sec, cost: 0, allowed: true, left: 1, reset: 69 * sec},
 		{at: 40 * sec, cost: 2, left: 1, retry: 61 * sec, reset: 69 * sec},
@@ -26,7 +26,7 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 		{at: 100 * sec, cost: 1, allowed: true, left: 0},
 		{at: 70 * sec, cost: 2, reserve: true, allowed: true, left: -2, wait: 32 * sec},
 	})
-	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: ptr(int64(9))}, nil, []step{
+	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(9))}, nil, []step{
 		{at: 100 * sec, cost: 1, allowed: true, left: 9},
 		{at: 70 * sec, cost: 1, allowed: true, left: 8, wait: 31 * sec},
 		// Nobody is held longer than MaxWait, whatever the reason.
@@ -38,7 +38,7 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 
 // By more than a minute: the value is kept, and counts from now; stored at once, denied or not.
 func TestClockIsMendedAfterAMinute(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(100))})
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, l, State{}, []step{
 		{at: hour, cost: 99, allowed: true, left: 1},
 		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
@@ -72,7 +72,7 @@ func TestMendedLogCountsFromNow(t *testing.T) {
 }
 
 func TestMendedWindowsKeepTheirValue(t *testing.T) {
-	run(t, Spec{Kind: FixedWindow, Rate: 2, Period: sec, Start: ptr(t0)}, nil, []step{
+	run(t, Spec{Kind: FixedWindow, Rate: 2, Period: sec, Start: new(t0)}, nil, []step{
 		{at: hour, cost: 2, allowed: true, left: 0},
 		{at: 300 * ms, cost: 1, left: 0, retry: 700 * ms},
 		{at: sec, cost: 2, allowed: true, left: 0},
@@ -122,7 +122,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 
 // Rule 1: a bucket that does not start full is created by the first ask, whatever the answer.
 func TestFirstAskStartsTheClock(t *testing.T) {
-	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{
 		"denied":    {cost: 2, left: 0, retry: 2 * sec},
 		"looked at": {cost: 0, allowed: true, left: 0, reset: 5 * sec},
@@ -152,8 +152,8 @@ func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 
 // Rule 6: with initial below capacity a full bucket is kept one day more, then starts at initial.
 func TestFullForADayStartsAtInitial(t *testing.T) {
-	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(1))}
-	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(1)), Start: ptr(t0)}
+	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1))}
+	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1)), Start: new(t0)}
 	for _, s := range []Spec{bucket, window} {
 		run(t, s, nil, []step{
 			{cost: 1, allowed: true, left: 0, reset: 5 * sec},

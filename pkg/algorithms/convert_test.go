@@ -13,10 +13,10 @@ func TestUsedStaysUsed(t *testing.T) {
 	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
 	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
 	window := func(c int64) Spec {
-		return Spec{Kind: FixedWindow, Rate: 1, Period: minute, Capacity: &c, Start: ptr(t0)}
+		return Spec{Kind: FixedWindow, Rate: 1, Period: minute, Capacity: &c, Start: new(t0)}
 	}
 	leaky := func(c int64) Spec { return Spec{Kind: LeakyBucket, Rate: 1, Period: minute, Capacity: &c} }
-	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: ptr(int64(1_000_000))} // in ms
+	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1_000_000))} // in ms
 	for name, c := range map[string]struct {
 		from, to Spec
 		left     int64 // before
@@ -51,8 +51,8 @@ func TestUsedStaysUsed(t *testing.T) {
 
 // Until the change tokens flow by the old numbers, from then on by the new.
 func TestNewRateCountsFromTheChange(t *testing.T) {
-	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: ptr(int64(100))})
-	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(100))})
+	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
+	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
 	play(t, slow, s, []step{
 		{at: sec, cost: 11, left: 10, retry: sec}, // also a denial stores what came by then
@@ -149,9 +149,10 @@ func (roll dice) convert(t *rapid.T, kind Kind) {
 	next, _ := l2.Take(s, now, Ask{Hash: hash})
 	left1, left2 := l1.leftAt(s, now, hash), l2.leftAt(next, now, hash)
 	reach := int64(0) // the largest debt the new numbers can express
-	if kind == TokenBucket {
+	switch kind {
+	case TokenBucket:
 		reach = (mostTokens(s2, l2.Tick) - l2.Capacity) * l2.Q
-	} else if kind == FixedWindow {
+	case FixedWindow:
 		reach = mostWindow(s2, l2.Tick) - l2.Capacity
 	}
 	if want := converted(left1, l1.full(), l1.unit(), l2.full(), l2.unit(), reach); want != left2 {

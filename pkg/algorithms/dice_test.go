@@ -63,16 +63,16 @@ func (roll dice) spec(kind Kind) Spec {
 	switch kind {
 	case TokenBucket, FixedWindow:
 		if roll.once(3) {
-			s.Initial = ptr(roll.of(0, capacity/2, capacity, roll.between(0, capacity)))
+			s.Initial = new(roll.of(0, capacity/2, capacity, roll.between(0, capacity)))
 		}
 		if !roll.once(3) {
-			s.MaxReserved = ptr(roll.of(0, 1, 3, capacity, roll.between(0, 2*s.Rate), 1e6))
+			s.MaxReserved = new(roll.of(0, 1, 3, capacity, roll.between(0, 2*s.Rate), 1e6))
 		}
 		s.Overdraw = roll.once(5)
 	case Guaranteed:
 		s.Kind, s.Minimum = TokenBucket, &Rate{roll.of(1, 3, 10, roll.between(1, 1000)), period()}
 		if roll.once(3) {
-			s.Initial = ptr(roll.between(0, capacity))
+			s.Initial = new(roll.between(0, capacity))
 		}
 	case SlidingLog:
 		s.Rate = roll.of(1, 2, 3, 10, 50)
@@ -80,10 +80,10 @@ func (roll dice) spec(kind Kind) Spec {
 	}
 	if kind == FixedWindow {
 		if roll.once(2) {
-			s.Start = ptr(Micros(roll.of(0, -1, int64(t0)+1, roll.between(-1e12, 1e15))))
+			s.Start = new(Micros(roll.of(0, -1, int64(t0)+1, roll.between(-1e12, 1e15))))
 		}
 		if !s.Overdraw && roll.once(4) { // the reference form
-			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, ptr(Micros(0))
+			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, new(Micros(0))
 			s.PerRequest = !s.TakesDenied
 		}
 	}
@@ -141,7 +141,7 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
 // next is the time of the ask after one that was answered d at now: close by, or idle for long,
 // or just when (or just before) it was told to come back; now and then the clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
-	each := int64(l.Period/max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
+	each := (l.Period / max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
 	period := l.Period * int64(l.Tick)
 	near := []int64{0, 0, 1, roll(1000), each, roll(each + 1), roll(2*each + 1), roll(10*each + 1)}
 	step := roll.of(near...)

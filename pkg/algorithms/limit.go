@@ -378,9 +378,10 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	case FixedWindow:
 		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
 			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash)
-	default:
+	case SlidingWindow, SlidingLog:
 		return l.Period == old.Period && l.Tick == old.Tick
 	}
+	return false
 }
 
 // convert makes s, written under another Limit of the same Kind, a State of l at time now: what

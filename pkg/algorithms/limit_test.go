@@ -14,9 +14,9 @@ import (
 )
 
 func TestLimitIsAValue(t *testing.T) {
-	s := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(20))}
-	same := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(20)), Initial: ptr(int64(20))}
-	other := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: ptr(int64(21))}
+	s := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(20))}
+	same := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(20)), Initial: new(int64(20))}
+	other := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(21))}
 	if *mustCompile(t, s) != *mustCompile(t, same) {
 		t.Error("the same numbers differ")
 	}
@@ -54,7 +54,7 @@ func TestLargestIsAcceptedAndNamed(t *testing.T) {
 		},
 		"token bucket, with max_reserved": {
 			func(n int64) Spec {
-				return capacity(Spec{Kind: TokenBucket, Rate: 7, Period: Day, MaxReserved: ptr(int64(1000))}, n)
+				return capacity(Spec{Kind: TokenBucket, Rate: 7, Period: Day, MaxReserved: new(int64(1000))}, n)
 			},
 			"capacity", (exact-7)/86_400_000 - 1000, (exact-7)/86_400_000_000 - 1000,
 		},
@@ -108,7 +108,7 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 		for range length(t, 300) {
 			s := roll.spec(kinds[roll(int64(len(kinds)))].kind)
 			if roll.once(2) && s.Capacity != nil {
-				s.Capacity = ptr(roll.of(1e9, 1e12, 1e15, 1<<53, roll.between(0, 1<<53)))
+				s.Capacity = new(roll.of(1e9, 1e12, 1e15, 1<<53, roll.between(0, 1<<53)))
 			}
 			l, err := Compile(s)
 			if err == nil {
@@ -173,7 +173,7 @@ func inRange(t *rapid.T, s Spec, l Limit) {
 }
 
 func TestMaxReservedIsAsLargeAsFits(t *testing.T) {
-	s := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5))}
+	s := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5))}
 	l := mustCompile(t, s)
 	if want := int64((1<<53-1)/1_000_000 - 5); l.MaxReserved != want {
 		t.Errorf("max_reserved is %d, want %d", l.MaxReserved, want)
@@ -189,7 +189,7 @@ func TestDefaults(t *testing.T) {
 			t.Errorf("%v: %+v", k, l)
 		}
 	}
-	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: ptr(int64(2))}); l.Most(false) != 3 {
+	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: new(int64(2))}); l.Most(false) != 3 {
 		t.Errorf("a leaky bucket of 2 places: %+v", l)
 	}
 }
@@ -209,7 +209,7 @@ func TestRefusesWhatMakesNoSense(t *testing.T) {
 		"negative initial":       {func(s *Spec) { s.Initial = n(-1) }, []string{"initial"}},
 		"negative max_reserved":  {func(s *Spec) { s.MaxReserved = n(-1) }, []string{"max_reserved"}},
 		"beyond 2^53":            {func(s *Spec) { s.Rate, s.Capacity = 1<<53+1, n(1<<53+1) }, []string{"rate", "capacity"}},
-		"start of a bucket":      {func(s *Spec) { s.Start = ptr(t0) }, []string{"start"}},
+		"start of a bucket":      {func(s *Spec) { s.Start = new(t0) }, []string{"start"}},
 		"capacity of a counter":  {func(s *Spec) { s.Kind, s.Capacity = SlidingWindow, n(5) }, []string{"capacity"}},
 		"initial of a log":       {func(s *Spec) { s.Kind, s.Initial = SlidingLog, n(5) }, []string{"initial"}},
 		"initial of a queue":     {func(s *Spec) { s.Kind, s.Initial = LeakyBucket, n(5) }, []string{"initial"}},
@@ -222,7 +222,7 @@ func TestRefusesWhatMakesNoSense(t *testing.T) {
 		"reserving a guaranteed": {func(s *Spec) { s.Minimum, s.MaxReserved = &Rate{1, sec}, n(1) }, []string{"max_reserved"}},
 		"everything at once": {
 			func(s *Spec) {
-				*s = Spec{Kind: SlidingLog, Rate: -1, Period: -1, Capacity: n(-1), Initial: n(-1), MaxReserved: n(-1), Start: ptr(t0), Overdraw: true, Minimum: &Rate{}}
+				*s = Spec{Kind: SlidingLog, Rate: -1, Period: -1, Capacity: n(-1), Initial: n(-1), MaxReserved: n(-1), Start: new(t0), Overdraw: true, Minimum: &Rate{}}
 			},
 			[]string{"rate", "period", "capacity", "capacity", "initial", "max_reserved", "start", "overdraw", "guaranteed"},
 		},
@@ -248,7 +248,7 @@ func TestRefusesWhatMakesNoSense(t *testing.T) {
 
 // A message must blame the field that is too large.
 func TestBlamesMaxReserved(t *testing.T) {
-	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: ptr(int64(1)), MaxReserved: ptr(int64(1) << 50)})
+	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(1)), MaxReserved: new(int64(1) << 50)})
 	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
 		t.Errorf("error %v", err)
 	}

@@ -95,7 +95,7 @@ func TestShardNeverSeenIsFull(t *testing.T) {
 		t.Errorf("cost 0 created shards: %+v", shards)
 	}
 	slow := oneASecond(20)
-	slow.Initial = ptr(int64(1))
+	slow.Initial = new(int64(1))
 	shards = mustSplit(t, slow, 2)
 	if d := TakeShards(t0, shards, Ask{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
 		t.Errorf("shards that start empty: %+v, %+v", d, shards)
@@ -104,7 +104,7 @@ func TestShardNeverSeenIsFull(t *testing.T) {
 
 // Sums over the largest shards must not run over.
 func TestManyShardsReservedToTheEnd(t *testing.T) {
-	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: ptr(int64(MaxShards))}
+	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(MaxShards))}
 	shards := mustSplit(t, s, MaxShards)
 	most := int64(0)
 	for _, b := range shards {
@@ -121,7 +121,7 @@ func TestManyShardsReservedToTheEnd(t *testing.T) {
 // A limit may lie where one shard's capacity fits in us and the next one's does not.
 func TestShardsShareAScale(t *testing.T) {
 	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity of half of 1 a day in us
-	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: ptr(2*one + 1), MaxReserved: ptr(int64(0))}, 2)
+	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: new(2*one + 1), MaxReserved: new(int64(0))}, 2)
 	if d := TakeShards(t0, shards, Ask{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
 		t.Errorf("all but one: %+v, of %+v and %+v", d, *shards[0].Limit, *shards[1].Limit)
 	}
@@ -133,14 +133,14 @@ func TestSplitRefuses(t *testing.T) {
 		n    int
 	}{
 		"more shards than tokens":         {oneASecond(3), 4},
-		"more shards than a window gives": {Spec{Kind: FixedWindow, Rate: 3, Period: sec, Capacity: ptr(int64(9))}, 4},
+		"more shards than a window gives": {Spec{Kind: FixedWindow, Rate: 3, Period: sec, Capacity: new(int64(9))}, 4},
 		"one shard":                       {oneASecond(3), 1},
 		"too many":                        {oneASecond(1e6), MaxShards + 1},
 		"a counter":                       {Spec{Kind: SlidingWindow, Rate: 10, Period: sec}, 2},
 		"a log":                           {Spec{Kind: SlidingLog, Rate: 10, Period: sec}, 2},
-		"a queue":                         {Spec{Kind: LeakyBucket, Rate: 10, Period: sec, Capacity: ptr(int64(9))}, 2},
+		"a queue":                         {Spec{Kind: LeakyBucket, Rate: 10, Period: sec, Capacity: new(int64(9))}, 2},
 		"a guaranteed minimum":            {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Minimum: &Rate{1, sec}}, 2},
-		"rate 0":                          {Spec{Kind: TokenBucket, Rate: 0, Period: sec, Capacity: ptr(int64(10))}, 2},
+		"rate 0":                          {Spec{Kind: TokenBucket, Rate: 0, Period: sec, Capacity: new(int64(10))}, 2},
 		"overdraw":                        {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 2},
 		"nonsense":                        {Spec{Kind: TokenBucket, Rate: -10, Period: sec}, 2},
 	} {

@@ -112,7 +112,7 @@ func TestOneDeniesForAll(t *testing.T) {
 }
 
 func TestNeverInAGroupRemembersNothing(t *testing.T) {
-	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	group := []Bucket{
 		bucket(t, slow, 0), // alone it would be created
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 1),
@@ -129,7 +129,7 @@ func TestNeverInAGroupRemembersNothing(t *testing.T) {
 }
 
 func TestDeniedGroupStartsClocks(t *testing.T) {
-	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5)), Initial: ptr(int64(0))}
+	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	group := []Bucket{bucket(t, slow, 2), bucket(t, slow, 0), bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)}
 	if TakeAll(t0, group) || group[0].State.At != t0 || group[1].State.At != t0 || group[2].State.By != nil {
 		t.Fatalf("%+v", group)

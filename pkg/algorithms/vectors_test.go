@@ -16,7 +16,8 @@ const (
 	hour   = 60 * minute
 )
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }
 
 func mustCompile(t testing.TB, s Spec) *Limit {
 	t.Helper()
@@ -96,7 +97,7 @@ func holding(tokens int64) func(*Limit) State {
 func TestVectors(t *testing.T) {
 	perSecond := Spec{Kind: TokenBucket, Rate: 1, Period: sec}
 	tenPerMinute := Spec{Kind: TokenBucket, Rate: 10, Period: minute}
-	window := Spec{Kind: FixedWindow, Rate: 10, Period: minute, Start: ptr(t0)}
+	window := Spec{Kind: FixedWindow, Rate: 10, Period: minute, Start: new(t0)}
 	with := func(s Spec, edit func(*Spec)) Spec { edit(&s); return s }
 
 	for name, row := range map[string]struct {
@@ -113,10 +114,10 @@ func TestVectors(t *testing.T) {
 		"3 one is owed": {perSecond, holding(-1), []step{
 			{cost: 1, left: -1, retry: 2000 * ms},
 		}},
-		"4 capacity": {with(perSecond, func(s *Spec) { s.Capacity = ptr(int64(3)) }), holding(3), []step{
+		"4 capacity": {with(perSecond, func(s *Spec) { s.Capacity = new(int64(3)) }), holding(3), []step{
 			{cost: 3, allowed: true, left: 0},
 		}},
-		"4 more than capacity": {with(perSecond, func(s *Spec) { s.Capacity = ptr(int64(3)) }), nil, []step{
+		"4 more than capacity": {with(perSecond, func(s *Spec) { s.Capacity = new(int64(3)) }), nil, []step{
 			{cost: 4, never: true, left: 3},
 		}},
 		"5 refill": {tenPerMinute, holding(5), []step{
@@ -135,14 +136,14 @@ func TestVectors(t *testing.T) {
 			{at: 60 * sec, cost: 16, reserve: true, allowed: true, left: -6, wait: 60 * sec},
 			{at: 90 * sec, cost: 5, reserve: true, allowed: true, left: -11, wait: 90 * sec},
 		}},
-		"9 max_reserved": {with(perSecond, func(s *Spec) { s.MaxReserved = ptr(int64(1)) }), holding(1), []step{
+		"9 max_reserved": {with(perSecond, func(s *Spec) { s.MaxReserved = new(int64(1)) }), holding(1), []step{
 			{cost: 2, reserve: true, allowed: true, left: -1, wait: 1000 * ms},
 			{cost: 1, reserve: true, left: -1, retry: 1000 * ms},
 		}},
-		"10 more than max_reserved": {with(perSecond, func(s *Spec) { s.MaxReserved = ptr(int64(2)) }), nil, []step{
+		"10 more than max_reserved": {with(perSecond, func(s *Spec) { s.MaxReserved = new(int64(2)) }), nil, []step{
 			{cost: 4, reserve: true, never: true, left: 1},
 		}},
-		"11 capped before the charge": {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: ptr(int64(100))}, holding(95), []step{
+		"11 capped before the charge": {Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))}, holding(95), []step{
 			{at: 5 * sec, cost: 1, allowed: true, left: 99},
 		}},
 		"12 sliding window": {
@@ -150,7 +151,7 @@ func TestVectors(t *testing.T) {
 			func(l *Limit) State { return State{By: l, Value: 2, Prev: 1, At: t0} },
 			[]step{{at: 500 * ms, cost: 1, allowed: true, left: 0}}, // 3.5 of 4: not one whole is left
 		},
-		"13 initial": {with(perSecond, func(s *Spec) { s.Capacity, s.Initial = ptr(int64(5)), ptr(int64(0)) }), nil, []step{
+		"13 initial": {with(perSecond, func(s *Spec) { s.Capacity, s.Initial = new(int64(5)), new(int64(0)) }), nil, []step{
 			{cost: 1, left: 0, retry: 1000 * ms},
 			{at: sec, cost: 1, allowed: true, left: 0},
 		}},
@@ -160,14 +161,14 @@ func TestVectors(t *testing.T) {
 		"14 named twice for too much": {tenPerMinute, nil, []step{ // 6 and 6
 			{cost: 12, never: true, left: 10},
 		}},
-		"15 leaky bucket": {Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: ptr(int64(2))}, nil, []step{
+		"15 leaky bucket": {Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(2))}, nil, []step{
 			{cost: 1, allowed: true, left: 2, wait: 0},
 			{cost: 1, allowed: true, left: 1, wait: 1000 * ms},
 			{cost: 1, allowed: true, left: 0, wait: 2000 * ms},
 			{cost: 1, left: 0, retry: 1000 * ms},
 		}},
 		"16 guaranteed": {
-			Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: ptr(int64(100)), Minimum: &Rate{10, sec}},
+			Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100)), Minimum: &Rate{10, sec}},
 			holding(0),
 			[]step{{cost: 5, left: 0, retry: 454_546 * us}},
 		},
@@ -181,7 +182,7 @@ func TestVectors(t *testing.T) {
 }
 
 func TestMostIsNamed(t *testing.T) {
-	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, MaxReserved: ptr(int64(2))})
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, MaxReserved: new(int64(2))})
 	if plain, reserving := l.Most(false), l.Most(true); plain != 1 || reserving != 3 {
 		t.Errorf("the most is %d, reserving %d; want 1 and 3", plain, reserving)
 	}
@@ -201,7 +202,7 @@ func TestSlidingLogExample(t *testing.T) {
 }
 
 func TestCapacityBelowRate(t *testing.T) {
-	run(t, Spec{Kind: TokenBucket, Rate: 60, Period: hour, Capacity: ptr(int64(10))}, nil, []step{
+	run(t, Spec{Kind: TokenBucket, Rate: 60, Period: hour, Capacity: new(int64(10))}, nil, []step{
 		{cost: 10, allowed: true, left: 0, reset: 10 * minute},
 		{cost: 1, left: 0, retry: minute},
 		{at: minute, cost: 1, allowed: true, left: 0},
@@ -210,7 +211,7 @@ func TestCapacityBelowRate(t *testing.T) {
 }
 
 func TestCapacityZeroSpacesReservations(t *testing.T) {
-	run(t, Spec{Kind: TokenBucket, Rate: 2, Period: sec, Capacity: ptr(int64(0)), MaxReserved: ptr(int64(2))}, nil, []step{
+	run(t, Spec{Kind: TokenBucket, Rate: 2, Period: sec, Capacity: new(int64(0)), MaxReserved: new(int64(2))}, nil, []step{
 		{cost: 1, never: true, left: 0},
 		{cost: 1, reserve: true, allowed: true, left: -1, wait: 500 * ms},
 		{cost: 1, reserve: true, allowed: true, left: -2, wait: 1000 * ms},
@@ -220,7 +221,7 @@ func TestCapacityZeroSpacesReservations(t *testing.T) {
 }
 
 func TestLeakyBucketHoldsNobodyLongerThanMaxWait(t *testing.T) {
-	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: ptr(int64(5))}, nil, []step{
+	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(5))}, nil, []step{
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 5},
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 4, wait: 1000 * ms},
 		{cost: 1, maxWait: 1500 * ms, left: 4, retry: 500 * ms}, // it would wait 2 s
@@ -238,7 +239,7 @@ func TestLeakyBucketWithoutAQueuePaces(t *testing.T) {
 
 // What the reference server does: a denial is counted, within its window only.
 func TestTakesDenied(t *testing.T) {
-	run(t, Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: ptr(t0), TakesDenied: true}, nil, []step{
+	run(t, Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: new(t0), TakesDenied: true}, nil, []step{
 		{cost: 4, allowed: true, left: 1, reset: minute},
 		{cost: 2, left: -1, retry: minute, reset: minute},
 		{at: 30 * sec, cost: 1, left: -2, retry: 30 * sec, reset: 30 * sec},

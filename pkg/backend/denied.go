@@ -152,12 +152,9 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 // retell answers c, which asks more than answer was for, where Value tells all there is to know of
 // the bucket.
 func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
-	switch c.Limit.Kind {
-	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.FixedWindow:
-	default:
-		return false
-	}
-	if len(c.Shards) > 0 {
+	kind := c.Limit.Kind
+	whole := kind == algorithms.TokenBucket || kind == algorithms.LeakyBucket || kind == algorithms.FixedWindow
+	if !whole || len(c.Shards) > 0 {
 		return false
 	}
 	ask := c.Ask

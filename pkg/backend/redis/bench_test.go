@@ -39,6 +39,7 @@ type asks func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
 func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
+	b.Helper()
 	sha := goredis.NewScript(bare)
 	ctx := context.Background()
 	return func(n int) time.Duration {
@@ -65,6 +66,7 @@ func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
 
 // storeLoad asks s for one charge at a time, from 256 callers at once.
 func storeLoad(b *testing.B, s backend.Store) asks {
+	b.Helper()
 	capacity := int64(1000)
 	limit, err := algorithms.Compile(algorithms.Spec{
 		Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity,
@@ -97,6 +99,7 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 // compare runs ours and the ceiling in turn, and reports Redis's CPU a decision of each, and the
 // ratios.
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
+	b.Helper()
 	const each = 20_480
 	ours(each) // connections and scripts
 	ceiling(each)

@@ -254,7 +254,7 @@ func hosts(list, port string) []string {
 }
 
 func withPort(host, port string) string {
-	if i := strings.LastIndex(host, ":"); i < 0 || strings.HasSuffix(host, "]") {
+	if found := strings.Contains(host, ":"); !found || strings.HasSuffix(host, "]") {
 		return host + ":" + port
 	}
 	return host

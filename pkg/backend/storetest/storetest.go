@@ -31,6 +31,7 @@ const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 // as package algorithms. The buckets of a group share a Slot, as a Store of several nodes needs it;
 // Bounded is for those that do not.
 func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+	t.Helper()
 	start := func(t *testing.T) (*Clock, backend.Store) {
 		t.Helper()
 		clock := &Clock{}
@@ -109,6 +110,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 // Bounded checks Stores that cannot take a group in one step where its buckets have no Slot in
 // common: they are never over a limit, and what a denied group took comes back.
 func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+	t.Helper()
 	clock := &Clock{}
 	clock.Set(Start)
 	store := newStore(t, clock.Now)
