@@ -1,0 +1,247 @@
+package refenv
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// with is what a deployment sets, as VARIABLE=value words.
+func with(words ...string) map[string]string {
+	env := map[string]string{}
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		env[name] = value
+	}
+	return env
+}
+
+func values(s Settings) map[string]string {
+	m := map[string]string{}
+	for name, f := range s.Flags {
+		m[name] = f.Value
+	}
+	return m
+}
+
+// defaults are the flags of the reference server with nothing set.
+func defaults() map[string]string {
+	return map[string]string{
+		"config":      "/srv/runtime_data/current/config/**",
+		"grpc-listen": ":8081", "http-listen": ":8080", "admin-listen": "127.0.0.1:6070",
+		"grpc-max-connection-age": "24h0m0s", "grpc-max-connection-age-grace": "1h0m0s",
+		"response-headers": "false", "dynamic-metadata": "false", "shadow-mode": "false", "quota-mode": "false",
+		"limit-header": "RateLimit-Limit", "remaining-header": "RateLimit-Remaining", "reset-header": "RateLimit-Reset",
+		"near-limit-ratio": "0.8", "log-level": "warn", "log-format": "text",
+	}
+}
+
+func TestNothingSetMeansNothing(t *testing.T) {
+	empty := map[string]string{"HOST": "mybox", "PATH": "/bin"} // some shells set HOST
+	for _, v := range Variables() {
+		if v.Name != "HOST" {
+			empty[v.Name] = ""
+		}
+	}
+	s, err := Read(empty, false)
+	if err != nil || len(s.Flags) > 0 || s.XDS != nil || len(s.Warnings) > 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestDefaultsOfTheReferenceServer(t *testing.T) {
+	s, err := Read(nil, true)
+	if err != nil || !maps.Equal(values(s), defaults()) || len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "REDIS_URL is not set") {
+		t.Errorf("%v, %v, %v", values(s), s.Warnings, err)
+	}
+}
+
+// TestWhatASettingMeans lists what differs from the defaults; "" is a flag that is not set.
+func TestWhatASettingMeans(t *testing.T) {
+	for text, want := range map[string]map[string]string{
+		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":   {"config": "/data/ratelimit/config/**"},
+		"RUNTIME_ROOT=/a,b RUNTIME_APPDIRECTORY=limits":       {"config": `/a\,b/limits/**`},
+		"HOST=10.0.0.1 PORT=80 GRPC_PORT=81":                  {"http-listen": "10.0.0.1:80", "grpc-listen": ":81"},
+		"HOST=:: GRPC_HOST=::1":                               {"http-listen": "[::]:8080", "grpc-listen": "[::1]:8081"},
+		"GRPC_UDS=/run/rl.sock GRPC_PORT=81":                  {"grpc-listen": "unix:///run/rl.sock"},
+		"DEBUG_PORT=6071 DEBUG_HOST=0.0.0.0":                  {"admin-listen": "127.0.0.1:6071"},
+		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x":             {"admin-listen": ":6071"},
+		"DEBUG_HOST=localhost":                                {"admin-listen": "localhost:6070"},
+		"LOG_LEVEL=TRACE LOG_FORMAT=json":                     {"log-level": "debug", "log-format": "json"},
+		"LOG_LEVEL=fatal":                                     {"log-level": "error"},
+		"SHADOW_MODE=true QUOTA_MODE=1":                       {"shadow-mode": "true", "quota-mode": "true"},
+		"LIMIT_RESPONSE_HEADERS_ENABLED=T LIMIT_LIMIT_HEADER": {"response-headers": "true"},
+		"LIMIT_RESET_HEADER=X-Reset":                          {"reset-header": "X-Reset"},
+		"USE_PROMETHEUS=true":                                 {"metrics-listen": ":9090", "metrics-path": "/metrics"},
+		"USE_PROMETHEUS=true PROMETHEUS_ADDR=:19001":          {"metrics-listen": ":19001", "metrics-path": "/metrics"},
+		"PROMETHEUS_ADDR=:19001 NEAR_LIMIT_RATIO=0.5":         {"near-limit-ratio": "0.5"},
+		"CACHE_KEY_PREFIX=edge:":                              {"redis-key-prefix": "edge:rl:"},
+		"GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k":        {},
+		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k GRPC_CLIENT_TLS_SAN=x":                          {"tls-cert": "c", "tls-key": "k"},
+		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k GRPC_CLIENT_TLS_CACERT=a GRPC_CLIENT_TLS_SAN=x": {"tls-cert": "c", "tls-key": "k", "tls-client-ca": "a", "tls-client-name": "x"},
+		"GRPC_MAX_CONNECTION_AGE=5m":        {"grpc-max-connection-age": "5m0s"},
+		"BACKEND_TYPE=memory REDIS_URL=h:1": {},
+
+		"REDIS_URL=h:1":                                {"redis-url": "redis://h:1"},
+		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=tcp":          {"redis-url": "redis://h:1"},
+		"REDIS_URL=/run/r.sock":                        {"redis-url": "unix:///run/r.sock"},
+		"REDIS_URL=/run/r.sock REDIS_AUTH=p@s":         {"redis-url": "unix://:p%40s@/run/r.sock"},
+		"REDIS_SOCKET_TYPE=unix":                       {"redis-url": "unix:///var/run/nutcracker/ratelimit.sock"},
+		"REDIS_URL=redis://u:p@h:1/2 REDIS_AUTH=other": {"redis-url": "redis://u:p@h:1/2"},
+		"REDIS_URL=redis://h:1 REDIS_AUTH=u:p:q":       {"redis-url": "redis://u:p%3Aq@h:1"},
+		"REDIS_URL=rediss://h:1":                       {"redis-url": "rediss://h:1"},
+		"REDIS_URL=h:1 REDIS_TLS=true REDIS_TLS_CACERT=a REDIS_TLS_CLIENT_CERT=c REDIS_TLS_CLIENT_KEY=k REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": {
+			"redis-url": "rediss://h:1", "redis-tls-ca": "a", "redis-tls-cert": "c", "redis-tls-key": "k", "redis-tls-skip-hostname": "true",
+		},
+		"REDIS_URL=h:1 REDIS_TLS_CACERT=a": {"redis-url": "redis://h:1"},
+		"REDIS_TYPE=sentinel REDIS_URL=main,s1:1,s2:2 REDIS_AUTH=p REDIS_SENTINEL_AUTH=q&": {
+			"redis-url": "redis+sentinel://:p@s1:1,s2:2/main?sentinel_password=q%26",
+		},
+		"REDIS_TYPE=SENTINEL REDIS_URL=main,s1:1 REDIS_TLS=true REDIS_SENTINEL_AUTH=u:q": {
+			"redis-url": "rediss+sentinel://s1:1/main?sentinel_password=q&sentinel_username=u",
+		},
+		"REDIS_TYPE=cluster REDIS_URL=a:1,b:2":                      {"redis-url": "redis+cluster://a:1,b:2"},
+		"REDIS_TYPE=CLUSTER REDIS_URL=rediss://u:p@a:1,redis://b:2": {"redis-url": "rediss+cluster://u:p@a:1,b:2"},
+	} {
+		s, err := Read(with(strings.Fields(text)...), true)
+		expected := defaults()
+		maps.Copy(expected, want)
+		if got := values(s); err != nil || !maps.Equal(got, expected) {
+			t.Errorf("%s: %v\n got %v\nwant %v", text, err, got, expected)
+		}
+	}
+}
+
+func TestServeTakesOnlyWhatIsSet(t *testing.T) {
+	for text, want := range map[string]map[string]string{
+		"PORT=80":                {"http-listen": "127.0.0.1:80"},
+		"GRPC_HOST=0.0.0.0":      {"grpc-listen": "0.0.0.0:8081"},
+		"RUNTIME_SUBDIRECTORY=x": {},
+		"RUNTIME_ROOT=/r":        {"config": "/r/config/**"},
+		"REDIS_URL=redis://h:1":  {"redis-url": "redis://h:1"},
+		"LOG_LEVEL=ERROR":        {"log-level": "error"},
+		"SHADOW_MODE=false":      {"shadow-mode": "false"},
+		"USE_STATSD=false":       {},
+		"REDIS_SOCKET_TYPE=tcp":  {},
+		"DEBUG_HOST=127.0.0.1":   {"admin-listen": "127.0.0.1:6070"},
+	} {
+		s, err := Read(with(strings.Fields(text)...), false)
+		if got := values(s); err != nil || !maps.Equal(got, want) || len(s.Warnings) > 0 {
+			t.Errorf("%s: %v, %v %v; want %v", text, err, got, s.Warnings, want)
+		}
+	}
+}
+
+// TestMistakesAreNamed: variable, value and what to write.
+func TestMistakesAreNamed(t *testing.T) {
+	for text, want := range map[string]string{
+		"BACKEND_TYPE=memcache":     "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",
+		"REDIS_PERSECOND=true":      "REDIS_PERSECOND=true: all limits of a request are charged in one step, which two servers cannot do; remove it: REDIS_URL then serves limits per second too",
+		"BACKEND_TYPE=disk":         "BACKEND_TYPE=disk: write redis, memory, memcache",
+		"PORT=http":                 "PORT=http: write a number from 0 to 65535",
+		"PORT=65536":                "PORT=65536: write a number from 0 to 65535",
+		"SHADOW_MODE=maybe":         "SHADOW_MODE=maybe: write true or false",
+		"GRPC_MAX_CONNECTION_AGE=5": "GRPC_MAX_CONNECTION_AGE=5: write a duration, such as 30s or 24h",
+		"LOG_LEVEL=loud":            "LOG_LEVEL=loud: write panic, fatal, error, warn, warning, info, debug, trace",
+		"NEAR_LIMIT_RATIO=2":        "NEAR_LIMIT_RATIO=2: write a share above 0, up to 1, such as 0.8",
+		"CACHE_KEY_PREFIX={a}":      "CACHE_KEY_PREFIX={a}: braces choose cluster slots and cannot be part of it; remove them",
+		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c":                         "GRPC_SERVER_USE_TLS=true: GRPC_SERVER_TLS_KEY is not set; name a PEM file",
+		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=unix":                                    "REDIS_URL=h:1: REDIS_SOCKET_TYPE is unix, and this is no absolute path; set REDIS_SOCKET_TYPE=tcp for host:port",
+		"REDIS_URL=h:1,g:1":                                                       "REDIS_URL=h:1,g:1: these are several addresses; set REDIS_TYPE to sentinel or cluster",
+		"REDIS_URL=http://u:p@h":                                                  "REDIS_URL=http://***@h: write host:port, a path, or redis://[user:password@]host:port/db",
+		"REDIS_URL=s1:1,s2:2 REDIS_TYPE=sentinel":                                 "REDIS_URL=s1:1,s2:2: write the name of the master, then the Sentinels: main,host:port,host:port",
+		"REDIS_URL=a:1,,b:1 REDIS_TYPE=cluster":                                   "REDIS_URL=a:1,,b:1: write host:port,host:port",
+		"CONFIG_TYPE=etcd":                                                        "CONFIG_TYPE=etcd: write file, grpc_xds_sotw",
+		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_NODE_METADATA=a":               "CONFIG_GRPC_XDS_NODE_METADATA=a: write name=value, with commas between several",
+		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=key": "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***: write name:value, with commas between several",
+	} {
+		_, err := Read(with(strings.Fields(text)...), true)
+		if err == nil || !slices.Contains(strings.Split(err.Error(), "\n"), want) {
+			t.Errorf("%s: %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+func TestWhatIsMissedIsSaid(t *testing.T) {
+	for text, want := range map[string]string{
+		"USE_STATSD=true":      "USE_STATSD",
+		"USE_DOG_STATSD=true":  "USE_DOG_STATSD",
+		"TRACING_ENABLED=true": "TRACING_ENABLED",
+		"DEBUG_HOST=0.0.0.0":   "RLSIDECAR_ADMIN_TOKEN",
+	} {
+		s, err := Read(with(text), false)
+		if err != nil || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], want) {
+			t.Errorf("%s: %q, %v", text, s.Warnings, err)
+		}
+	}
+}
+
+// envoyGateway is what Envoy Gateway sets (v1.9), with every option on.
+var envoyGateway = []string{
+	"RUNTIME_ROOT=/data", "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true", "RUNTIME_WATCH_ROOT=false",
+	"LOG_LEVEL=info", "USE_STATSD=false", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001",
+	"CONFIG_GRPC_XDS_NODE_ID=envoy-ratelimit", "GRPC_SERVER_USE_TLS=true", "GRPC_SERVER_TLS_CERT=/certs/tls.crt",
+	"GRPC_SERVER_TLS_KEY=/certs/tls.key", "GRPC_SERVER_TLS_CA_CERT=/certs/ca.crt", "CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+	"CONFIG_GRPC_XDS_CLIENT_TLS_CERT=/certs/tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY=/certs/tls.key",
+	"CONFIG_GRPC_XDS_SERVER_TLS_CACERT=/certs/ca.crt", "FORCE_START_WITHOUT_INITIAL_CONFIG=true", "REDIS_SOCKET_TYPE=tcp",
+	"REDIS_URL=redis:6379", "REDIS_TLS=true", "REDIS_TLS_CLIENT_CERT=/redis-certs/tls.crt", "REDIS_TLS_CLIENT_KEY=/redis-certs/tls.key",
+	"USE_PROMETHEUS=true", "PROMETHEUS_ADDR=:19001", "PROMETHEUS_MAPPER_YAML=/etc/statsd-exporter/conf.yaml",
+	"TRACING_SERVICE_NAME=x", "TRACING_SERVICE_NAMESPACE=y", "TRACING_SERVICE_INSTANCE_ID=z", "TRACING_SAMPLING_RATE=0.5",
+	"OTEL_EXPORTER_OTLP_ENDPOINT=http://otel:4318",
+}
+
+func TestEnvoyGateway(t *testing.T) {
+	s, err := Read(with(envoyGateway...), true)
+	expected := defaults()
+	delete(expected, "config")
+	maps.Copy(expected, map[string]string{
+		"log-level": "info", "tls-cert": "/certs/tls.crt", "tls-key": "/certs/tls.key",
+		"redis-url": "rediss://redis:6379", "redis-tls-cert": "/redis-certs/tls.crt", "redis-tls-key": "/redis-certs/tls.key",
+		"metrics-listen": ":19001", "metrics-path": "/metrics",
+	})
+	if err != nil || !maps.Equal(values(s), expected) || len(s.Warnings) > 0 {
+		t.Errorf("%v %q %v", values(s), s.Warnings, err)
+	}
+	want := &XDS{
+		Server: "envoy-gateway:18001", NodeID: "envoy-ratelimit", NodeMetadata: map[string]string{}, Headers: map[string]string{},
+		UseTLS: true, CA: "/certs/ca.crt", Cert: "/certs/tls.crt", Key: "/certs/tls.key",
+		ConnectRetry: 3 * time.Second, BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, StartWithoutInitial: true,
+	}
+	if !reflect.DeepEqual(s.XDS, want) {
+		t.Errorf("%+v", s.XDS)
+	}
+	known := map[string]bool{"OTEL_EXPORTER_OTLP_ENDPOINT": true}
+	for _, v := range Variables() {
+		known[v.Name] = true
+	}
+	for _, word := range envoyGateway {
+		if name, _, _ := strings.Cut(word, "="); !known[name] {
+			t.Errorf("%s is not in the table", name)
+		}
+	}
+}
+
+func TestPairs(t *testing.T) {
+	s, err := Read(with("CONFIG_TYPE=grpc_xds_sotw", "CONFIG_GRPC_XDS_NODE_METADATA=a=b, c:d", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=x-a:1,x-b:2:3"), false)
+	if err != nil || !maps.Equal(s.XDS.NodeMetadata, map[string]string{"a": "b", "c": "d"}) || !maps.Equal(s.XDS.Headers, map[string]string{"x-a": "1", "x-b": "2:3"}) {
+		t.Errorf("%+v, %v", s.XDS, err)
+	}
+}
+
+func TestSecretsAreMasked(t *testing.T) {
+	for _, c := range []struct{ name, value, want string }{
+		{"REDIS_AUTH", "hunter2", "***"},
+		{"REDIS_AUTH", "", ""},
+		{"REDIS_URL", "redis://u:p@h:1/0", "redis://***@h:1/0"},
+		{"REDIS_URL", "redis://u:p@h:1,redis://v:q@g:1", "redis://***@h:1,redis://***@g:1"},
+		{"REDIS_URL", "redis+sentinel://h:1/m?sentinel_password=p&db=1", "redis+sentinel://h:1/m?sentinel_password=***&db=1"},
+		{"REDIS_URL", "h:1", "h:1"},
+	} {
+		if got := byName(c.name).Shown(c.value); got != c.want {
+			t.Errorf("%s=%s: %s, want %s", c.name, c.value, got, c.want)
+		}
+	}
+}

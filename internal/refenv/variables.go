@@ -1,0 +1,188 @@
+package refenv
+
+import (
+	"net/url"
+	"regexp"
+	"strings"
+)
+
+// Variable is one that the reference server reads.
+type Variable struct {
+	Name string
+	// Default is the reference server's; it applies where the program stands in for it.
+	Default string
+	// Effect is what it does here.
+	Effect string
+	// Secret: the value is not to be shown.
+	Secret bool
+}
+
+// Shown is the value, with what is secret in it masked.
+func (v Variable) Shown(value string) string {
+	if v.Secret && value != "" {
+		return "***"
+	}
+	return Masked(value)
+}
+
+var inQuery = regexp.MustCompile(`(password=)[^&]*`)
+
+// Masked hides the credentials in a URL, or in a list of them.
+func Masked(value string) string {
+	if !strings.Contains(value, "://") {
+		return value
+	}
+	parts := strings.Split(value, ",")
+	for i, part := range parts {
+		scheme, rest, ok := strings.Cut(part, "://")
+		if at := strings.LastIndex(rest, "@"); ok && at >= 0 {
+			parts[i] = scheme + "://***" + rest[at:]
+		}
+	}
+	return inQuery.ReplaceAllString(strings.Join(parts, ","), "$1***")
+}
+
+// Variables are those of the reference server, all that a deployment can set.
+func Variables() []Variable { return variables }
+
+func byName(name string) Variable {
+	for i := range variables {
+		if variables[i].Name == name {
+			return variables[i]
+		}
+	}
+	panic("refenv: no variable " + url.QueryEscape(name)) // a mistake of this package
+}
+
+const (
+	none     = "none: "
+	memcache = none + "memcached is not supported"
+	perSec   = none + "goes with REDIS_PERSECOND, which is refused"
+	noStatsd = none + "metrics are not sent to statsd"
+	noTraces = none + "there is no tracing"
+	ownPool  = none + "connections are few, and shared"
+)
+
+var variables = []Variable{
+	{Name: "RUNTIME_ROOT", Default: "/srv/runtime_data/current", Effect: "--config: all files under ROOT/SUBDIRECTORY/APPDIRECTORY, of any name"},
+	{Name: "RUNTIME_SUBDIRECTORY", Effect: "part of --config"},
+	{Name: "RUNTIME_APPDIRECTORY", Default: "config", Effect: "part of --config"},
+	{Name: "RUNTIME_IGNOREDOTFILES", Default: "false", Effect: none + "names that start with a dot are never read"},
+	{Name: "RUNTIME_WATCH_ROOT", Default: "true", Effect: none + "both a link that is turned and files that change are followed"},
+	{Name: "MERGE_DOMAIN_CONFIG", Default: "false", Effect: none + "a domain may always span files"},
+	{Name: "CONFIG_TYPE", Default: "FILE", Effect: "FILE or GRPC_XDS_SOTW"},
+	{Name: "FORCE_START_WITHOUT_INITIAL_CONFIG", Default: "false", Effect: "with GRPC_XDS_SOTW: start before a configuration has come"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_URL", Default: "localhost:18000", Effect: "server that streams the configuration"},
+	{Name: "CONFIG_GRPC_XDS_NODE_ID", Default: "default", Effect: "what it knows this process by"},
+	{Name: "CONFIG_GRPC_XDS_NODE_METADATA", Effect: "sent to it: k=v,k=v"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Effect: "sent to it: k:v,k:v", Secret: true},
+	{Name: "CONFIG_GRPC_XDS_SERVER_USE_TLS", Default: "false", Effect: "reach it by TLS"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Effect: "its CA"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Effect: "the name in its certificate"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Effect: "certificate shown to it"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Effect: "its key"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: "wait before it is reached for again"},
+	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Effect: "first wait after a stream has failed"},
+	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Effect: "longest wait"},
+	{Name: "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Default: "0.5", Effect: none + "waits double, with jitter"},
+	{Name: "XDS_CLIENT_BACKOFF_JITTER", Default: "true", Effect: none + "waits have jitter always"},
+	{Name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Default: "0", Effect: "largest configuration"},
+
+	{Name: "HOST", Default: "0.0.0.0", Effect: "host of --http-listen, when started as ratelimit"},
+	{Name: "PORT", Default: "8080", Effect: "port of --http-listen"},
+	{Name: "GRPC_HOST", Default: "0.0.0.0", Effect: "host of --grpc-listen"},
+	{Name: "GRPC_PORT", Default: "8081", Effect: "port of --grpc-listen"},
+	{Name: "GRPC_UDS", Effect: "--grpc-listen: a socket instead"},
+	{Name: "DEBUG_HOST", Default: "0.0.0.0", Effect: "host of --admin-listen; 127.0.0.1 unless RLSIDECAR_ADMIN_TOKEN is set"},
+	{Name: "DEBUG_PORT", Default: "6070", Effect: "port of --admin-listen"},
+	{Name: "GRPC_MAX_CONNECTION_AGE", Default: "24h", Effect: "--grpc-max-connection-age"},
+	{Name: "GRPC_MAX_CONNECTION_AGE_GRACE", Default: "1h", Effect: "--grpc-max-connection-age-grace"},
+	{Name: "GRPC_SERVER_USE_TLS", Default: "false", Effect: "whether those below count"},
+	{Name: "GRPC_SERVER_TLS_CERT", Effect: "--tls-cert"},
+	{Name: "GRPC_SERVER_TLS_KEY", Effect: "--tls-key"},
+	{Name: "GRPC_CLIENT_TLS_CACERT", Effect: "--tls-client-ca"},
+	{Name: "GRPC_CLIENT_TLS_SAN", Effect: "--tls-client-name"},
+	{Name: "GRPC_SERVER_TLS_CA_CERT", Effect: none + "Envoy Gateway sets it, and the reference server does not read it: clients need no certificate"},
+	{Name: "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Default: "false", Effect: none + "it is always so"},
+	{Name: "LOG_LEVEL", Default: "WARN", Effect: "--log-level"},
+	{Name: "LOG_FORMAT", Default: "text", Effect: "--log-format; the keys of json differ"},
+
+	{Name: "BACKEND_TYPE", Default: "redis", Effect: "redis, or memory; memcache is refused"},
+	{Name: "REDIS_TYPE", Default: "SINGLE", Effect: "form of --redis-url"},
+	{Name: "REDIS_SOCKET_TYPE", Default: "unix", Effect: "form of --redis-url; not set: REDIS_URL shows it"},
+	{Name: "REDIS_URL", Default: "/var/run/nutcracker/ratelimit.sock", Effect: "--redis-url; not set, nor REDIS_SOCKET_TYPE=unix: in memory"},
+	{Name: "REDIS_AUTH", Effect: "credentials of --redis-url", Secret: true},
+	{Name: "REDIS_SENTINEL_AUTH", Effect: "credentials of the Sentinels", Secret: true},
+	{Name: "REDIS_TLS", Default: "false", Effect: "rediss:// of --redis-url; whether those below count"},
+	{Name: "REDIS_TLS_CACERT", Effect: "--redis-tls-ca"},
+	{Name: "REDIS_TLS_CLIENT_CERT", Effect: "--redis-tls-cert"},
+	{Name: "REDIS_TLS_CLIENT_KEY", Effect: "--redis-tls-key"},
+	{Name: "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Effect: "--redis-tls-skip-hostname"},
+	{Name: "REDIS_TIMEOUT", Default: "10s", Effect: none + "it bounded connecting only; --backend-timeout bounds every trip"},
+	{Name: "REDIS_POOL_SIZE", Default: "10", Effect: ownPool},
+	{Name: "REDIS_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: ownPool},
+	{Name: "REDIS_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share trips without waiting"},
+	{Name: "REDIS_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share trips without waiting"},
+	{Name: "REDIS_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always asked at the same time"},
+	{Name: "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Default: "false", Effect: none + "on_backend_failure answers while Redis is away"},
+	{Name: "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Default: "false", Effect: none + "a failover is followed always"},
+	{Name: "REDIS_STARTUP_INITIAL_INTERVAL", Default: "1s", Effect: none + "the start waits 3s for Redis at most"},
+	{Name: "REDIS_STARTUP_MAX_INTERVAL", Default: "30s", Effect: none + "the start waits 3s for Redis at most"},
+	{Name: "REDIS_STARTUP_MAX_ELAPSED_TIME", Default: "0", Effect: none + "the start waits 3s for Redis at most"},
+	{Name: "REDIS_PERSECOND", Default: "false", Effect: "true is refused: the limits of a request are charged in one step"},
+	{Name: "REDIS_PERSECOND_SOCKET_TYPE", Default: "unix", Effect: perSec},
+	{Name: "REDIS_PERSECOND_TYPE", Default: "SINGLE", Effect: perSec},
+	{Name: "REDIS_PERSECOND_URL", Default: "/var/run/nutcracker/ratelimitpersecond.sock", Effect: perSec},
+	{Name: "REDIS_PERSECOND_AUTH", Effect: perSec, Secret: true},
+	{Name: "REDIS_PERSECOND_SENTINEL_AUTH", Effect: perSec, Secret: true},
+	{Name: "REDIS_PERSECOND_TLS", Default: "false", Effect: perSec},
+	{Name: "REDIS_PERSECOND_TIMEOUT", Default: "10s", Effect: perSec},
+	{Name: "REDIS_PERSECOND_POOL_SIZE", Default: "10", Effect: perSec},
+	{Name: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: perSec},
+	{Name: "REDIS_PERSECOND_PIPELINE_WINDOW", Default: "0", Effect: perSec},
+	{Name: "REDIS_PERSECOND_PIPELINE_LIMIT", Default: "0", Effect: perSec},
+	{Name: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: perSec},
+	{Name: "CACHE_KEY_PREFIX", Effect: "put before --redis-key-prefix"},
+	{Name: "EXPIRATION_JITTER_MAX_SECONDS", Default: "300", Effect: none + "buckets expire when they are as good as new"},
+	{Name: "LOCAL_CACHE_SIZE_IN_BYTES", Default: "0", Effect: none + "denials are remembered always"},
+	{Name: "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Default: "false", Effect: none + "consume: together is so always, and for sure"},
+	{Name: "MEMCACHE_HOST_PORT", Effect: memcache},
+	{Name: "MEMCACHE_SRV", Effect: memcache},
+	{Name: "MEMCACHE_SRV_REFRESH", Default: "0", Effect: memcache},
+	{Name: "MEMCACHE_MAX_IDLE_CONNS", Default: "2", Effect: memcache},
+	{Name: "MEMCACHE_TLS", Default: "false", Effect: memcache},
+	{Name: "MEMCACHE_TLS_CLIENT_CERT", Effect: memcache},
+	{Name: "MEMCACHE_TLS_CLIENT_KEY", Effect: memcache},
+	{Name: "MEMCACHE_TLS_CACERT", Effect: memcache},
+	{Name: "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Effect: memcache},
+
+	{Name: "SHADOW_MODE", Default: "false", Effect: "--shadow-mode"},
+	{Name: "QUOTA_MODE", Default: "false", Effect: "--quota-mode"},
+	{Name: "LIMIT_RESPONSE_HEADERS_ENABLED", Default: "false", Effect: "--response-headers"},
+	{Name: "LIMIT_LIMIT_HEADER", Default: "RateLimit-Limit", Effect: "--limit-header"},
+	{Name: "LIMIT_REMAINING_HEADER", Default: "RateLimit-Remaining", Effect: "--remaining-header"},
+	{Name: "LIMIT_RESET_HEADER", Default: "RateLimit-Reset", Effect: "--reset-header"},
+	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Effect: "--dynamic-metadata"},
+
+	{Name: "USE_PROMETHEUS", Default: "false", Effect: "whether the two below count"},
+	{Name: "PROMETHEUS_ADDR", Default: ":9090", Effect: "--metrics-listen"},
+	{Name: "PROMETHEUS_PATH", Default: "/metrics", Effect: "--metrics-path"},
+	{Name: "PROMETHEUS_MAPPER_YAML", Effect: none + "names are those of the default mapping"},
+	{Name: "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Default: "false", Effect: none + "times are in seconds"},
+	{Name: "NEAR_LIMIT_RATIO", Default: "0.8", Effect: "--near-limit-ratio"},
+	{Name: "USE_STATSD", Default: "true", Effect: noStatsd},
+	{Name: "STATSD_HOST", Default: "localhost", Effect: noStatsd},
+	{Name: "STATSD_PORT", Default: "8125", Effect: noStatsd},
+	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: noStatsd},
+	{Name: "USE_DOG_STATSD", Default: "false", Effect: noStatsd},
+	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: noStatsd},
+	{Name: "EXTRA_TAGS", Effect: noStatsd},
+	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: none + "metrics are always up to date"},
+	{Name: "DISABLE_STATS", Default: "false", Effect: noStatsd},
+	{Name: "TRACING_ENABLED", Default: "false", Effect: noTraces},
+	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: noTraces},
+	{Name: "TRACING_SERVICE_NAMESPACE", Effect: noTraces},
+	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: noTraces},
+	{Name: "TRACING_EXPORTER_PROTOCOL", Default: "http", Effect: noTraces},
+	{Name: "TRACING_SAMPLING_RATE", Default: "1", Effect: noTraces},
+}
