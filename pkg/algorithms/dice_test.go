@@ -147,7 +147,7 @@ func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	step := roll.of(near...)
 	switch roll(60) {
 	case 0, 1, 2, 3, 4, 5:
-		step = int64(max(0, roll.of(int64(d.RetryAfter), int64(d.ResetAfter), int64(d.Wait))-roll(2)))
+		step = max(0, roll.of(int64(d.RetryAfter), int64(d.ResetAfter), int64(d.Wait))-roll(2))
 	case 6, 7:
 		step = roll(period + 1)
 	case 8:

@@ -8,11 +8,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-func mustSplit(t testing.TB, s Spec, n int) []Bucket {
-	t.Helper()
+func mustSplit(tb testing.TB, s Spec, n int) []Bucket {
+	tb.Helper()
 	limits, err := Split(s, n)
 	if err != nil {
-		t.Fatalf("split %s in %d: %v", show(s), n, err)
+		tb.Fatalf("split %s in %d: %v", show(s), n, err)
 	}
 	return buckets(limits)
 }

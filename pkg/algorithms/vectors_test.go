@@ -16,14 +16,11 @@ const (
 	hour   = 60 * minute
 )
 
-//go:fix inline
-func ptr[T any](v T) *T { return new(v) }
-
-func mustCompile(t testing.TB, s Spec) *Limit {
-	t.Helper()
+func mustCompile(tb testing.TB, s Spec) *Limit {
+	tb.Helper()
 	l, err := Compile(s)
 	if err != nil {
-		t.Fatalf("compile %+v: %v", s, err)
+		tb.Fatalf("compile %+v: %v", s, err)
 	}
 	return &l
 }

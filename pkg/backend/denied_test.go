@@ -26,9 +26,9 @@ func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
 	return backend.Charge{Key: []byte(key), Limit: limit, Ask: algorithms.Ask{Cost: cost}, Owner: "test"}
 }
 
-func tokens(t testing.TB, rate int64, period algorithms.Micros, capacity int64) *algorithms.Limit {
-	t.Helper()
-	return compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
+func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64) *algorithms.Limit {
+	tb.Helper()
+	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
 // expect takes and checks the answer, and how often next has been asked by then.
