@@ -34,6 +34,8 @@ var forbidden = map[edge]string{
 	{"internal/limiter", "pkg/backend/memory"}:  "one use case for every Store",
 	{"internal/config", "internal/server"}:      "reading files needs no server",
 	{"internal/config", "internal/grpcapi"}:     "what is configured holds at every door",
+	{"internal/config", "internal/xds"}:         "what a limit means does not depend on who sent it",
+	{"internal/xds", "internal/server"}:         "a control plane is followed for whoever asks",
 	{"internal/grpcapi", "internal/config"}:     "a door asks the limiter; it sees no files",
 	{"internal/grpcapi", "internal/server"}:     "a door is opened by the server and does not know it",
 	{"internal/server", "cmd"}:                  "the program starts the server",
@@ -44,9 +46,16 @@ var only = map[string]map[string]string{
 	"google.golang.org/grpc": {
 		"internal/grpcapi": "is the gRPC door",
 		"internal/server":  "opens and drains it",
+		"internal/xds":     "asks the control plane",
 	},
-	"google.golang.org/protobuf": {"internal/grpcapi": "is where messages become requests"},
-	"github.com/envoyproxy":      {"internal/grpcapi": "is where messages become requests"},
+	"google.golang.org/protobuf": {
+		"internal/grpcapi": "is where messages become requests",
+		"internal/xds":     "is where messages become configuration",
+	},
+	"github.com/envoyproxy": {
+		"internal/grpcapi": "is where messages become requests",
+		"internal/xds":     "is where messages become configuration",
+	},
 	"github.com/redis/go-redis": {
 		"pkg/backend/redis":  "is where buckets go over the network",
 		"internal/redistest": "starts servers for tests",

@@ -25,23 +25,15 @@ func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 
 // compile is Compile, told whether there are files that could not be read.
 func compile(files []File, o Options, incomplete bool) (*limiter.Snapshot, Problems) {
-	c := &compiler{o: o, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, Hash: hash(files, o)}}
+	c := newCompiler(o)
+	c.snapshot.Hash = hash(files, o)
 	c.incomplete = incomplete
 	nodes := maxNodes
 	var docs []*document
 	for _, f := range files {
 		docs = append(docs, parse(f, &c.report, &nodes)...)
 	}
-	c.docs = docs
-	for _, d := range c.domains(docs) {
-		c.domain(d)
-	}
-	c.auth()
-	c.tidy(files)
-	if c.problems.Bad() {
-		return nil, c.problems
-	}
-	return c.snapshot, c.problems
+	return c.compile(docs, files)
 }
 
 // hash tells configurations apart by what they say; what their files are called is not part of it.
@@ -62,6 +54,24 @@ type compiler struct {
 	snapshot *limiter.Snapshot
 	docs     []*document
 	full     bool // there were more than maxPolicies: no more are looked at
+}
+
+func newCompiler(o Options) *compiler {
+	return &compiler{o: o, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}}
+}
+
+// compile makes the Snapshot of the documents of files.
+func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
+	c.docs = docs
+	for _, d := range c.domains(docs) {
+		c.domain(d)
+	}
+	c.auth()
+	c.tidy(files)
+	if c.problems.Bad() {
+		return nil, c.problems
+	}
+	return c.snapshot, c.problems
 }
 
 // tidy puts the problems in the order of the files, each once: a mistake behind an alias is met

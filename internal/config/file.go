@@ -256,11 +256,17 @@ func (l *limit) place(key string) place {
 	return l.at
 }
 
-// place is a position in a file.
+// place is a position in a file, or in a Message.
 type place struct {
 	file         string
-	line, column int // from 1; 0: the whole file
+	line, column int    // from 1; 0: the whole file
+	path         string // in a Message; "" in a file
 }
 
-// String is file:line.
-func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
+// String is file:line, or where in a Message it is.
+func (p place) String() string {
+	if p.path != "" {
+		return p.file + ": " + p.path
+	}
+	return fmt.Sprintf("%s:%d", p.file, p.line)
+}

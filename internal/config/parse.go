@@ -42,6 +42,10 @@ func (r *report) warn(at place, format string, args ...any) {
 }
 
 func (r *report) add(at place, warning bool, message string) {
+	if at.path != "" {
+		message = at.path + ": " + message
+		at.line, at.column = 0, 0
+	}
 	r.problems = append(r.problems, Problem{File: at.file, Line: at.line, Column: at.column, Message: message, Warning: warning})
 }
 
@@ -53,7 +57,7 @@ type parser struct {
 	nodes *int // how many more nodes may be read, of all files
 }
 
-func (p *parser) at(n *yaml.Node) place { return place{p.file, n.Line, n.Column} }
+func (p *parser) at(n *yaml.Node) place { return place{file: p.file, line: n.Line, column: n.Column} }
 
 // parse reads the documents of a file. Mistakes are reported; what could be read is returned all
 // the same, so that its other mistakes are found too.
@@ -113,7 +117,7 @@ func (p *parser) syntax(data []byte, err error) {
 	})
 	p.incomplete = true
 	column := len(lines[line]) - len(bytes.TrimLeft(lines[line], " \t"))
-	p.mistake(place{p.file, line + 1, column + 1}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
+	p.mistake(place{file: p.file, line: line + 1, column: column + 1}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
 }
 
 // enter counts n's children and tells whether they may be read. Each enter that did needs a leave.

@@ -1,0 +1,178 @@
+package config
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// Message is a domain, or a part of one, as a control plane sends it: a RateLimitConfig.
+type Message struct {
+	Name        string // of the resource
+	Domain      string
+	Descriptors []MessageDescriptor
+}
+
+// MessageDescriptor is a descriptor of a Message.
+type MessageDescriptor struct {
+	Key, Value              string
+	Limit                   *MessageLimit // nil: none
+	Descriptors             []MessageDescriptor
+	Shadow, Quota, Detailed bool
+	Metadata                map[string]any // as of a protobuf Struct
+	// Unknown are the numbers of fields that this program does not know. They have no effect.
+	Unknown []int32
+}
+
+// MessageLimit is the limit of a descriptor, in the reference form.
+type MessageLimit struct {
+	Unit            string // "": not given
+	RequestsPerUnit uint32
+	Unlimited       bool
+	Name            string
+	Replaces        []string
+	Unknown         []int32
+}
+
+// maxMessageDepth is how many descriptors may stand inside each other: as many as in a file.
+const maxMessageDepth = (maxDepth - 4) / 2
+
+// CompileMessages is Compile for what a control plane sends. In Problems the File is xds:DOMAIN, and
+// the Message starts with the descriptor's place. The order of messages does not matter: control
+// planes have none.
+func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
+	messages = slices.Clone(messages)
+	slices.SortStableFunc(messages, func(a, b Message) int {
+		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
+	})
+	c := newCompiler(o)
+	// The error is of numbers that no JSON has, which are refused below.
+	text, _ := json.Marshal(messages)
+	c.snapshot.Hash = hash([]File{{Data: text}}, o)
+	var docs []*document
+	var files []File
+	for i := range messages {
+		r := reader{report: &c.report, file: MessageFile(messages[i].Domain, messages[i].Name)}
+		docs = append(docs, r.document(&messages[i]))
+		files = append(files, File{Name: r.file})
+	}
+	return c.compile(docs, files)
+}
+
+// MessageFile is what problems call the message of a domain, or where it names none, of a resource.
+func MessageFile(domain, resource string) string { return "xds:" + short(cmp.Or(domain, resource)) }
+
+// reader turns one Message into the shape of a file.
+type reader struct {
+	*report
+	file string
+}
+
+// at is the place of path in the message. Lines mean nothing there, but a place that is given has
+// one.
+func (r *reader) at(path string) place { return place{file: r.file, line: 1, path: path} }
+
+func (r *reader) document(m *Message) *document {
+	d := &document{at: place{file: r.file}}
+	r.text(&d.Domain, "domain", m.Domain)
+	d.Descriptors.given = given[[]*descriptor]{r.descriptors("", 1, m.Descriptors), r.at("descriptors"), true}
+	return d
+}
+
+func (r *reader) descriptors(above string, depth int, list []MessageDescriptor) (read []*descriptor) {
+	for i := range list {
+		m := &list[i]
+		name := m.Key
+		if m.Value != "" {
+			name += "=" + m.Value
+		}
+		path := fmt.Sprintf("%sdescriptors[%d](%s)", above, i, short(name))
+		if depth > maxMessageDepth {
+			r.mistake(r.at(path), "nested more than %d descriptors deep; make it flatter", maxMessageDepth)
+			return read
+		}
+		read = append(read, r.descriptor(path, depth, m))
+	}
+	return read
+}
+
+func (r *reader) descriptor(path string, depth int, m *MessageDescriptor) *descriptor {
+	d := &descriptor{at: r.at(path)}
+	r.text(&d.Key, path, m.Key)
+	r.text(&d.Value, path, m.Value)
+	if m.Limit != nil {
+		at := path + ".rate_limit"
+		d.RateLimit.given = given[[]*limit]{[]*limit{r.limit(at, m.Limit)}, r.at(at), true}
+	}
+	d.Descriptors.given = given[[]*descriptor]{r.descriptors(path+".", depth+1, m.Descriptors), d.at, true}
+	r.flag(&d.Shadow, path, m.Shadow)
+	r.flag(&d.Quota, path, m.Quota)
+	r.flag(&d.Detailed, path, m.Detailed)
+	if m.Metadata != nil {
+		at := r.at(path + ".metadata")
+		if !finite(m.Metadata) {
+			r.mistake(at, "error parsing metadata: a number that is not finite cannot be passed on; send it as text")
+		}
+		d.Metadata.given = given[map[string]any]{m.Metadata, at, true}
+	}
+	r.unknown(path, m.Unknown)
+	return d
+}
+
+func (r *reader) limit(path string, m *MessageLimit) *limit {
+	l := &limit{at: r.at(path)}
+	before := r.mistakes
+	r.text(&l.Unit, path, m.Unit)
+	r.text(&l.Name, path, m.Name)
+	r.flag(&l.Unlimited, path, m.Unlimited)
+	l.RequestsPerUnit.given = given[int64]{int64(m.RequestsPerUnit), l.at, true}
+	for i, name := range m.Replaces {
+		one := &replacement{at: r.at(fmt.Sprintf("%s.replaces[%d]", path, i))}
+		r.text(&one.Name, one.at.path, name)
+		l.Replaces.value = append(l.Replaces.value, one)
+	}
+	r.unknown(path, m.Unknown)
+	l.broken = r.mistakes > before
+	return l
+}
+
+// text notes s, which is not given where it is empty: protobuf does not tell the two apart.
+func (r *reader) text(t *text, path, s string) {
+	if s != "" {
+		t.given = given[string]{s, r.at(path), true}
+	}
+}
+
+func (r *reader) flag(f *boolean, path string, value bool) {
+	if value {
+		f.given = given[bool]{true, r.at(path), true}
+	}
+}
+
+// unknown warns of fields that a later version of the protocol may have.
+func (r *reader) unknown(path string, fields []int32) {
+	for _, field := range fields {
+		r.warn(r.at(path), "field %d is not known to this version and has no effect", field)
+	}
+}
+
+// finite tells whether all numbers in v are.
+func finite(v any) bool {
+	switch v := v.(type) {
+	case float64:
+		return !math.IsNaN(v) && !math.IsInf(v, 0)
+	case []any:
+		return !slices.ContainsFunc(v, func(item any) bool { return !finite(item) })
+	case map[string]any:
+		for _, item := range v {
+			if !finite(item) {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,308 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	xdsserver "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const node = "node-1"
+
+// plane is a control plane.
+type plane struct {
+	cache    cache.SnapshotCache
+	requests chan *discovery.DiscoveryRequest
+	opened   chan metadata.MD // the headers of each stream
+	address  string
+	stop     func()
+}
+
+// newPlane runs a control plane at address until the test ends.
+func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
+	t.Helper()
+	p := &plane{
+		cache:    cache.NewSnapshotCache(false, cache.IDHash{}, nil),
+		requests: make(chan *discovery.DiscoveryRequest, 100), opened: make(chan metadata.MD, 100),
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.address = listener.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	g := grpc.NewServer(options...)
+	discovery.RegisterAggregatedDiscoveryServiceServer(g, xdsserver.NewServer(ctx, p.cache, xdsserver.CallbackFuncs{
+		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
+			headers, _ := metadata.FromIncomingContext(ctx)
+			p.opened <- headers
+			return nil
+		},
+		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+			p.requests <- r
+			return nil
+		},
+	}))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(listener)
+	}()
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		g.Stop()
+		<-done
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+// set makes the configs what the server has, for node.
+func (p *plane) set(t *testing.T, version string, configs ...*ratelimit.RateLimitConfig) {
+	t.Helper()
+	list := make([]types.Resource, len(configs))
+	for i, c := range configs {
+		list[i] = c
+	}
+	s, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: list})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cache.SetSnapshot(context.Background(), node, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// next is the next request.
+func (p *plane) next(t *testing.T) *discovery.DiscoveryRequest {
+	t.Helper()
+	return receive(t, "a request", p.requests)
+}
+
+func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: not in 10 s", what)
+	}
+	return value
+}
+
+// use is a configuration that came.
+type use struct {
+	messages []config.Message
+	problems config.Problems
+}
+
+// follow runs a Client until the test ends. It refuses what has problems, or a descriptor "bad".
+func follow(t *testing.T, c Config) <-chan use {
+	t.Helper()
+	c.NodeID, c.Log = node, zap.NewNop()
+	if c.MinBackoff == 0 {
+		c.MinBackoff, c.MaxBackoff = time.Millisecond, 20*time.Millisecond
+	}
+	client, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uses := make(chan use, 100)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		client.Run(ctx, func(messages []config.Message, problems config.Problems) error {
+			uses <- use{messages, problems}
+			if len(problems) > 0 {
+				return problems
+			}
+			for _, m := range messages {
+				for _, d := range m.Descriptors {
+					if d.Key == "bad" {
+						return fmt.Errorf("%s is bad", m.Domain)
+					}
+				}
+			}
+			return nil
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return uses
+}
+
+// domain is a config with a limit for each key.
+func domain(name string, keys ...string) *ratelimit.RateLimitConfig {
+	c := &ratelimit.RateLimitConfig{Name: name, Domain: name}
+	for _, key := range keys {
+		c.Descriptors = append(c.Descriptors, &ratelimit.RateLimitDescriptor{
+			Key: key, RateLimit: &ratelimit.RateLimitPolicy{Unit: ratelimit.RateLimitUnit_MINUTE, RequestsPerUnit: 5},
+		})
+	}
+	return c
+}
+
+func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	uses := follow(t, Config{
+		Server: p.address, Version: "1.2.3", NodeMetadata: map[string]string{"zone": "a"}, Headers: map[string]string{"X-Team": "edge"},
+	})
+	if got := receive(t, "a stream", p.opened); len(got["x-team"]) != 1 || got["x-team"][0] != "edge" {
+		t.Errorf("headers %v", got)
+	}
+	first := p.next(t)
+	n := first.GetNode()
+	if first.TypeUrl != TypeURL || len(first.ResourceNames) > 0 || first.VersionInfo != "" || first.ResponseNonce != "" ||
+		n.GetId() != node || n.GetUserAgentName() != "rlsidecar" || n.GetUserAgentVersion() != "1.2.3" || n.GetMetadata().AsMap()["zone"] != "a" {
+		t.Errorf("first request %v", first)
+	}
+	nonces := map[string]bool{}
+	for version, configs := range [][]*ratelimit.RateLimitConfig{{domain("a", "x"), domain("b", "y")}, {domain("b", "y", "z")}, {}} {
+		version := fmt.Sprint(version)
+		p.set(t, version, configs...)
+		if got := receive(t, "a configuration", uses); len(got.messages) != len(configs) || len(got.problems) > 0 {
+			t.Errorf("version %s: %v", version, got)
+		}
+		ack := p.next(t)
+		if ack.VersionInfo != version || ack.ResponseNonce == "" || nonces[ack.ResponseNonce] || ack.ErrorDetail != nil || ack.TypeUrl != TypeURL {
+			t.Errorf("version %s: acknowledged by %v", version, ack)
+		}
+		nonces[ack.ResponseNonce] = true
+	}
+}
+
+func TestRefusalSaysWhy(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	uses := follow(t, Config{Server: p.address})
+	p.set(t, "1", domain("a", "x"))
+	receive(t, "a configuration", uses)
+	p.next(t)
+	p.next(t)
+	p.set(t, "2", domain("a", "bad"))
+	receive(t, "a configuration", uses)
+	if nack := p.next(t); nack.VersionInfo != "1" || nack.ResponseNonce == "" || nack.ErrorDetail.GetMessage() != "a is bad" {
+		t.Errorf("%v", nack)
+	}
+	p.set(t, "3", domain("a", "y"))
+	for ack := p.next(t); ack.VersionInfo != "3"; ack = p.next(t) { // until then 2 comes again and again
+		if ack.VersionInfo != "1" || ack.ErrorDetail == nil {
+			t.Errorf("%v", ack)
+		}
+	}
+}
+
+// TestRefusedAgainIsAnsweredLater: this server sends what was refused again at once.
+func TestRefusedAgainIsAnsweredLater(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	p.set(t, "1", domain("a", "bad"))
+	uses := follow(t, Config{Server: p.address, MinBackoff: time.Hour, MaxBackoff: 1000 * time.Hour})
+	receive(t, "a configuration", uses)
+	receive(t, "the same again", uses)
+	select {
+	case <-uses:
+		t.Error("it came a third time at once")
+	case <-time.After(200 * time.Millisecond):
+	}
+}
+
+// TestServerAwayAndBack: the one that comes back counts its versions from the start again.
+func TestServerAwayAndBack(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	connected := make(chan bool, 100)
+	uses := follow(t, Config{Server: p.address, Connected: func(up bool) { connected <- up }})
+	p.set(t, "1", domain("a", "x"))
+	receive(t, "a configuration", uses)
+	p.stop()
+	if up, down := receive(t, "up", connected), receive(t, "down", connected); !up || down {
+		t.Errorf("up %t, down %t", up, down)
+	}
+	time.Sleep(50 * time.Millisecond) // some failures to connect
+	p = newPlane(t, p.address)
+	p.set(t, "1", domain("a", "y"))
+	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "y" {
+		t.Errorf("%v", got)
+	}
+	if first := p.next(t); first.VersionInfo != "" || first.ResponseNonce != "" {
+		t.Errorf("%v", first)
+	}
+}
+
+func TestResponseTooLarge(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	p.set(t, "1", domain("a", strings.Repeat("x", 2000)))
+	uses := follow(t, Config{Server: p.address, MaxMessage: 1000})
+	receive(t, "a stream", p.opened)
+	receive(t, "another", p.opened)
+	p.set(t, "2", domain("a", "x"))
+	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "x" {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestForeignTypeIsRefused(t *testing.T) {
+	used := func([]config.Message, config.Problems) error {
+		t.Error("used")
+		return nil
+	}
+	r := answer(&discovery.DiscoveryResponse{TypeUrl: resource.ClusterType, VersionInfo: "2", Nonce: "n"}, "1", used)
+	if r.VersionInfo != "1" || r.ResponseNonce != "n" || !strings.Contains(r.ErrorDetail.GetMessage(), TypeURL) {
+		t.Errorf("%v", r)
+	}
+}
+
+func TestLongRefusalIsCut(t *testing.T) {
+	why := errors.New("é" + strings.Repeat("éa", maxRefusal))
+	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return why })
+	if n := len(r.ErrorDetail.GetMessage()); n < maxRefusal || n > maxRefusal+10 {
+		t.Errorf("%d bytes", n)
+	}
+}
+
+func TestPauseGrowsUpToItsBound(t *testing.T) {
+	c := Client{config: Config{MinBackoff: DefaultMinBackoff, MaxBackoff: DefaultMaxBackoff}}
+	for failures, most := range map[int]time.Duration{0: time.Second, 1: 2 * time.Second, 4: 16 * time.Second, 5: 30 * time.Second, 40: 30 * time.Second, 1 << 20: 30 * time.Second} {
+		var longest, shortest time.Duration = 0, most
+		for range 2000 {
+			d := c.backoff(failures)
+			longest, shortest = max(longest, d), min(shortest, d)
+		}
+		if longest > most || longest < most*9/10 || shortest > most/10 {
+			t.Errorf("after %d: %s to %s, want 0 to %s", failures, shortest, longest, most)
+		}
+	}
+}
+
+func TestHeadersThatCannotBeSent(t *testing.T) {
+	for name, value := range map[string]string{"": "x", "a b": "x", ":path": "x", "grpc-timeout": "1S", "a": "x\n", "b": "é"} {
+		if err := CheckHeader(name, value); err == nil {
+			t.Errorf("%q: %q", name, value)
+		}
+		if _, err := New(Config{Server: "localhost:1", Headers: map[string]string{name: value}}); err == nil {
+			t.Errorf("%q: %q: no error", name, value)
+		}
+	}
+	if err := CheckHeader("Authorization", "Bearer x y"); err != nil {
+		t.Error(err)
+	}
+}

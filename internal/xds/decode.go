@@ -1,0 +1,163 @@
+package xds
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+// units are those of ratelimit.config.ratelimit.v3.RateLimitUnit, by number: the published Go module
+// lacks those from 5 on.
+var units = map[ratelimit.RateLimitUnit]string{
+	1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week",
+}
+
+// Fields of RateLimitDescriptor that the published Go module lacks.
+const (
+	fieldQuotaMode = 7 // bool
+	fieldMetadata  = 8 // google.protobuf.Struct
+)
+
+// maxNesting bounds the messages inside each other. Descriptors may be nested less deep than that,
+// metadata as deep.
+const maxNesting = 256
+
+// decode reads resources. Those that cannot be read are Problems; the others are read all the same,
+// so that their mistakes are told as well.
+func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
+	for i, resource := range resources {
+		refuse := func(name, format string, args ...any) {
+			name = config.MessageFile(name, fmt.Sprintf("resources[%d]", i))
+			problems = append(problems, config.Problem{File: name, Message: fmt.Sprintf(format, args...)})
+		}
+		if resource.GetTypeUrl() != TypeURL {
+			refuse("", "is a %q, want a %s", resource.GetTypeUrl(), TypeURL)
+			continue
+		}
+		var m ratelimit.RateLimitConfig
+		if err := unmarshal(resource.GetValue(), &m); err != nil {
+			refuse(m.GetName(), "cannot be decoded: %v", err)
+			continue
+		}
+		list, err := descriptors(m.GetDescriptors())
+		if err != nil {
+			refuse(cmp.Or(m.GetDomain(), m.GetName()), "cannot be decoded: %v", err)
+			continue
+		}
+		messages = append(messages, config.Message{Name: m.GetName(), Domain: m.GetDomain(), Descriptors: list})
+	}
+	return messages, problems
+}
+
+func unmarshal(data []byte, m proto.Message) error {
+	return proto.UnmarshalOptions{RecursionLimit: maxNesting, Merge: true}.Unmarshal(data, m)
+}
+
+func descriptors(from []*ratelimit.RateLimitDescriptor) ([]config.MessageDescriptor, error) {
+	list := make([]config.MessageDescriptor, len(from))
+	for i, d := range from {
+		below, err := descriptors(d.GetDescriptors())
+		if err != nil {
+			return nil, err
+		}
+		list[i] = config.MessageDescriptor{
+			Key: d.GetKey(), Value: d.GetValue(), Limit: limit(d.GetRateLimit()), Descriptors: below,
+			Shadow: d.GetShadowMode(), Detailed: d.GetDetailedMetric(),
+		}
+		if err := later(d.ProtoReflect().GetUnknown(), &list[i]); err != nil {
+			return nil, fmt.Errorf("descriptor %q: %w", d.GetKey(), err)
+		}
+	}
+	return list, nil
+}
+
+func limit(from *ratelimit.RateLimitPolicy) *config.MessageLimit {
+	if from == nil {
+		return nil
+	}
+	l := &config.MessageLimit{
+		Unit: unit(from.GetUnit()), RequestsPerUnit: from.GetRequestsPerUnit(), Unlimited: from.GetUnlimited(), Name: from.GetName(),
+	}
+	if l.Unlimited && from.GetUnit() == 0 {
+		l.Unit = ""
+	}
+	for _, r := range from.GetReplaces() {
+		l.Replaces = append(l.Replaces, r.GetName())
+	}
+	for number := range fields(from.ProtoReflect().GetUnknown()) {
+		l.Unknown = append(l.Unknown, int32(number))
+	}
+	l.Unknown = slices.Compact(l.Unknown)
+	return l
+}
+
+// unit is the name of u; that of no unit makes the limit a mistake.
+func unit(u ratelimit.RateLimitUnit) string {
+	switch name, known := units[u]; {
+	case known:
+		return name
+	case u == 0:
+		return "UNKNOWN"
+	default:
+		return strconv.Itoa(int(u))
+	}
+}
+
+// later reads the fields that the Go module does not know from the bytes it has kept of them.
+func later(unknown []byte, d *config.MessageDescriptor) error {
+	var meta *structpb.Struct
+	for number, f := range fields(unknown) {
+		switch {
+		case number == fieldQuotaMode && f.kind == protowire.VarintType:
+			value, _ := protowire.ConsumeVarint(f.value)
+			d.Quota = protowire.DecodeBool(value)
+		case number == fieldMetadata && f.kind == protowire.BytesType:
+			if meta == nil {
+				meta = &structpb.Struct{}
+			}
+			data, _ := protowire.ConsumeBytes(f.value)
+			if err := unmarshal(data, meta); err != nil {
+				return fmt.Errorf("metadata: %w", err)
+			}
+		default:
+			d.Unknown = append(d.Unknown, int32(number))
+		}
+	}
+	d.Unknown = slices.Compact(d.Unknown)
+	if meta != nil {
+		d.Metadata = meta.AsMap()
+	}
+	return nil
+}
+
+// field is the value of a field, as it is on the wire.
+type field struct {
+	kind  protowire.Type
+	value []byte
+}
+
+// fields yields those of a message that was decoded: there is no mistake in its bytes.
+func fields(data []byte) func(yield func(protowire.Number, field) bool) {
+	return func(yield func(protowire.Number, field) bool) {
+		for len(data) > 0 {
+			number, kind, n := protowire.ConsumeTag(data)
+			if n < 0 {
+				return
+			}
+			size := protowire.ConsumeFieldValue(number, kind, data[n:])
+			if size < 0 || !yield(number, field{kind, data[n : n+size]}) {
+				return
+			}
+			data = data[n+size:]
+		}
+	}
+}

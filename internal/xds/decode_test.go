@@ -1,0 +1,134 @@
+package xds
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+func resources(t *testing.T, messages ...proto.Message) (list []*anypb.Any) {
+	t.Helper()
+	for _, m := range messages {
+		data, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, &anypb.Any{TypeUrl: TypeURL, Value: data})
+	}
+	return list
+}
+
+func TestDecode(t *testing.T) {
+	got, problems := decode(resources(t, &ratelimit.RateLimitConfig{Name: "n", Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{
+		{Key: "a", Value: "b", ShadowMode: true, DetailedMetric: true, Descriptors: []*ratelimit.RateLimitDescriptor{
+			{Key: "c", RateLimit: &ratelimit.RateLimitPolicy{
+				Unit: ratelimit.RateLimitUnit_HOUR, RequestsPerUnit: 7, Name: "x", Replaces: []*ratelimit.RateLimitReplace{{Name: "y"}, {Name: "z"}},
+			}},
+		}},
+		{Key: "free", RateLimit: &ratelimit.RateLimitPolicy{Unlimited: true}},
+	}}, &ratelimit.RateLimitConfig{Name: "m"}))
+	want := []config.Message{{Name: "n", Domain: "d", Descriptors: []config.MessageDescriptor{
+		{Key: "a", Value: "b", Shadow: true, Detailed: true, Descriptors: []config.MessageDescriptor{
+			{Key: "c", Limit: &config.MessageLimit{Unit: "hour", RequestsPerUnit: 7, Name: "x", Replaces: []string{"y", "z"}}, Descriptors: []config.MessageDescriptor{}},
+		}},
+		{Key: "free", Limit: &config.MessageLimit{Unlimited: true}, Descriptors: []config.MessageDescriptor{}},
+	}}, {Name: "m", Descriptors: []config.MessageDescriptor{}}}
+	if len(problems) > 0 || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, problems)
+	}
+}
+
+func TestUnits(t *testing.T) {
+	for number, want := range map[ratelimit.RateLimitUnit]string{0: "UNKNOWN", 1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week", 8: "8", -1: "-1"} {
+		got, problems := decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: &ratelimit.RateLimitPolicy{Unit: number}}}}))
+		if len(problems) > 0 || got[0].Descriptors[0].Limit.Unit != want {
+			t.Errorf("%d: %v, %v", number, got, problems)
+		}
+	}
+}
+
+// with is a descriptor with fields that the published Go module lacks.
+func with(fields []byte) *ratelimit.RateLimitConfig {
+	d := &ratelimit.RateLimitDescriptor{Key: "k"}
+	d.ProtoReflect().SetUnknown(fields)
+	return &ratelimit.RateLimitConfig{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{d}}
+}
+
+func TestLaterFields(t *testing.T) {
+	meta, err := structpb.NewStruct(map[string]any{"team": "a", "deep": map[string]any{"list": []any{1.5, true, nil}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, _ := proto.Marshal(meta)
+	b := protowire.AppendVarint(protowire.AppendTag(nil, fieldQuotaMode, protowire.VarintType), 1)
+	b = protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), data)
+	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 1)
+	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 2)
+	got, problems := decode(resources(t, with(b)))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	d := got[0].Descriptors[0]
+	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
+		t.Errorf("%+v", d)
+	}
+	// Not quota_mode, though its number: told, not taken.
+	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
+	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
+		t.Errorf("%+v", d)
+	}
+	policy := &ratelimit.RateLimitPolicy{}
+	policy.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 6, protowire.VarintType), 1))
+	got, _ = decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: policy}}}))
+	if l := got[0].Descriptors[0].Limit; !reflect.DeepEqual(l.Unknown, []int32{6}) {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestWhatCannotBeDecoded(t *testing.T) {
+	deep := &ratelimit.RateLimitDescriptor{}
+	for range 2 * maxNesting {
+		deep = &ratelimit.RateLimitDescriptor{Descriptors: []*ratelimit.RateLimitDescriptor{deep}}
+	}
+	broken := protowire.AppendBytes(protowire.AppendTag(nil, fieldMetadata, protowire.BytesType), []byte{0xff})
+	for name, c := range map[string]struct {
+		resource *anypb.Any
+		want     string
+	}{
+		"no bytes of a message": {&anypb.Any{TypeUrl: TypeURL, Value: []byte{0xff, 0xff}}, "xds:resources[0]: cannot be decoded"},
+		"another type":          {&anypb.Any{TypeUrl: "type.googleapis.com/x.Y"}, `xds:resources[0]: is a "type.googleapis.com/x.Y"`},
+		"nothing":               {nil, `xds:resources[0]: is a ""`},
+		"not UTF-8":             {&anypb.Any{TypeUrl: TypeURL, Value: []byte{2<<3 | 2, 1, 0xff}}, "invalid UTF-8"},
+		"too deep":              {resources(t, &ratelimit.RateLimitConfig{Name: "n", Descriptors: []*ratelimit.RateLimitDescriptor{deep}})[0], "xds:n: cannot be decoded"},
+		"metadata":              {resources(t, with(broken))[0], `xds:d: cannot be decoded: descriptor "k": metadata`},
+	} {
+		good := resources(t, &ratelimit.RateLimitConfig{Domain: "good"})[0]
+		got, problems := decode([]*anypb.Any{c.resource, good})
+		if len(problems) != 1 || !strings.Contains(problems.Error(), c.want) || !problems.Bad() {
+			t.Errorf("%s: %v, want %s", name, problems, c.want)
+		}
+		if len(got) != 1 || got[0].Domain != "good" {
+			t.Errorf("%s: the other was not read: %v", name, got)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{2<<3 | 2, 1, 'd', 3<<3 | 2, 3, 1<<3 | 2, 1, 'k'})
+	f.Add([]byte{3<<3 | 2, 5, fieldQuotaMode << 3, 1, fieldMetadata<<3 | 2, 1, 0xff})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		messages, problems := decode([]*anypb.Any{{TypeUrl: TypeURL, Value: data}})
+		if len(messages)+len(problems) != 1 {
+			t.Errorf("%v, %v", messages, problems)
+		}
+		config.CompileMessages(messages, config.Options{})
+	})
+}
