@@ -79,7 +79,8 @@ func (p Problems) Bad() bool {
 	return false
 }
 
-// Load reads paths, each a file or a folder of *.yaml (and *.yml) files, and compiles them. The
+// Load reads paths, each a file, a folder of *.yaml (and *.yml) files, or folder/** for all files
+// under it, and compiles them. The
 // Snapshot is nil if a Problem is more than a warning; a file that cannot be read is a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	files, problems := read(paths)

@@ -10,8 +10,19 @@ import (
 	"strings"
 )
 
+// below ends a path that stands for all files under a folder, at any depth and of any extension.
+const below = "**"
+
+// Root is the file or folder that path is about.
+func Root(path string) string {
+	if filepath.Base(path) == below {
+		return filepath.Dir(path)
+	}
+	return path
+}
+
 // read reads the files that paths name: files as they are, of folders the *.yaml and *.yml files,
-// by name. A file named twice is read once.
+// of folder/** all files under it, by name. A file named twice is read once.
 func read(paths []string) (files []File, problems Problems) {
 	seen := map[string]bool{}
 	trouble := func(name, message string) {
@@ -43,6 +54,13 @@ func read(paths []string) (files []File, problems Problems) {
 
 // list names the files that path stands for.
 func list(path string) ([]string, error) {
+	if root := Root(path); root != path {
+		names, err := walk(root, maxFolders)
+		if err == nil && len(names) == 0 {
+			err = errors.New("there is no file in the folder or under it")
+		}
+		return names, err
+	}
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
@@ -66,12 +84,44 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
+// maxFolders is how deep walk goes: links can lead in circles.
+const maxFolders = 16
+
+// walk lists the files under folder, those of a folder by name, but for hidden ones.
+func walk(folder string, depth int) (names []string, err error) {
+	entries, err := os.ReadDir(folder) // sorted by name
+	if err != nil {
+		return nil, fmt.Errorf("the folder cannot be listed: %w", cause(err))
+	}
+	for _, e := range entries {
+		name := filepath.Join(folder, e.Name())
+		info, err := os.Stat(name)
+		switch {
+		case hidden(e.Name()):
+		case err == nil && info.IsDir() && depth > 1:
+			inside, err := walk(name, depth-1)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			names = append(names, inside...)
+		case err != nil || info.Mode().IsRegular(): // a link to nowhere is a Problem when it is read
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// hidden files are what editors and Kubernetes leave beside the others.
+func hidden(base string) bool {
+	return strings.HasPrefix(base, ".") || strings.HasPrefix(base, "#") || strings.HasSuffix(base, "~")
+}
+
 // isConfig tells whether a file in a folder is meant as configuration. What editors leave behind
 // while they save (.x.yaml.swp, x.yaml~, #x.yaml#) is not, nor are the "..data" folders of a
 // Kubernetes ConfigMap; the links to the files in there are.
 func isConfig(name string) bool {
 	base := filepath.Base(name)
-	if strings.HasPrefix(base, ".") || !hasExtension(base) {
+	if hidden(base) || !hasExtension(base) {
 		return false
 	}
 	info, err := os.Stat(name)

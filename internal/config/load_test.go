@@ -35,6 +35,11 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 	}
 	must(t, os.MkdirAll(filepath.Join(folder, "sub.yaml"), 0o700))
 	write(t, filepath.Join(folder, "sub.yaml", "d.yaml"), "domain: d")
+	must(t, os.MkdirAll(filepath.Join(folder, "deep", "er", "..data"), 0o700))
+	for name, content := range map[string]string{"e.yaml": "domain: e", "f": "domain: f", ".x": "domain: [", "er/g.txt": "domain: g", "er/..data/x": "domain: ["} {
+		write(t, filepath.Join(folder, "deep", name), content)
+	}
+	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))
 	for _, c := range []struct {
 		names []string
 		want  []string
@@ -43,6 +48,8 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		{[]string{"single"}, []string{"single"}},
 		{[]string{"sub.yaml", "single", "b.yaml"}, []string{"b", "d", "single"}},
 		{[]string{"b.yaml", ".", "./b.yaml"}, []string{"a", "b"}},
+		{[]string{"deep/**"}, []string{"e", "f", "g"}},
+		{[]string{"deep/**", "deep"}, []string{"e", "f", "g"}},
 	} {
 		if got, said := loaded(t, folder, c.names...); !slices.Equal(got, c.want) || said != "" {
 			t.Errorf("%v: domains %v, want %v; said %q", c.names, got, c.want, said)
@@ -70,6 +77,8 @@ func TestLoadSaysWhatCannotBeRead(t *testing.T) {
 	for name, want := range map[string]string{
 		"nowhere":  "~/nowhere: cannot be read: no such file or directory",
 		"empty":    "~/empty: the folder has no *.yaml or *.yml file",
+		"empty/**": "~/empty/**: there is no file in the folder or under it",
+		"gone/**":  "~/gone/**: the folder cannot be listed: no such file or directory",
 		"dangling": "~/dangling/a.yaml: cannot be read: no such file or directory",
 	} {
 		if _, said := loaded(t, folder, "good.yaml", name); said != want {

@@ -95,17 +95,19 @@ func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- s
 
 // concerns makes a function that tells whether a change of a file or folder may be one of the
 // configuration, so that a busy folder that holds it costs nothing: *.yaml and *.yml, the "..data"
-// of a ConfigMap, and whatever has the name of a part of a path.
+// of a ConfigMap, whatever has the name of a part of a path, and any name where a path ends in **.
 func concerns(paths []string) func(name string) bool {
 	parts := map[string]bool{}
+	all := false
 	for _, path := range paths {
+		all = all || Root(path) != path
 		for part := range strings.SplitSeq(filepath.ToSlash(path), "/") {
 			parts[part] = true
 		}
 	}
 	return func(name string) bool {
 		base := filepath.Base(name)
-		return parts[base] || hasExtension(base) || strings.HasPrefix(base, "..")
+		return all || parts[base] || hasExtension(base) || strings.HasPrefix(base, "..")
 	}
 }
 
@@ -144,7 +146,7 @@ func digest(paths []string) [sha256.Size]byte {
 }
 
 // folders lists the folders in which a change can change what paths mean: that of each file, each
-// folder and the one above it, and those of the links on the way.
+// folder and the one above it, with ** those under it, and those of the links on the way.
 func folders(paths []string) (list []string) {
 	add := func(folder string) {
 		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {
@@ -152,6 +154,13 @@ func folders(paths []string) (list []string) {
 		}
 	}
 	for _, path := range paths {
+		if root := Root(path); root != path {
+			path = root
+			names, _ := walk(root, maxFolders) // an error is told by Load
+			for _, name := range names {
+				add(filepath.Dir(name))
+			}
+		}
 		path, err := filepath.Abs(path)
 		if err != nil {
 			continue

@@ -194,3 +194,23 @@ func TestSettleWaitsForQuietButNotForever(t *testing.T) {
 		}
 	})
 }
+
+// TestWatchSeesTheReferenceLayout: all files under a folder that a link leads to, edited in place
+// and replaced by turning the link.
+func TestWatchSeesTheReferenceLayout(t *testing.T) {
+	root := t.TempDir()
+	for _, version := range []string{"v1", "v2"} {
+		must(t, os.MkdirAll(filepath.Join(root, version, "config", "sub"), 0o700))
+		write(t, filepath.Join(root, version, "config", "sub", "limits"), "domain: "+version)
+	}
+	current := filepath.Join(root, "current")
+	must(t, os.Symlink("v1", current))
+	next, _ := seen(t, filepath.Join(current, "config", "**"))
+	write(t, filepath.Join(current, "config", "sub", "limits"), "domain: edited")
+	next("an edit in place")
+	must(t, os.Symlink("v2", current+".new"))
+	must(t, os.Rename(current+".new", current))
+	next("the link turned")
+	write(t, filepath.Join(root, "v2", "config", "another"), "domain: another")
+	next("a new file without an extension")
+}
