@@ -89,6 +89,7 @@ func TestShards(t *testing.T) {
 	t.Run("deny only what is not there", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })
 	t.Run("serve a cost larger than each", func(t *testing.T) { shardsServeLargeCosts(t, url) })
 	t.Run("are given back to, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
+	t.Run("lose nothing given back at once", func(t *testing.T) { shardsLoseNothing(t, url) })
 	t.Run("spread a reservation level", func(t *testing.T) { shardsSpreadAReservation(t, url) })
 	t.Run("in a group are undone", func(t *testing.T) { shardsInAGroup(t, url) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
@@ -228,6 +229,38 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	takeOne(t, s, c, algorithms.Ask{Cost: -1000})
 	if got := values(t, s, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
 		t.Errorf("left %v, want all full", got)
+	}
+}
+
+// Many give back at the same time, in several processes: nearly each gift finds room, and none is
+// given twice.
+func shardsLoseNothing(t *testing.T, url string) {
+	var stores []*Store
+	for range 3 {
+		stores = append(stores, open(t, Config{URL: url, Timeout: 5 * time.Second}))
+	}
+	const limit = 60
+	c := sharded(t, windowSpec(limit), 6, "nothing lost")
+	var taken atomic.Int64
+	for range 30 {
+		var wg sync.WaitGroup
+		for i := range 12 {
+			wg.Go(func() {
+				if takeOne(t, stores[i%3], c, algorithms.Ask{Cost: 4}).Allowed {
+					taken.Add(4)
+					takeOne(t, stores[i%3], c, algorithms.Ask{Cost: -4})
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for _, s := range stores { // and waits for what is on its way back
+		s.Close()
+	}
+	left := sum(values(t, open(t, Config{URL: url, Timeout: 5 * time.Second}), c))
+	t.Logf("%d of %d units were lost on their way back", limit-left, taken.Load())
+	if left > limit || left < limit-taken.Load()/50 {
+		t.Errorf("%d of %d units were lost on their way back", limit-left, taken.Load())
 	}
 }
 
