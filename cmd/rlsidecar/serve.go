@@ -15,6 +15,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
@@ -24,6 +25,7 @@ type serveCmd struct {
 
 	GRPCListen  string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
 	HTTPListen  string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
+	APIToken    string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
 	AdminListen string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
 	AdminToken  string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 
@@ -40,6 +42,8 @@ type serveCmd struct {
 	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER,LIMIT_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
 	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER,LIMIT_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
 	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA,RESPONSE_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
+
+	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers on the HTTP port's decisions: ietf, x, both (${default}) or none."`
 
 	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Go on serving for this long after readiness has failed; at least two of the proxy's health checks (${default})."`
 	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Then wait for requests under way for this long (${default})."`
@@ -98,8 +102,10 @@ func (c *serveCmd) settings() server.Config {
 	s := server.Config{
 		Paths: c.Config, Defaults: c.options(),
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, Admin: c.AdminListen, AdminToken: c.AdminToken,
+		APIToken:      c.APIToken,
 		TLS:           server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA},
 		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
+		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,
 		Redis:         c.redis(),
 		DrainDelay:    c.DrainDelay, DrainTimeout: c.DrainTimeout,
@@ -109,6 +115,16 @@ func (c *serveCmd) settings() server.Config {
 		s.Answers.Headers = &grpcapi.Headers{Limit: c.LimitHeader, Remaining: c.RemainingHeader, Reset: c.ResetHeader}
 	}
 	return s
+}
+
+// httpHeaders is the value of --http-headers.
+type httpHeaders httpapi.HeaderSets
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (h *httpHeaders) UnmarshalText(text []byte) error {
+	sets, err := httpapi.ParseHeaderSets(string(text))
+	*h = httpHeaders(sets)
+	return err
 }
 
 // newLogger logs to w, a line for each entry.

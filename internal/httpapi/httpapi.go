@@ -1,5 +1,6 @@
-// Package httpapi is the door for whoever speaks plain HTTP: the reference server's JSON form of
-// ShouldRateLimit, and the health of the program.
+// Package httpapi is the door for whoever speaks plain HTTP: proxies that ask whether to let a
+// request pass (/v1/auth), applications that ask about limits by their names (/v1/limit), the
+// reference server's JSON form of ShouldRateLimit, and the health of the program.
 package httpapi
 
 import (
@@ -19,6 +20,10 @@ type Config struct {
 	AnswerJSON func(ctx context.Context, body []byte) (code int, response []byte)
 	// Ready tells whether requests should be sent here.
 	Ready func() bool
+	// Auth is for proxies; nil: there is none.
+	Auth *Auth
+	// API is for applications; nil: there is none.
+	API *API
 }
 
 // New makes the handler of all paths.
@@ -32,7 +37,13 @@ func New(c Config) http.Handler {
 		health(w, c.Ready(), http.StatusServiceUnavailable)
 	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, true, 0) })
-	return mux
+	if c.API != nil {
+		c.API.routes(mux)
+	}
+	if c.Auth == nil {
+		return mux
+	}
+	return c.Auth.before(mux) // because a mux cleans paths, and redirects
 }
 
 // health answers OK, or code.

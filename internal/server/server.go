@@ -237,7 +237,7 @@ func (s *server) httpAPI() *httpapi.API {
 	if closed {
 		s.log.Warn("the HTTP API is closed: others than this machine can reach it, and there is no token for it", zap.String("http", s.config.HTTP))
 	}
-	return &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed}
+	return &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed, Headers: s.config.HTTPHeaders}
 }
 
 // authDoor is what proxies ask by HTTP.

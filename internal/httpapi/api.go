@@ -1,0 +1,136 @@
+package httpapi
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// maxAsk bounds the body of a request to the API.
+const maxAsk = 64 << 10
+
+// API is what applications ask about limits by their names.
+type API struct {
+	Limiter *limiter.Limiter
+	// Token must come with each request, as a bearer token; "": none is asked for.
+	Token string
+	// Closed refuses everything: there is no token, and others than this machine can ask.
+	Closed bool
+	// Headers are sent with decisions.
+	Headers HeaderSets
+}
+
+// routes adds the API's paths to mux.
+func (a *API) routes(mux *http.ServeMux) {
+	for path, methods := range a.paths() {
+		mux.Handle(path, a.guard(methods))
+	}
+	mux.Handle("/v1/", a.guard(nil))
+}
+
+// paths lists what there is; openapi.json describes the same.
+func (a *API) paths() map[string]map[string]http.HandlerFunc {
+	return map[string]map[string]http.HandlerFunc{
+		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
+		"/v1/check":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, true) }},
+		"/v1/limits":        {http.MethodGet: a.list},
+		"/v1/limits/{name}": {http.MethodGet: a.show},
+	}
+}
+
+// guard lets those in who may ask, with a method that there is; no methods: no such path.
+func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
+	var origin http.CrossOriginProtection
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		method := r.Method
+		if method == http.MethodHead {
+			method = http.MethodGet
+		}
+		switch handle := methods[method]; {
+		case a.Closed:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token, or have it listen on 127.0.0.1", "")
+		case !a.knows(r.Header.Get("Authorization")):
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			unauthorized.write(w, "", "")
+		case methods == nil:
+			unknownPath.write(w, "", "")
+		case handle == nil:
+			for allowed := range methods {
+				w.Header().Add("Allow", allowed)
+			}
+			wrongMethod.write(w, "", "")
+		case origin.Check(r) != nil: // a page in somebody's browser: no token keeps it out
+			crossOrigin.write(w, "", "")
+		default:
+			handle(w, r)
+		}
+	})
+}
+
+// knows tells whether an Authorization header has the token. It takes as long for any.
+func (a *API) knows(header string) bool {
+	if a.Token == "" {
+		return true
+	}
+	scheme, token, _ := strings.Cut(header, " ")
+	want, got := sha256.Sum256([]byte(a.Token)), sha256.Sum256([]byte(strings.TrimSpace(token)))
+	return subtle.ConstantTimeCompare(want[:], got[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+}
+
+// decide answers /v1/limit, and, looking only, /v1/check.
+func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
+	body, ok := readBody(w, r)
+	if !ok {
+		return
+	}
+	c := &limiter.Call{}
+	if err := parseAsk(body, c); err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	c.Look = look
+	if err := a.Limiter.Check(r.Context(), c); err != nil {
+		mistake(w, err)
+		return
+	}
+	a.answer(w, c)
+}
+
+// mistake answers what the limiter says of a request that is wrong.
+func mistake(w http.ResponseWriter, err error) {
+	ask, ok := errors.AsType[*limiter.AskError](err)
+	switch {
+	case !ok:
+		unavailable.write(w, err.Error(), "")
+	case ask.Missing:
+		unknownLimit.write(w, ask.Problem, "")
+	default:
+		unusable.write(w, ask.Problem, "")
+	}
+}
+
+// readBody reads all of the body, or answers why not.
+func readBody(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAsk))
+	if err == nil {
+		return body, true
+	}
+	_, large := errors.AsType[*http.MaxBytesError](err)
+	timeout, slow := errors.AsType[net.Error](err)
+	switch {
+	case large:
+		tooLarge.write(w, "the body must be at most 64 KiB", "")
+	case slow && timeout.Timeout():
+		tooSlow.write(w, "", "")
+	default:
+		malformed.write(w, "the body breaks off", "")
+	}
+	return nil, false
+}

@@ -1,0 +1,183 @@
+package httpapi
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// apiAnswer is a decision. Times are in ms, rounded up.
+type apiAnswer struct {
+	OK bool `json:"ok"`
+	// RetryAfter is when the same request can succeed; absent where ok.
+	RetryAfter int64 `json:"retry_after_ms,omitempty"`
+	// Wait is how far away what was reserved, or the turn in a leaky bucket, is.
+	Wait int64 `json:"wait_ms,omitempty"`
+	// Degraded: some limit could not be asked, and its on_backend_failure answered.
+	Degraded bool          `json:"degraded,omitempty"`
+	Limits   []limitAnswer `json:"limits"`
+}
+
+// limitAnswer is what one limit said.
+type limitAnswer struct {
+	Name string `json:"name"`
+	Key  key    `json:"key,omitempty"`
+	// OK is its own answer, whatever that came to.
+	OK bool `json:"ok"`
+	// Shadow: its denial does not stand against the request.
+	Shadow bool `json:"shadow,omitempty"`
+	// Remaining and ResetAfter are absent where nothing is known of the bucket.
+	Remaining  *int64 `json:"remaining,omitempty"`
+	Limit      int64  `json:"limit"`
+	ResetAfter *int64 `json:"reset_after_ms,omitempty"`
+	RetryAfter int64  `json:"retry_after_ms,omitempty"`
+	Wait       int64  `json:"wait_ms,omitempty"`
+	Degraded   bool   `json:"degraded,omitempty"`
+}
+
+// key is the values that tell a bucket apart: one as a text, several as a list.
+type key []string
+
+// MarshalJSON writes bytes that are not UTF-8 as {"base64": "…"}, as they can be asked for.
+func (k key) MarshalJSON() ([]byte, error) {
+	values := make([]any, len(k))
+	for i, v := range k {
+		if values[i] = v; !utf8.ValidString(v) {
+			values[i] = map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(v))}
+		}
+	}
+	if len(values) == 1 {
+		return json.Marshal(values[0])
+	}
+	return json.Marshal(values)
+}
+
+// answer answers what was decided on c.
+func (a *API) answer(w http.ResponseWriter, c *limiter.Call) {
+	if r := neverOf(c); r != nil {
+		name := c.Limits[r.Descriptor].Name
+		cost, most := costOf(c, r)
+		neverFits.write(w, fmt.Sprintf("limit %q: asks for %d, the most it can ever get is %d", name, cost, most), name)
+		return
+	}
+	if err := undecided(c); err != nil {
+		detail := "the backend could not decide in time"
+		if errors.Is(err, backend.ErrFull) {
+			detail = "there is no room for another bucket"
+		}
+		unavailable.write(w, detail, "")
+		return
+	}
+	said := apiAnswerOf(c)
+	apiHeaders(w.Header(), a.Headers, c)
+	code := http.StatusOK
+	switch {
+	case c.Denied:
+		code = http.StatusTooManyRequests
+	case said.Wait > 0:
+		code = http.StatusAccepted
+	}
+	send(w, code, "application/json", said)
+}
+
+// neverOf is the first result that denies for good; nil: none.
+func neverOf(c *limiter.Call) *limiter.Result {
+	if !c.Never {
+		return nil
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.Outcome.Denies() && r.Decision.Never {
+			return r
+		}
+	}
+	return nil
+}
+
+// costOf is what was asked of r's bucket altogether, and the most that it could ever give.
+func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
+	reserve := true
+	for i := range c.Results {
+		if other := &c.Results[i]; string(other.Key) == string(r.Key) {
+			cost += other.Cost
+			reserve = reserve && c.Limits[other.Descriptor].Reserve
+		}
+	}
+	return cost, shownLimit(r).Most(reserve)
+}
+
+// failed tells whether on_backend_failure answered.
+func failed(r *limiter.Result) bool {
+	return r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied
+}
+
+// undecided is why nothing could be decided, where that denies; nil where some limit denies by
+// itself.
+func undecided(c *limiter.Call) (err error) {
+	if !c.Denied {
+		return nil
+	}
+	for i := range c.Results {
+		r := &c.Results[i]
+		switch {
+		case !r.Outcome.Denies():
+		case r.Decision.Err == nil:
+			return nil
+		default:
+			err = r.Decision.Err
+		}
+	}
+	return err
+}
+
+func apiAnswerOf(c *limiter.Call) apiAnswer {
+	a := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.Verdict.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
+	for i := range c.Results {
+		l := answerOfLimit(c, &c.Results[i])
+		a.Degraded = a.Degraded || l.Degraded
+		if a.OK {
+			a.Wait = max(a.Wait, l.Wait)
+		}
+		a.Limits[i] = l
+	}
+	return a
+}
+
+func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
+	ask := &c.Limits[r.Descriptor]
+	l := limitAnswer{Name: ask.Name, Key: ask.Key, Shadow: r.Policy.Shadow, Degraded: failed(r)}
+	d := &r.Decision
+	if d.Err != nil {
+		l.OK = !r.Outcome.Denies()
+		l.Limit, _ = limiter.Shown(&r.Policy.Limit)
+		return l
+	}
+	l.OK = d.Allowed || r.Outcome == limiter.Unlimited
+	l.Limit, _ = limiter.Shown(shownLimit(r))
+	reset := millis(d.ResetAfter)
+	l.Remaining, l.ResetAfter = &d.Remaining, &reset
+	l.RetryAfter = millis(d.RetryAfter)
+	if d.Allowed && (ask.Reserve || r.Policy.Limit.Kind == algorithms.LeakyBucket) {
+		l.Wait = millis(d.Wait)
+	}
+	return l
+}
+
+// apiHeaders adds those that tell of c.
+func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call) {
+	var l lines
+	l.verdict(sets, &c.Verdict)
+	if c.Denied {
+		l.number("Retry-After", max(1, wholeSeconds(c.Verdict.RetryAfter)))
+	}
+	l.write(h)
+}
+
+// millis is d in whole milliseconds, rounded up.
+func millis(d algorithms.Micros) int64 { return int64((d + 999) / 1000) }

@@ -1,0 +1,129 @@
+package httpapi
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// description is the numbers of a limit, exactly: rate units flow in per period_us.
+type description struct {
+	Domain      string `json:"domain"`
+	Name        string `json:"name"`
+	Algorithm   string `json:"algorithm"`
+	Rate        int64  `json:"rate"`
+	PeriodUS    int64  `json:"period_us"`
+	Capacity    int64  `json:"capacity"`
+	MaxReserved int64  `json:"max_reserved,omitempty"`
+	Shards      int    `json:"shards,omitempty"`
+	Shadow      bool   `json:"shadow,omitempty"`
+	OnFailure   string `json:"on_backend_failure"`
+}
+
+// bucket is one bucket of a limit, as it is now.
+type bucket struct {
+	description
+	Key       key   `json:"key,omitempty"`
+	Remaining int64 `json:"remaining"`
+	// Value is what is left in 1/value_scale units, below 0 a debt.
+	Value int64 `json:"value"`
+	Scale int64 `json:"value_scale"`
+	// At is the moment that this is of, by the backend's clock.
+	At         int64 `json:"time_us"`
+	ResetAfter int64 `json:"reset_after_ms"`
+}
+
+func describe(p *descriptors.Policy) description {
+	l := &p.Limit
+	d := description{
+		Domain: p.Domain, Name: p.Name, Algorithm: l.Kind.String(), Rate: l.Rate,
+		PeriodUS: l.Period * int64(max(1, l.Tick)), Capacity: l.Capacity,
+		Shards: len(p.Shards), Shadow: p.Shadow, OnFailure: p.OnFailure.String(),
+	}
+	if l.CanReserve() {
+		d.MaxReserved = l.MaxReserved
+	}
+	return d
+}
+
+// list answers with all named limits.
+func (a *API) list(w http.ResponseWriter, _ *http.Request) {
+	s := a.Limiter.Current()
+	if s == nil {
+		mistake(w, limiter.ErrNoConfig)
+		return
+	}
+	all := []description{}
+	for _, d := range s.Domains {
+		for _, p := range d.Named {
+			all = append(all, describe(p))
+		}
+	}
+	slices.SortFunc(all, func(a, b description) int {
+		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
+	})
+	send(w, http.StatusOK, "application/json", map[string]any{"limits": all})
+}
+
+// show answers with one bucket of a named limit. It takes nothing.
+func (a *API) show(w http.ResponseWriter, r *http.Request) {
+	domain, key, err := query(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	c := &limiter.Call{}
+	c.Request.Domain, c.Look = domain, true
+	c.Limits = append(c.Limits, limiter.LimitAsk{Name: r.PathValue("name"), Key: key})
+	if err := a.Limiter.Check(r.Context(), c); err != nil {
+		mistake(w, err)
+		return
+	}
+	result := &c.Results[0]
+	d := &result.Decision
+	if d.Err != nil || failed(result) {
+		unavailable.write(w, "the bucket could not be looked at", result.Policy.Name)
+		return
+	}
+	send(w, http.StatusOK, "application/json", bucket{
+		description: describe(result.Policy), Key: key, Remaining: d.Remaining,
+		Value: d.Value, Scale: scale(&result.Policy.Limit), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
+	})
+}
+
+// scale is how many of a Decision's Value make one unit.
+func scale(l *algorithms.Limit) int64 {
+	switch l.Kind {
+	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.Guaranteed:
+		return max(1, l.Q)
+	default:
+		return 1
+	}
+}
+
+// query reads which bucket is meant: key once for each value, in their order.
+func query(raw string) (domain string, key []string, err error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return "", nil, errors.New("the query cannot be read")
+	}
+	for name, list := range values {
+		switch {
+		case name == "key":
+			key = list
+		case name == "domain" && len(list) == 1:
+			domain = list[0]
+		case name == "domain":
+			return "", nil, errors.New("domain is there twice")
+		default:
+			return "", nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are key and domain")
+		}
+	}
+	return domain, key, nil
+}

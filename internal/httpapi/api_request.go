@@ -1,0 +1,275 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// maxAsks bounds the limits of one request, which a Store takes in one step.
+	maxAsks = 100
+	// maxCount is the largest count, either way: all whole numbers up to it are exact everywhere.
+	maxCount = 1 << 53
+)
+
+// parseAsk reads a request for limits into c: one limit, or a list of them under "limits". It is
+// strict: what is not known, there twice or of another type is a mistake.
+func parseAsk(body []byte, c *limiter.Call) error {
+	p, err := newParser(body)
+	if err != nil {
+		return err
+	}
+	one := limiter.LimitAsk{Count: 1}
+	members := p.ask(&one)
+	members["domain"] = p.string(&c.Request.Domain)
+	members["limits"] = func() error { return p.asks(c) }
+	seen, err := p.object(members)
+	switch {
+	case err != nil:
+		return err
+	case !seen["limits"] && !seen["name"]:
+		return errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
+	case !seen["limits"]:
+		c.Limits = append(c.Limits, one)
+	case seen["name"] || seen["key"] || seen["count"] || seen["reserve"]:
+		return errors.New("has limits beside a limit; put all of them into the list")
+	}
+	return nil
+}
+
+// parseReset reads which bucket is meant.
+func parseReset(body []byte) (domain string, ask limiter.LimitAsk, err error) {
+	p, err := newParser(body)
+	if err != nil {
+		return "", ask, err
+	}
+	seen, err := p.object(map[string]func() error{
+		"domain": p.string(&domain), "name": p.string(&ask.Name), "key": p.keyOf(&ask),
+	})
+	if err == nil && !seen["name"] {
+		err = errors.New(`names no limit; write {"name": …}`)
+	}
+	return domain, ask, err
+}
+
+// parser reads one JSON value that is known to be well-formed.
+type parser struct {
+	body []byte
+	dec  *json.Decoder
+}
+
+func newParser(body []byte) (*parser, error) {
+	if !utf8.Valid(body) {
+		return nil, errors.New(`is not UTF-8; write a key of other bytes as {"base64": "…"}`)
+	}
+	var whole json.RawMessage
+	if err := json.Unmarshal(body, &whole); err != nil {
+		if at, ok := errors.AsType[*json.SyntaxError](err); ok {
+			return nil, fmt.Errorf("is not JSON, at byte %d: %w", at.Offset, err)
+		}
+		return nil, fmt.Errorf("is not JSON: %w", err)
+	}
+	p := &parser{body: body, dec: json.NewDecoder(bytes.NewReader(body))}
+	p.dec.UseNumber()
+	return p, nil
+}
+
+// token is the next token; there is one.
+func (p *parser) token() json.Token {
+	t, _ := p.dec.Token() // the whole was found well-formed
+	return t
+}
+
+// object reads an object, each member by its function, and says which were there.
+func (p *parser) object(members map[string]func() error) (seen map[string]bool, err error) {
+	if t := p.token(); t != json.Delim('{') {
+		return nil, fmt.Errorf("must be an object, is %s", described(t))
+	}
+	seen = map[string]bool{}
+	for p.dec.More() {
+		name, err := p.text()
+		if err != nil {
+			return nil, err
+		}
+		read := members[name]
+		switch {
+		case read == nil:
+			return nil, fmt.Errorf("unknown field %q", descriptors.Printable(name))
+		case seen[name]:
+			return nil, fmt.Errorf("%s is there twice", name)
+		}
+		seen[name] = true
+		if err := read(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	p.token()
+	return seen, nil
+}
+
+// ask are the members of what is asked of one limit.
+func (p *parser) ask(into *limiter.LimitAsk) map[string]func() error {
+	return map[string]func() error{
+		"name": p.string(&into.Name),
+		"key":  p.keyOf(into),
+		"count": func() (err error) {
+			into.Count, err = p.count()
+			return err
+		},
+		"reserve": func() error {
+			t := p.token()
+			var ok bool
+			if into.Reserve, ok = t.(bool); !ok {
+				return fmt.Errorf("must be true or false, is %s", described(t))
+			}
+			return nil
+		},
+	}
+}
+
+// asks reads the list of limits.
+func (p *parser) asks(c *limiter.Call) error {
+	if t := p.token(); t != json.Delim('[') {
+		return fmt.Errorf("must be a list, is %s", described(t))
+	}
+	for n := 0; p.dec.More(); n++ {
+		if n == maxAsks {
+			return fmt.Errorf("are more than %d", maxAsks)
+		}
+		ask := limiter.LimitAsk{Count: 1}
+		seen, err := p.object(p.ask(&ask))
+		switch {
+		case err != nil:
+			return fmt.Errorf("[%d]: %w", n, err)
+		case !seen["name"]:
+			return fmt.Errorf("[%d]: names no limit", n)
+		}
+		c.Limits = append(c.Limits, ask)
+	}
+	p.token()
+	if len(c.Limits) == 0 {
+		return errors.New("are none")
+	}
+	return nil
+}
+
+// string is a member that is a text.
+func (p *parser) string(into *string) func() error {
+	return func() (err error) {
+		*into, err = p.text()
+		return err
+	}
+}
+
+func (p *parser) text() (string, error) {
+	start := p.dec.InputOffset()
+	t := p.token()
+	s, ok := t.(string)
+	if !ok {
+		return "", fmt.Errorf("must be a text, is %s", described(t))
+	}
+	// Half of a surrogate pair is no character; encoding/json makes U+FFFD of each, so that
+	// different keys would become one.
+	if strings.ContainsRune(s, utf8.RuneError) && halfPair(p.body[start:p.dec.InputOffset()]) {
+		return "", errors.New("has half of a surrogate pair, which is no character")
+	}
+	return s, nil
+}
+
+// halfPair tells whether a text in JSON may have half of a surrogate pair. It is only asked of one
+// with a U+FFFD, and takes a whole pair beside that for a half.
+func halfPair(text []byte) bool {
+	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
+}
+
+// keyOf is the member that says which bucket: a text, or a list of them.
+func (p *parser) keyOf(into *limiter.LimitAsk) func() error {
+	return func() error {
+		if p.next() != '[' {
+			value, err := p.value()
+			into.Key = []string{value}
+			return err
+		}
+		p.token()
+		for n := 0; p.dec.More(); n++ {
+			value, err := p.value()
+			if err != nil {
+				return fmt.Errorf("[%d]: %w", n, err)
+			}
+			into.Key = append(into.Key, value)
+		}
+		p.token()
+		return nil
+	}
+}
+
+// value reads a text, or bytes as {"base64": "…"}.
+func (p *parser) value() (value string, err error) {
+	if p.next() != '{' {
+		return p.text()
+	}
+	var coded string
+	seen, err := p.object(map[string]func() error{"base64": p.string(&coded)})
+	if err != nil {
+		return "", err
+	}
+	if !seen["base64"] {
+		return "", errors.New(`must be a text or {"base64": "…"}`)
+	}
+	raw, err := base64.StdEncoding.Strict().DecodeString(coded)
+	if err != nil {
+		return "", errors.New("is not base64")
+	}
+	return string(raw), nil
+}
+
+// next is the first byte of the next value.
+func (p *parser) next() byte {
+	rest := bytes.TrimLeft(p.body[p.dec.InputOffset():], " \t\r\n:,")
+	return rest[0] // the whole is well-formed: a value follows
+}
+
+// count reads a whole number.
+func (p *parser) count() (int64, error) {
+	t := p.token()
+	number, ok := t.(json.Number)
+	if !ok {
+		return 0, fmt.Errorf("must be a whole number, is %s", described(t))
+	}
+	n, err := strconv.ParseInt(string(number), 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange), err == nil && (n > maxCount || n < -maxCount):
+		return 0, fmt.Errorf("must be between -2^53 and 2^53, is %s", descriptors.Printable(string(number)))
+	case err != nil:
+		return 0, fmt.Errorf("must be a whole number, is %s", descriptors.Printable(string(number)))
+	}
+	return n, nil
+}
+
+// described is what a token is, for people.
+func described(t json.Token) string {
+	switch t := t.(type) {
+	case nil:
+		return "null"
+	case bool:
+		return strconv.FormatBool(t)
+	case string:
+		return "a text"
+	case json.Number:
+		return "a number"
+	default:
+		if t == json.Delim('[') {
+			return "a list"
+		}
+		return "an object"
+	}
+}

@@ -1,0 +1,424 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+const apiLimits = `
+domain: edge
+limits:
+  send:   {algorithm: token_bucket, rate: 10, period: 1m}
+  tokens: {algorithm: token_bucket, rate: 10, period: 1m, max_reserved: 20}
+  few:    {algorithm: token_bucket, rate: 1, period: 1s, capacity: 3}
+  third:  {algorithm: token_bucket, rate: 3, period: 1s, capacity: 1}
+  jobs:   {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2}
+  log:    {algorithm: sliding_log, rate: 2, period: 1s}
+  seen:   {algorithm: token_bucket, rate: 1, period: 1s, shadow_mode: true}
+  pass:   {algorithm: token_bucket, rate: 1, period: 1s, on_backend_failure: allow}
+  share:  {algorithm: token_bucket, rate: 10, period: 1s, on_backend_failure: local, local_share: 10%}
+  both:   {algorithm: token_bucket, rate: 1, period: 1s}
+---
+domain: other
+limits:
+  both:   {algorithm: token_bucket, rate: 1, period: 1s}
+`
+
+// apiOver is the API over a store on a clock of the test's.
+func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
+	tb.Helper()
+	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	l := limiter.New(store, nil)
+	l.StandIn(memory.New(memory.Config{}))
+	l.Swap(snapshot)
+	a := &API{Limiter: l, Headers: HeaderSets{X: true}}
+	for _, e := range edit {
+		e(a)
+	}
+	return New(Config{API: a, Ready: func() bool { return true }})
+}
+
+func apiInMemory(tb testing.TB) (http.Handler, *storetest.Clock) {
+	tb.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	return apiOver(tb, memory.New(memory.Config{Clock: clock.Now})), clock
+}
+
+func call(h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// exchangeStep is a request at a time, and the answer.
+type exchangeStep struct {
+	at         algorithms.Micros
+	path, body string
+	code       int
+	want       string // all of the body; of a problem its detail
+}
+
+func (s exchangeStep) check(t *testing.T, h http.Handler) {
+	t.Helper()
+	method := http.MethodPost
+	if s.body == "" {
+		method = http.MethodGet
+	}
+	w := call(h, method, s.path, s.body)
+	got := w.Body.String()
+	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/problem+json") {
+		var p problem
+		if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || p.Status != w.Code || p.Type == "" || p.Title == "" {
+			t.Errorf("%s %s: problem %s (%v)", s.path, s.body, got, err)
+		}
+		got = p.Detail
+	}
+	if w.Code != s.code || got != s.want {
+		t.Errorf("%s %s:\n got %d %s\nwant %d %s", s.path, s.body, w.Code, got, s.code, s.want)
+	}
+}
+
+func script(t *testing.T, h http.Handler, clock *storetest.Clock, steps ...exchangeStep) {
+	t.Helper()
+	for _, s := range steps {
+		clock.Set(storetest.Start + s.at)
+		s.check(t, h)
+	}
+}
+
+const ms = algorithms.Micros(1000)
+
+func TestLimitSaysWhenToComeBack(t *testing.T) {
+	h, clock := apiInMemory(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":4}`, 200,
+			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
+			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000}]}`},
+		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // what it would leave
+			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
+		exchangeStep{24000*ms - 1, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
+			`{"ok":false,"retry_after_ms":1,"limits":[{"name":"send","key":"bob","ok":false,"remaining":9,"limit":10,"reset_after_ms":1,"retry_after_ms":1}]}`},
+		exchangeStep{24000 * ms, "/v1/limit", `{"domain":"edge","name":"send","key":["bob"],"count":10}`, 200,
+			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
+		exchangeStep{24000 * ms, "/v1/limit", `{"name":"send","key":"bob","count":-3}`, 200,
+			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":3,"limit":10,"reset_after_ms":42000}]}`},
+		// A third of a second is 333,334 us, which are 334 ms.
+		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 200, `{"ok":true,"limits":[{"name":"third","ok":true,"remaining":0,"limit":1,"reset_after_ms":334}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 429,
+			`{"ok":false,"retry_after_ms":334,"limits":[{"name":"third","ok":false,"remaining":0,"limit":1,"reset_after_ms":334,"retry_after_ms":334}]}`},
+	)
+}
+
+func TestSeveralLimitsAreTakenTogether(t *testing.T) {
+	h, clock := apiInMemory(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":["a","b"],"count":3},{"name":"send"}]}`, 200,
+			`{"ok":true,"limits":[{"name":"few","key":["a","b"],"ok":true,"remaining":0,"limit":3,"reset_after_ms":3000},` +
+				`{"name":"send","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":["a","b"],"count":3},{"name":"send"}]}`, 429,
+			`{"ok":false,"retry_after_ms":3000,"limits":[{"name":"few","key":["a","b"],"ok":false,"remaining":0,"limit":3,"reset_after_ms":3000,"retry_after_ms":3000},` +
+				`{"name":"send","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":"c","count":2},{"name":"few","key":"c","count":2}]}`, 400,
+			`limit "few": asks for 4, the most it can ever get is 3`},
+	)
+}
+
+func TestReservedForLaterIsAccepted(t *testing.T) {
+	h, clock := apiInMemory(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":10,"reserve":true}`, 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":5,"reserve":true}`, 202,
+			`{"ok":true,"wait_ms":30000,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":90000,"wait_ms":30000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":31,"reserve":true}`, 400, `limit "tokens": asks for 31, the most it can ever get is 30`},
+		exchangeStep{0, "/v1/limit", `{"name":"log","reserve":true}`, 400, `limit "log" is a sliding_log, which cannot be reserved`},
+		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 200, `{"ok":true,"limits":[{"name":"jobs","ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 202, `{"ok":true,"wait_ms":1000,"limits":[{"name":"jobs","ok":true,"remaining":1,"limit":3,"reset_after_ms":2000,"wait_ms":1000}]}`},
+	)
+}
+
+func TestShadowIsToldAndLetsPass(t *testing.T) {
+	h, clock := apiInMemory(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"name":"seen"}`, 200, `{"ok":true,"limits":[{"name":"seen","ok":true,"shadow":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"seen"}`, 200, `{"ok":true,"limits":[{"name":"seen","ok":false,"shadow":true,"remaining":0,"limit":1,"reset_after_ms":1000,"retry_after_ms":1000}]}`},
+	)
+}
+
+func TestMistakesAreExplained(t *testing.T) {
+	h, clock := apiInMemory(t)
+	for _, c := range []struct {
+		body string
+		code int
+		want string
+	}{
+		{`{"name":"send","count":12}`, 400, `limit "send": asks for 12, the most it can ever get is 10`},
+		{`{"name":"nope"}`, 404, `no limit is named "nope"`},
+		{`{"domain":"x","name":"send"}`, 404, `domain "x" is not configured`},
+		{`{"name":"both"}`, 400, `several domains have a limit named "both"; say which domain`},
+		{`{}`, 400, `names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`},
+		{`{"limits":[]}`, 400, `limits: are none`},
+		{`{"limits":[{"key":"x"}]}`, 400, `limits: [0]: names no limit`},
+		{`{"limits":[{"name":"send"}],"count":1}`, 400, `has limits beside a limit; put all of them into the list`},
+		{`{"limits":[` + strings.Repeat(`{"name":"send"},`, 100) + `{"name":"send"}]}`, 400, `limits: are more than 100`},
+		{`{"limits":{}}`, 400, `limits: must be a list, is an object`},
+		{`{"name":"send","Count":1}`, 400, `unknown field "Count"`},
+		{`{"name":"send","config":{}}`, 400, `unknown field "config"`},
+		{`{"name":"send","name":"send"}`, 400, `name is there twice`},
+		{`{"name":"send","count":"1"}`, 400, `count: must be a whole number, is a text`},
+		{`{"name":"send","count":1.5}`, 400, `count: must be a whole number, is 1.5`},
+		{`{"name":"send","count":9007199254740993}`, 400, `count: must be between -2^53 and 2^53, is 9007199254740993`},
+		{`{"name":"send","count":99999999999999999999}`, 400, `count: must be between -2^53 and 2^53, is 99999999999999999999`},
+		{`{"name":"send","reserve":1}`, 400, `reserve: must be true or false, is a number`},
+		{`{"name":"send","key":null}`, 400, `key: must be a text, is null`},
+		{`{"name":"send","key":["a",1]}`, 400, `key: [1]: must be a text, is a number`},
+		{`{"name":"send","key":{"base64":"*"}}`, 400, `key: is not base64`},
+		{`{"name":"send","key":{}}`, 400, `key: must be a text or {"base64": "…"}`},
+		{`{"name":"send","key":"\ud800"}`, 400, `key: has half of a surrogate pair, which is no character`},
+		{"{\"name\":\"send\",\"key\":\"\xff\"}", 400, `is not UTF-8; write a key of other bytes as {"base64": "…"}`},
+		{`{"name":["send"]}`, 400, `name: must be a text, is a list`},
+		{`[]`, 400, `must be an object, is a list`},
+		{`{"name":"send"} x`, 400, `is not JSON, at byte 17: invalid character 'x' after top-level value`},
+		{`{"name":`, 400, `is not JSON, at byte 8: unexpected end of JSON input`},
+	} {
+		for _, path := range []string{"/v1/limit", "/v1/check"} {
+			exchangeStep{0, path, c.body, c.code, c.want}.check(t, h)
+		}
+	}
+	script(t, h, clock, exchangeStep{0, "/v1/limit", `{"name":"send","count":10}`, 200, // nothing of it was charged
+		`{"ok":true,"limits":[{"name":"send","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
+}
+
+func TestKeysAreBytes(t *testing.T) {
+	h, clock := apiInMemory(t)
+	for _, k := range []string{`""`, `"\u0000"`, `"a\r\nb"`, `"a"`, `["a",""]`, `["",  "a"]`, `{"base64":"/w=="}`, `{"base64":"/wA="}`, `"\ufffd"`, `"😀"`} {
+		body := `{"name":"few","count":3,"key":` + k + `}`
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 {
+			t.Errorf("%s: %d %s", k, w.Code, w.Body)
+		}
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
+			t.Errorf("%s again: %d %s", k, w.Code, w.Body)
+		}
+	}
+	script(t, h, clock,
+		exchangeStep{0, "/v1/check", `{"name":"few","key":[{"base64":"/w=="},"x"]}`, 200,
+			`{"ok":true,"limits":[{"name":"few","key":[{"base64":"/w=="},"x"],"ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
+		exchangeStep{0, "/v1/limits/few?key=%ff", ``, 200,
+			`{"domain":"edge","name":"few","algorithm":"token_bucket","rate":1,"period_us":1000000,"capacity":3,"max_reserved":9007199251,"on_backend_failure":"deny",` +
+				`"key":{"base64":"/w=="},"remaining":0,"value":0,"value_scale":1000000,"time_us":1767225600000000,"reset_after_ms":3000}`},
+	)
+}
+
+func TestLimitsAreListedAndShown(t *testing.T) {
+	h, clock := apiInMemory(t)
+	w := call(h, "GET", "/v1/limits", "")
+	var list struct{ Limits []description }
+	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 11 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[10].Domain != "other" {
+		t.Errorf("not in order: %s", w.Body)
+	}
+	call(h, "POST", "/v1/limit", `{"name":"tokens","key":["a","b"],"count":15,"reserve":true}`)
+	clock.Set(storetest.Start + 1)
+	script(t, h, clock,
+		exchangeStep{1, "/v1/limits/tokens?key=a&key=b&domain=edge", "", 200,
+			`{"domain":"edge","name":"tokens","algorithm":"token_bucket","rate":10,"period_us":60000000,"capacity":10,"max_reserved":20,"on_backend_failure":"deny",` +
+				`"key":["a","b"],"remaining":0,"value":-29999999,"value_scale":6000000,"time_us":1767225600000001,"reset_after_ms":90000}`},
+		exchangeStep{1, "/v1/limits/nope", "", 404, `no limit is named "nope"`},
+		exchangeStep{1, "/v1/limits/both", "", 400, `several domains have a limit named "both"; say which domain`},
+		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; known are key and domain`},
+		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain is there twice`},
+		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be read`},
+	)
+}
+
+// broken is a store that cannot decide.
+type broken struct{ err error }
+
+func (b broken) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
+	for i := range decisions {
+		decisions[i] = backend.Decision{Err: b.err}
+	}
+}
+
+func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
+	away := apiOver(t, broken{fmt.Errorf("%w: gone", backend.ErrUnavailable)})
+	for _, s := range []exchangeStep{
+		{0, "/v1/limit", `{"name":"send"}`, 503, "the backend could not decide in time"},
+		{0, "/v1/check", `{"name":"send"}`, 503, "the backend could not decide in time"},
+		{0, "/v1/limits/send", ``, 503, "the bucket could not be looked at"},
+		{0, "/v1/limit", `{"limits":[{"name":"send"},{"name":"pass"}]}`, 503, "the backend could not decide in time"},
+		{0, "/v1/limit", `{"name":"pass"}`, 200, `{"ok":true,"degraded":true,"limits":[{"name":"pass","ok":true,"limit":1,"degraded":true}]}`},
+	} {
+		s.check(t, away)
+	}
+	if w := call(away, "POST", "/v1/limit", `{"name":"send"}`); w.Header().Get("Retry-After") != "1" {
+		t.Errorf("headers %v", w.Header())
+	}
+	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 200 || !strings.Contains(w.Body.String(), `"remaining":0,"limit":1,`) {
+		t.Errorf("its own share: %d %s", w.Code, w.Body)
+	}
+	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 429 || !strings.Contains(w.Body.String(), `"degraded":true`) {
+		t.Errorf("its own share is used up: %d %s", w.Code, w.Body)
+	}
+	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "there is no room for another bucket"}.check(t, apiOver(t, broken{backend.ErrFull}))
+}
+
+func TestHeadersTellTheTightestLimit(t *testing.T) {
+	h, _ := apiInMemory(t)
+	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":5},{"name":"few","count":3}]}`)
+	if x := w.Header(); x["X-RateLimit-Limit"][0] != "3" || x["X-RateLimit-Remaining"][0] != "0" || x["X-RateLimit-Reset"][0] != "3" || x["Retry-After"] != nil {
+		t.Errorf("allowed: %v", x)
+	}
+	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":10},{"name":"few","count":3}]}`)
+	if x := w.Header(); x["X-RateLimit-Limit"][0] != "10" || x["X-RateLimit-Reset"][0] != "30" || x["Retry-After"][0] != "30" {
+		t.Errorf("denied: %v", x)
+	}
+}
+
+func TestWhoMayAsk(t *testing.T) {
+	store := memory.New(memory.Config{})
+	open := apiOver(t, store)
+	token := apiOver(t, store, func(a *API) { a.Token = "s3cret" })
+	closed := apiOver(t, store, func(a *API) { a.Closed = true })
+	for _, c := range []struct {
+		h            http.Handler
+		method, path string
+		header       []string
+		code         int
+	}{
+		{open, "GET", "/v1/limits", nil, 200},
+		{open, "HEAD", "/v1/limits", nil, 200},
+		{open, "POST", "/v1/limits", nil, 405},
+		{open, "GET", "/v1/limit", nil, 405},
+		{open, "GET", "/v1/else", nil, 404},
+		{open, "POST", "/v1/limit", []string{"Sec-Fetch-Site", "cross-site"}, 403},
+		{open, "POST", "/v1/limit", []string{"Origin", "https://elsewhere.example"}, 403},
+		{token, "GET", "/v1/limits", nil, 401},
+		{token, "GET", "/v1/else", nil, 401},
+		{token, "GET", "/v1/limits", []string{"Authorization", "Bearer wrong"}, 401},
+		{token, "GET", "/v1/limits", []string{"Authorization", "Basic s3cret"}, 401},
+		{token, "GET", "/v1/limits", []string{"Authorization", "Bearer s3cret"}, 200},
+		{token, "GET", "/v1/limits", []string{"Authorization", "bearer s3cret"}, 200},
+		{token, "GET", "/livez", nil, 200},
+		{closed, "GET", "/v1/limits", nil, 401},
+		{closed, "GET", "/v1/limits", []string{"Authorization", "Bearer "}, 401},
+	} {
+		w := call(c.h, c.method, c.path, "", c.header...)
+		if w.Code != c.code {
+			t.Errorf("%s %s %v: %d %s, want %d", c.method, c.path, c.header, w.Code, w.Body, c.code)
+		}
+		if challenge := w.Header().Get("WWW-Authenticate"); (challenge != "") != (w.Code == 401) {
+			t.Errorf("%s %s: %d with challenge %q", c.method, c.path, w.Code, challenge)
+		}
+	}
+	if w := call(open, "DELETE", "/v1/limit", ""); w.Header().Get("Allow") != "POST" {
+		t.Errorf("Allow: %q", w.Header().Get("Allow"))
+	}
+}
+
+func TestBodiesAreBounded(t *testing.T) {
+	h, _ := apiInMemory(t)
+	pad := func(n int) string { return `{"name":"send"` + strings.Repeat(" ", n-len(`{"name":"send"}`)) + `}` }
+	if w := call(h, "POST", "/v1/limit", pad(maxAsk)); w.Code != 200 {
+		t.Errorf("64 KiB: %d %s", w.Code, w.Body)
+	}
+	if w := call(h, "POST", "/v1/limit", pad(maxAsk+1)); w.Code != 413 {
+		t.Errorf("a byte more: %d %s", w.Code, w.Body)
+	}
+	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), breaking{}))
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != 400 {
+		t.Errorf("a body that breaks off: %d %s", w.Code, w.Body)
+	}
+}
+
+// breaking is a body that ends too early.
+type breaking struct{}
+
+func (breaking) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func TestManyClientsGetExactlyTheLimit(t *testing.T) {
+	h, _ := apiInMemory(t)
+	var admitted atomic.Int64
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 20 {
+				if call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","key":"all"},{"name":"tokens","key":"all"}]}`).Code == 200 {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := admitted.Load(); n != 10 {
+		t.Errorf("admitted %d, want exactly 10", n)
+	}
+}
+
+func TestWithoutConfigurationIsUnavailable(t *testing.T) {
+	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), nil)}})
+	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, limiter.ErrNoConfig.Error()}.check(t, h)
+	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
+}
+
+// FuzzParseAsk: whatever is accepted is within bounds, means the same when written again, and no
+// two spellings of bytes meet that are not the same bytes.
+func FuzzParseAsk(f *testing.F) {
+	for _, s := range []string{
+		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
+		`{"name":"\ud83d\ude00\ufffd"}`, `{"name":"\ud800"}`, `[[[[`, `{"name":"a","count":1e9}`, `{"name":"a","key":[]}`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		c := &limiter.Call{}
+		if parseAsk(body, c) != nil {
+			return
+		}
+		if len(c.Limits) == 0 || len(c.Limits) > maxAsks {
+			t.Fatalf("%d limits", len(c.Limits))
+		}
+		list := make([]map[string]any, len(c.Limits))
+		for i, l := range c.Limits {
+			if l.Count > maxCount || l.Count < -maxCount {
+				t.Fatalf("count %d", l.Count)
+			}
+			list[i] = map[string]any{"name": l.Name, "key": key(l.Key), "count": l.Count, "reserve": l.Reserve}
+		}
+		again, err := json.Marshal(map[string]any{"domain": c.Request.Domain, "limits": list})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &limiter.Call{}
+		if err := parseAsk(again, d); err != nil || fmt.Sprintf("%+v", d.Limits) != fmt.Sprintf("%+v", c.Limits) {
+			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d.Limits)
+		}
+	})
+}

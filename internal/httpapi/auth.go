@@ -1,0 +1,249 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/rlsidecar/rlsidecar/internal/hold"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
+
+// authPath is where proxies ask. No path below it is cleaned: ext_authz appends what its client
+// asked for, and a redirect would be a denial.
+const authPath = "/v1/auth"
+
+// AuthLimiter is a limiter.Limiter.
+type AuthLimiter interface {
+	Current() *limiter.Snapshot
+	Check(context.Context, *limiter.Call) error
+}
+
+// AuthObserver is told of requests that no limiter.Observer hears of.
+type AuthObserver interface {
+	// Refused is called with one of the reasons below.
+	Refused(reason string)
+}
+
+// Why a request was not put to the limiter.
+const (
+	NoRoute      = "auth_no_route"      // none matched
+	NoDescriptor = "auth_no_descriptor" // one did, but each of its descriptors had a value missing
+	Panicked     = "panic"
+)
+
+// Auth answers proxies that ask by HTTP whether to let a request pass: 200 with nothing in it, or a
+// denial. It never reads a body: NGINX may announce one that never comes.
+type Auth struct {
+	// Limiter answers, as its Snapshot's Auth says.
+	Limiter  AuthLimiter
+	Observer AuthObserver
+	// Headers are those of decisions.
+	Headers HeaderSets
+	// Log is for panics, of which it gets one a second at most.
+	Log *zap.Logger
+
+	panics *zap.Logger
+	held   hold.Room
+}
+
+// before answers what is asked below authPath, and leaves the rest to next.
+func (d *Auth) before(next http.Handler) http.Handler {
+	d.panics = d.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(core, time.Second, 1, 0)
+	}))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if own, query, ok := below(r); ok {
+			d.serve(w, r, own, query)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// below tells whether a request is for this door; own is its path below authPath.
+func below(r *http.Request) (own, query string, ok bool) {
+	path, query := target.Split(r.RequestURI)
+	own, ok = strings.CutPrefix(path, authPath)
+	return own, query, ok && (own == "" || own[0] == '/')
+}
+
+// authExchange is the room that a request needs.
+type authExchange struct {
+	call  limiter.Call
+	lines lines
+	body  []byte
+}
+
+var authExchanges = sync.Pool{New: func() any { return &authExchange{} }}
+
+// authAnswer is what the door says, besides v's headers.
+type authAnswer struct {
+	code   int
+	reason string
+	v      *limiter.Verdict // nil: no limit was asked
+}
+
+func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) {
+	// The flavour is in the path, because a client can forge a query. As long as nothing else says
+	// what the client asked for, the word is part of that path too: behind ext_authz it is.
+	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/")
+	if r.ContentLength != 0 {
+		// There is no telling what comes next on this connection; net/http would read on for a while.
+		w.Header().Set("Connection", "close")
+		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // where it cannot, it waits
+	}
+	x := authExchanges.Get().(*authExchange)
+	if a := d.decide(r, x, &asked{r: r, nginx: nginx}, own, query); a.code != 0 {
+		d.reply(w, r, x, a, nginx)
+	}
+	x.call.Reset()
+	x.lines.text, x.lines.n = x.lines.text[:0], 0
+	authExchanges.Put(x)
+}
+
+// decide finds the answer; code 0: nobody waits for it.
+func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query string) (a authAnswer) {
+	defer func() {
+		if p := recover(); p != nil {
+			d.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
+			d.Observer.Refused(Panicked)
+			a = authAnswer{code: http.StatusTooManyRequests, reason: reasonPanic}
+			*x = authExchange{}
+		}
+	}()
+	s := d.Limiter.Current()
+	if s == nil {
+		return authAnswer{code: http.StatusServiceUnavailable}
+	}
+	if of.auth = s.Auth; of.auth == nil {
+		return d.unrouted(of, NoRoute)
+	}
+	of.read(own, query)
+	route := of.route()
+	if route == nil {
+		return d.unrouted(of, NoRoute)
+	}
+	c := &x.call
+	c.Request.Domain, c.Look = route.Domain, route.Look
+	if of.fill(c, route); len(c.Descriptors) == 0 {
+		return d.unrouted(of, NoDescriptor)
+	}
+	c.Request.Hold = d.held.Longest(r.Context())
+	switch err := d.Limiter.Check(r.Context(), c); {
+	case err != nil:
+		return authAnswer{code: http.StatusServiceUnavailable}
+	case c.Verdict.Domain == nil: // gone with a reload since the route was found
+		return d.unrouted(of, NoRoute)
+	case c.Err != nil:
+		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
+	}
+	if c.Verdict.Hold > 0 && d.held.Wait(r.Context(), c.Verdict.Hold) != nil {
+		return authAnswer{}
+	}
+	return judged(&c.Verdict)
+}
+
+// unrouted is the answer where no limit can be asked.
+func (d *Auth) unrouted(of *asked, why string) authAnswer {
+	d.Observer.Refused(why)
+	if of.auth != nil && of.auth.Allow {
+		return authAnswer{code: http.StatusOK, reason: reasonNoRoute}
+	}
+	return authAnswer{code: http.StatusTooManyRequests, reason: reasonNoRoute}
+}
+
+// judged is the answer that v is.
+func judged(v *limiter.Verdict) authAnswer {
+	a := authAnswer{code: http.StatusOK, v: v}
+	if v.Denied {
+		a.code = http.StatusTooManyRequests
+	}
+	switch {
+	case v.Denied && v.Never:
+		a.reason = reasonNever
+	case v.Denied && limitReached(v):
+		a.reason = reasonLimit
+	case v.Failed:
+		a.reason = reasonFailure
+	case v.Denied:
+		a.reason = reasonLimit
+	}
+	return a
+}
+
+// limitReached tells whether a limit was reached, rather than a store away.
+func limitReached(v *limiter.Verdict) bool {
+	for i := range v.Results {
+		if v.Results[i].Outcome == limiter.Denied {
+			return true
+		}
+	}
+	return false
+}
+
+// reply sends a. NGINX knows no denial but 401 and 403, and discards what is in it.
+func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a authAnswer, nginx bool) {
+	l := &x.lines
+	refused := a.code == http.StatusTooManyRequests
+	if a.v != nil {
+		l.verdict(d.Headers, a.v)
+	}
+	if refused && a.v != nil && !a.v.Never {
+		l.number("Retry-After", max(1, wholeSeconds(a.v.RetryAfter)))
+	}
+	if a.reason != "" {
+		l.word("X-RateLimit-Reason", a.reason)
+	}
+	l.write(w.Header())
+	if !refused || nginx {
+		if refused {
+			a.code = http.StatusForbidden
+		}
+		w.Header()["Content-Length"] = noBody
+		w.WriteHeader(a.code)
+		return
+	}
+	x.body = appendProblem(x.body[:0], l, a)
+	w.Header()["Content-Type"] = problemType
+	w.Header().Set("Content-Length", strconv.Itoa(len(x.body)))
+	w.WriteHeader(a.code)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(x.body) // an error is the proxy's
+	}
+}
+
+// noBody and problemType are values of headers.
+var noBody, problemType = []string{"0"}, []string{"application/problem+json"}
+
+// appendProblem appends problem details (RFC 9457). Nothing of it comes from the client.
+func appendProblem(b []byte, l *lines, a authAnswer) []byte {
+	kind := "quota-exceeded"
+	if a.reason == reasonFailure || a.reason == reasonPanic {
+		kind = "temporary-reduced-capacity"
+	}
+	b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#`...)
+	b = append(append(b, kind...), `","title":"Too Many Requests","status":429`...)
+	if a.v != nil && kind == "quota-exceeded" {
+		l.text = l.text[:0] // its headers are written
+		for i := range a.v.Results {
+			r := &a.v.Results[i]
+			if r.Policy == nil || r.Outcome != limiter.Denied {
+				continue
+			}
+			if len(l.text) > 0 {
+				l.text = append(l.text, ',')
+			}
+			l.name(r.Policy)
+		}
+		b = append(append(append(b, `,"violated-policies":[`...), l.text...), ']')
+	}
+	return append(b, "}\n"...)
+}

@@ -1,0 +1,700 @@
+package httpapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// authSnapshot compiles a configuration.
+func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
+	tb.Helper()
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(yaml)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	return s
+}
+
+// refusals are what an AuthObserver was told.
+type refusals []string
+
+func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
+
+// authDoor is an Auth that asks a store in memory.
+func authDoor(tb testing.TB, yaml string) (*Auth, *refusals) {
+	tb.Helper()
+	l := limiter.New(memory.New(memory.Config{}), nil)
+	l.Swap(authSnapshot(tb, yaml))
+	r := &refusals{}
+	return &Auth{Limiter: l, Observer: r, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}, r
+}
+
+// echo is a limiter that keeps what it was asked, and allows it.
+type echo struct {
+	snapshot *limiter.Snapshot
+	asked    []string
+}
+
+func (e *echo) Current() *limiter.Snapshot { return e.snapshot }
+
+func (e *echo) Check(_ context.Context, c *limiter.Call) error {
+	c.Verdict.Domain = e.snapshot.Domains[c.Request.Domain]
+	for _, d := range c.Descriptors {
+		text := fmt.Sprintf("%s %d", c.Request.Domain, d.Cost)
+		if c.Look {
+			text += " look"
+		}
+		for _, entry := range d.Entries {
+			text += fmt.Sprintf(" %s=%q", entry.Key, entry.Value)
+		}
+		e.asked = append(e.asked, text)
+	}
+	return nil
+}
+
+// put asks h: the request line without its protocol, then headers ("Name: value").
+func put(h http.Handler, peer, line string, headers ...string) *httptest.ResponseRecorder {
+	method, target, _ := strings.Cut(line, " ")
+	r := httptest.NewRequest(method, "/", nil)
+	r.RequestURI, r.RemoteAddr = target, peer
+	for _, header := range headers {
+		name, value, _ := strings.Cut(header, ": ")
+		if name == "Host" {
+			r.Host = value
+		} else {
+			r.Header.Add(name, value)
+		}
+	}
+	if peer == "@" {
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "@x"})))
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func (d *Auth) handler() http.Handler { return d.before(http.NotFoundHandler()) }
+
+const (
+	proxy    = "127.0.0.1:4711" // trusted
+	stranger = "203.0.113.9:4711"
+)
+
+const sources = `
+domain: d
+auth:
+  trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix]
+  routes:
+    - {match: {path: /login, method: POST}, hits: 3, descriptors: [[{key: route, value: login}]]}
+    - {match: {path: /api/*, host: api.test}, domain: other, descriptors: [[{key: route, value: api}]]}
+    - {match: {path: /looks*}, check: true, descriptors: [[{key: route, value: look}]]}
+    - {match: {"header:X-Kind": web*, "header:X-Flag": "1"}, descriptors: [[{key: route, value: web}]]}
+    - descriptors:
+        - [{key: m, from: method}, {key: p, from: path}, {key: h, from: host}]
+        - [{key: user, from: "header:X-User"}]
+        - [{key: user, from: "header:X-User"}, {key: q, from: "query:api_key"}]
+        - [{key: sid, from: "cookie:sid"}]
+        - [{key: sub, from: "jwt:sub"}]
+---
+domain: other
+`
+
+func jwt(payload string) string {
+	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
+}
+
+func TestWhatIsAsked(t *testing.T) {
+	nothing := func(method, path, host string) string { return fmt.Sprintf("d 1 m=%q p=%q h=%q", method, path, host) }
+	plain := nothing("GET", "/x", "example.com")
+	for _, c := range []struct {
+		name, peer, line string
+		headers          []string
+		want             []string
+	}{
+		{"nothing said", proxy, "GET /v1/auth", nil, []string{nothing("GET", "/", "example.com")}},
+		{"nginx", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /x?y", "X-Original-Method: PUT", "X-Forwarded-Host: A.test:80"}, []string{nothing("PUT", "/x", "a.test")}},
+		{"forwarded", proxy, "GET /v1/auth?evil=1", []string{"X-Forwarded-Uri: /x", "X-Forwarded-Method: PUT"}, []string{nothing("PUT", "/x", "example.com")}},
+		{"a proxy that passes on what its client sent as X-Original", proxy, "GET /v1/auth", []string{"X-Forwarded-Uri: /x", "X-Original-URI: /y", "X-Forwarded-Method: GET", "X-Original-Method: PUT"}, []string{plain}},
+		{"one that passes on what its client sent as X-Forwarded", proxy, "GET /v1/auth/nginx", []string{"X-Forwarded-Uri: /y", "X-Original-URI: /x", "X-Forwarded-Method: PUT", "X-Original-Method: GET"}, []string{plain}},
+		{"one that appends", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /y", "X-Original-URI: /x"}, []string{plain}},
+		{"through a socket", "@", "GET /v1/auth/nginx", []string{"X-Original-URI: /x"}, []string{plain}},
+		{"a stranger is not believed", stranger, "PUT /v1/auth/x", []string{"X-Original-URI: /y", "X-Original-Method: GET", "X-Forwarded-Host: b", "Host: c.test."}, []string{nothing("PUT", "/x", "c.test")}},
+		{"ext_authz appends its client's path", stranger, "POST /v1/auth/x/../login?a=b", nil, []string{`d 3 route="login"`}},
+		{"a path that looks like nginx's", stranger, "GET /v1/auth/nginx/x", nil, []string{nothing("GET", "/nginx/x", "example.com")}},
+		{"dots that lead out", stranger, "GET /v1/auth/../../json", nil, []string{nothing("GET", "/json", "example.com")}},
+		{"an absolute target", stranger, "GET http://h/v1/auth/x", nil, []string{plain}},
+
+		{"spellings of a path", proxy, "GET /v1/auth/nginx", []string{"X-Original-Method: POST", "X-Original-URI: //a/%2e%2e/%6Cogin?x#y"}, []string{`d 3 route="login"`}},
+		{"a fragment", proxy, "GET /v1/auth/nginx", []string{"X-Original-Method: POST", "X-Original-URI: /login#x"}, []string{`d 3 route="login"`}},
+		{"another method", proxy, "GET /v1/auth/nginx", []string{"X-Original-Method: PATCH", "X-Original-URI: /login"}, []string{nothing("PATCH", "/login", "example.com")}},
+		{"a longer path", proxy, "POST /v1/auth/nginx", []string{"X-Original-URI: /login/"}, []string{nothing("POST", "/login/", "example.com")}},
+		{"a prefix and a host", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /api/v1", "Host: API.test:8443"}, []string{`other 1 route="api"`}},
+		{"another host", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /api/v1", "Host: b.test"}, []string{nothing("GET", "/api/v1", "b.test")}},
+		{"an address is a host", proxy, "GET /v1/auth/x", []string{"Host: [::1]"}, []string{nothing("GET", "/x", "[::1]")}},
+		{"an address with a port", proxy, "GET /v1/auth/x", []string{"Host: [::1]:80"}, []string{nothing("GET", "/x", "[::1]")}},
+		{"of several hosts the last", proxy, "GET /v1/auth/x", []string{"X-Forwarded-Host: evil.test, a.test"}, []string{nothing("GET", "/x", "a.test")}},
+		{"look", proxy, "GET /v1/auth/looks", nil, []string{`d 1 look route="look"`}},
+		{"headers match", proxy, "GET /v1/auth/x", []string{"X-Kind: web2", "X-Flag: 1"}, []string{`d 1 route="web"`}},
+		{"one does not", proxy, "GET /v1/auth/x", []string{"X-Kind: web2", "X-Flag: 11"}, []string{plain}},
+
+		{"a header", proxy, "GET /v1/auth/x", []string{"X-User: bob"}, []string{plain, `d 1 user="bob"`}},
+		{"of several the first", proxy, "GET /v1/auth/x", []string{"X-User: bob", "X-User: eve"}, []string{plain, `d 1 user="bob"`}},
+		{"an empty one", proxy, "GET /v1/auth/x", []string{"X-User: "}, []string{plain, `d 1 user=""`}},
+		{"bytes", proxy, "GET /v1/auth/x?api_key=%0d%0a%00%ff%26a%3Db&api_key=2", []string{"X-User: a\xff"},
+			[]string{plain, `d 1 user="a\xff"`, `d 1 user="a\xff" q="\r\n\x00\xff&a=b"`}},
+		{"a cookie", proxy, "GET /v1/auth/x", []string{"Cookie: a=b; xsid=1;sid=\"s=1\"; sid=2"}, []string{plain, `d 1 sid="s=1"`}},
+		{"a second line of cookies", proxy, "GET /v1/auth/x", []string{"Cookie: a=sid", "Cookie: sid = 2"}, []string{plain, `d 1 sid="2"`}},
+		{"a claim", proxy, "GET /v1/auth/x", []string{jwt(`{"sub":"b\u00f6b"}`)}, []string{plain, `d 1 sub="böb"`}},
+		{"a claim that is a number", proxy, "GET /v1/auth/x", []string{jwt(`{"sub":12}`)}, []string{plain, `d 1 sub="12"`}},
+		{"no scalar", proxy, "GET /v1/auth/x", []string{jwt(`{"sub":["a"]}`)}, []string{plain}},
+		{"null", proxy, "GET /v1/auth/x", []string{jwt(`{"sub":null}`)}, []string{plain}},
+		{"another claim", proxy, "GET /v1/auth/x", []string{jwt(`{"Sub":"a"}`)}, []string{plain}},
+		{"no object", proxy, "GET /v1/auth/x", []string{jwt(`1`)}, []string{plain}},
+		{"no token", proxy, "GET /v1/auth/x", []string{"Authorization: Bearer a.b"}, []string{plain}},
+		{"no base64", proxy, "GET /v1/auth/x", []string{"Authorization: bearer a.!.c"}, []string{plain}},
+		{"another scheme", proxy, "GET /v1/auth/x", []string{"Authorization: Basic " + strings.TrimPrefix(jwt(`{"sub":1}`), "Authorization: Bearer ")}, []string{plain}},
+	} {
+		e := &echo{snapshot: authSnapshot(t, sources)}
+		w := put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), c.peer, c.line, c.headers...)
+		if got, want := strings.Join(e.asked, "\n"), strings.Join(c.want, "\n"); got != want || w.Code != 200 {
+			t.Errorf("%s: %d\n%s\nwant\n%s", c.name, w.Code, got, want)
+		}
+	}
+}
+
+func TestOnlyWhatIsBelowIsTheDoors(t *testing.T) {
+	d, _ := authDoor(t, sources)
+	for target, mine := range map[string]bool{
+		"/v1/auth": true, "/v1/auth/": true, "/v1/auth?x": true, "/v1/auth//x": true, "/v1/auth/../x": true, "/v1/auth#/x": true,
+		"/v1/authx": false, "/v1/aut": false, "/v1/auth%2fx": false, "/x/../v1/auth": false, "//v1/auth": false, "*": false,
+	} {
+		next := false
+		h := d.before(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { next = true }))
+		if put(h, proxy, "GET "+target); next == mine {
+			t.Errorf("%s: left to others %t", target, next)
+		}
+	}
+}
+
+func TestClientIP(t *testing.T) {
+	const nginx, other = "/v1/auth/nginx", "/v1/auth"
+	for _, c := range []struct {
+		name, path, peer string
+		headers          []string
+		want             string
+	}{
+		{"nobody says", nginx, proxy, nil, "127.0.0.1"},
+		{"a stranger is himself", nginx, stranger, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 1.2.3.4"}, "203.0.113.9"},
+		{"X-Real-IP", nginx, proxy, []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
+		{"nginx sets it, its client the other", nginx, proxy, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 6.6.6.6"}, "1.2.3.4"},
+		{"Caddy sets the other, its client this", other, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 1.2.3.4"}, "1.2.3.4"},
+		{"Envoy adds itself", other, proxy, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 127.0.0.1"}, "1.2.3.4"},
+		{"appended, after the client's", nginx, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
+		{"no address", nginx, proxy, []string{"X-Real-IP: unix:", "X-Forwarded-For: 1.2.3.4"}, "1.2.3.4"},
+		{"rightmost", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4"}, "1.2.3.4"},
+		{"rightmost that is not trusted", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4,10.1.1.1 , 127.0.0.1"}, "1.2.3.4"},
+		{"over several lines", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4", "X-Forwarded-For: 10.1.1.1"}, "1.2.3.4"},
+		{"all are trusted", other, proxy, []string{"X-Forwarded-For: 10.2.2.2, 10.1.1.1"}, "10.2.2.2"},
+		{"nothing is an address", other, proxy, []string{"X-Forwarded-For: 6.6.6.6, garbage"}, "127.0.0.1"},
+		{"behind what is no address nobody is believed", other, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 6.6.6.6, unknown, 10.1.1.1"}, "10.1.1.1"},
+		{"empty hops", other, proxy, []string{"X-Forwarded-For: 1.2.3.4, , "}, "1.2.3.4"},
+		{"ports", other, proxy, []string{"X-Forwarded-For: 1.2.3.4:80, 10.1.1.1:80"}, "1.2.3.4"},
+		{"IPv6 is a network", nginx, proxy, []string{"X-Real-IP: 2001:db8:1:2:3:4:5:6"}, "2001:db8:1:2::/64"},
+		{"in brackets, with a port and a zone", other, proxy, []string{"X-Forwarded-For: [2001:db8:1:2:3:4:5:6%eth0]:80"}, "2001:db8:1:2::/64"},
+		{"IPv4 in IPv6", nginx, proxy, []string{"X-Real-IP: ::ffff:1.2.3.4"}, "1.2.3.4"},
+		{"a peer of IPv4 in IPv6", nginx, "[::ffff:127.0.0.1]:80", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
+		{"through a socket", nginx, "@", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
+		{"through a socket, hops", other, "@", []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4"}, "1.2.3.4"},
+		{"through a socket, not said", nginx, "@", nil, ""},
+		{"control bytes", nginx, proxy, []string{"X-Real-IP: 1.2.3.4\r\n"}, "127.0.0.1"},
+	} {
+		e := &echo{snapshot: authSnapshot(t, `
+domain: d
+auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}
+`)}
+		w := put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), c.peer, "GET "+c.path, c.headers...)
+		want := fmt.Sprintf("[d 1 ip=%q]", c.want)
+		if c.want == "" {
+			want = "[]"
+		}
+		if got := fmt.Sprint(e.asked); got != want || (c.want == "") == (w.Code == 200) {
+			t.Errorf("%s: %d %s, want %s", c.name, w.Code, got, want)
+		}
+	}
+	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {ipv6_prefix: 128, routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
+	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "[2001:db8::1]:80", "GET /v1/auth"); fmt.Sprint(e.asked) != `[d 1 ip="2001:db8::1"]` {
+		t.Errorf("%s", e.asked)
+	}
+	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "@", "GET /v1/auth", "X-Real-IP: 1.2.3.4"); len(e.asked) != 1 {
+		t.Errorf("a socket is believed that is not trusted: %s", e.asked)
+	}
+}
+
+const limits = `
+domain: d
+limits:
+  pair: {algorithm: token_bucket, rate: 2, period: 1m}
+  big: {algorithm: fixed_window, rate: 100, period: 1h, start: 2000-01-01T00:00:00Z}
+  never: {algorithm: token_bucket, rate: 2, period: 1m}
+  quiet: {algorithm: token_bucket, rate: 1, period: 1h, shadow_mode: true}
+descriptors:
+  - {key: a, limit: [pair, big, quiet]}
+  - {key: n, limit: never}
+  - {key: u, rate_limit: {unit: second, requests_per_unit: 7}}
+  - {key: odd, rate_limit: {name: "q\"\\ü\r", unit: second, requests_per_unit: 7}}
+  - {key: free, rate_limit: {unlimited: true}}
+auth:
+  routes:
+    - {match: {path: /a}, descriptors: [[{key: a, from: "header:X-Key"}]]}
+    - {match: {path: /never}, hits: 3, descriptors: [[{key: n, value: x}]]}
+    - {match: {path: /unnamed}, descriptors: [[{key: u, value: x}]]}
+    - {match: {path: /odd}, descriptors: [[{key: odd, value: x}]]}
+    - {match: {path: /free}, descriptors: [[{key: free, value: x}]]}
+    - {match: {path: /unlimited}, descriptors: [[{key: nobody, value: x}]]}
+`
+
+// told are the headers of an answer but those of any HTTP answer.
+func told(w *httptest.ResponseRecorder) string {
+	var list []string
+	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "Content-Length", "Content-Type"} {
+		if values, ok := w.Header()[name]; ok {
+			list = append(list, name+"="+strings.Join(values, "|"))
+		}
+	}
+	if n := len(w.Header()); n != len(list) {
+		list = append(list, fmt.Sprint(w.Header()))
+	}
+	return strings.Join(list, " ")
+}
+
+func TestAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // it starts at 2000-01-01T00:00:00Z
+		d, refused := authDoor(t, limits)
+		h := d.handler()
+		const policies = `RateLimit-Policy="pair";q=2;w=60, "big";q=100;w=3600 `
+		const body = `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429`
+		for i, c := range []struct {
+			line string
+			code int
+			told string
+			body string
+		}{
+			{"GET /v1/auth/a", 200, policies + `RateLimit="pair";r=1;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=1 X-RateLimit-Reset=30 Content-Length=0`, ""},
+			{"HEAD /v1/auth/a", 200, policies + `RateLimit="pair";r=0;t=60 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0`, ""},
+			{"GET /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=144 Content-Type=application/problem+json`,
+				body + `,"violated-policies":["pair"]}` + "\n"},
+			{"HEAD /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=144 Content-Type=application/problem+json`, ""},
+			{"GET /v1/auth/never", 429, `RateLimit-Policy="never";q=2;w=60 RateLimit="never";r=2 X-RateLimit-Limit=2 X-RateLimit-Remaining=2 X-RateLimit-Reason=never Content-Length=145 Content-Type=application/problem+json`,
+				body + `,"violated-policies":["never"]}` + "\n"},
+			{"GET /v1/auth/unnamed", 200, `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`, ""},
+			{"GET /v1/auth/odd", 200, `RateLimit-Policy="q\"\\___";q=7;w=1 RateLimit="q\"\\___";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`, ""},
+			{"GET /v1/auth/free", 200, `Content-Length=0`, ""},
+			{"GET /v1/auth/unlimited", 200, `Content-Length=0`, ""},
+			{"GET /v1/auth/elsewhere", 429, `X-RateLimit-Reason=no-route Content-Length=115 Content-Type=application/problem+json`, body + "}\n"},
+		} {
+			w := put(h, stranger, c.line, "X-Key: k")
+			if w.Code != c.code || told(w) != c.told || w.Body.String() != c.body {
+				t.Errorf("%d: %s: %d\n%s\n%q\nwant %d\n%s\n%q", i, c.line, w.Code, told(w), w.Body, c.code, c.told, c.body)
+			}
+			if c.body != "" && !json.Valid(w.Body.Bytes()) {
+				t.Errorf("%d: no JSON", i)
+			}
+		}
+		if w := put(h, stranger, "GET /v1/auth/a"); w.Code != 429 || w.Header()["X-RateLimit-Reason"][0] != "no-route" {
+			t.Errorf("no descriptor is left: %d %v", w.Code, w.Header())
+		}
+		if got := fmt.Sprint(*refused); got != "[auth_no_route auth_no_descriptor]" {
+			t.Error(got)
+		}
+
+		// Under /nginx a denial is 403, and there is never a body.
+		w := put(h, stranger, "GET /v1/auth/nginx")
+		if w.Code != 403 || w.Body.Len() > 0 || told(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
+			t.Errorf("%d %s", w.Code, told(w))
+		}
+	})
+}
+
+func TestNginxIsDeniedWith403(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, strings.Replace(limits, "auth:\n", "auth:\n  trusted_proxies: [127.0.0.1]\n", 1))
+		var w *httptest.ResponseRecorder
+		for range 3 {
+			w = put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-URI: /a", "X-Key: k")
+		}
+		if w.Code != 403 || w.Body.Len() > 0 || w.Header()["Retry-After"][0] != "30" || w.Header()["Content-Length"][0] != "0" {
+			t.Errorf("%d %s", w.Code, told(w))
+		}
+	})
+}
+
+func TestHeaderSetsAreChosen(t *testing.T) {
+	for text, want := range map[string]string{
+		"ietf":    `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 Content-Length=0`,
+		"x":       `X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`,
+		"none":    `Content-Length=0`,
+		"x, ietf": `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d, _ := authDoor(t, limits)
+			var err error
+			if d.Headers, err = ParseHeaderSets(text); err != nil {
+				t.Fatal(err)
+			}
+			if w := put(d.handler(), proxy, "GET /v1/auth/unnamed"); told(w) != want {
+				t.Errorf("%s: %s", text, told(w))
+			}
+		})
+	}
+	for _, text := range []string{"", "y", "ietf,none", "ietf x"} {
+		if _, err := ParseHeaderSets(text); err == nil {
+			t.Errorf("%q is accepted", text)
+		}
+	}
+}
+
+// away is a store that cannot decide.
+type away struct{}
+
+func (away) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	for i := range charges {
+		decisions[i].Err = backend.ErrUnavailable
+	}
+}
+
+func TestBackendAway(t *testing.T) {
+	for policy, want := range map[string]string{
+		"deny":  "429 Retry-After=1 X-RateLimit-Reason=backend-failure Content-Length=127 Content-Type=application/problem+json",
+		"allow": "200 X-RateLimit-Reason=backend-failure Content-Length=0",
+		"error": "503 X-RateLimit-Reason=backend-failure Content-Length=0",
+		"local": `200 RateLimit-Policy="x";q=3;w=60 RateLimit="x";r=2;t=20 X-RateLimit-Limit=3 X-RateLimit-Remaining=2 X-RateLimit-Reset=20 X-RateLimit-Reason=backend-failure Content-Length=0`,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := limiter.New(away{}, nil)
+			l.StandIn(memory.New(memory.Config{}))
+			l.Swap(authSnapshot(t, `
+domain: d
+limits: {x: {algorithm: token_bucket, rate: 30, period: 1m, on_backend_failure: `+policy+`, local_share: 10%}}
+descriptors: [{key: a, limit: x}]
+auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
+`))
+			d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{true, true}, Log: zap.NewNop()}
+			w := put(d.handler(), proxy, "GET /v1/auth")
+			if got := fmt.Sprint(w.Code, " ", told(w)); got != want {
+				t.Errorf("%s: %s", policy, got)
+			}
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); policy == "deny" && w.Code != 403 {
+				t.Errorf("under nginx: %d", w.Code)
+			}
+		})
+	}
+}
+
+// stub is a limiter that does what a test wants.
+type stub struct {
+	snapshot *limiter.Snapshot
+	check    func(*limiter.Call) error
+}
+
+func (s stub) Current() *limiter.Snapshot                     { return s.snapshot }
+func (s stub) Check(_ context.Context, c *limiter.Call) error { return s.check(c) }
+func (s stub) door() (*Auth, *refusals) {
+	r := &refusals{}
+	return &Auth{Limiter: s, Observer: r, Log: zap.NewNop()}, r
+}
+
+func TestWithoutLimits(t *testing.T) {
+	const yaml = "domain: d\nauth: {default: allow, routes: [{match: {path: /x}, descriptors: [[{key: a, value: b}], [{key: a, from: \"header:No\"}]]}]}"
+	allow := authSnapshot(t, yaml)
+	for _, c := range []struct {
+		name     string
+		snapshot *limiter.Snapshot
+		path     string
+		check    func(*limiter.Call) error
+		code     int
+		reason   string
+		refused  string
+	}{
+		{"no configuration", nil, "/x", nil, 503, "", "[]"},
+		{"none any more", allow, "/x", func(*limiter.Call) error { return limiter.ErrNoConfig }, 503, "", "[]"},
+		{"no auth", authSnapshot(t, "domain: d"), "/x", nil, 429, "no-route", "[auth_no_route]"},
+		{"nothing to ask is allowed where the configuration says so", allow, "/y", nil, 200, "no-route", "[auth_no_route]"},
+		{"the domain is gone", allow, "/x", func(*limiter.Call) error { return nil }, 200, "no-route", "[auth_no_route]"},
+		{"a panic denies", allow, "/x", func(*limiter.Call) error { panic("oops") }, 429, "internal-error", "[panic]"},
+		{"an error", allow, "/x", func(c *limiter.Call) error {
+			c.Verdict.Domain, c.Err, c.Denied = allow.Domains["d"], errors.New("away"), true
+			return nil
+		}, 503, "backend-failure", "[]"},
+	} {
+		d, refused := stub{c.snapshot, c.check}.door()
+		for range 2 { // also with what is used again
+			w := put(d.handler(), proxy, "GET /v1/auth"+c.path)
+			reason := strings.Join(w.Header()["X-RateLimit-Reason"], ",")
+			if w.Code != c.code || reason != c.reason {
+				t.Errorf("%s: %d %q", c.name, w.Code, reason)
+			}
+		}
+		if len(*refused) > 0 {
+			*refused = (*refused)[1:]
+		}
+		if got := fmt.Sprint(*refused); got != c.refused {
+			t.Errorf("%s: %s", c.name, got)
+		}
+	}
+}
+
+const turns = `
+domain: d
+limits: {jobs: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 50, max_delay: 5s}}
+descriptors: [{key: a, limit: jobs}]
+auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
+`
+
+func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, turns)
+		start := time.Now()
+		for i := range 3 {
+			if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 200 {
+				t.Fatal(w.Code)
+			}
+			if waited := time.Since(start); waited.Round(time.Millisecond) != time.Duration(i)*time.Second {
+				t.Errorf("answer %d after %v", i, waited)
+			}
+		}
+		for range 5 {
+			go put(d.handler(), proxy, "GET /v1/auth")
+			synctest.Wait()
+		}
+		if n := d.held.Held(); n != 5 {
+			t.Errorf("%d held", n)
+		}
+		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 || w.Header()["Retry-After"][0] != "1" {
+			t.Errorf("a turn beyond max_delay: %d %s", w.Code, told(w))
+		}
+		time.Sleep(10 * time.Second)
+
+		d.held.Most = -1
+		put(d.handler(), proxy, "GET /v1/auth")
+		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 {
+			t.Errorf("no room to hold: %d", w.Code)
+		}
+	})
+}
+
+func TestHoldingEndsWithTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, turns)
+		put(d.handler(), proxy, "GET /v1/auth")
+		ctx, cancel := context.WithCancel(t.Context())
+		r := httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil)
+		done := make(chan struct{})
+		go func() { defer close(done); d.handler().ServeHTTP(httptest.NewRecorder(), r) }()
+		synctest.Wait()
+		cancel()
+		<-done
+		if d.held.Held() != 0 {
+			t.Error("still held")
+		}
+	})
+}
+
+// wire is a server with d, and a connection to it.
+func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
+	t.Helper()
+	server := httptest.NewServer(d.handler())
+	t.Cleanup(server.Close)
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	return server, conn, bufio.NewReader(conn)
+}
+
+// TestBodiesAreNotWaitedFor announces bodies that never come, as NGINX does if it is not told
+// otherwise.
+func TestBodiesAreNotWaitedFor(t *testing.T) {
+	d, _ := authDoor(t, limits)
+	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
+		_, conn, reader := wire(t, d)
+		fmt.Fprintf(conn, "POST /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n", header)
+		resp, err := http.ReadResponse(reader, nil)
+		if err != nil {
+			t.Errorf("%s: %v", header, err)
+			continue
+		}
+		if resp.StatusCode != 200 || !resp.Close {
+			t.Errorf("%s: %d, closes: %t", header, resp.StatusCode, resp.Close)
+		}
+		if rest, err := io.ReadAll(reader); err != nil || len(rest) > 0 {
+			t.Errorf("%s: then %q %v", header, rest, err)
+		}
+	}
+}
+
+func TestConnectionsAreKept(t *testing.T) {
+	d, _ := authDoor(t, limits)
+	_, conn, reader := wire(t, d)
+	for _, method := range []string{"GET", "HEAD", "POST", "GET", "OPTIONS", "DELETE", "GET", "GET", "HEAD", "GET"} {
+		fmt.Fprintf(conn, "%s /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", method)
+		resp, err := http.ReadResponse(reader, &http.Request{Method: method})
+		if err != nil {
+			t.Fatal(method, err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.Close {
+			t.Fatalf("%s: %v, closes: %t", method, err, resp.Close)
+		}
+	}
+}
+
+func TestUnixSocketIsToldFromTheRest(t *testing.T) {
+	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler())
+	server.Listener.Close()
+	server.Listener = l
+	server.Start()
+	defer server.Close()
+	conn, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Real-IP: 1.2.3.4\r\nConnection: close\r\n\r\n")
+	if _, err := io.ReadAll(conn); err != nil || fmt.Sprint(e.asked) != `[d 1 ip="1.2.3.4"]` {
+		t.Errorf("%v %v", e.asked, err)
+	}
+}
+
+// FuzzAuth: whatever a client sends, there is an answer; it is a denial or carries a limit; and
+// nothing of what was sent comes back.
+func FuzzAuth(f *testing.F) {
+	f.Add("/a?api_key=%0d%0aX:%20y", "k", "1.2.3.4, garbage", "sid=\"", "Bearer a.e30.c", "h:80")
+	f.Add("//x/../%2e%2e/a#", "\xff", "::1%a,[::1]:1", ";=;", "bearer ..", "[::1]")
+	s := authSnapshot(f, `
+domain: d
+limits: {l: {algorithm: token_bucket, rate: 1, period: 1s}}
+descriptors: [{key: p, limit: l}, {key: ip, limit: l}, {key: o, descriptors: [{key: v, limit: l}]}]
+auth:
+  trusted_proxies: [127.0.0.0/8, "::1", unix]
+  routes:
+    - match: {path: /a*}
+      descriptors: [[{key: p, from: path}], [{key: ip, from: client_ip}], [{key: o, from: host}, {key: v, from: "query:api_key"}]]
+    - descriptors: [[{key: o, from: method}, {key: v, from: "header:X-User"}], [{key: o, value: c}, {key: v, from: "cookie:sid"}], [{key: o, value: j}, {key: v, from: "jwt:sub"}]]
+`)
+	l := limiter.New(memory.New(memory.Config{MaxKeys: 1000}), nil)
+	l.Swap(s)
+	f.Fuzz(func(t *testing.T, uri, user, forwarded, cookies, token, host string) {
+		const marker = "zq7injected"
+		d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{true, true}, Log: zap.NewNop()}
+		for _, path := range []string{"/v1/auth", "/v1/auth/nginx"} {
+			w := put(d.handler(), "127.0.0.1:1", "GET "+path, "X-Original-URI: "+uri+marker, "X-Forwarded-Uri: "+uri, "X-User: "+user+marker,
+				"X-Forwarded-For: "+forwarded, "X-Real-IP: "+forwarded, "Cookie: "+cookies, "Authorization: "+token, "Host: "+host+marker)
+			if w.Code != 200 && w.Code != 429 && w.Code != 403 {
+				t.Errorf("%d", w.Code)
+			}
+			if w.Code == 200 && len(w.Header()["RateLimit"]) == 0 {
+				t.Errorf("allowed without a limit: %v", w.Header())
+			}
+			var all strings.Builder
+			_ = w.Header().Write(&all)
+			if strings.Contains(all.String()+w.Body.String(), marker) {
+				t.Errorf("comes back: %s %s", all.String(), w.Body)
+			}
+			if w.Header()["X-RateLimit-Reason"] != nil && w.Header()["X-RateLimit-Reason"][0] == reasonPanic {
+				t.Error("panic")
+			}
+		}
+	})
+}
+
+// nothingWriter takes an answer and forgets it.
+type nothingWriter struct{ header http.Header }
+
+func (w *nothingWriter) Header() http.Header         { return w.header }
+func (w *nothingWriter) WriteHeader(int)             {}
+func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
+
+// BenchmarkAuth is the handler beside one that does nothing; the rest is net/http's, and the same.
+func BenchmarkAuth(b *testing.B) {
+	d, _ := authDoor(b, `
+domain: d
+limits: {l: {algorithm: token_bucket, rate: 1000000000, period: 1s}}
+descriptors: [{key: ip, limit: l}, {key: path, descriptors: [{key: user, limit: l}]}]
+auth:
+  trusted_proxies: [127.0.0.0/8]
+  routes: [{descriptors: [[{key: ip, from: client_ip}], [{key: path, from: path}, {key: user, from: "header:X-User"}]]}]
+`)
+	bare := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header()["Content-Length"] = noBody
+		w.WriteHeader(http.StatusOK)
+	})
+	for _, c := range []struct {
+		name    string
+		handler http.Handler
+	}{{"bare", bare}, {"auth", d.handler()}} {
+		b.Run(c.name, func(b *testing.B) {
+			r := httptest.NewRequest("GET", "/v1/auth/nginx", nil)
+			r.RemoteAddr, r.Body = proxy, http.NoBody
+			r.Header.Set("X-Original-URI", "/a/b?c=d")
+			r.Header.Set("X-Original-Method", "GET")
+			r.Header.Set("X-Real-IP", "192.0.2.7")
+			r.Header.Set("X-User", "bob")
+			w := &nothingWriter{http.Header{}}
+			b.ReportAllocs()
+			for b.Loop() {
+				c.handler.ServeHTTP(w, r)
+				clear(w.header)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name    string
+		handler http.Handler
+	}{{"bare over a connection", bare}, {"auth over a connection", d.handler()}} {
+		b.Run(c.name, func(b *testing.B) {
+			server := httptest.NewServer(c.handler)
+			defer server.Close()
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer conn.Close()
+			reader := bufio.NewReader(conn)
+			for b.Loop() {
+				if _, err := io.WriteString(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Original-URI: /a/b?c=d\r\nX-Original-Method: GET\r\nX-Real-IP: 192.0.2.7\r\nX-User: bob\r\n\r\n"); err != nil {
+					b.Fatal(err)
+				}
+				resp, err := http.ReadResponse(reader, nil)
+				if err != nil || resp.StatusCode != 200 {
+					b.Fatal(resp, err)
+				}
+			}
+		})
+	}
+}

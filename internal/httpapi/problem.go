@@ -1,0 +1,60 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+)
+
+// problem is an answer that is no decision, as RFC 9457 has it.
+type problem struct {
+	// Type tells kinds of problems apart, for programs: urn:rlsidecar:problem:KIND.
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	// Detail is what is wrong this time, for people.
+	Detail string `json:"detail,omitempty"`
+	// Limit is the name of the limit that it is about, if it is about one.
+	Limit string `json:"limit,omitempty"`
+}
+
+// kind of problem: its name, title and status.
+type kind struct {
+	name, title string
+	status      int
+}
+
+// The kinds of problems of the API.
+var (
+	malformed    = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
+	unusable     = kind{"unusable", "The limit cannot be asked this way", http.StatusBadRequest}
+	neverFits    = kind{"never-fits", "The cost is more than the limit can ever give", http.StatusBadRequest}
+	unauthorized = kind{"unauthorized", "A bearer token is needed", http.StatusUnauthorized}
+	crossOrigin  = kind{"cross-origin", "Web pages of other sites cannot ask", http.StatusForbidden}
+	unknownLimit = kind{"unknown-limit", "There is no such limit", http.StatusNotFound}
+	unknownPath  = kind{"unknown-path", "There is nothing here", http.StatusNotFound}
+	wrongMethod  = kind{"wrong-method", "The method is not one of this path", http.StatusMethodNotAllowed}
+	tooSlow      = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
+	tooLarge     = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
+	unavailable  = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
+)
+
+// write answers r with a problem of kind k; limit may be empty.
+func (k kind) write(w http.ResponseWriter, detail, limit string) {
+	if k == unavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	send(w, k.status, "application/problem+json", problem{
+		Type: "urn:rlsidecar:problem:" + k.name, Title: k.title, Status: k.status, Detail: detail, Limit: limit,
+	})
+}
+
+// send answers with v, which can be encoded.
+func send(w http.ResponseWriter, code int, contentType string, v any) {
+	body, _ := json.Marshal(v)
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // an error is the reader's
+}
