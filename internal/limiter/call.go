@@ -13,6 +13,7 @@ type Call struct {
 	Request
 	Verdict
 
+	modes     Modes
 	charges   []backend.Charge
 	decisions []backend.Decision
 	keys      []byte
@@ -110,6 +111,8 @@ type Verdict struct {
 	Results []Result
 	// Statuses has one Status for each descriptor, in order.
 	Statuses []Status
+	// Spared: it would be Denied but for Modes.Shadow.
+	Spared bool
 	// Failed: a store could not decide, and a policy's OnFailure stood in.
 	Failed bool
 	// Err asks the door to fail the call: OnFailure is error.

@@ -21,7 +21,7 @@ func (c *Call) fold() {
 			r.Outcome, r.Decision.Never = Denied, true
 		}
 		denies := r.Outcome.Denies()
-		if r.Policy != nil && r.Policy.Quota && r.charge >= 0 {
+		if c.isQuota(r) {
 			quotas++
 			if denies {
 				quotasDenied++
@@ -31,8 +31,14 @@ func (c *Call) fold() {
 		}
 		c.speak(i)
 	}
+	if c.modes.Quota {
+		quotas += c.unlimited()
+	}
 	if quotas > 0 && quotas == quotasDenied {
 		c.Denied = true
+	}
+	if c.modes.Shadow {
+		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Denied {
 		c.retry(quotas == quotasDenied)
@@ -43,6 +49,24 @@ func (c *Call) fold() {
 			c.Verdict.Hold = max(c.Verdict.Hold, min(r.Decision.Wait, c.Request.Hold))
 		}
 	}
+}
+
+// isQuota tells whether r denies only together with all others of which this is true.
+func (c *Call) isQuota(r *Result) bool {
+	if c.modes.Quota {
+		return r.Outcome != Unlimited
+	}
+	return r.Policy != nil && r.Policy.Quota && r.charge >= 0
+}
+
+// unlimited counts the descriptors for which no limit speaks.
+func (c *Call) unlimited() (n int) {
+	for i := range c.Statuses {
+		if c.Statuses[i].Result < 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // outcome decides what the store's decision on r comes to.
@@ -111,10 +135,10 @@ func (c *Call) retry(quotas bool) {
 	for i := range c.Results {
 		if r := &c.Results[i]; r.Outcome.Denies() && (quotas || r.Policy == nil || !r.Policy.Quota) {
 			c.Never = c.Never || r.Decision.Never
-			c.Verdict.RetryAfter = max(c.Verdict.RetryAfter, r.Decision.RetryAfter)
+			c.RetryAfter = max(c.RetryAfter, r.Decision.RetryAfter)
 		}
 	}
 	if c.Never {
-		c.Verdict.RetryAfter = 0
+		c.RetryAfter = 0
 	}
 }

@@ -26,6 +26,7 @@ type Limiter struct {
 	store    backend.Store
 	local    backend.Store
 	observer Observer
+	modes    Modes
 	current  atomic.Pointer[Snapshot] // replaced whole, never edited
 }
 
@@ -37,6 +38,18 @@ func New(store backend.Store, observer Observer) *Limiter {
 // StandIn gives l this process's own buckets, for limits that are answered from them while the
 // store cannot decide. It is called before the first Check.
 func (l *Limiter) StandIn(local backend.Store) { l.local = local }
+
+// Modes change what denials come to, whatever the configuration says.
+type Modes struct {
+	// Shadow lets every request pass. What each descriptor is told stays.
+	Shadow bool
+	// Quota makes a quota limit of every limit: a request is denied only where each of its descriptors
+	// is, those that meet no limit included.
+	Quota bool
+}
+
+// SetModes is called before the first Check.
+func (l *Limiter) SetModes(m Modes) { l.modes = m }
 
 // Swap makes s the configuration of all Calls that start from now on.
 func (l *Limiter) Swap(s *Snapshot) {
@@ -56,6 +69,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if s == nil {
 		return ErrNoConfig
 	}
+	c.modes = l.modes
 	if err := c.plan(s); err != nil {
 		return err
 	}

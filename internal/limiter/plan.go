@@ -22,7 +22,7 @@ const (
 // together share a Group; each shadow and each quota limit, and each limit of a domain that
 // consumes one by one, is a Group of its own. The error is of a request for limits by name.
 func (c *Call) plan(s *Snapshot) error {
-	c.Verdict.Snapshot = s
+	c.Snapshot = s
 	if len(c.Limits) > 0 {
 		return c.planLimits(s)
 	}
@@ -124,7 +124,7 @@ func (c *Call) replace() {
 // charge makes the charges: first the one Group of those taken together, then the others.
 func (c *Call) charge() {
 	for i := range c.Results {
-		if r := &c.Results[i]; r.charge == toCharge && together(r.Policy) {
+		if r := &c.Results[i]; r.charge == toCharge && c.together(r.Policy) {
 			c.chargeTogether(r)
 		}
 	}
@@ -137,7 +137,9 @@ func (c *Call) charge() {
 	}
 }
 
-func together(p *descriptors.Policy) bool { return !p.Alone && !p.Shadow && !p.Quota }
+func (c *Call) together(p *descriptors.Policy) bool {
+	return !p.Alone && !p.Shadow && !p.Quota && !c.modes.Quota
+}
 
 // chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
 // twice are added up first; it reserves only if each ask does.

@@ -104,6 +104,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	// Which stripe does not matter, only that it is seldom another processor's: a random one does
 	// as well as the processor's own, which Go does not tell.
 	at := int(rand.Uint32()) & (m.stripes - 1)
+	m.service.observe(c)
 	if c.Verdict.Domain == nil {
 		m.domainNotFound[at][0].Add(1)
 		return
@@ -149,7 +150,7 @@ func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Resu
 	if r.Policy.Detailed || len(r.Policy.StatValues) > 0 {
 		hits = m.series.of(r.Policy, entries(c, r), hits)
 	}
-	hits.add(at, r)
+	hits.add(at, r, m.nearRatio)
 }
 
 // late finds the counters for c, which was under way when the configuration changed. What is not
@@ -205,6 +206,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	send(notFoundDesc, m.domainNotFound.sum(0))
+	m.service.collect(send)
 	for _, d := range m.domains {
 		for code, name := range requestCodes {
 			send(requestsDesc, d.sum(code), d.domain, name)

@@ -39,7 +39,9 @@ type Metrics struct {
 	loadedAt       prometheus.Gauge
 	examined       *prometheus.GaugeVec
 
-	series seriesSet
+	series    seriesSet
+	nearRatio float32 // of a limit: hits above it count as near_limit
+	service   *service
 
 	mu      sync.Mutex
 	limits  map[[2]string]*limitCounts // by domain and name; guarded by mu
@@ -54,7 +56,7 @@ func New(version, revision string) *Metrics {
 		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were not put to any limit. Reasons too_much and panic are answered OVER_LIMIT, others with an error.",
+			Help: "Requests that were not put to any limit. Reasons too_much and panic are answered OVER_LIMIT, auth_no_route and auth_no_descriptor as the configuration says, others with an error.",
 		}, []string{"reason"}),
 		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_config_reloads_total",
@@ -74,6 +76,7 @@ func New(version, revision string) *Metrics {
 		Help: "1 for each check of the backend's settings, at the start, that found limits at risk: check \"eviction\" means that live buckets may be evicted.",
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
+	m.nearRatio, m.service = defaultNearRatio, newService()
 	m.series.stripes, m.series.most = m.stripes, maxRuntimeSeries
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
@@ -84,7 +87,7 @@ func New(version, revision string) *Metrics {
 		},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.examined, build,
+	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.examined, m.service.seconds, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -122,17 +125,22 @@ func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 // Loaded counts a configuration that was loaded at time at: used, or refused.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {
+		m.service.refused.Add(1)
 		m.loads.WithLabelValues("failure").Inc()
 		m.loadOK.Set(0)
 		return
 	}
+	m.service.loaded.Add(1)
 	m.loads.WithLabelValues("success").Inc()
 	m.loadOK.Set(1)
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
 }
 
 // Refused counts a request that was not put to any limit.
-func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
+func (m *Metrics) Refused(reason string) {
+	m.refused.WithLabelValues(reason).Inc()
+	m.service.refuse(reason)
+}
 
 // Counts returns how often the limit that p stands for, wherever it is used, allowed and denied
 // since the program started.

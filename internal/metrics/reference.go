@@ -27,7 +27,7 @@ const (
 var hitDescs = [...]*prometheus.Desc{
 	totalHits:   hitDesc("total_hits", "Hits asked for."),
 	withinLimit: hitDesc("within_limit", "Hits allowed."),
-	nearLimit:   hitDesc("near_limit", "Hits allowed that were among the last fifth of a limit."),
+	nearLimit:   hitDesc("near_limit", "Hits allowed that were among the last of a limit: the last fifth, or what --near-limit-ratio leaves."),
 	overLimit:   hitDesc("over_limit", "Hits denied."),
 	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied but for shadow mode."),
 }
@@ -194,7 +194,7 @@ func statName(s string) string {
 }
 
 // add counts r, whose cost is positive.
-func (s *series) add(at int, r *limiter.Result) {
+func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to, hits := &s.counter[at], uint64(r.Cost)
 	switch r.Outcome {
 	case limiter.Unlimited, limiter.Replaced:
@@ -202,7 +202,7 @@ func (s *series) add(at int, r *limiter.Result) {
 	case limiter.Allowed:
 		to[withinLimit].Add(hits)
 		limit := r.Policy.Limit.Capacity
-		if near := limit - r.Decision.Remaining - limit*4/5; near > 0 {
+		if near := limit - r.Decision.Remaining - int64(float32(limit)*nearRatio); near > 0 {
 			to[nearLimit].Add(min(hits, uint64(near)))
 		}
 	case limiter.Denied:

@@ -1,0 +1,54 @@
+package limiter_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+const modesYAML = `
+domain: d
+on_backend_failure: error
+descriptors:
+  - {key: a, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: b, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: free, rate_limit: {unlimited: true}}
+`
+
+func TestShadowModeDeniesNobodyAndSaysWhom(t *testing.T) {
+	b := newBench(t, modesYAML)
+	b.SetModes(limiter.Modes{Shadow: true})
+	if c := b.ask(t, 1, "a=1"); c.Denied || c.Spared {
+		t.Errorf("within the limit: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Spared || !c.Statuses[0].Denied {
+		t.Errorf("over it: %+v", c.Verdict)
+	}
+	b.store.err = errors.New("away")
+	if c := b.ask(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
+		t.Errorf("not known: %+v", c.Verdict)
+	}
+}
+
+func TestQuotaModeDeniesOnlyWhereEveryDescriptorIsDenied(t *testing.T) {
+	b := newBench(t, modesYAML)
+	b.SetModes(limiter.Modes{Quota: true})
+	for _, c := range []struct {
+		descriptors []string
+		denied      bool
+		overA       bool
+	}{
+		{[]string{"a=1", "b=1"}, false, false},
+		{[]string{"a=1", "b=1"}, false, true}, // b allows, and is charged
+		{[]string{"a=1", "free=1"}, true, true},
+		{[]string{"a=1", "other=1"}, false, true}, // one that meets no limit allows
+		{[]string{"a=1", "b=1"}, false, true},
+		{[]string{"a=1", "b=1"}, true, true},
+	} {
+		got := b.ask(t, 1, c.descriptors...)
+		if got.Denied != c.denied || got.Statuses[0].Denied != c.overA {
+			t.Errorf("%v: denied %t, a %t; want %+v", c.descriptors, got.Denied, got.Statuses[0].Denied, c)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package metrics
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// service is what the reference server counts of itself, under the names that its Prometheus
+// exporter gives them. None of its labels come from requests.
+type service struct {
+	seconds               *prometheus.HistogramVec
+	answered              prometheus.Observer // seconds of ShouldRateLimit
+	calls                 atomic.Uint64
+	loaded, refused       atomic.Uint64
+	spared                atomic.Uint64
+	badRequests, failures atomic.Uint64
+}
+
+func newService() *service {
+	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "ratelimit_service_response_time_seconds",
+		Help:    "How long answers to gRPC calls took.",
+		Buckets: append([]float64{.0001, .00025, .0005, .001, .0025}, prometheus.DefBuckets...),
+	}, []string{"grpc_method"})}
+	s.answered = s.seconds.WithLabelValues(shouldRateLimit)
+	return s
+}
+
+const shouldRateLimit = "ShouldRateLimit"
+
+// Answered counts a gRPC call that took d to answer.
+func (m *Metrics) Answered(d time.Duration) {
+	m.service.calls.Add(1)
+	m.service.answered.Observe(d.Seconds())
+}
+
+// defaultNearRatio is the reference server's.
+const defaultNearRatio = 0.8
+
+// SetNearLimit says above which part of a limit hits count as near it; before the first Call.
+func (m *Metrics) SetNearLimit(ratio float64) { m.nearRatio = float32(ratio) }
+
+// refuse counts a request that was answered with an error.
+func (s *service) refuse(reason string) {
+	switch reason {
+	case grpcapi.Malformed, grpcapi.NoDomain, grpcapi.NoDescriptors, grpcapi.NoConfig:
+		s.badRequests.Add(1)
+	}
+}
+
+// observe counts what c says of the service.
+func (s *service) observe(c *limiter.Call) {
+	if c.Spared {
+		s.spared.Add(1)
+	}
+	if c.Failed || c.Err != nil {
+		s.failures.Add(1)
+	}
+}
+
+var (
+	callsDesc = prometheus.NewDesc("ratelimit_service_total_requests",
+		"gRPC calls answered.", []string{"grpc_method"}, nil)
+	errorsDesc = prometheus.NewDesc("ratelimit_service_should_rate_limit_error",
+		"Requests that were refused (service_error), and those that the backend could not decide (redis_error), whatever answered them.", []string{"err_type"}, nil)
+	loadedDesc = prometheus.NewDesc("ratelimit_service_config_load_success",
+		"Configurations loaded.", nil, nil)
+	refusedDesc = prometheus.NewDesc("ratelimit_service_config_load_error",
+		"Configurations refused.", nil, nil)
+	sparedDesc = prometheus.NewDesc("ratelimit_service_global_shadow_mode",
+		"Requests that would have been denied but for shadow mode of all.", nil, nil)
+)
+
+func (s *service) collect(send func(*prometheus.Desc, uint64, ...string)) {
+	send(callsDesc, s.calls.Load(), shouldRateLimit)
+	send(errorsDesc, s.badRequests.Load(), "service_error")
+	send(errorsDesc, s.failures.Load(), "redis_error")
+	send(loadedDesc, s.loaded.Load())
+	send(refusedDesc, s.refused.Load())
+	send(sparedDesc, s.spared.Load())
+}

@@ -1,0 +1,59 @@
+package metrics
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+func TestWhatTheReferenceServerCountsOfItself(t *testing.T) {
+	m := New("", "")
+	m.Answered(2 * time.Millisecond)
+	m.Loaded(true, time.Now())
+	m.Loaded(false, time.Now())
+	for _, reason := range []string{grpcapi.NoDomain, grpcapi.Malformed, grpcapi.TooMuch} {
+		m.Refused(reason)
+	}
+	l := limiter.New(memory.New(memory.Config{}), m)
+	l.SetModes(limiter.Modes{Shadow: true})
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 1)}))
+	ask(t, l, "d", "k", "v", 1)
+	ask(t, l, "d", "k", "v", 1)
+	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Failed: true}})
+	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Err: errors.New("away")}})
+	got := scrape(t, m, "ratelimit_service_")
+	for name, value := range map[string]string{
+		`ratelimit_service_total_requests{grpc_method="ShouldRateLimit"}`:                           "1",
+		`ratelimit_service_response_time_seconds_count{grpc_method="ShouldRateLimit"}`:              "1",
+		`ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="0.0025"}`: "1",
+		`ratelimit_service_response_time_seconds_bucket{grpc_method="ShouldRateLimit",le="0.001"}`:  "0",
+		`ratelimit_service_config_load_success`:                                                     "1",
+		`ratelimit_service_config_load_error`:                                                       "1",
+		`ratelimit_service_should_rate_limit_error{err_type="service_error"}`:                       "2",
+		`ratelimit_service_should_rate_limit_error{err_type="redis_error"}`:                         "2",
+		`ratelimit_service_global_shadow_mode`:                                                      "1",
+	} {
+		if got[name] != value {
+			t.Errorf("%s is %q, want %s", name, got[name], value)
+		}
+	}
+}
+
+func TestNearLimitRatio(t *testing.T) {
+	for ratio, want := range map[float64]string{0.8: "2", 0.5: "5", 1: "0"} {
+		m := New("", "")
+		m.SetNearLimit(ratio)
+		l := limiter.New(memory.New(memory.Config{}), m)
+		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)}))
+		ask(t, l, "d", "k", "v", 10)
+		name := `ratelimit_service_rate_limit_near_limit{domain="d",key1="k",key2=""}`
+		if got := scrape(t, m, name)[name]; got != want {
+			t.Errorf("%g: %s, want %s", ratio, got, want)
+		}
+	}
+}
