@@ -12,14 +12,17 @@ type redisFlags struct {
 	BackendTimeout    time.Duration `default:"5ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"How long Redis may take; then on_backend_failure answers (${default})."`
 	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Start of every key (${default})."`
 	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password; read again for every connection."`
+	RedisWaitReplicas int           `placeholder:"N" env:"RLSIDECAR_REDIS_WAIT_REPLICAS" help:"Replicas that must confirm a charge before it counts; with all of them a failover loses none (0)."`
 	RedisTLSCA        string        `name:"redis-tls-ca" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CA" help:"CA of the server, for rediss://."`
 	RedisTLSCert      string        `name:"redis-tls-cert" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_CERT" help:"Client certificate; read again for every connection."`
 	RedisTLSKey       string        `name:"redis-tls-key" placeholder:"FILE" env:"RLSIDECAR_REDIS_TLS_KEY" help:"Its key."`
+	RedisTLSAnyName   bool          `name:"redis-tls-skip-hostname" env:"RLSIDECAR_REDIS_TLS_SKIP_HOSTNAME" help:"Take any name in the server's certificate; who signed it still counts."`
 }
 
 func (f redisFlags) redis() server.Redis {
 	return server.Redis{
 		URL: f.RedisURL, Timeout: f.BackendTimeout, KeyPrefix: f.RedisKeyPrefix, PasswordFile: f.RedisPasswordFile,
-		CA: f.RedisTLSCA, Cert: f.RedisTLSCert, Key: f.RedisTLSKey,
+		WaitReplicas: f.RedisWaitReplicas,
+		CA:           f.RedisTLSCA, Cert: f.RedisTLSCert, Key: f.RedisTLSKey, SkipHostname: f.RedisTLSAnyName,
 	}
 }

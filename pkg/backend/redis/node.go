@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -23,7 +25,8 @@ type node struct {
 	// elsewhere, in a cluster, runs a command that this node said belongs to another.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil: the server's clock
-	plain     atomic.Bool              // the server does not know a shebang
+	replicas  replicas
+	plain     atomic.Bool // the server does not know a shebang
 	flights   sync.Pool
 }
 
@@ -119,14 +122,20 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 	for _, t := range trips {
 		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
 	}
-	if len(trips) == 1 {
+	if len(trips) == 1 && n.replicas.count == 0 {
 		_ = n.client.Process(ctx, f.cmds[0]) // its error is the command's
 	} else {
 		pipe := n.client.Pipeline()
 		for _, cmd := range f.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
+		unconfirmed := n.replicas.confirm(ctx, pipe)
 		_, _ = pipe.Exec(ctx) // each error is its command's
+		defer func() {
+			for _, t := range trips {
+				t.err = cmp.Or(t.err, unconfirmed())
+			}
+		}()
 	}
 	for i, t := range trips {
 		cmd := f.cmds[i]
@@ -135,6 +144,29 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 			_ = n.elsewhere(ctx, cmd)
 		}
 		t.reply, t.err = cmd.Text()
+	}
+}
+
+// replicas are how many must confirm what was written before it counts, and for how long they may
+// take.
+type replicas struct {
+	count int
+	wait  time.Duration
+}
+
+// confirm adds the question to pipe; what it returns is, once pipe has been sent, why what was
+// written does not count.
+func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner) (unconfirmed func() error) {
+	if r.count == 0 {
+		return func() error { return nil }
+	}
+	cmd := once{goredis.NewCmd(ctx, "wait", r.count, max(1, r.wait.Milliseconds()))}
+	_ = pipe.Process(ctx, cmd)
+	return func() error {
+		if n, err := cmd.Int(); err != nil || n < r.count {
+			return cmp.Or(err, fmt.Errorf("%d of %d replicas have confirmed it in time", n, r.count))
+		}
+		return nil
 	}
 }
 

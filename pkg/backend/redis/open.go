@@ -44,6 +44,11 @@ type Config struct {
 	PasswordFile string
 	// TLS is used by the rediss forms; nil: the system's roots.
 	TLS *tls.Config
+	// WaitReplicas is how many replicas must confirm a charge before it counts (0). A charge that is
+	// not confirmed within Timeout is ErrUnavailable, and stays charged. With as many as there are
+	// replicas a failover loses nothing that was answered "allowed", but one that is away makes all
+	// unavailable; with fewer it may lose some, for another replica may be chosen.
+	WaitReplicas int
 	// Clock decides instead of the server's own; nil: the server's. For tests.
 	Clock func() algorithms.Micros
 	// Changed is told when the breaker of a server opens (true) and closes; may be nil.
@@ -114,6 +119,7 @@ func Open(c Config) (*Store, error) {
 // lane is the way to one server: those who ask at the same time ride together, and it is not asked
 // while it fails.
 func (s *Store) lane(server string, n *node) backend.Store {
+	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout}
 	changed := func(open bool) {
 		if s.config.Changed != nil {
 			s.config.Changed(server, open)
