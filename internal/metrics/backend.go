@@ -49,6 +49,16 @@ func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []
 	}
 }
 
+// Reset implements backend.Resetter where the Store below does.
+func (b *timed) Reset(ctx context.Context, charge backend.Charge) error {
+	err := backend.Reset(ctx, b.next, charge)
+	if err != nil {
+		b.failures.Inc()
+		b.failed(err)
+	}
+	return err
+}
+
 // WatchBreakers adds a gauge for each server of the backend: 1 while it is not asked because it
 // fails. It is called once; what it returns is told when that starts and ends.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {

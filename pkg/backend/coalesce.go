@@ -206,11 +206,7 @@ type deadline struct {
 
 // Take implements Store.
 func (s deadline) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	until := time.Now().Add(s.timeout)
-	if end, ok := ctx.Deadline(); ok && end.Add(-s.margin).Before(until) {
-		until = end.Add(-s.margin)
-	}
-	ctx, cancel := context.WithDeadline(ctx, until)
+	ctx, cancel := s.bound(ctx)
 	defer cancel()
 	if ctx.Err() != nil { // no time left: nothing is charged
 		failAll(decisions, fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, ctx.Err()))

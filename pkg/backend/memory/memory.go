@@ -103,6 +103,19 @@ func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Dec
 	d.Decision, d.At = answer, now
 }
 
+// Reset implements backend.Resetter. It never fails.
+func (s *Store) Reset(_ context.Context, c backend.Charge) error {
+	hash := maphash.Bytes(s.seed, c.Key)
+	st := s.stripe(hash)
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if e := st.table.find(hash, c.Key); e != nil {
+		s.room.give(e.owner, 1+e.logLen())
+		st.table.remove(e)
+	}
+	return nil
+}
+
 // charges tells whether the answer to c took something, so that it must not be given where it
 // cannot be remembered.
 func charges(c *backend.Charge, d algorithms.Decision) bool {

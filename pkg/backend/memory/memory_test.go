@@ -248,3 +248,20 @@ func BenchmarkTake(b *testing.B) {
 		})
 	}
 }
+
+func TestResetGivesRoomBack(t *testing.T) {
+	_, s := at(100)
+	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
+	for range 3 {
+		if d := ask(s, "a", "x", log, 60); !d.Allowed {
+			t.Fatal(d)
+		}
+		ask(s, "a", "y", tokens(t, 1), 1)
+		if err := s.Reset(t.Context(), backend.Charge{Key: []byte("a/x")}); err != nil {
+			t.Fatal(err)
+		}
+		if n := s.Stats().Keys; n != 1 {
+			t.Errorf("holds %d, want 1", n)
+		}
+	}
+}

@@ -77,6 +77,10 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 			traces(t, seed, clock, store)
 		}
 	})
+	t.Run("a bucket that is reset is as one never seen", func(t *testing.T) {
+		_, store := start(t)
+		resets(t, store)
+	})
 	t.Run("64 workers on one bucket admit the limit", func(t *testing.T) {
 		_, store := start(t)
 		bucket := window(1000, algorithms.Day)
@@ -157,6 +161,37 @@ func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 		}
 		if want := n - taken[i].Load(); left != want {
 			t.Errorf("bucket %d has %d left, want %d: admitted %d of %d", i, left, want, taken[i].Load(), n)
+		}
+	}
+}
+
+// resets uses up a bucket of each kind and one beside it, and resets the one.
+func resets(t *testing.T, store backend.Store) {
+	t.Helper()
+	r, ok := store.(backend.Resetter)
+	if !ok {
+		t.Skip("the store cannot reset")
+	}
+	forget := func(c backend.Charge) {
+		t.Helper()
+		if err := r.Reset(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, spec := range Specs() {
+		one := charge(spec)
+		one.Key = fmt.Appendf(nil, "reset %d", i)
+		other := one
+		other.Key = fmt.Appendf(nil, "beside %d", i)
+		forget(one) // never seen
+		fresh := take(store, one, other)
+		used := take(store, other)
+		forget(one)
+		if got := take(store, one); got[0] != fresh[0] {
+			t.Errorf("%+v:\n after a reset %+v\n never seen   %+v", spec, got[0], fresh[0])
+		}
+		if got := take(store, other); one.Limit.Rate > 0 && got[0].Remaining > used[0].Remaining {
+			t.Errorf("%+v: the bucket beside it was %+v, is %+v", spec, used[0], got[0])
 		}
 	}
 }

@@ -1,0 +1,73 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Resetter is a Store that can forget a bucket.
+type Resetter interface {
+	// Reset makes the bucket of charge as one never seen: charge's Key, Slot, Limit and Shards say
+	// which. An error wraps ErrUnavailable; whether the bucket was forgotten is not known then.
+	Reset(ctx context.Context, charge Charge) error
+}
+
+// ErrNoReset: the Store is no Resetter.
+var ErrNoReset = errors.New("the backend cannot forget a bucket")
+
+// Reset has store forget the bucket of charge.
+func Reset(ctx context.Context, store Store, charge Charge) error {
+	r, ok := store.(Resetter)
+	if !ok {
+		return ErrNoReset
+	}
+	return r.Reset(ctx, charge)
+}
+
+// Reset implements Resetter where the Store below does. What other processes remember of denials
+// they believe for up to MaxAge more.
+func (s *DeniedStore) Reset(ctx context.Context, charge Charge) error {
+	defer s.ForgetBucket(charge.Key) // after: what is being learned meanwhile is dropped too
+	return Reset(ctx, s.next, charge)
+}
+
+// Reset implements Resetter where the Store below does.
+func (s deadline) Reset(ctx context.Context, charge Charge) error {
+	ctx, cancel := s.bound(ctx)
+	defer cancel()
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, ctx.Err())
+	}
+	return Reset(ctx, s.next, charge)
+}
+
+// Reset implements Resetter where the Store below does. It does not wait for others.
+func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
+	return Reset(ctx, s.next, charge)
+}
+
+// Reset implements Resetter where the Store below does.
+func (b *breaker) Reset(ctx context.Context, charge Charge) error {
+	done, err := b.circuit.Allow()
+	if err != nil {
+		return fmt.Errorf("%w: not asked while it fails", ErrUnavailable)
+	}
+	err = Reset(ctx, b.next, charge)
+	if errors.Is(err, ErrUnavailable) {
+		done(err)
+	} else {
+		done(nil)
+	}
+	return err
+}
+
+// bound is ctx with the time there is.
+func (s deadline) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	until := time.Now().Add(s.timeout)
+	if end, ok := ctx.Deadline(); ok && end.Add(-s.margin).Before(until) {
+		until = end.Add(-s.margin)
+	}
+	return context.WithDeadline(ctx, until)
+}

@@ -1,0 +1,48 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+func TestResetForgetsDenials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := backend.Denied(memory.New(memory.Config{Clock: wall}), backend.DeniedConfig{})
+		a, b := of(tokens(t, 1, algorithms.Day, 1), "a", 1), of(tokens(t, 1, algorithms.Day, 1), "b", 1)
+		take(t.Context(), s, a)
+		take(t.Context(), s, b)
+		for _, c := range []backend.Charge{a, b} {
+			if take(t.Context(), s, c)[0].Allowed {
+				t.Fatal("the bucket is empty")
+			}
+		}
+		if err := s.Reset(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		if !take(t.Context(), s, a)[0].Allowed {
+			t.Error("a is denied after its reset")
+		}
+		if take(t.Context(), s, b)[0].Allowed {
+			t.Error("b was not reset")
+		}
+	})
+}
+
+func TestResetSaysWhatItCannotDo(t *testing.T) {
+	c := of(tokens(t, 1, algorithms.Second, 1), "a", 1)
+	if err := backend.Reset(t.Context(), backend.Deadline(echo, time.Second, 0), c); !errors.Is(err, backend.ErrNoReset) {
+		t.Errorf("a store that cannot: %v", err)
+	}
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	if err := backend.Reset(late, backend.Deadline(memory.New(memory.Config{}), time.Second, 0), c); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("no time left: %v", err)
+	}
+}
