@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // maxAsk bounds the body of a request to the API.
@@ -39,6 +40,7 @@ func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
 		"/v1/check":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, true) }},
+		"/v1/reset":         {http.MethodPost: a.reset},
 		"/v1/limits":        {http.MethodGet: a.list},
 		"/v1/limits/{name}": {http.MethodGet: a.show},
 	}
@@ -103,10 +105,35 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	a.answer(w, c)
 }
 
+// reset forgets a bucket.
+func (a *API) reset(w http.ResponseWriter, r *http.Request) {
+	body, ok := readBody(w, r)
+	if !ok {
+		return
+	}
+	domain, ask, err := parseReset(body)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	if err := a.Limiter.Reset(r.Context(), domain, ask.Name, ask.Key); err != nil {
+		mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", done{OK: true})
+}
+
+// done is the answer where there is nothing to say.
+type done struct {
+	OK bool `json:"ok"`
+}
+
 // mistake answers what the limiter says of a request that is wrong.
 func mistake(w http.ResponseWriter, err error) {
 	ask, ok := errors.AsType[*limiter.AskError](err)
 	switch {
+	case errors.Is(err, backend.ErrUnavailable): // its text names addresses, which are none of the client's business
+		unavailable.write(w, "the backend did not answer in time; whether it has done it is not known", "")
 	case !ok:
 		unavailable.write(w, err.Error(), "")
 	case ask.Missing:

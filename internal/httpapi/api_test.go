@@ -1,16 +1,19 @@
 package httpapi
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -257,6 +260,29 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 	)
 }
 
+func TestResetForgetsOneBucket(t *testing.T) {
+	h, clock := apiInMemory(t)
+	full := func(key string, code int) exchangeStep {
+		want := `{"ok":true,"limits":[{"name":"few","key":"` + key + `","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`
+		if code == 429 {
+			want = `{"ok":false,"retry_after_ms":3000,"limits":[{"name":"few","key":"` + key + `","ok":false,"remaining":0,"limit":3,"reset_after_ms":3000,"retry_after_ms":3000}]}`
+		}
+		return exchangeStep{0, "/v1/limit", `{"name":"few","count":3,"key":"` + key + `"}`, code, want}
+	}
+	script(t, h, clock,
+		full("a", 200), full("b", 200), full("a", 429),
+		exchangeStep{0, "/v1/reset", `{"name":"few","key":"a"}`, 200, `{"ok":true}`},
+		full("a", 200), full("b", 429),
+		exchangeStep{0, "/v1/reset", `{"domain":"edge","name":"few","key":"never seen"}`, 200, `{"ok":true}`},
+		exchangeStep{0, "/v1/reset", `{"name":"nope"}`, 404, `no limit is named "nope"`},
+		exchangeStep{0, "/v1/reset", `{"name":"both"}`, 400, `several domains have a limit named "both"; say which domain`},
+		exchangeStep{0, "/v1/reset", `{"key":"a"}`, 400, `names no limit; write {"name": …}`},
+		exchangeStep{0, "/v1/reset", `{"name":"few","count":1}`, 400, `unknown field "count"`},
+		exchangeStep{0, "/v1/reset", `{`, 400, `is not JSON, at byte 1: unexpected end of JSON input`},
+	)
+	exchangeStep{0, "/v1/reset", `{"name":"few"}`, 503, `reset a bucket of limit "few": the backend cannot forget a bucket`}.check(t, apiOver(t, broken{backend.ErrFull}))
+}
+
 // broken is a store that cannot decide.
 type broken struct{ err error }
 
@@ -355,6 +381,28 @@ func TestBodiesAreBounded(t *testing.T) {
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 400 {
 		t.Errorf("a body that breaks off: %d %s", w.Code, w.Body)
+	}
+}
+
+func TestSlowClientsAreCutOff(t *testing.T) {
+	h, _ := apiInMemory(t)
+	server := httptest.NewUnstartedServer(h)
+	server.Config.ReadTimeout = 50 * time.Millisecond
+	server.Start()
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "POST /v1/limit HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{") // and no more
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusRequestTimeout || !answer.Close {
+		t.Errorf("%s, close %v", answer.Status, answer.Close)
 	}
 }
 

@@ -1,8 +1,10 @@
 package limiter
 
 import (
+	"context"
 	"fmt"
 
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -48,4 +50,28 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 		return nil, nil, missing("no limit is named %q", descriptors.Printable(name))
 	}
 	return in, in.Named[name], nil
+}
+
+// Reset forgets one bucket of a named limit, so that it is as one never seen; domain as Limit has
+// it. An error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
+func (l *Limiter) Reset(ctx context.Context, domain, name string, key []string) error {
+	s := l.current.Load()
+	if s == nil {
+		return ErrNoConfig
+	}
+	_, p, err := s.Limit(domain, name)
+	if err != nil {
+		return err
+	}
+	charge := backend.Charge{Limit: &p.Limit, Owner: p.Owner, Shards: p.Shards, Slot: p.SlotOfKey(key)}
+	charge.Key, charge.Ask.Hash = p.AppendKeyOf(nil, key)
+	if l.local != nil { // first: were the store away, at least what stands in for it starts afresh
+		if err := backend.Reset(ctx, l.local, charge); err != nil {
+			return fmt.Errorf("reset a bucket of limit %q that stands in: %w", name, err)
+		}
+	}
+	if err := backend.Reset(ctx, l.store, charge); err != nil {
+		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
+	}
+	return nil
 }

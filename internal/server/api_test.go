@@ -1,0 +1,105 @@
+package server
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+const named = `
+domain: d
+limits:
+  send: {algorithm: token_bucket, rate: 3, period: 365d}
+  pass: {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
+descriptors:
+  - {key: user, limit: send}
+`
+
+// post asks the HTTP API; it keeps no connection.
+func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code int, answer string) {
+	tb.Helper()
+	_, port, err := net.SplitHostPort(a.String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r, err := http.NewRequest("POST", "http://127.0.0.1:"+port+path, strings.NewReader(body))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r.Close = true
+	if len(header) == 2 {
+		r.Header.Set(header[0], header[1])
+	}
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer got.Body.Close()
+	text, err := io.ReadAll(got.Body)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return got.StatusCode, string(text)
+}
+
+func TestProxiesAndApplicationsMeetInOneBucket(t *testing.T) {
+	redis := redistest.Start(t)
+	for name, edit := range map[string]func(*Config){"memory": func(*Config) {}, "redis": onRedis("redis://" + redis.Addr)} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, named, edit)
+			const one = `{"name":"send","key":"bob"}`
+			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
+				t.Fatal(got)
+			}
+			for i, want := range []int{200, 200, 429, 429} {
+				if code, answer := post(t, x.HTTP, "/v1/limit", one); code != want {
+					t.Errorf("request %d: %d %s, want %d", i, code, answer, want)
+				}
+			}
+			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+				t.Error(got)
+			}
+			if code, answer := post(t, x.HTTP, "/v1/reset", one); code != 200 {
+				t.Errorf("reset: %d %s", code, answer)
+			}
+			if got := x.ask(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
+				t.Errorf("after the reset: %v", got)
+			}
+			if name == "redis" {
+				redis.Kill()
+				for path, want := range map[string]int{"/v1/limit": 503, "/v1/check": 503, "/v1/reset": 503} {
+					if code, answer := post(t, x.HTTP, path, one); code != want || strings.Contains(answer, redis.Addr) {
+						t.Errorf("%s without redis: %d %s, want %d", path, code, answer, want)
+					}
+				}
+				if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"pass"}`); code != 200 || !strings.Contains(answer, `"degraded":true`) {
+					t.Errorf("a limit that allows: %d %s", code, answer)
+				}
+			}
+		})
+	}
+}
+
+func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
+	everywhere := func(c *Config) { c.HTTP = "0.0.0.0:0" }
+	x := start(t, named, everywhere)
+	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token") {
+		t.Errorf("without a token: %d %s", code, answer)
+	}
+	if n := x.logs.FilterMessageSnippet("the HTTP API is closed").Len(); n != 1 {
+		t.Errorf("logged %d times, want once", n)
+	}
+	x = start(t, named, everywhere, func(c *Config) { c.APIToken = "s3cret" })
+	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`, "Authorization", "Bearer s3cret"); code != 200 {
+		t.Errorf("with the token: %d %s", code, answer)
+	}
+	if code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 {
+		t.Errorf("without it: %d", code)
+	}
+}
