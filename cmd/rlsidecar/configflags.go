@@ -42,7 +42,7 @@ func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 func readable(paths []string) error {
 	var missing []error
 	for _, path := range paths {
-		if _, err := os.Stat(path); err != nil {
+		if _, err := os.Stat(config.Root(path)); err != nil {
 			missing = append(missing, err)
 		}
 	}

@@ -29,6 +29,9 @@ Example:
 
 // Run examines the Redis that serve would use.
 func (c *doctorCmd) Run(a *app) error {
+	if a.reference.err != nil {
+		return exitError{exitUsage, a.reference.err}
+	}
 	if c.RedisURL == "" {
 		return exitError{exitUsage, fmt.Errorf("--redis-url is needed: it says which Redis to examine")}
 	}

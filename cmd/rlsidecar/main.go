@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -29,6 +30,7 @@ type commands struct {
 	Simulate simulateCmd `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
 	Test     testCmd     `cmd:"" help:"Run scenarios: time, ask, expected answer."`
 	Doctor   doctorCmd   `cmd:"" help:"Examine the Redis that limits would be kept in."`
+	Env      envCmd      `cmd:"" help:"List the environment variables, what they are set to and what they do."`
 	Version  versionCmd  `cmd:"" help:"Print version, commit and Go version."`
 }
 
@@ -37,6 +39,7 @@ type app struct {
 	ctx            context.Context
 	stdin          io.Reader
 	stdout, stderr io.Writer
+	reference      reference
 }
 
 // exitError ends the program with code; its text, if any, goes to stderr.
@@ -57,16 +60,31 @@ func (e exitError) Unwrap() error { return e.err }
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
+}
+
+// runAs is run by the name that the program has been started under: as /bin/ratelimit, which is given
+// no arguments, it stands in for the reference server.
+func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	if len(argv) == 1 && filepath.Base(argv[0]) == "ratelimit" {
+		return start(ctx, true, []string{"serve"}, stdin, stdout, stderr)
+	}
+	return run(ctx, argv[1:], stdin, stdout, stderr)
 }
 
 // run is the whole program but for the process around it.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return start(ctx, false, args, stdin, stdout, stderr)
+}
+
+func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	reference := readEnvironment(asReference)
 	done := -1 // set when --help has been printed
 	parser, err := kong.New(&commands{},
 		kong.Name("rlsidecar"),
 		kong.Description("A rate limiter that proxies ask before every request."),
 		kong.Writers(stdout, stderr),
+		kong.Resolvers(kong.ResolverFunc(reference.resolve)),
 		kong.Exit(func(code int) { done = code }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
@@ -82,7 +100,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		fmt.Fprintf(stderr, "rlsidecar: %v\nTry: rlsidecar --help\n", err)
 		return exitUsage
 	}
-	err = command.Run(&app{ctx, stdin, stdout, stderr})
+	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})
 	var exit exitError
 	switch {
 	case err == nil:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"testing"
 
@@ -13,8 +14,15 @@ import (
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"rlsidecar": func() { os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"rlsidecar": program,
+		"ratelimit": program,
 	})
+}
+
+func program() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
 // TestScripts runs testdata/script, which shows what each command prints. UPDATE_SCRIPTS=1 puts

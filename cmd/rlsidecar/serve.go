@@ -16,11 +16,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
 type serveCmd struct {
-	Config []string `required:"" placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, or folder of *.yaml files; may be repeated (in the environment with commas)."`
+	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas)."`
 	configFlags
 
 	GRPCListen  string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
@@ -29,19 +30,30 @@ type serveCmd struct {
 	AdminListen string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
 	AdminToken  string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 
-	TLSCert     string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
-	TLSKey      string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
-	TLSClientCA string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Clients must show a certificate signed by this CA."`
+	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
+	TLSKey        string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
+	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Clients must show a certificate signed by this CA."`
+	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"And it must be for this DNS name."`
+
+	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Ask clients to connect anew after this long, so that they find new instances (never)."`
+	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"Then cut off what is under way after this long (never)."`
+
+	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Metrics alone, without a token (not at all)."`
+	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Where they are there (${default})."`
+	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Hits above this part of a limit count as near_limit (${default})."`
+
+	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Let every request pass; statuses and metrics tell what would have been denied."`
+	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only where each of its descriptors is over its limit."`
 
 	MemoryMaxKeys int `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (${default})."`
 
 	redisFlags
 
-	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS,LIMIT_RESPONSE_HEADERS_ENABLED" help:"Let the proxy add rate limit headers to responses."`
-	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER,LIMIT_LIMIT_HEADER" help:"Name of that with the limit (${default})."`
-	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER,LIMIT_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
-	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER,LIMIT_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
-	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA,RESPONSE_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
+	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS" help:"Let the proxy add rate limit headers to responses."`
+	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER" help:"Name of that with the limit (${default})."`
+	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
+	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
+	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
 
 	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers on the HTTP port's decisions: ietf, x, both (${default}) or none."`
 
@@ -67,6 +79,15 @@ Example:
 
 // Run serves until a signal ends it.
 func (c *serveCmd) Run(a *app) error {
+	if a.reference.err != nil {
+		return exitError{exitUsage, a.reference.err}
+	}
+	if a.reference.XDS != nil && len(c.Config) == 0 {
+		return exitError{exitUsage, errors.New("CONFIG_TYPE=GRPC_XDS_SOTW: a configuration that is streamed is not supported yet; use FILE with RUNTIME_ROOT, or --config")}
+	}
+	if len(c.Config) == 0 {
+		return exitError{exitUsage, errors.New("--config is needed: it names a file or folder; or set RUNTIME_ROOT")}
+	}
 	settings := c.settings()
 	if err := settings.Check(); err != nil {
 		return exitError{exitUsage, err}
@@ -82,6 +103,9 @@ func (c *serveCmd) Run(a *app) error {
 	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
+	for _, w := range a.reference.Warnings {
+		log.Warn("environment", zap.String("warning", w))
+	}
 	err := server.Run(a.ctx, settings, log, func(r server.Running) {
 		if c.LogFormat == "text" { // what reads JSON reads nothing else
 			fmt.Fprint(a.stderr, greeting(r))
@@ -102,8 +126,11 @@ func (c *serveCmd) settings() server.Config {
 	s := server.Config{
 		Paths: c.Config, Defaults: c.options(),
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, Admin: c.AdminListen, AdminToken: c.AdminToken,
-		APIToken:      c.APIToken,
-		TLS:           server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA},
+		APIToken: c.APIToken,
+		TLS:      server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
+		Metrics:  c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
+		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
+		Modes:         limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
 		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
 		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -21,6 +22,8 @@ type Options struct {
 	Headers *Headers
 	// Metadata sends dynamic metadata: what was asked, and what the limits that passed say.
 	Metadata bool
+	// Answered is told how long each call took; nil: nobody asks.
+	Answered func(time.Duration)
 }
 
 // Headers are the names of response headers.

@@ -99,6 +99,10 @@ func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, 
 			a, err = denial(), nil
 		}
 	}()
+	if s.options.Answered != nil {
+		start := time.Now()
+		defer func() { s.options.Answered(time.Since(start)) }()
+	}
 	x := exchanges.Get().(*exchange)
 	if err := decode(x); err != nil {
 		s.observer.Refused(Malformed)

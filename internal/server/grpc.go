@@ -31,6 +31,11 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 		grpc.WaitForHandlers(true),
 	}
+	if s.config.MaxConnectionAge > 0 {
+		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, // 0: for ever
+		}))
+	}
 	if s.config.TLS.Cert != "" {
 		credentials, err := s.config.TLS.credentials(s.log)
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,11 @@ type Config struct {
 	// Where to listen: host:port, unix:///path or unix://@name. HTTP and Admin may be empty: not at
 	// all.
 	GRPC, HTTP, Admin string
+	// Metrics is where Prometheus finds the metrics, and nothing else, at MetricsPath; "": at Admin
+	// only.
+	Metrics, MetricsPath string
+	// NearLimitRatio is the part of a limit above which hits count as near it; 0: 0.8.
+	NearLimitRatio float64
 	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
 	AdminToken string
 	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
@@ -43,6 +49,11 @@ type Config struct {
 	APIToken string
 	// TLS of the gRPC door.
 	TLS TLSFiles
+	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
+	// under way later; 0: never.
+	MaxConnectionAge, MaxConnectionGrace time.Duration
+	// Modes change what all denials come to.
+	Modes limiter.Modes
 	// Answers is what answers carry beside the verdict.
 	Answers grpcapi.Options
 	// HTTPHeaders are those of decisions at the HTTP door.
@@ -67,6 +78,9 @@ func (c *Config) Check() error {
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" {
 		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
 	}
+	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
+		return fmt.Errorf("the path of the metrics is %q; it must start with /", c.MetricsPath)
+	}
 	if err := c.Answers.Check(); err != nil {
 		return err
 	}
@@ -75,8 +89,8 @@ func (c *Config) Check() error {
 
 // Running is what has been started.
 type Running struct {
-	// GRPC, HTTP and Admin are where it listens; nil: not at all.
-	GRPC, HTTP, Admin net.Addr
+	// GRPC, HTTP, Admin and Metrics are where it listens; nil: not at all.
+	GRPC, HTTP, Admin, Metrics net.Addr
 	// Snapshot is the configuration that it started with.
 	Snapshot *limiter.Snapshot
 }
@@ -109,6 +123,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	ballast = make([]byte, ballastSize)
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision)}
+	if c.NearLimitRatio > 0 {
+		s.metrics.SetNearLimit(c.NearLimitRatio)
+	}
 	var err error
 	if s.stack, err = s.newStack(); err != nil {
 		return err
@@ -117,6 +134,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		defer s.stack.redis.Close()
 	}
 	s.limiter = limiter.New(s.stack.top, s.metrics)
+	s.limiter.SetModes(c.Modes)
 	if s.stack.redis != nil {
 		s.limiter.StandIn(s.stack.memory)
 	}
@@ -147,7 +165,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	wg.Go(func() { s.follow(background, changed) })
 	s.waitForBackend(ctx)
 	return s.serve(ctx, doors, func() {
-		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin))
+		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
 	})
 }
@@ -196,6 +214,9 @@ func (s *server) open() (doors []door, running Running, err error) {
 		doors = append(doors, d) // in any case, so that it is stopped
 		return err
 	}
+	if s.config.Metrics != "" { // who does not ask for response times does not pay for them
+		s.config.Answers.Answered = s.metrics.Answered
+	}
 	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)
 	if err != nil {
 		return nil, running, err
@@ -225,6 +246,15 @@ func (s *server) open() (doors []door, running Running, err error) {
 		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 		d.last = true
 		if err = add(s.config.Admin, &running.Admin, d); err != nil {
+			return doors, running, err
+		}
+	}
+	if s.config.Metrics != "" {
+		mux := http.NewServeMux()
+		mux.Handle(s.config.MetricsPath, s.metrics.Handler())
+		d := s.httpDoor(&http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+		d.last = true
+		if err = add(s.config.Metrics, &running.Metrics, d); err != nil {
 			return doors, running, err
 		}
 	}

@@ -17,6 +17,8 @@ import (
 // certificate that it has signed. Files that change are read again at the next handshake.
 type TLSFiles struct {
 	Cert, Key, ClientCA string
+	// ClientName, if not empty, must be one of the DNS names of the client's certificate.
+	ClientName string
 }
 
 func (f TLSFiles) check() error {
@@ -25,6 +27,8 @@ func (f TLSFiles) check() error {
 		return errors.New("TLS needs both a certificate and its key")
 	case f.ClientCA != "" && f.Cert == "":
 		return errors.New("a client CA needs a certificate and key as well")
+	case f.ClientName != "" && f.ClientCA == "":
+		return errors.New("a client name needs a client CA as well")
 	}
 	return nil
 }
@@ -58,6 +62,11 @@ func (f TLSFiles) load() (*tls.Config, error) {
 		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 		if !c.ClientCAs.AppendCertsFromPEM(pem) {
 			return nil, fmt.Errorf("read TLS client CA: %s has no certificate", f.ClientCA)
+		}
+	}
+	if f.ClientName != "" {
+		c.VerifyConnection = func(state tls.ConnectionState) error {
+			return state.PeerCertificates[0].VerifyHostname(f.ClientName) // there is one: it has been verified
 		}
 	}
 	return c, nil

@@ -72,7 +72,7 @@ func (a *authority) issue(t *testing.T, serial int64) (cert, key []byte) {
 func TestTLSFilesAreReadAgain(t *testing.T) {
 	ca, stranger := newAuthority(t), newAuthority(t)
 	folder := t.TempDir()
-	files := TLSFiles{filepath.Join(folder, "cert"), filepath.Join(folder, "key"), filepath.Join(folder, "ca")}
+	files := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	write := func(name string, data []byte) {
 		t.Helper()
 		if err := os.WriteFile(name, data, 0o600); err != nil {

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/rlsidecar/rlsidecar/internal/refenv"
+)
+
+// reference is what the reference server's variables in the environment say.
+type reference struct {
+	refenv.Settings
+	err error
+}
+
+const ownPrefix = "RLSIDECAR_"
+
+// readEnvironment reads the reference server's variables. Empty variables are as good as not set; of
+// our own they are taken from the environment, as the command line parser reads them from there.
+func readEnvironment(asServer bool) reference {
+	env := map[string]string{}
+	for _, word := range os.Environ() {
+		name, value, _ := strings.Cut(word, "=")
+		if env[name] = value; value == "" && strings.HasPrefix(name, ownPrefix) {
+			_ = os.Unsetenv(name) // it is there
+		}
+	}
+	settings, err := refenv.Read(env, asServer)
+	return reference{settings, err}
+}
+
+// resolve gives flags of serve and doctor their values from the reference server's variables, where
+// neither the command line nor a variable of our own does.
+func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
+	from, ok := r.Flags[flag.Name]
+	if !ok || r.err != nil || parent.Command == nil || parent.Command.Name != "serve" && parent.Command.Name != "doctor" {
+		return nil, nil
+	}
+	if _, own := ownValue(flag); own {
+		return nil, nil
+	}
+	return from.Value, nil
+}
+
+// ownValue is that of a flag's own variable, if it is set.
+func ownValue(flag *kong.Flag) (string, bool) {
+	for _, name := range flag.Tag.Envs {
+		if value := os.Getenv(name); value != "" {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+type envCmd struct {
+	Format string `enum:"text,json" default:"text" help:"Of the output: text or json."`
+}
+
+// Help is shown by env --help.
+func (envCmd) Help() string {
+	return `First our own variables, each a flag of serve, then those of the reference
+server, envoyproxy/ratelimit. A flag counts more than our own variable, that
+more than the reference server's. Defaults of the latter apply where the
+program is started as "ratelimit". Secrets are not shown.
+
+Example:
+
+  rlsidecar env`
+}
+
+// variable is a line of the list.
+type variable struct {
+	Name   string `json:"name"`
+	Value  string `json:"value"`
+	Source string `json:"source"` // environment, default, or the variable that stands in
+	Effect string `json:"effect"`
+}
+
+// Run prints the list.
+func (c *envCmd) Run(a *app, parsed *kong.Context) error {
+	list := append(a.reference.own(parsed.Model), theirs()...)
+	if c.Format == "json" {
+		if err := writeJSON(a.stdout, list); err != nil {
+			return err
+		}
+	} else {
+		w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
+		for _, v := range list {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, v.Value, v.Source, v.Effect)
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	if a.reference.err != nil {
+		return exitError{exitNo, a.reference.err}
+	}
+	return nil
+}
+
+// own lists the variables of serve.
+func (r reference) own(model *kong.Application) (list []variable) {
+	for _, command := range model.Children {
+		if command.Name != "serve" {
+			continue
+		}
+		for _, flag := range command.Flags {
+			if len(flag.Tag.Envs) == 0 {
+				continue
+			}
+			v := variable{Name: flag.Tag.Envs[0], Value: flag.Default, Source: "default", Effect: "--" + flag.Name + ": " + flag.Help}
+			if own, ok := ownValue(flag); ok {
+				v.Value, v.Source = own, "environment"
+			} else if from, ok := r.Flags[flag.Name]; ok {
+				v.Value, v.Source = from.Value, from.From
+			}
+			if v.Value = refenv.Masked(v.Value); v.Value != "" && strings.HasSuffix(v.Name, "_TOKEN") {
+				v.Value = "***"
+			}
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// theirs lists the reference server's.
+func theirs() (list []variable) {
+	for _, known := range refenv.Variables() {
+		v := variable{Name: known.Name, Value: known.Default, Source: "default", Effect: known.Effect}
+		if set := os.Getenv(known.Name); set != "" {
+			v.Value, v.Source = known.Shown(set), "environment"
+		}
+		list = append(list, v)
+	}
+	return list
+}

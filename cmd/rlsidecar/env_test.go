@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/rlsidecar/rlsidecar/internal/refenv"
+)
+
+// await waits for a match in what is printed.
+func await(t *testing.T, out *output, pattern string) []string {
+	t.Helper()
+	p := regexp.MustCompile(pattern)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if found := p.FindStringSubmatch(out.String()); found != nil {
+			return found
+		}
+	}
+	t.Fatalf("no %s in:\n%s", pattern, out.String())
+	return nil
+}
+
+// limited tells whether domain limits k=v, over /json at url.
+func limited(t *testing.T, url, domain string) bool {
+	t.Helper()
+	r, err := http.Post(url+"/json", "", strings.NewReader(`{"domain": "`+domain+`", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s, %v", r.StatusCode, body, err)
+	}
+	return strings.Contains(string(body), "currentLimit")
+}
+
+// TestStartsAsTheReferenceServer: by its path, with its environment and its files, under a link that
+// is turned as a ConfigMap's is.
+func TestStartsAsTheReferenceServer(t *testing.T) {
+	root := t.TempDir()
+	for _, version := range []string{"v1", "v2"} {
+		folder := filepath.Join(root, version, "ratelimit", "config")
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		text := "domain: " + version + "\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9}}]\n"
+		if err := os.WriteFile(filepath.Join(folder, "limits"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	current := filepath.Join(root, "current")
+	if err := os.Symlink("v1", current); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{
+		"RUNTIME_ROOT": current, "RUNTIME_SUBDIRECTORY": "ratelimit", "HOST": "127.0.0.1", "PORT": "0", "GRPC_HOST": "127.0.0.1",
+		"GRPC_PORT": "0", "DEBUG_PORT": "0", "USE_PROMETHEUS": "true", "PROMETHEUS_ADDR": "127.0.0.1:0", "LOG_LEVEL": "INFO",
+		"RLSIDECAR_DRAIN_DELAY": "1ms", "RLSIDECAR_LOG_FORMAT": "", "SHADOW_MODE": "",
+	} {
+		t.Setenv(name, value)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var stderr output
+	code := make(chan int)
+	go func() { code <- runAs(ctx, []string{"/bin/ratelimit"}, nil, io.Discard, &stderr) }()
+	url := await(t, &stderr, `HTTP +(http://\S+)`)[1]
+	if !limited(t, url, "v1") || limited(t, url, "v2") {
+		t.Error("the configuration is not in use")
+	}
+	r, err := http.Get("http://" + await(t, &stderr, `"metrics": "([^"]+)"`)[1] + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(r.Body)
+	r.Body.Close()
+	if !strings.Contains(string(body), `ratelimit_service_rate_limit_total_hits{domain="v1",key1="k",key2=""} 1`) {
+		t.Errorf("%s", body)
+	}
+	if err := os.Symlink("v2", current+".new"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(current+".new", current); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); !limited(t, url, "v2"); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the turned link is not seen:\n%s", stderr.String())
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	cancel()
+	if got := <-code; got != exitDone {
+		t.Errorf("exit %d:\n%s", got, stderr.String())
+	}
+}
+
+func TestOnlyThePlainNameStandsIn(t *testing.T) {
+	var out, stderr output
+	if code := runAs(t.Context(), []string{"/bin/ratelimit", "version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
+		t.Errorf("exit %d: %s%s", code, out.String(), stderr.String())
+	}
+}
+
+func TestReferenceMistakesEndTheStart(t *testing.T) {
+	for name, c := range map[string]struct{ name, value, want string }{
+		"memcached": {"BACKEND_TYPE", "memcache", "rlsidecar: BACKEND_TYPE=memcache: memcached cannot"},
+		"a port":    {"GRPC_PORT", "x", "rlsidecar: GRPC_PORT=x: write a number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(c.name, c.value)
+			var stderr output
+			if code := runAs(t.Context(), []string{"ratelimit"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), c.want) {
+				t.Errorf("exit %d: %s", code, stderr.String())
+			}
+		})
+	}
+}
+
+func TestOwnSettingsCountMoreThanTheReferenceServers(t *testing.T) {
+	file := write(t, limits)
+	t.Setenv("RUNTIME_ROOT", "/nowhere")
+	t.Setenv("LOG_LEVEL", "trace")
+	t.Setenv("GRPC_PORT", "1")
+	t.Setenv("RLSIDECAR_GRPC_LISTEN", "own")
+	for want, args := range map[string][]string{
+		"own":       {"serve", "--config", file},
+		"flag":      {"serve", "--config", file, "--grpc-listen", "flag"},
+		"/nowhere/": {"serve"},
+	} {
+		var stderr output
+		if code := run(t.Context(), args, nil, io.Discard, &stderr); code != exitFailed && code != exitNo || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%v: exit %d:\n%s", args, code, stderr.String())
+		}
+	}
+}
+
+// TestReferenceFlagsExist: what refenv sets, serve has.
+func TestReferenceFlagsExist(t *testing.T) {
+	parser, err := kong.New(&commands{}, kong.Name("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, command := range parser.Model.Children {
+		if command.Name == "serve" {
+			for _, flag := range command.Flags {
+				known[flag.Name] = true
+			}
+		}
+	}
+	settings, err := refenv.Read(map[string]string{
+		"USE_PROMETHEUS": "true", "REDIS_URL": "h:1", "REDIS_TLS": "true", "REDIS_TLS_CACERT": "a", "REDIS_TLS_CLIENT_CERT": "c",
+		"REDIS_TLS_CLIENT_KEY": "k", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION": "true", "CACHE_KEY_PREFIX": "p", "GRPC_SERVER_USE_TLS": "true",
+		"GRPC_SERVER_TLS_CERT": "c", "GRPC_SERVER_TLS_KEY": "k", "GRPC_CLIENT_TLS_CACERT": "a", "GRPC_CLIENT_TLS_SAN": "n",
+	}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range settings.Flags {
+		if !known[name] {
+			t.Errorf("serve has no --%s", name)
+		}
+	}
+}
