@@ -31,6 +31,7 @@ type commands struct {
 	Test     testCmd     `cmd:"" help:"Run scenarios: time, ask, expected answer."`
 	Doctor   doctorCmd   `cmd:"" help:"Examine the Redis that limits would be kept in."`
 	Env      envCmd      `cmd:"" help:"List the environment variables, what they are set to and what they do."`
+	Migrate  migrateCmd  `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`
 	Version  versionCmd  `cmd:"" help:"Print version, commit and Go version."`
 }
 

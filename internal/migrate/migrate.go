@@ -1,0 +1,227 @@
+// Package migrate tells what a configuration of the reference server, envoyproxy/ratelimit, does
+// differently here, and rewrites one so that it says all that is in effect. Both are functions of the
+// file's text.
+package migrate
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+// Kind is what a Note is about.
+type Kind string
+
+// The kinds.
+const (
+	Refused Kind = "refused" // not accepted here, or by neither
+	Differs Kind = "differs" // accepted, and does something else
+)
+
+// Note is one thing to know before a file is moved.
+type Note struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Column  int    `json:"column"`
+	Kind    Kind   `json:"kind"`
+	Message string `json:"message"`
+}
+
+// String is file:line:column: kind: message.
+func (n Note) String() string {
+	return fmt.Sprintf("%s:%d:%d: %s: %s", n.File, n.Line, n.Column, n.Kind, n.Message)
+}
+
+// Review tells all there is to know of files, which are one configuration.
+func Review(files []config.File) []Note {
+	var notes []Note
+	for _, f := range files {
+		r := &review{file: f.Name}
+		docs, _ := documents(f.Data) // a mistake in the syntax is told by Compile
+		for i, doc := range docs {
+			r.document(doc, i)
+		}
+		notes = append(notes, r.notes...)
+	}
+	_, problems := config.Compile(files, config.Options{})
+	for _, p := range problems {
+		// What the reference server takes no notice of has been told, with more to say.
+		told := slices.ContainsFunc(notes, func(n Note) bool {
+			return n.Kind == Refused && n.File == p.File && n.Line == p.Line && n.Column == p.Column
+		})
+		if !p.Warning && !told {
+			notes = append(notes, Note{p.File, p.Line, p.Column, Refused, p.Message})
+		}
+	}
+	order := map[string]int{}
+	for i, f := range files {
+		order[f.Name] = i
+	}
+	slices.SortStableFunc(notes, func(a, b Note) int {
+		return cmp.Or(order[a.File]-order[b.File], a.Line-b.Line, a.Column-b.Column)
+	})
+	return notes
+}
+
+// Write is the file with what is in effect here spelled out, and without what the reference server
+// took no notice of.
+func Write(f config.File) ([]byte, error) {
+	docs, err := documents(f.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	if len(docs) == 0 {
+		return nil, fmt.Errorf("%s: the file is empty", f.Name)
+	}
+	root := docs[0] // the only one that the reference server reads
+	prune(root, top)
+	at := 0
+	for i := 0; i+1 < len(root.Content); i += 2 {
+		if root.Content[i].Value == "domain" {
+			at = i + 2
+		}
+	}
+	state := func(key, value, comment string) {
+		if find(root, key) == nil {
+			pair := []*yaml.Node{{Kind: yaml.ScalarNode, Value: key}, {Kind: yaml.ScalarNode, Value: value, LineComment: "# " + comment}}
+			root.Content = slices.Insert(root.Content, at, pair...)
+			at += 2
+		}
+	}
+	state("consume", "together", "each: as envoyproxy/ratelimit, where a denied request consumes")
+	state("on_backend_failure", "deny", "error: as envoyproxy/ratelimit, where the proxy's failure mode decides")
+	var out bytes.Buffer
+	e := yaml.NewEncoder(&out)
+	e.SetIndent(2)
+	if err := errors.Join(e.Encode(root), e.Close()); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	return out.Bytes(), nil
+}
+
+// documents are the roots of data, up to the first mistake in the syntax.
+func documents(data []byte) (roots []*yaml.Node, err error) {
+	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var n yaml.Node
+		if err := d.Decode(&n); errors.Is(err, io.EOF) {
+			return roots, nil
+		} else if err != nil {
+			return roots, err
+		}
+		if root := n.Content[0]; root.Kind == yaml.MappingNode {
+			roots = append(roots, root)
+		}
+	}
+}
+
+// level is where a mapping stands.
+type level struct {
+	keys  []string          // that mean something to the reference server here
+	below map[string]*level // what stands under a key
+}
+
+var (
+	replaces   = &level{keys: []string{"name"}}
+	limit      = &level{keys: []string{"unit", "requests_per_unit", "unlimited", "name", "replaces"}, below: map[string]*level{"replaces": replaces}}
+	descriptor = &level{keys: []string{
+		"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
+	}}
+	top = &level{keys: []string{"domain", "descriptors"}}
+)
+
+func init() {
+	descriptor.below = map[string]*level{"rate_limit": limit, "descriptors": descriptor}
+	top.below = map[string]*level{"descriptors": descriptor}
+}
+
+// ignored tells whether the reference server lets key stand at l and takes no notice of it: it knows
+// the key from elsewhere.
+func (l *level) ignored(key string) bool {
+	if slices.Contains(l.keys, key) {
+		return false
+	}
+	for _, other := range []*level{top, descriptor, limit, replaces} {
+		if slices.Contains(other.keys, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// each calls do with the mappings that n is: itself, or its items.
+func each(n *yaml.Node, do func(*yaml.Node)) {
+	switch n.Kind {
+	case yaml.MappingNode:
+		do(n)
+	case yaml.SequenceNode:
+		for _, item := range n.Content {
+			if item.Kind == yaml.MappingNode {
+				do(item)
+			}
+		}
+	}
+}
+
+// find is the value of key in a mapping; nil: it is not there.
+func find(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// prune removes what the reference server takes no notice of: keys at a level that is not theirs, and
+// of a key that is given twice the first.
+func prune(n *yaml.Node, l *level) {
+	for i := 0; i+1 < len(n.Content); {
+		key := n.Content[i].Value
+		if l.ignored(key) || again(n, i) {
+			n.Content = slices.Delete(n.Content, i, i+2)
+			continue
+		}
+		if below := l.below[key]; below != nil {
+			each(n.Content[i+1], func(n *yaml.Node) { prune(n, below) })
+		}
+		i += 2
+	}
+}
+
+// again tells whether the key at i is given once more in n.
+func again(n *yaml.Node, i int) bool {
+	for j := i + 2; j+1 < len(n.Content); j += 2 {
+		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {
+			return true
+		}
+	}
+	return false
+}
+
+// names lists the keys of a list of descriptors.
+func names(list *yaml.Node) (keys []string) {
+	each(list, func(n *yaml.Node) {
+		if key := find(n, "key"); key != nil {
+			keys = append(keys, key.Value)
+		}
+	})
+	return keys
+}
+
+// splits finds among keys one that, with a value, that server cannot tell from key alone.
+func splits(key string, keys []string) (other string, ok bool) {
+	for _, k := range keys {
+		if k != "" && strings.HasPrefix(key, k+"_") {
+			return k, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,63 @@
+package migrate
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+// notes are those of one file, without its name.
+func notes(text string) (lines []string) {
+	for _, n := range Review([]config.File{{Name: "f", Data: []byte(text)}}) {
+		lines = append(lines, strings.TrimPrefix(n.String(), "f:"))
+	}
+	return lines
+}
+
+const quiet = "domain: d\nconsume: each\non_backend_failure: error\n"
+
+func TestReview(t *testing.T) {
+	for text, want := range map[string][]string{
+		"descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]": nil,
+		"descriptors: [{key: k, rate_limit: {unlimited: true}}]":                 nil,
+		"descriptors: [{key: remote_address}, {key: user_id}]":                   nil,
+		"descriptors: [{key: a_b, value: c}, {key: a}]":                          nil,
+		"descriptors: [{key: a_b}, {key: a}]":                                    {"4:21: differs: there this is also met"},
+		"descriptors: [{key: k, requests_per_unit: 1}]":                          {`4:24: refused: "requests_per_unit" has no effect`},
+		"shadow_mode: true":                              {`4:1: refused: "shadow_mode" has no effect`},
+		"descriptors: [{key: k, nonsense: 1}]":           {"4:24: refused: config error, unknown key 'nonsense'"},
+		"descriptors: [{key: k, key: l}]":                {`4:24: refused: "key" is given twice`},
+		"descriptors: [{key: k, detailed_metric: true}]": {"4:24: differs: series named after requests"},
+		"descriptors: [{":                                {"4:1: refused: error loading config file"},
+	} {
+		got := notes(quiet + text)
+		if len(got) != len(want) {
+			t.Errorf("%s: %q, want %q", text, got, want)
+			continue
+		}
+		for i := range got {
+			if !strings.HasPrefix(got[i], want[i]) {
+				t.Errorf("%s: %q, want %q", text, got[i], want[i])
+			}
+		}
+	}
+}
+
+// FuzzWrite: what is written is written the same again, and nothing panics.
+func FuzzWrite(f *testing.F) {
+	f.Add([]byte(quiet + "descriptors: [{key: k, unit: x, rate_limit: [{name: a, name: b}]}, {key: k_a}]"))
+	f.Add([]byte("a: &a [*a]\n---\n"))
+	f.Add([]byte("domain: d\ndescriptors: &x\n- {<<: {key: k}, descriptors: *x}"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		Review([]config.File{{Name: "f", Data: data}})
+		once, err := Write(config.File{Name: "f", Data: data})
+		if err != nil {
+			return
+		}
+		if twice, err := Write(config.File{Name: "f", Data: once}); err == nil && !bytes.Equal(once, twice) && !bytes.ContainsAny(data, "#&*!|>\"'?\r") {
+			t.Errorf("%q, then %q", once, twice)
+		}
+	})
+}
