@@ -37,6 +37,7 @@ func New(c Config) http.Handler {
 		health(w, c.Ready(), http.StatusServiceUnavailable)
 	})
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, true, 0) })
+	mux.HandleFunc("GET /openapi.json", describeAll)
 	if c.API != nil {
 		c.API.routes(mux)
 	}

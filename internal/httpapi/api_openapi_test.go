@@ -1,0 +1,202 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// document is openapi.json, for looking around in.
+type document struct {
+	t    *testing.T
+	root map[string]any
+	c    *jsonschema.Compiler
+}
+
+func openDocument(t *testing.T, text []byte) *document {
+	t.Helper()
+	root, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &document{t: t, root: root.(map[string]any), c: jsonschema.NewCompiler()}
+	if err := d.c.AddResource("openapi.json", root); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// at is what stands at a place, its reference followed, and that place.
+func (d *document) at(place ...string) (map[string]any, []string) {
+	d.t.Helper()
+	var v any = d.root
+	for _, name := range place {
+		if v = v.(map[string]any)[name]; v == nil {
+			d.t.Fatalf("openapi.json has nothing at %q", place)
+		}
+	}
+	found := v.(map[string]any)
+	if to, ok := found["$ref"].(string); ok {
+		return d.at(strings.Split(strings.TrimPrefix(to, "#/"), "/")...)
+	}
+	return found, place
+}
+
+// validate checks a value against the schema at a place.
+func (d *document) validate(text []byte, place ...string) error {
+	d.t.Helper()
+	pointer := ""
+	for _, name := range place {
+		pointer += "/" + strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(name)
+	}
+	schema, err := d.c.Compile("openapi.json#" + pointer)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	return schema.Validate(value)
+}
+
+// sample is a request whose answer openapi.json describes.
+type sample struct {
+	h                  http.Handler
+	method, path, body string
+	header             []string
+}
+
+func (s sample) ask() *httptest.ResponseRecorder {
+	return call(s.h, s.method, s.path, s.body, s.header...)
+}
+
+// samples has, for each path, a request for each status that is described.
+func samples(t *testing.T) map[string]map[string]map[int]sample {
+	t.Helper()
+	h, _ := apiInMemory(t)
+	away := apiOver(t, broken{backend.ErrUnavailable})
+	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = "s3cret" })
+	foreign := []string{"Origin", "https://elsewhere.example"}
+	const all = `{"name":"few","key":["a",{"base64":"/w=="}],"count":3}`
+	common := func(method, path, body string) map[int]sample {
+		return map[int]sample{
+			200: {h: h, method: method, path: path, body: body},
+			401: {h: token, method: method, path: path, body: body},
+			405: {h: h, method: "DELETE", path: path},
+			503: {h: away, method: method, path: path, body: body},
+		}
+	}
+	post := func(path, body string) map[int]sample {
+		m := common("POST", path, body)
+		m[400] = sample{h: h, method: "POST", path: path, body: `{"nope":1}`}
+		m[403] = sample{h: h, method: "POST", path: path, body: body, header: foreign}
+		m[404] = sample{h: h, method: "POST", path: path, body: `{"name":"nope"}`}
+		m[413] = sample{h: h, method: "POST", path: path, body: strings.Repeat(" ", maxAsk+1)}
+		return m
+	}
+	ask := func(path string) map[int]sample {
+		t.Helper()
+		m := post(path, `{"limits":[{"name":"send","key":"x"},{"name":"tokens","count":2,"reserve":true}]}`)
+		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 && w.Code != 429 {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		m[429] = sample{h: h, method: "POST", path: path, body: all}
+		m[202] = sample{h: h, method: "POST", path: path, body: `{"name":"tokens","key":"` + path + `","count":20,"reserve":true}`}
+		return m
+	}
+	show := common("GET", "/v1/limits/few?key=a&key=%ff", "")
+	show[400] = sample{h: h, method: "GET", path: "/v1/limits/few?x=1"}
+	show[404] = sample{h: h, method: "GET", path: "/v1/limits/nope"}
+	list := common("GET", "/v1/limits", "")
+	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), nil)}}), method: "GET", path: "/v1/limits"}
+	return map[string]map[string]map[int]sample{
+		"/v1/limit": {"post": ask("/v1/limit")}, "/v1/check": {"post": ask("/v1/check")},
+		"/v1/reset":  {"post": post("/v1/reset", `{"name":"few","key":"gone"}`)},
+		"/v1/limits": {"get": list}, "/v1/limits/{name}": {"get": show},
+	}
+}
+
+// TestTheDescriptionIsOfTheseHandlers: each path and status that is described is answered so, with a
+// body of its schema, and there is no other.
+func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
+	h, _ := apiInMemory(t)
+	w := call(h, "GET", "/openapi.json", "")
+	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
+		t.Fatalf("%d %v", w.Code, w.Header())
+	}
+	d := openDocument(t, w.Body.Bytes())
+	for path, methods := range samples(t) {
+		var names []string
+		for method, byCode := range methods {
+			names = append(names, strings.ToUpper(method))
+			d.checkOperation(path, method, byCode)
+		}
+		handled := slices.Sorted(maps.Keys((&API{}).paths()[path]))
+		if slices.Sort(names); !slices.Equal(handled, names) {
+			t.Errorf("%s: handled %v, described %v", path, handled, names)
+		}
+	}
+	paths, _ := d.at("paths")
+	for path := range (&API{}).paths() {
+		if paths[path] == nil {
+			t.Errorf("%s is not described", path)
+		}
+	}
+	for path := range paths {
+		if strings.HasPrefix(path, "/v1/") && !strings.HasPrefix(path, authPath) && (&API{}).paths()[path] == nil {
+			t.Errorf("%s is described and not there", path)
+		}
+	}
+}
+
+func (d *document) checkOperation(path, method string, byCode map[int]sample) {
+	d.t.Helper()
+	responses, _ := d.at("paths", path, method, "responses")
+	for code := range responses {
+		n, _ := json.Number(code).Int64()
+		if _, ok := byCode[int(n)]; !ok && code != "408" { // which TestSlowClientsAreCutOff sees
+			d.t.Errorf("%s %s: %s is described, and nothing is answered so", method, path, code)
+		}
+	}
+	for code, s := range byCode {
+		text, _ := json.Marshal(code)
+		if s.method == strings.ToUpper(method) && s.body != "" && code/100 == 2 {
+			_, place := d.at("paths", path, method, "requestBody")
+			if err := d.validate([]byte(s.body), append(slices.Clone(place), "content", "application/json", "schema")...); err != nil {
+				d.t.Errorf("%s: %v", s.body, err)
+			}
+		}
+		w := s.ask()
+		if w.Code != code {
+			d.t.Errorf("%s %s %s: %d %s, want %d", s.method, s.path, s.body, w.Code, w.Body, code)
+			continue
+		}
+		response, place := d.at("paths", path, method, "responses", string(text))
+		kind := w.Header().Get("Content-Type")
+		if response["content"].(map[string]any)[kind] == nil {
+			d.t.Errorf("%s %s %d: is %s, which is not described", method, path, code, kind)
+			continue
+		}
+		if err := d.validate(w.Body.Bytes(), append(slices.Clone(place), "content", kind, "schema")...); err != nil {
+			d.t.Errorf("%s %s %d: %s: %v", method, path, code, w.Body, err)
+		}
+		headers, _ := response["headers"].(map[string]any)
+		for name, h := range headers {
+			if required := h.(map[string]any)["required"] == true; required && w.Header()[name] == nil && w.Header().Get(name) == "" {
+				d.t.Errorf("%s %s %d: without %s", method, path, code, name)
+			}
+		}
+	}
+}
