@@ -166,7 +166,7 @@ func advice(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrUnavailable.Error()+": ")
 	switch {
 	case isReply(err, "NOPERM"):
-		return text + "; the user needs +evalsha +eval +mget +psetex +llen +lindex +rpush +ltrim +del +pexpire +time and the keys of the prefix"
+		return text + "; the user needs +evalsha +eval +mget +get +psetex +llen +lindex +rpush +ltrim +del +pexpire +time +ping (in a cluster +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 	case isReply(err, "NOAUTH", "WRONGPASS", "ERR AUTH"):
 		return text + "; check the user and the password"
 	case isReply(err, "OOM"):
