@@ -50,8 +50,8 @@ func binary(tb testing.TB) string {
 
 // FreePort is a port that was free a moment ago. It is none of those that systems give to outgoing
 // connections, one of which could have it by the time a server starts.
-func FreePort(t testing.TB) int {
-	t.Helper()
+func FreePort(tb testing.TB) int {
+	tb.Helper()
 	for range 100 {
 		port := 10_000 + rand.IntN(20_000)
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
@@ -59,7 +59,7 @@ func FreePort(t testing.TB) int {
 			return port
 		}
 	}
-	t.Fatal("no port is free")
+	tb.Fatal("no port is free")
 	return 0
 }
 

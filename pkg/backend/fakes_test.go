@@ -103,11 +103,11 @@ func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []bac
 // wall is the time of a synctest bubble as Stores have it.
 func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 
-func compile(t testing.TB, spec algorithms.Spec) *algorithms.Limit {
-	t.Helper()
+func compile(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {
+	tb.Helper()
 	limit, err := algorithms.Compile(spec)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &limit
 }

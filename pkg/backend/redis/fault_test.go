@@ -36,6 +36,7 @@ type fault struct {
 }
 
 func (f fault) run(t *testing.T) {
+	t.Helper()
 	faulty(t)
 	server := redistest.Start(t, f.args...)
 	admin := server.Client() // logged in before anything changes
@@ -189,6 +190,7 @@ func TestFaultBusyScript(t *testing.T) {
 	fault{
 		args: []string{"--busy-reply-threshold", "100"},
 		hit: func(t *testing.T, s *redistest.Server, _ *goredis.Client) {
+			t.Helper()
 			c := goredis.NewClient(&goredis.Options{Addr: s.Addr, ReadTimeout: 20 * time.Second, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
 			started := make(chan struct{})
 			done := make(chan struct{})
@@ -238,12 +240,14 @@ func TestFaultPasswordChanged(t *testing.T) {
 		args:   []string{"--user", "sidecar", "on", ">old", "~rl:*", "+@all"},
 		config: func(c *Config) { c.PasswordFile = file },
 		hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+			t.Helper()
 			do(t, admin, "ACL", "SETUSER", "sidecar", "resetpass", ">new")
 			do(t, admin, "CLIENT", "KILL", "USER", "sidecar")
 			before = logins(t, admin)
 		},
 		length: 2 * time.Second,
 		heal: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+			t.Helper()
 			after := logins(t, admin)
 			a, b := 0, 0
 			_, _ = fmt.Sscan(before, &a)
@@ -269,6 +273,7 @@ func TestFaultMaxClients(t *testing.T) {
 	t.Run("new ones are refused", func(t *testing.T) {
 		fault{
 			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+				t.Helper()
 				do(t, admin, "CONFIG", "SET", "maxclients", 1)
 				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 			},
@@ -282,6 +287,7 @@ func TestFaultLoading(t *testing.T) {
 	fault{
 		args: []string{"--enable-debug-command", "yes", "--dbfilename", "dump.rdb"},
 		hit: func(t *testing.T, s *redistest.Server, admin *goredis.Client) {
+			t.Helper()
 			do(t, admin, "DEBUG", "POPULATE", 4000, "filler", 64)
 			do(t, admin, "SAVE")
 			s.Kill()
@@ -339,6 +345,7 @@ func tampered(t *testing.T, f faults) {
 			hit:    func(*testing.T, *redistest.Server, *goredis.Client) { (*p).do(f) },
 			length: 2 * time.Second,
 			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+				t.Helper()
 				(*p).do(faults{})
 				if (*p).harmed.Load() == 0 {
 					t.Error("nothing was tampered with")
@@ -372,6 +379,7 @@ func TestFaultBlackHole(t *testing.T) {
 			},
 			length: 2 * time.Second,
 			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+				t.Helper()
 				dials := (*p).dials.Load() - before
 				t.Logf("%d dials in two seconds", dials)
 				if dials > 20 {

@@ -38,11 +38,11 @@ type faults struct {
 	hole  bool          // nothing passes, in either direction
 }
 
-func startProxy(t testing.TB, server string, seed uint64) *proxy {
-	t.Helper()
+func startProxy(tb testing.TB, server string, seed uint64) *proxy {
+	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	p := &proxy{
 		Addr: l.Addr().String(), server: server, rng: rand.New(rand.NewPCG(seed, 4)),
@@ -58,7 +58,7 @@ func startProxy(t testing.TB, server string, seed uint64) *proxy {
 			p.done.Go(func() { p.serve(c) })
 		}
 	})
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		l.Close()
 		p.mu.Lock()
 		p.closed = true

@@ -18,22 +18,23 @@ import (
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
 	storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		t.Helper()
 		flush()
 		return open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second})
 	})
 }
 
-func open(t testing.TB, c Config) *Store {
-	t.Helper()
+func open(tb testing.TB, c Config) *Store {
+	tb.Helper()
 	s, err := Open(c)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	tb.Cleanup(func() { s.Close() })
+	ctx, cancel := context.WithTimeout(tb.Context(), 10*time.Second)
 	defer cancel()
 	if err := s.Ping(ctx); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }
@@ -64,6 +65,7 @@ func TestClusterExact(t *testing.T) {
 	t.Run("groups over several slots", func(t *testing.T) {
 		flush()
 		storetest.Bounded(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			t.Helper()
 			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
 		})
 	})

@@ -26,38 +26,38 @@ func windowSpec(n int64) algorithms.Spec {
 }
 
 // sharded is a charge of one unit of a bucket of spec, in n shards.
-func sharded(t testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
-	t.Helper()
+func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
+	tb.Helper()
 	whole, err := algorithms.Compile(spec)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	shards, err := algorithms.Split(spec, n)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
 }
 
 // takeOne takes a charge that must be answered.
-func takeOne(t testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
-	t.Helper()
+func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
+	tb.Helper()
 	c.Ask = ask
 	var d [1]backend.Decision
 	s.Take(context.Background(), []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
-		t.Fatal(d[0].Err)
+		tb.Fatal(d[0].Err)
 	}
 	return d[0]
 }
 
 // values is what is left in each shard, in the unit of State.Value.
-func values(t testing.TB, s *Store, c backend.Charge) (all []int64) {
-	t.Helper()
+func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
+	tb.Helper()
 	for i := range c.Shards {
 		d := s.cluster.takeShard(context.Background(), &c, i, algorithms.Ask{Look: true})
 		if d.Err != nil {
-			t.Fatal(d.Err)
+			tb.Fatal(d.Err)
 		}
 		all = append(all, d.Value)
 	}
@@ -72,11 +72,11 @@ func sum(all []int64) (n int64) {
 }
 
 // patient is a Store with time to answer, on a clock that stands still.
-func patient(t testing.TB, url string) (*Store, *storetest.Clock) {
-	t.Helper()
+func patient(tb testing.TB, url string) (*Store, *storetest.Clock) {
+	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(algorithms.Micros(time.Now().UnixMicro()))
-	return open(t, Config{URL: url, Timeout: 5 * time.Second, Clock: clock.Now}), clock
+	return open(tb, Config{URL: url, Timeout: 5 * time.Second, Clock: clock.Now}), clock
 }
 
 func TestShards(t *testing.T) {
@@ -99,6 +99,7 @@ func TestShards(t *testing.T) {
 // Many at once, with costs that often need several shards: never over the limit, and in the end all
 // of it. (Between, some may be denied while what others failed to combine is on its way back.)
 func shardsAdmitTheLimit(t *testing.T, url string) {
+	t.Helper()
 	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
 	n := seed(t)
 	for _, shards := range []int{2, 3, 7, 16} {
@@ -139,6 +140,7 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 // One who asks alone is denied exactly when the sum of all shards is less than the cost, is told
 // that sum, and is allowed at the moment he is told to come back, not before.
 func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
+	t.Helper()
 	s, clock := patient(t, url)
 	n := seed(t)
 	rng := rand.New(rand.NewPCG(n, 5))
@@ -189,6 +191,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 }
 
 func shardsServeLargeCosts(t *testing.T, url string) {
+	t.Helper()
 	s, _ := patient(t, url)
 	for _, shards := range []int{2, 5} {
 		const limit = 50
@@ -213,6 +216,7 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 }
 
 func shardsAreGivenBackTo(t *testing.T, url string) {
+	t.Helper()
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Ask{Cost: 40})
@@ -235,6 +239,7 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 // Many give back at the same time, in several processes: nearly each gift finds room, and none is
 // given twice.
 func shardsLoseNothing(t *testing.T, url string) {
+	t.Helper()
 	var stores []*Store
 	for range 3 {
 		stores = append(stores, open(t, Config{URL: url, Timeout: 5 * time.Second}))
@@ -265,6 +270,7 @@ func shardsLoseNothing(t *testing.T, url string) {
 }
 
 func shardsSpreadAReservation(t *testing.T, url string) {
+	t.Helper()
 	s, clock := patient(t, url)
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
@@ -292,6 +298,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 
 // A sharded bucket in a group with another: where the other denies, the shards get it back.
 func shardsInAGroup(t *testing.T, url string) {
+	t.Helper()
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(30), 3, "grouped")
 	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
@@ -308,6 +315,7 @@ func shardsInAGroup(t *testing.T, url string) {
 var scriptCalls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
 
 func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
+	t.Helper()
 	s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 	for _, shards := range []int{3, 6, 10} {
 		c := sharded(t, windowSpec(1_000_000), shards, fmt.Sprintf("hot %d", shards))
@@ -369,11 +377,11 @@ func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 
 }
 
 // choices is what plain choosing among as many shards drawn at random admits, in this process.
-func (o offered) choices(t testing.TB, seed uint64, of int) float64 {
-	t.Helper()
+func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
+	tb.Helper()
 	shards, err := algorithms.Split(o.spec(), o.shards)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	states := make([]algorithms.State, o.shards)
 	rng := rand.New(rand.NewPCG(seed, 7))
@@ -393,6 +401,7 @@ func (o offered) choices(t testing.TB, seed uint64, of int) float64 {
 // Where the offered load is the limit, plain two-choice admits about 1 - 0.33/c of it, c being the
 // tokens of a shard: trying the rest before denying must beat that.
 func shardsAdmitMore(t *testing.T, url string) {
+	t.Helper()
 	s, clock := patient(t, url)
 	n := seed(t)
 	t.Log("share of the asks admitted, by the tokens of a shard and the load offered:")

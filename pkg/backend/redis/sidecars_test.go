@@ -19,15 +19,15 @@ import (
 )
 
 // sidecar is the Stores a sidecar asks Redis through, with time to answer.
-func sidecar(t testing.TB, url string) backend.Store {
-	t.Helper()
-	return backend.Denied(backend.Deadline(open(t, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms), backend.DeniedConfig{})
+func sidecar(tb testing.TB, url string) backend.Store {
+	tb.Helper()
+	return backend.Denied(backend.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms), backend.DeniedConfig{})
 }
 
 // hammer asks for c all at once through stores, so many times with several workers each, and
 // returns how often it was admitted.
-func hammer(t testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
-	t.Helper()
+func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
+	tb.Helper()
 	const workers = 4
 	var admitted atomic.Int64
 	var wg sync.WaitGroup
@@ -39,7 +39,7 @@ func hammer(t testing.TB, stores []backend.Store, times int, c backend.Charge) i
 					s.Take(context.Background(), []backend.Charge{c}, d[:])
 					switch {
 					case d[0].Err != nil:
-						t.Errorf("not answered: %v", d[0].Err)
+						tb.Errorf("not answered: %v", d[0].Err)
 					case d[0].Allowed:
 						admitted.Add(c.Ask.Cost)
 					}
