@@ -158,14 +158,13 @@ func (l *level) ignored(key string) bool {
 
 // each calls do with the mappings that n is: itself, or its items.
 func each(n *yaml.Node, do func(*yaml.Node)) {
-	switch n.Kind {
-	case yaml.MappingNode:
-		do(n)
-	case yaml.SequenceNode:
-		for _, item := range n.Content {
-			if item.Kind == yaml.MappingNode {
-				do(item)
-			}
+	items := []*yaml.Node{n}
+	if n.Kind == yaml.SequenceNode {
+		items = n.Content
+	}
+	for _, item := range items {
+		if item.Kind == yaml.MappingNode {
+			do(item)
 		}
 	}
 }

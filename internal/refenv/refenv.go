@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -118,10 +119,8 @@ func (r *reader) integer(name string, most int) int {
 // choice is one of the words, in lower case.
 func (r *reader) choice(name string, words ...string) string {
 	v := strings.ToLower(r.value(name))
-	for _, w := range words {
-		if v == w {
-			return v
-		}
+	if slices.Contains(words, v) {
+		return v
 	}
 	r.mistake(name, "write %s", strings.Join(words, ", "))
 	return ""

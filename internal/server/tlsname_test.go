@@ -1,0 +1,100 @@
+package server
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+)
+
+// files writes a certificate of a's, its key and a's own into a new folder.
+func (a *authority) files(t *testing.T) TLSFiles {
+	t.Helper()
+	folder := t.TempDir()
+	f := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
+	cert, key := a.issue(t, 1)
+	for name, data := range map[string][]byte{f.Cert: cert, f.Key: key, f.ClientCA: a.pem} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+func TestClientNameIsAsked(t *testing.T) {
+	ca := newAuthority(t)
+	files := ca.files(t)
+	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	for name, welcome := range map[string]bool{"127.0.0.1": true, "envoy": false} {
+		files.ClientName = name
+		x := start(t, small, func(c *Config) { c.TLS = files })
+		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}})))
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); (err == nil) != welcome {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := (TLSFiles{Cert: "c", Key: "k", ClientName: "n"}).check(); err == nil {
+		t.Error("a name without a CA")
+	}
+}
+
+func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
+	ca, stranger := newAuthority(t), newAuthority(t)
+	files := ca.files(t)
+	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.(*tls.Conn).Handshake() // what it comes to is the client's to tell
+			conn.Close()
+		}
+	}()
+	defer func() { listener.Close(); <-served }()
+	for name, c := range map[string]struct {
+		redis   Redis
+		welcome bool
+	}{
+		"the name counts":  {Redis{CA: files.ClientCA}, false},
+		"any name":         {Redis{CA: files.ClientCA, SkipHostname: true}, true},
+		"of another CA":    {Redis{CA: stranger.files(t).ClientCA, SkipHostname: true}, false},
+		"the system's CAs": {Redis{SkipHostname: true}, false},
+	} {
+		conf, err := c.redis.tls()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conf = conf.Clone()
+		conf.ServerName = "redis"
+		raw, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tls.Client(raw, conf).HandshakeContext(t.Context()); (err == nil) != c.welcome {
+			t.Errorf("%s: %v", name, err)
+		}
+		raw.Close()
+	}
+}
