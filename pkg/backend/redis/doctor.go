@@ -147,7 +147,12 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	if info["cluster_state"] != "ok" || info["cluster_slots_ok"] != strconv.Itoa(slots) {
 		return []Finding{{s.name, Problem, "cluster", fmt.Sprintf("state %s, %s of %d slots are served", info["cluster_state"], info["cluster_slots_ok"], slots)}}
 	}
-	return []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
+	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
+	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
+	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // who may not ask is not told
+		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the others do not answer either; set it to no"})
+	}
+	return all
 }
 
 // fields reads the name:value lines of INFO.

@@ -53,6 +53,9 @@ func TestExamineCluster(t *testing.T) {
 	if got := said(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
 		t.Errorf("cluster: %q", got)
 	}
+	if got := said(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
+		t.Errorf("coverage, by default: %q", got)
+	}
 	if got := said(all, "script"); strings.Count(got, "ok: ") != 3 {
 		t.Errorf("script on three masters: %q", got)
 	}
