@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -246,11 +247,15 @@ func (p *parser) count() (int64, error) {
 		return 0, fmt.Errorf("must be a whole number, is %s", described(t))
 	}
 	n, err := strconv.ParseInt(string(number), 10, 64)
-	switch {
-	case errors.Is(err, strconv.ErrRange), err == nil && (n > maxCount || n < -maxCount):
+	if errors.Is(err, strconv.ErrSyntax) { // 1.0 and 1e3 are whole numbers too, says JSON Schema
+		var f float64
+		if f, err = strconv.ParseFloat(string(number), 64); err == nil && f != math.Trunc(f) {
+			return 0, fmt.Errorf("must be a whole number, is %s", descriptors.Printable(string(number)))
+		}
+		n = int64(max(-2*maxCount, min(2*maxCount, f)))
+	}
+	if err != nil || n > maxCount || n < -maxCount {
 		return 0, fmt.Errorf("must be between -2^53 and 2^53, is %s", descriptors.Printable(string(number)))
-	case err != nil:
-		return 0, fmt.Errorf("must be a whole number, is %s", descriptors.Printable(string(number)))
 	}
 	return n, nil
 }
