@@ -16,15 +16,22 @@ import (
 // greeting tells who started the server where it is and what to try.
 func greeting(r server.Running) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nrlsidecar is ready\n  gRPC   %s\n", r.GRPC)
+	state := "ready"
+	if r.Snapshot == nil {
+		state = "up, and waits for its first configuration"
+	}
+	fmt.Fprintf(&b, "\nrlsidecar is %s\n  gRPC   %s\n", state, r.GRPC)
 	if r.HTTP != nil {
 		fmt.Fprintf(&b, "  HTTP   %s\n", urlOf(r.HTTP))
 	}
 	if r.Admin != nil {
 		fmt.Fprintf(&b, "  admin  %s\n", urlOf(r.Admin))
 	}
+	if r.HTTP == nil || r.Snapshot == nil {
+		return b.String() + "\n"
+	}
 	domain, entries, ok := example(r.Snapshot)
-	if r.HTTP == nil || !ok {
+	if !ok {
 		return b.String() + "\n"
 	}
 	fmt.Fprintf(&b, "\nTry, a few times:\n  %s -d %s\n\n", curl(r.HTTP), quote(question(domain, entries)))

@@ -21,8 +21,9 @@ import (
 )
 
 type serveCmd struct {
-	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas)."`
+	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas). Needed, unless there is --xds-server."`
 	configFlags
+	xdsFlags
 
 	GRPCListen  string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
 	HTTPListen  string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
@@ -74,7 +75,8 @@ Example:
 
   rlsidecar serve --config limits.yaml
   rlsidecar serve --config /etc/rlsidecar/ --grpc-listen unix:///run/rlsidecar.sock
-  rlsidecar serve --config limits.yaml --redis-url redis+sentinel://s1,s2,s3/main`
+  rlsidecar serve --config limits.yaml --redis-url redis+sentinel://s1,s2,s3/main
+  rlsidecar serve --xds-server control-plane:18001 --xds-node-id edge --start-without-config`
 }
 
 // Run serves until a signal ends it.
@@ -82,13 +84,11 @@ func (c *serveCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
 	}
-	if a.reference.XDS != nil && len(c.Config) == 0 {
-		return exitError{exitUsage, errors.New("CONFIG_TYPE=GRPC_XDS_SOTW: a configuration that is streamed is not supported yet; use FILE with RUNTIME_ROOT, or --config")}
+	plane, err := c.controlPlane(a.reference)
+	if err != nil {
+		return exitError{exitUsage, err}
 	}
-	if len(c.Config) == 0 {
-		return exitError{exitUsage, errors.New("--config is needed: it names a file or folder; or set RUNTIME_ROOT")}
-	}
-	settings := c.settings()
+	settings := c.settings(plane)
 	if err := settings.Check(); err != nil {
 		return exitError{exitUsage, err}
 	}
@@ -106,7 +106,7 @@ func (c *serveCmd) Run(a *app) error {
 	for _, w := range a.reference.Warnings {
 		log.Warn("environment", zap.String("warning", w))
 	}
-	err := server.Run(a.ctx, settings, log, func(r server.Running) {
+	err = server.Run(a.ctx, settings, log, func(r server.Running) {
 		if c.LogFormat == "text" { // what reads JSON reads nothing else
 			fmt.Fprint(a.stderr, greeting(r))
 		}
@@ -120,11 +120,11 @@ func (c *serveCmd) Run(a *app) error {
 	return err
 }
 
-// settings is what the flags say.
-func (c *serveCmd) settings() server.Config {
+// settings is what the flags say; plane brings the configuration, unless files do.
+func (c *serveCmd) settings(plane server.XDS) server.Config {
 	version, revision := build()
 	s := server.Config{
-		Paths: c.Config, Defaults: c.options(),
+		Paths: c.Config, XDS: plane, Defaults: c.options(),
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		APIToken: c.APIToken,
 		TLS:      server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},

@@ -49,7 +49,7 @@ type status struct {
 func statusOf(v *limiter.Verdict, i int) status {
 	spoken := v.Statuses[i]
 	if spoken.Result < 0 {
-		return status{}
+		return status{over: spoken.Denied}
 	}
 	r := &v.Results[spoken.Result]
 	s := status{over: spoken.Denied}

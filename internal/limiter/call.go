@@ -97,13 +97,14 @@ type Result struct {
 
 // Status is the answer to one descriptor: that of the limit that speaks for it.
 type Status struct {
-	// Result is the index of the limit that speaks; -1 where no limit applies.
+	// Result is the index of the limit that speaks; -1 where no limit applies, or none is known yet.
 	Result int
 	Denied bool
 }
 
 // Verdict is the answer to a Request.
 type Verdict struct {
+	// Snapshot is nil where there is none yet (AnswerEarly).
 	Snapshot *Snapshot
 	// Domain is nil if it is not configured: then nothing is limited.
 	Domain  *Domain

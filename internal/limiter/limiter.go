@@ -10,9 +10,10 @@ import (
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// ErrNoConfig is returned until a first configuration has been loaded.
+// ErrNoConfig is returned until a first configuration has been loaded; see AnswerEarly.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
 // Observer is told of every answered Call, and of every configuration before it is used.
@@ -27,13 +28,19 @@ type Limiter struct {
 	local    backend.Store
 	observer Observer
 	modes    Modes
+	early    descriptors.OnFailure
 	current  atomic.Pointer[Snapshot] // replaced whole, never edited
 }
 
 // New makes a Limiter that has no configuration yet. observer may be nil.
 func New(store backend.Store, observer Observer) *Limiter {
-	return &Limiter{store: store, observer: observer}
+	return &Limiter{store: store, observer: observer, early: descriptors.Error}
 }
+
+// AnswerEarly lets l answer what descriptors ask before there is a configuration, as a limit with that
+// on_backend_failure would while the store is away. Local denies: no bucket is known. It is called
+// before the first Check.
+func (l *Limiter) AnswerEarly(answer descriptors.OnFailure) { l.early = answer }
 
 // StandIn gives l this process's own buckets, for limits that are answered from them while the
 // store cannot decide. It is called before the first Check.
@@ -67,7 +74,7 @@ func (l *Limiter) Current() *Snapshot { return l.current.Load() }
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	s := l.current.Load() // once: a request sees one configuration
 	if s == nil {
-		return ErrNoConfig
+		return l.withoutConfig(c)
 	}
 	c.modes = l.modes
 	if err := c.plan(s); err != nil {
@@ -80,6 +87,23 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 		c.standIn(ctx, l.local)
 	}
 	c.fold()
+	if l.observer != nil {
+		l.observer.Observe(c)
+	}
+	return nil
+}
+
+// withoutConfig answers c before there is a configuration. What asks for limits by name is told: it
+// knows what an error means, while a proxy lets the request pass.
+func (l *Limiter) withoutConfig(c *Call) error {
+	if l.early == descriptors.Error || len(c.Limits) > 0 {
+		return ErrNoConfig
+	}
+	denied := l.early != descriptors.Allow
+	for range c.Descriptors {
+		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
+	}
+	c.Failed, c.Denied, c.Spared = true, denied && !l.modes.Shadow, denied && l.modes.Shadow
 	if l.observer != nil {
 		l.observer.Observe(c)
 	}

@@ -81,3 +81,20 @@ func (m *Metrics) Examined(check string, fine bool) {
 		g.Set(1)
 	}
 }
+
+// WatchControlPlane adds a gauge: 1 while a stream brings the configuration. It is called once; what
+// it returns is told when that starts and ends.
+func (m *Metrics) WatchControlPlane() (connected func(bool)) {
+	up := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rlsidecar_xds_connected",
+		Help: "1 while there is a stream from the xDS server; without one the configuration stays as it is.",
+	})
+	m.registry.MustRegister(up)
+	return func(is bool) {
+		if is {
+			up.Set(1)
+		} else {
+			up.Set(0)
+		}
+	}
+}

@@ -104,6 +104,10 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	// Which stripe does not matter, only that it is seldom another processor's: a random one does
 	// as well as the processor's own, which Go does not tell.
 	at := int(rand.Uint32()) & (m.stripes - 1)
+	if c.Snapshot == nil { // answered before there was one
+		m.Refused("no_config")
+		return
+	}
 	m.service.observe(c)
 	if c.Verdict.Domain == nil {
 		m.domainNotFound[at][0].Add(1)

@@ -24,8 +24,8 @@ func TestWhatTheReferenceServerCountsOfItself(t *testing.T) {
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 1)}))
 	ask(t, l, "d", "k", "v", 1)
 	ask(t, l, "d", "k", "v", 1)
-	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Failed: true}})
-	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Err: errors.New("away")}})
+	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Failed: true}})
+	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Err: errors.New("away")}})
 	got := scrape(t, m, "ratelimit_service_")
 	for name, value := range map[string]string{
 		`ratelimit_service_total_requests{grpc_method="ShouldRateLimit"}`:                           "1",

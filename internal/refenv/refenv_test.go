@@ -208,7 +208,7 @@ func TestEnvoyGateway(t *testing.T) {
 	want := &XDS{
 		Server: "envoy-gateway:18001", NodeID: "envoy-ratelimit", NodeMetadata: map[string]string{}, Headers: map[string]string{},
 		UseTLS: true, CA: "/certs/ca.crt", Cert: "/certs/tls.crt", Key: "/certs/tls.key",
-		ConnectRetry: 3 * time.Second, BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, StartWithoutInitial: true,
+		BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, StartWithoutInitial: true,
 	}
 	if !reflect.DeepEqual(s.XDS, want) {
 		t.Errorf("%+v", s.XDS)

@@ -81,7 +81,7 @@ var variables = []Variable{
 	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Effect: "the name in its certificate"},
 	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Effect: "certificate shown to it"},
 	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Effect: "its key"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: "wait before it is reached for again"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: none + "waits are those after a stream has failed"},
 	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Effect: "first wait after a stream has failed"},
 	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Effect: "longest wait"},
 	{Name: "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Default: "0.5", Effect: none + "waits double, with jitter"},

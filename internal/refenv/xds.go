@@ -19,10 +19,9 @@ type XDS struct {
 	UseTLS              bool
 	CA, Cert, Key       string
 	ServerName          string
-	ConnectRetry        time.Duration
 	BackoffInitial      time.Duration
 	BackoffMax          time.Duration
-	MaxMessageSize      int // 0: gRPC's default
+	MaxMessageSize      int // 0: as much as a file
 	StartWithoutInitial bool
 }
 
@@ -41,7 +40,6 @@ func (r *reader) readXDS() {
 		Cert:                r.value("CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
 		Key:                 r.value("CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
 		ServerName:          r.value("CONFIG_GRPC_XDS_SERVER_TLS_SAN"),
-		ConnectRetry:        r.duration("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL"),
 		BackoffInitial:      r.duration("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
 		BackoffMax:          r.duration("XDS_CLIENT_BACKOFF_MAX_INTERVAL"),
 		MaxMessageSize:      r.integer("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", math.MaxInt32),

@@ -49,6 +49,7 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 	healthpb.RegisterHealthServer(g, h)
 	reflection.Register(g)
 	return door{
+		ready:   func() { h.set(healthpb.HealthCheckResponse_SERVING) },
 		unready: h.Shutdown,
 		serve: func(l net.Listener) error {
 			if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it was started
@@ -84,11 +85,15 @@ type healthServer struct {
 func newHealthServer() *healthServer {
 	h := &healthServer{Server: health.NewServer()}
 	h.ending, h.end = context.WithCancel(context.Background())
-	// "" is there already; "ratelimit" is the reference server's.
-	for _, name := range []string{"ratelimit", grpcapi.ServiceName} {
-		h.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
-	}
+	h.set(healthpb.HealthCheckResponse_NOT_SERVING)
 	return h
+}
+
+// set sets the status of all names; "ratelimit" is the reference server's.
+func (h *healthServer) set(status healthpb.HealthCheckResponse_ServingStatus) {
+	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
+		h.SetServingStatus(name, status)
+	}
 }
 
 // Watch implements the service.

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +12,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
+
+// configure sees to it that there is a configuration, and that it is followed until background ends.
+// It waits for the first one, unless the server is to start without; ctx ends the wait. The error is
+// a config.Problems if the files cannot be used.
+func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) error {
+	if s.config.XDS.Server != "" {
+		return s.configureXDS(ctx, background, wg)
+	}
+	changed := make(chan struct{}, 1)
+	watcher := config.NewWatcher(s.config.Paths) // before the files are read, so that no change is missed
+	wg.Go(func() {
+		watcher.Run(background, func() {
+			select {
+			case changed <- struct{}{}:
+			default: // a reload is due already
+			}
+		})
+	})
+	if problems := s.load(); problems.Bad() {
+		return problems
+	}
+	wg.Go(func() { s.follow(background, changed) })
+	return nil
+}
 
 // follow reads the configuration again when the files have changed, and when asked to.
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
@@ -21,10 +46,15 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 		case <-changed:
 		case <-s.config.Hangup:
 		}
-		for _, p := range s.load() {
-			if !p.Warning {
-				s.log.Error("configuration refused; the one before it stays in use", zap.Stringer("problem", p))
-			}
+		s.refused(s.load())
+	}
+}
+
+// refused logs the mistakes in a configuration that came while there was another.
+func (s *server) refused(problems config.Problems) {
+	for _, p := range problems {
+		if !p.Warning {
+			s.log.Error("configuration refused; the one before it stays in use", zap.Stringer("problem", p))
 		}
 	}
 }
@@ -33,6 +63,12 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 // warnings; mistakes are the caller's to tell.
 func (s *server) load() config.Problems {
 	snapshot, problems := config.Load(s.config.Paths, s.config.Defaults)
+	s.take(snapshot, problems, s.config.Paths)
+	return problems
+}
+
+// take puts what was read from sources to use, if it could be: snapshot is nil otherwise.
+func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, sources []string) {
 	now := time.Now()
 	s.metrics.Loaded(snapshot != nil, now)
 	for _, p := range problems {
@@ -48,14 +84,16 @@ func (s *server) load() config.Problems {
 		s.log.Info("configuration loaded", zap.String("hash", snapshot.Hash), zap.Int("limits", len(limits)))
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.reload.Paths = s.config.Paths
+	s.reload.Paths = sources
 	if snapshot != nil {
 		s.reload.Loaded, s.reload.Failed, s.reload.Problems = now, time.Time{}, ""
 	} else {
 		s.reload.Failed, s.reload.Problems = now, problems.Error()
 	}
-	return problems
+	s.mu.Unlock()
+	if snapshot != nil {
+		s.isConfigured()
+	}
 }
 
 // owners are those who share the room of the store.

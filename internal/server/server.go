@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,8 @@ import (
 type Config struct {
 	// Paths are the configuration files, and folders of them.
 	Paths []string
+	// XDS brings the configuration instead.
+	XDS XDS
 	// Defaults for what the files leave open.
 	Defaults config.Options
 	// Hangup asks for the files to be read again, each time something arrives. May be nil.
@@ -81,17 +84,17 @@ func (c *Config) Check() error {
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
 		return fmt.Errorf("the path of the metrics is %q; it must start with /", c.MetricsPath)
 	}
-	if err := c.Answers.Check(); err != nil {
-		return err
+	if len(c.Paths) > 0 && c.XDS.Server != "" {
+		return errors.New("the configuration comes from files or from an xDS server, not from both: give --config or --xds-server")
 	}
-	return c.TLS.check()
+	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
 }
 
 // Running is what has been started.
 type Running struct {
 	// GRPC, HTTP, Admin and Metrics are where it listens; nil: not at all.
 	GRPC, HTTP, Admin, Metrics net.Addr
-	// Snapshot is the configuration that it started with.
+	// Snapshot is the configuration that it started with; nil: it waits for the first.
 	Snapshot *limiter.Snapshot
 }
 
@@ -103,6 +106,9 @@ type server struct {
 	metrics *metrics.Metrics
 	limiter *limiter.Limiter
 	ready   atomic.Bool
+	// configured is closed when there is a configuration.
+	configured   chan struct{}
+	isConfigured func()
 
 	mu     sync.Mutex
 	reload admin.Reload // guarded by mu
@@ -122,7 +128,8 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	ballast = make([]byte, ballastSize)
-	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision)}
+	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{})}
+	s.isConfigured = sync.OnceFunc(func() { close(s.configured) })
 	if c.NearLimitRatio > 0 {
 		s.metrics.SetNearLimit(c.NearLimitRatio)
 	}
@@ -144,25 +151,17 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
-	changed := make(chan struct{}, 1)
-	watcher := config.NewWatcher(c.Paths) // before the files are read, so that no change is missed
-	wg.Go(func() {
-		watcher.Run(background, func() {
-			select {
-			case changed <- struct{}{}:
-			default: // a reload is due already
-			}
-		})
-	})
-	if problems := s.load(); problems.Bad() {
-		return problems
+	if err := s.configure(ctx, background, &wg); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // stopped before there was a configuration
+		return nil
 	}
 	doors, running, err := s.open()
 	if err != nil {
 		return err
 	}
 	wg.Go(func() { s.stack.memory.Run(background) })
-	wg.Go(func() { s.follow(background, changed) })
 	s.waitForBackend(ctx)
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
@@ -184,8 +183,9 @@ type door struct {
 	serve    func(net.Listener) error
 	// stop ends serve: it waits for what is under way, and cuts it off when ctx ends.
 	stop func(ctx context.Context)
-	// unready, if any, tells those who watch that requests should go elsewhere.
-	unready func()
+	// ready and unready, if any, tell those who watch that requests should come, and that they should
+	// go elsewhere.
+	ready, unready func()
 	// last: it stays open until the others are closed.
 	last bool
 }
@@ -296,6 +296,16 @@ func (s *server) httpDoor(h *http.Server) door {
 	}
 }
 
+// beReady tells that requests should come.
+func (s *server) beReady(doors []door) {
+	s.ready.Store(true)
+	for _, d := range doors {
+		if d.ready != nil {
+			d.ready()
+		}
+	}
+}
+
 // serve opens the doors and, when asked ends or one of them fails, closes them in order.
 func (s *server) serve(asked context.Context, doors []door, started func()) error {
 	ctx, fail := context.WithCancelCause(asked)
@@ -308,8 +318,18 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 			}
 		})
 	}
-	s.ready.Store(true)
-	started()
+	select {
+	case <-s.configured:
+		s.beReady(doors)
+		started()
+	default:
+		started()
+		select {
+		case <-s.configured:
+			s.beReady(doors)
+		case <-ctx.Done():
+		}
+	}
 	<-ctx.Done()
 
 	s.ready.Store(false)

@@ -1,0 +1,55 @@
+package limiter_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// TestBeforeTheFirstConfiguration: on_backend_failure answers proxies, if it is to.
+func TestBeforeTheFirstConfiguration(t *testing.T) {
+	call := func() *limiter.Call {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		c.AddDescriptor()
+		c.AddDescriptor()
+		return c
+	}
+	l := limiter.New(memory.New(memory.Config{}), nil)
+	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("by default: %v", err)
+	}
+	for answer, denied := range map[descriptors.OnFailure]bool{descriptors.Deny: true, descriptors.Local: true, descriptors.Allow: false} {
+		l.AnswerEarly(answer)
+		c := call()
+		if err := l.Check(t.Context(), c); err != nil || c.Denied != denied || !c.Failed || len(c.Statuses) != 2 {
+			t.Errorf("%s: %v, %+v", answer, err, c.Verdict)
+		}
+		for _, s := range c.Statuses {
+			if s.Denied != denied || s.Result != -1 {
+				t.Errorf("%s: %+v", answer, s)
+			}
+		}
+		c = &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "x"}}}}
+		if err := l.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
+			t.Errorf("%s, by name: %v", answer, err)
+		}
+	}
+	l.AnswerEarly(descriptors.Error)
+	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("error: %v", err)
+	}
+	l.AnswerEarly(descriptors.Deny)
+	l.SetModes(limiter.Modes{Shadow: true})
+	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.Spared || !c.Statuses[0].Denied {
+		t.Errorf("shadow mode of all: %+v", c.Verdict)
+	}
+	l.SetModes(limiter.Modes{})
+	l.Swap(&limiter.Snapshot{})
+	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
+		t.Error("an empty configuration limits")
+	}
+}

@@ -1,0 +1,287 @@
+package server
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	xdsserver "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	conf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// plane is a control plane.
+type plane struct {
+	cache   cache.SnapshotCache
+	refused chan string // why, of each NACK
+	address string
+	stop    func()
+}
+
+func newPlane(t *testing.T, address string) *plane {
+	t.Helper()
+	p := &plane{cache: cache.NewSnapshotCache(false, cache.IDHash{}, nil), refused: make(chan string, 1000)}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.address = listener.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	g := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(g, xdsserver.NewServer(ctx, p.cache, xdsserver.CallbackFuncs{
+		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+			if r.ErrorDetail != nil {
+				p.refused <- r.ErrorDetail.Message
+			}
+			return nil
+		},
+	}))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = g.Serve(listener) })
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		g.Stop()
+		serving.Wait()
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+// set makes descriptors those of domain "d", for node "n". None at all: not even the domain.
+func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescriptor) {
+	t.Helper()
+	var resources []types.Resource
+	if len(list) > 0 {
+		resources = append(resources, &conf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: list})
+	}
+	s, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cache.SetSnapshot(t.Context(), "n", s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// perUnit is a descriptor with a limit.
+func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescriptor {
+	return &conf.RateLimitDescriptor{Key: key, RateLimit: &conf.RateLimitPolicy{Unit: unit, RequestsPerUnit: n}}
+}
+
+const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // unknown to the Go module
+
+// from takes the configuration from p.
+func from(p *plane, edit ...func(*XDS)) func(*Config) {
+	return func(c *Config) {
+		c.Paths, c.XDS = nil, XDS{Server: p.address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
+		for _, e := range edit {
+			e(&c.XDS)
+		}
+	}
+}
+
+func startWithout(x *XDS) { x.StartWithout = true }
+
+// shows waits for a line of the metrics.
+func (x *instance) shows(t *testing.T, line string) {
+	t.Helper()
+	eventually(t, line, func() bool { return strings.Contains(body(t, get(t, x.Admin, "/metrics")), "\n"+line+"\n") })
+}
+
+// left is what a descriptor has left after one more request, if it is limited.
+func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
+	t.Helper()
+	s := x.ask(t, text).Statuses[0]
+	return s.LimitRemaining, s.CurrentLimit != nil
+}
+
+func TestControlPlaneSetsLimits(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	quota := perUnit("quota", 0, year)
+	quota.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1))
+	p.set(t, "1", perUnit("k", 2, year), perUnit("w", 5, week), quota)
+	x := start(t, "", from(p))
+	var got []rls.RateLimitResponse_Code
+	for range 3 {
+		got = append(got, x.ask(t, "k=v").OverallCode)
+	}
+	if !slices.Equal(got, []rls.RateLimitResponse_Code{ok, ok, over}) {
+		t.Errorf("%v", got)
+	}
+	a := x.ask(t, "w=v", "quota=v")
+	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
+		t.Errorf("%v", a) // all quota limits of the request, the one, deny
+	}
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "xds:"+p.address) || !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
+		t.Errorf("the page does not say where limits come from:\n%s", page)
+	}
+	x.shows(t, "rlsidecar_xds_connected 1")
+	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
+
+	// More is allowed; what was counted stays counted.
+	p.set(t, "2", perUnit("k", 4, year))
+	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
+	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
+		t.Errorf("%d left, limited %t", rest, limited)
+	}
+
+	// A mistake: the control plane is told, and what was there stays.
+	p.set(t, "3", perUnit("k", 9, year), perUnit("k", 9, year), perUnit("z", 9, 99))
+	why := receive(t, p.refused)
+	for _, want := range []string{
+		"xds:d: descriptors[1](k): duplicate descriptor composite key 'd.k'; it is first at xds:d: descriptors[0](k)",
+		"xds:d: descriptors[2](z).rate_limit: invalid rate limit unit '99'",
+	} {
+		if !strings.Contains(why, want) || !strings.Contains(body(t, get(t, x.Admin, "/")), strings.SplitN(want, "'", 2)[0]) {
+			t.Errorf("%s\nwant %s", why, want)
+		}
+	}
+	x.shows(t, "rlsidecar_config_last_reload_successful 0")
+	if a := x.ask(t, "k=v"); a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 4 {
+		t.Errorf("%v", a)
+	}
+	if x.logs.FilterMessageSnippet("configuration refused").Len() == 0 {
+		t.Error("nothing in the log")
+	}
+
+	// Nothing at all is a configuration, too.
+	p.set(t, "4")
+	x.shows(t, "rlsidecar_config_last_reload_successful 1")
+	if _, limited := x.left(t, "k=v"); limited {
+		t.Error("still limited")
+	}
+	eventually(t, "the log", func() bool { return x.logs.FilterMessageSnippet("NOTHING IS LIMITED").Len() == 1 })
+}
+
+func receive(t *testing.T, from <-chan string) string {
+	t.Helper()
+	select {
+	case s := <-from:
+		return s
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing in 10 s")
+		return ""
+	}
+}
+
+func TestLimitsOutliveTheControlPlane(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	p.set(t, "1", perUnit("k", 1, year))
+	x := start(t, "", from(p))
+	p.stop()
+	x.shows(t, "rlsidecar_xds_connected 0")
+	if first, second := x.ask(t, "k=v").OverallCode, x.ask(t, "k=v").OverallCode; first != ok || second != over {
+		t.Errorf("%v, %v", first, second)
+	}
+	p = newPlane(t, p.address)
+	p.set(t, "1", perUnit("k", 7, year))
+	eventually(t, "the new limit", func() bool {
+		return x.ask(t, "k=v").Statuses[0].CurrentLimit.GetRequestsPerUnit() == 7
+	})
+}
+
+func TestStartWithoutConfiguration(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	x := start(t, "", from(p, startWithout))
+	if x.Snapshot != nil {
+		t.Error("there is a snapshot")
+	}
+	health := func(service string) healthpb.HealthCheckResponse_ServingStatus {
+		r, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Status
+	}
+	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
+		if health(name) != healthpb.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("%q: %v", name, health(name))
+		}
+	}
+	for path, code := range map[string]int{"/healthcheck": 500, "/readyz": 503, "/livez": 200} {
+		if r := get(t, x.HTTP, path); r.StatusCode != code {
+			t.Errorf("%s: %d, want %d", path, r.StatusCode, code)
+		}
+	}
+	if a := x.ask(t, "k=v", "other=v"); a.OverallCode != over || len(a.Statuses) != 2 || a.Statuses[0].Code != over || a.Statuses[0].CurrentLimit != nil {
+		t.Errorf("%v", a)
+	}
+	x.shows(t, `rlsidecar_requests_refused_total{reason="no_config"} 1`)
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "There is none yet") {
+		t.Errorf("the page:\n%s", page)
+	}
+
+	// One that cannot be used changes nothing.
+	p.set(t, "1", perUnit("", 1, year))
+	receive(t, p.refused)
+	if a := x.ask(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("%v", a)
+	}
+	p.set(t, "2", perUnit("k", 1, year))
+	eventually(t, "ready", func() bool { return health("ratelimit") == healthpb.HealthCheckResponse_SERVING })
+	if a := x.ask(t, "k=v"); a.OverallCode != ok || get(t, x.HTTP, "/healthcheck").StatusCode != 200 || health("") != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("%v", a)
+	}
+}
+
+func TestStartWithoutConfigurationMayAllow(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	x := start(t, "", from(p, startWithout), func(c *Config) { c.Defaults.OnFailure = descriptors.Allow })
+	if a := x.ask(t, "k=v"); a.OverallCode != ok {
+		t.Errorf("%v", a)
+	}
+	if err := x.stop(); err != nil { // though it never was ready
+		t.Error(err)
+	}
+}
+
+func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
+	p := newPlane(t, "127.0.0.1:0")
+	c := Config{GRPC: "127.0.0.1:0"}
+	from(p)(&c)
+	ctx, cancel := context.WithCancel(t.Context())
+	started, ended := make(chan struct{}), make(chan error, 1)
+	go func() { ended <- Run(ctx, c, zap.NewNop(), func(Running) { close(started) }) }()
+	p.set(t, "1", perUnit("", 1, year))
+	receive(t, p.refused) // it is there, and waits on
+	select {
+	case <-started:
+		t.Error("started without")
+	default:
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("stopped while it waits: %v", err)
+	}
+}
+
+func TestWrongControlPlaneDoesNotStart(t *testing.T) {
+	for name, c := range map[string]Config{
+		"files as well":            {Paths: []string{"x"}, XDS: XDS{Server: "x:1"}},
+		"TLS files, no TLS":        {XDS: XDS{Server: "x:1", CA: "f"}},
+		"certificate, no key":      {XDS: XDS{Server: "x:1", TLS: true, Cert: "f"}},
+		"a header of no use":       {XDS: XDS{Server: "x:1", Headers: map[string]string{"a b": "c"}}},
+		"a message of less than 0": {XDS: XDS{Server: "x:1", MaxMessage: -1}},
+		"no such CA":               {XDS: XDS{Server: "x:1", TLS: true, CA: "/nowhere/ca.pem"}},
+	} {
+		c.GRPC = "127.0.0.1:0"
+		if err := run(t, c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
