@@ -92,9 +92,9 @@ type authAnswer struct {
 }
 
 func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) {
-	// The flavour is in the path, because a client can forge a query. As long as nothing else says
-	// what the client asked for, the word is part of that path too: behind ext_authz it is.
-	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/")
+	// The flavour is in the path, because a client can forge a query. Behind ext_authz the client
+	// chose what follows, too: that is told by the header that NGINX sends.
+	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/") && r.Header["X-Original-Uri"] != nil
 	if r.ContentLength != 0 {
 		// There is no telling what comes next on this connection; net/http would read on for a while.
 		w.Header().Set("Connection", "close")

@@ -332,6 +332,12 @@ func TestAnswers(t *testing.T) {
 		if w.Code != 403 || w.Body.Len() > 0 || told(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
 			t.Errorf("%d %s", w.Code, told(w))
 		}
+		if w := put(h, stranger, "GET /v1/auth/nginx/x", "X-Original-URI: /"); w.Code != 403 {
+			t.Errorf("a longer path: %d", w.Code)
+		}
+		if w := put(h, stranger, "GET /v1/auth/nginx/x"); w.Code != 429 {
+			t.Errorf("a client's path: %d", w.Code)
+		}
 	})
 }
 

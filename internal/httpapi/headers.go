@@ -187,7 +187,7 @@ func (l *lines) name(p *descriptors.Policy) {
 
 // speaks tells whether something is to be told of r: not of what is in shadow, or is not known.
 func speaks(r *limiter.Result) bool {
-	return r.Policy != nil && !r.Policy.Shadow && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
+	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
 
 // shownLimit is the limit that r's numbers are of.

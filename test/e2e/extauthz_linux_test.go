@@ -1,0 +1,107 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestEnvoyExtAuthz runs examples/envoy-extauthz as it is, but for patience.
+func TestEnvoyExtAuthz(t *testing.T) {
+	s := newExtAuthzStack(t)
+	first := s.key(t, "alice")()
+	if got := first.header.Get("RateLimit"); first.code != http.StatusOK || got != `"per_key";r=4;t=6` {
+		t.Errorf("%d %q", first.code, got)
+	}
+	denial := bucket{perKey.capacity - 1, perKey.each}.drain(t, s.key(t, "alice"))
+	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 || !strings.Contains(denial.raw, `"violated-policies":["per_key"]`) {
+		t.Errorf("%q", denial.raw)
+	}
+	loginOverExtAuthz(t, s)
+	for _, value := range []string{"\xff", "\xe2\x82", strings.Repeat("x", 40<<10)} {
+		perKey.drain(t, s.key(t, value))
+	}
+	s.sidecar.kill()
+	if a := s.get(t, "", "/"); a.code != http.StatusServiceUnavailable {
+		t.Errorf("without a sidecar: %d", a.code)
+	}
+}
+
+// TestEnvoyExtAuthzAppendingPaths has Envoy ask below /v1/auth for what its client asked for, and
+// let everything through that is not answered.
+func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
+	s := newExtAuthzStack(t,
+		change{"path_override: /v1/auth ", "path_prefix: /v1/auth "},
+		change{"- { key: x-original-uri, value: \"%REQ(:path)%\" }\n", "\n"},
+		change{"failure_mode_allow: false", "failure_mode_allow: true"})
+	loginOverExtAuthz(t, s)
+	if a := s.get(t, "", "/nginx/x?y=/v1/auth"); a.code != http.StatusOK {
+		t.Errorf("%d", a.code)
+	}
+}
+
+// loginOverExtAuthz guesses until it is over, and then in other words.
+func loginOverExtAuthz(t *testing.T, s *stack) {
+	t.Helper()
+	sameMinute(t, func(attempt int) bool {
+		guesser := fmt.Sprintf("127.66.3.%d", attempt+1)
+		for range 5 {
+			if s.get(t, guesser, "/login").code != 200 {
+				return false
+			}
+		}
+		for _, path := range []string{"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin", "/x/%2e%2e/login", "/../../login", "/nginx/../login", "/json/../../login"} {
+			if code := s.get(t, guesser, path, "x-real-ip: 9.9.9.9", "x-forwarded-for: 9.9.9.9", "x-original-uri: /", "x-forwarded-uri: /").code; code != 429 {
+				t.Logf("%s: %d", path, code)
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func newExtAuthzStack(t *testing.T, changes ...change) *stack {
+	t.Helper()
+	envoy := envoyProgram(t) // may skip
+	pid := os.Getpid()
+	s := &stack{owner: t, addr: fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)), client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	s.serveApplication(t)
+	s.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/envoy-extauthz/rlsidecar.yaml",
+		"--grpc-listen", s.addr+":8081", "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
+	eventually(t, "rlsidecar is ready", func() bool {
+		resp, err := s.client.Get("http://" + s.addr + ":8080/readyz")
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	text, err := os.ReadFile(root + "/examples/envoy-extauthz/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := string(text)
+	for _, c := range append(changes, change{"timeout: 0.1s }", "timeout: 10s }"}, change{"127.0.0.1", s.addr}) {
+		if !strings.Contains(conf, c.old) {
+			t.Fatalf("examples/envoy-extauthz/envoy.yaml no longer has %q", c.old)
+		}
+		conf = strings.ReplaceAll(conf, c.old, c.new)
+	}
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.envoy = start(t, envoy, "-c", path, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	eventually(t, "Envoy is ready", func() bool {
+		if !s.envoy.running() {
+			t.Fatalf("Envoy ended: %v", s.envoy.err)
+		}
+		return strings.HasPrefix(s.admin("/ready"), "LIVE")
+	})
+	return s
+}
