@@ -129,6 +129,8 @@ func FuzzDecode(f *testing.F) {
 		if len(messages)+len(problems) != 1 {
 			t.Errorf("%v, %v", messages, problems)
 		}
-		config.CompileMessages(messages, config.Options{})
+		if snapshot, mistakes := config.CompileMessages(messages, config.Options{}); snapshot == nil != mistakes.Bad() {
+			t.Errorf("%v, %v", snapshot, mistakes)
+		}
 	})
 }
