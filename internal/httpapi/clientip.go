@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -70,9 +71,8 @@ func (a *asked) client() (netip.Addr, bool) {
 // that is no address ends the search: what is to the left of it nobody vouches for.
 func (a *asked) forwardedFor(peer netip.Addr, known bool) (addr netip.Addr, ok, untrusted bool) {
 	addr, ok = peer, known
-	lines := a.r.Header["X-Forwarded-For"]
-	for i := len(lines) - 1; i >= 0; i-- {
-		for rest, more := lines[i], true; more; {
+	for _, line := range slices.Backward(a.r.Header["X-Forwarded-For"]) {
+		for rest, more := line, true; more; {
 			var text string
 			at := strings.LastIndexByte(rest, ',')
 			text, rest, more = rest[at+1:], rest[:max(at, 0)], at >= 0

@@ -212,7 +212,7 @@ func tightest(v *limiter.Verdict) int {
 		if !speaks(r) {
 			continue
 		}
-		denies := v.Denied && r.Outcome.Denies() && !(plain && r.Policy.Quota)
+		denies := v.Denied && r.Outcome.Denies() && (!plain || !r.Policy.Quota)
 		better := best < 0
 		if !better {
 			was := &v.Results[best]
