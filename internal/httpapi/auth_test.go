@@ -288,7 +288,9 @@ func told(w *httptest.ResponseRecorder) string {
 }
 
 // sent is a header as it is spelled on the wire, which http.Header.Get does not find.
-func sent(w *httptest.ResponseRecorder, name string) string { return strings.Join(w.Header()[name], "|") }
+func sent(w *httptest.ResponseRecorder, name string) string {
+	return strings.Join(w.Header()[name], "|")
+}
 
 func reason(w *httptest.ResponseRecorder) string { return sent(w, "X-RateLimit-Reason") }
 
