@@ -1,0 +1,107 @@
+package ratelimit
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// take asks for all, or only looks.
+func (l *Limiter) take(ctx context.Context, asks []Ask, look bool) ([]Answer, error) {
+	if len(asks) == 0 {
+		return nil, nil
+	}
+	charges := make([]backend.Charge, 0, len(asks))
+	of := make([]int, len(asks)) // the charge that an ask is part of
+	for i := range asks {
+		c, err := l.charge(&asks[i], look)
+		if err != nil {
+			return nil, err
+		}
+		charges, of[i] = together(charges, c)
+	}
+	decisions := make([]backend.Decision, len(charges))
+	l.store.Take(ctx, charges, decisions)
+	answers, denied := make([]Answer, len(asks)), -1
+	for i := range asks {
+		d := &decisions[of[i]]
+		if d.Err != nil {
+			return nil, fmt.Errorf("limit %q: %w", asks[i].Name, d.Err)
+		}
+		if !d.Allowed && (denied < 0 || worse(d, &decisions[of[denied]])) {
+			denied = i
+		}
+		answers[i] = Answer{Remaining: d.Remaining, ResetAfter: span(d.ResetAfter)}
+		if asks[i].Reserve || charges[of[i]].Limit.Kind == algorithms.LeakyBucket {
+			answers[i].Wait = span(d.Wait)
+		}
+	}
+	if denied >= 0 {
+		return nil, deny(&asks[denied], &charges[of[denied]], &decisions[of[denied]])
+	}
+	return answers, nil
+}
+
+// charge is what a asks of a Store.
+func (l *Limiter) charge(a *Ask, look bool) (backend.Charge, error) {
+	p := l.policies[a.Name]
+	if p == nil {
+		return backend.Charge{}, fmt.Errorf("%w: %q", ErrUnknown, a.Name)
+	}
+	reserve := a.Reserve && p.Limit.CanReserve()
+	if a.Reserve && !reserve && p.Limit.Kind != algorithms.LeakyBucket { // which says when in any case
+		return backend.Charge{}, fmt.Errorf("limit %q: %w", a.Name, ErrCannotReserve)
+	}
+	c := charge(p, a.Key)
+	c.Ask.Cost, c.Ask.Reserve, c.Ask.Look = a.Count, reserve, look
+	if a.Count == 0 {
+		c.Ask.Cost = 1
+	}
+	return c, nil
+}
+
+// together adds c to charges, or to the charge of the same bucket: costs are added up, and it is
+// reserved only if each is. It returns the number of c's charge.
+func together(charges []backend.Charge, c backend.Charge) ([]backend.Charge, int) {
+	i := slices.IndexFunc(charges, func(have backend.Charge) bool { return bytes.Equal(have.Key, c.Key) })
+	if i < 0 {
+		return append(charges, c), len(charges)
+	}
+	have := &charges[i].Ask
+	have.Cost, have.Reserve = add(have.Cost, c.Ask.Cost), have.Reserve && c.Ask.Reserve
+	return charges, i
+}
+
+// add is a + b, cut to what fits.
+func add(a, b int64) int64 {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
+		return sum
+	}
+}
+
+// worse tells whether denial d says more than was.
+func worse(d, was *backend.Decision) bool {
+	return !was.Never && (d.Never || d.RetryAfter > was.RetryAfter)
+}
+
+func deny(a *Ask, c *backend.Charge, d *backend.Decision) *Denied {
+	return &Denied{
+		Name: a.Name, Key: a.Key, RetryAfter: span(d.RetryAfter), Never: d.Never,
+		Count: c.Ask.Cost, Most: c.Limit.Most(c.Ask.Reserve),
+	}
+}
+
+func span(d algorithms.Micros) time.Duration {
+	return time.Duration(min(d, math.MaxInt64/1000)) * time.Microsecond
+}
