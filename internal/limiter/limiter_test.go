@@ -91,7 +91,7 @@ descriptors:
 		}
 	}
 	c := b.ask(t, 1, "a=1", "b=1")
-	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.Verdict.RetryAfter != 30*algorithms.Second {
+	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.RetryAfter != 30*algorithms.Second {
 		t.Errorf("b is empty: %+v", c.Verdict)
 	}
 	if n := b.left(t, "a=1"); n != 3 {
@@ -111,7 +111,7 @@ descriptors:
 		t.Errorf("4 and 4 of 10: %+v", c.Results)
 	}
 	b = newBench(t, yaml)
-	if c := b.ask(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.Verdict.RetryAfter != 0 {
+	if c := b.ask(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
 		t.Errorf("6 and 6 of 10 can never fit: %+v", c.Verdict)
 	}
 	if n := b.left(t, "a=1"); n != 10 {
@@ -163,12 +163,12 @@ descriptors:
 		t.Errorf("the one with least left speaks: %+v", c.Statuses)
 	}
 	b.ask(t, 1, "a=1")
-	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.Verdict.RetryAfter != 30*algorithms.Second {
+	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
 		t.Errorf("the minute denies: %+v", c.Verdict)
 	}
 	b.now += 60 * algorithms.Second
 	b.ask(t, 1, "a=1")
-	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.Verdict.RetryAfter != 1140*algorithms.Second {
+	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
 		t.Errorf("the hour denies: %+v", c.Verdict)
 	}
 }
