@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -92,6 +93,9 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	if err != nil {
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
 		return exitFailed
+	}
+	if len(args) > 0 && args[0] == "help" {
+		args = append(slices.Clone(args[1:]), "--help")
 	}
 	command, err := parser.Parse(args)
 	if done >= 0 {

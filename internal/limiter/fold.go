@@ -40,6 +40,9 @@ func (c *Call) fold() {
 	if c.modes.Shadow {
 		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}
+	if c.Err != nil && c.deniedOtherwise() {
+		c.Err = nil // an error would let through what another limit denies
+	}
 	if c.Denied {
 		c.retry(quotas == quotasDenied)
 		return
@@ -101,6 +104,18 @@ func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	default: // Local has had its turn: its bucket could not be asked either
 		return FailedDenied
 	}
+}
+
+// deniedOtherwise tells whether a limit denies that does not ask for an error.
+func (c *Call) deniedOtherwise() bool {
+	for i := range c.Results {
+		r := &c.Results[i]
+		asksForError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
+		if r.Outcome.Denies() && !asksForError && (r.Policy == nil || !r.Policy.Quota) {
+			return true
+		}
+	}
+	return false
 }
 
 // speak lets Result i speak for its descriptor if it says more than what spoke so far: a denial

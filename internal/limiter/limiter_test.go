@@ -234,6 +234,9 @@ descriptors:
 	if c := b.ask(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
 		t.Errorf("error: %+v", c.Verdict)
 	}
+	if c := b.ask(t, 1, "error=1", "deny=1"); !c.Denied || c.Err != nil {
+		t.Errorf("an error would let through what another limit denies: %+v", c.Verdict)
+	}
 	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
 		t.Errorf("one that denies is enough: %+v", c.Verdict)
 	}

@@ -142,6 +142,9 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run here
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
 			_ = n.elsewhere(ctx, cmd)
+			if cmd.Err() == nil && n.replicas.count > 0 {
+				cmd.SetErr(errors.New("charged at another master, whose replicas were not asked"))
+			}
 		}
 		t.reply, t.err = cmd.Text()
 	}

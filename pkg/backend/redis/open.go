@@ -289,7 +289,8 @@ func (c Config) options(l location) *goredis.Options {
 	}
 	if c.PasswordFile != "" {
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) {
-			return credentials(c.PasswordFile)
+			username, password, err := credentials(c.PasswordFile)
+			return cmp.Or(username, l.username), password, err
 		}
 	}
 	if l.tls {
