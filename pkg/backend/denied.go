@@ -75,7 +75,7 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 	asked := make([]Charge, 0, len(charges))
 	places := make([]int, 0, n)
 	for at := 0; at < len(charges); {
-		end := at + run(charges[at:])
+		end := at + GroupLen(charges[at:])
 		if !s.known(charges[at:end], decisions[at:end], now) {
 			asked = append(asked, charges[at:end]...)
 			places = append(places, at)
@@ -88,7 +88,7 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 	answers := make([]Decision, len(asked))
 	s.next.Take(ctx, asked, answers)
 	for _, at := range places {
-		end := run(charges[at:])
+		end := GroupLen(charges[at:])
 		copy(decisions[at:at+end], answers[:end])
 		answers = answers[end:]
 		s.learn(charges[at:at+end], decisions[at:at+end], now, forgot)
@@ -255,19 +255,10 @@ func groupHash(charges []Charge) uint64 {
 	return h
 }
 
-// run is the length of the group that charges start with.
-func run(charges []Charge) int {
-	n := 1
-	for n < len(charges) && charges[n].Group == charges[0].Group {
-		n++
-	}
-	return n
-}
-
 // runs is how many groups charges are.
 func runs(charges []Charge) (n int) {
 	for len(charges) > 0 {
-		charges = charges[run(charges):]
+		charges = charges[GroupLen(charges):]
 		n++
 	}
 	return n

@@ -38,6 +38,15 @@ type Charge struct {
 	Group int
 }
 
+// GroupLen is the length of the Group that charges start with; there must be one.
+func GroupLen(charges []Charge) int {
+	n := 1
+	for n < len(charges) && charges[n].Group == charges[0].Group {
+		n++
+	}
+	return n
+}
+
 // Decision is the answer to one Charge.
 type Decision struct {
 	algorithms.Decision

@@ -66,10 +66,7 @@ func New(c Config) *Store {
 func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
 	for len(charges) > 0 {
-		n := 1
-		for n < len(charges) && charges[n].Group == charges[0].Group {
-			n++
-		}
+		n := backend.GroupLen(charges)
 		if n == 1 {
 			s.takeOne(now, &charges[0], &decisions[0])
 		} else {

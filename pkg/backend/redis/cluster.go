@@ -55,10 +55,7 @@ func (c *cluster) Take(ctx context.Context, charges []backend.Charge, decisions 
 	}
 	var wg sync.WaitGroup
 	for len(charges) > 0 {
-		n := 1
-		for n < len(charges) && charges[n].Group == charges[0].Group {
-			n++
-		}
+		n := backend.GroupLen(charges)
 		group, answers := charges[:n], decisions[:n]
 		if n == len(decisions) {
 			c.takeGroup(ctx, group, answers)

@@ -335,10 +335,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 // answer is the twin's answer to charges.
 func answer(states map[string]algorithms.State, now algorithms.Micros, charges []backend.Charge) (all []algorithms.Decision) {
 	for len(charges) > 0 {
-		n := 1
-		for n < len(charges) && charges[n].Group == charges[0].Group {
-			n++
-		}
+		n := backend.GroupLen(charges)
 		buckets := make([]algorithms.Bucket, n)
 		for i, c := range charges[:n] {
 			buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: states[string(c.Key)]}
