@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -33,11 +34,14 @@ func readEnvironment(asServer bool) reference {
 	return reference{settings, err}
 }
 
-// resolve gives flags of serve and doctor their values from the reference server's variables, where
+// likeServe are the commands whose flags of these names the reference server's variables set.
+var likeServe = []string{"serve", "doctor", "healthcheck"}
+
+// resolve gives flags of these commands their values from the reference server's variables, where
 // neither the command line nor a variable of our own does.
 func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
 	from, ok := r.Flags[flag.Name]
-	if !ok || r.err != nil || parent.Command == nil || parent.Command.Name != "serve" && parent.Command.Name != "doctor" {
+	if !ok || r.err != nil || parent.Command == nil || !slices.Contains(likeServe, parent.Command.Name) {
 		return nil, nil
 	}
 	if _, own := ownValue(flag); own {

@@ -25,15 +25,16 @@ const (
 
 // commands is the command line; each command is in the file of its name.
 type commands struct {
-	Serve    serveCmd    `cmd:"" help:"Run the sidecar."`
-	Check    checkCmd    `cmd:"" help:"Validate configurations; print file:line:column of every mistake."`
-	Explain  explainCmd  `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
-	Simulate simulateCmd `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
-	Test     testCmd     `cmd:"" help:"Run scenarios: time, ask, expected answer."`
-	Doctor   doctorCmd   `cmd:"" help:"Examine the Redis that limits would be kept in."`
-	Env      envCmd      `cmd:"" help:"List the environment variables, what they are set to and what they do."`
-	Migrate  migrateCmd  `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`
-	Version  versionCmd  `cmd:"" help:"Print version, commit and Go version."`
+	Serve       serveCmd       `cmd:"" help:"Run the sidecar."`
+	Check       checkCmd       `cmd:"" help:"Validate configurations; print file:line:column of every mistake."`
+	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
+	Simulate    simulateCmd    `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
+	Test        testCmd        `cmd:"" help:"Run scenarios: time, ask, expected answer."`
+	Doctor      doctorCmd      `cmd:"" help:"Examine the Redis that limits would be kept in."`
+	Env         envCmd         `cmd:"" help:"List the environment variables, what they are set to and what they do."`
+	Migrate     migrateCmd     `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`
+	Healthcheck healthcheckCmd `cmd:"" help:"Ask the server on this machine whether it is ready."`
+	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
 }
 
 // app is what a command works with.
@@ -66,12 +67,17 @@ func main() {
 }
 
 // runAs is run by the name that the program has been started under: as /bin/ratelimit, which is given
-// no arguments, it stands in for the reference server.
+// no arguments, it stands in for the reference server, and its healthcheck finds it there.
 func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	if len(argv) == 1 && filepath.Base(argv[0]) == "ratelimit" {
-		return start(ctx, true, []string{"serve"}, stdin, stdout, stderr)
+	args := argv[1:]
+	asReference := filepath.Base(argv[0]) == "ratelimit"
+	switch {
+	case asReference && len(args) == 0:
+		args = []string{"serve"}
+	case asReference && args[0] != "healthcheck":
+		asReference = false
 	}
-	return run(ctx, argv[1:], stdin, stdout, stderr)
+	return start(ctx, asReference, args, stdin, stdout, stderr)
 }
 
 // run is the whole program but for the process around it.

@@ -46,7 +46,7 @@ type serveCmd struct {
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Let every request pass; statuses and metrics tell what would have been denied."`
 	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only where each of its descriptors is over its limit."`
 
-	MemoryMaxKeys int `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (${default})."`
+	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (1000000, or what half of a container's memory holds)."`
 
 	redisFlags
 
@@ -105,6 +105,9 @@ func (c *serveCmd) Run(a *app) error {
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
 	for _, w := range a.reference.Warnings {
 		log.Warn("environment", zap.String("warning", w))
+	}
+	if fits := fitMemory(log); settings.MemoryMaxKeys == 0 {
+		settings.MemoryMaxKeys = fits
 	}
 	err = server.Run(a.ctx, settings, log, func(r server.Running) {
 		if c.LogFormat == "text" { // what reads JSON reads nothing else

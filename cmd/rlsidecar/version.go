@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -23,8 +24,15 @@ func (versionCmd) Run(a *app) error {
 	return err
 }
 
-// build is the version and the commit that Go noted when it built the program.
+// Set by the linker (-X main.linkedVersion=…) where the program is built from its source without its
+// history, as the image is.
+var linkedVersion, linkedRevision string
+
+// build is the version and the commit that Go noted when it built the program, or that the linker was told.
 func build() (version, revision string) {
+	if linkedVersion != "" {
+		return linkedVersion, cmp.Or(linkedRevision, "(unknown)")
+	}
 	version, revision = "(unknown)", "(unknown)"
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

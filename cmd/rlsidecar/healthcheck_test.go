@@ -1,0 +1,56 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	// As in the image: no flags, and the reference server's name.
+	socket := filepath.Join(t.TempDir(), "grpc")
+	t.Setenv("RLSIDECAR_CONFIG", write(t, limits))
+	t.Setenv("GRPC_UDS", socket)
+	t.Setenv("HOST", "127.0.0.1")
+	t.Setenv("PORT", "0")
+	t.Setenv("DEBUG_PORT", "0")
+	t.Setenv("RLSIDECAR_DRAIN_DELAY", "0s")
+	var log output
+	ended := make(chan int)
+	go func() { ended <- runAs(ctx, []string{"/bin/ratelimit"}, nil, io.Discard, &log) }()
+	var port string
+	for deadline := time.Now().Add(10 * time.Second); port == "" && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if _, after, ok := strings.Cut(log.String(), "HTTP   http://127.0.0.1:"); ok {
+			port, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	if port == "" {
+		t.Fatalf("it does not say where it listens:\n%s", log.String())
+	}
+	t.Setenv("PORT", port)
+
+	ask := func(args ...string) (code int, said string) {
+		var stderr bytes.Buffer
+		code = runAs(t.Context(), append([]string{"/bin/ratelimit", "healthcheck"}, args...), nil, io.Discard, &stderr)
+		return code, stderr.String()
+	}
+	for name, args := range map[string][]string{"HTTP": nil, "gRPC": {"--http-listen", ""}} {
+		if code, said := ask(args...); code != exitDone {
+			t.Errorf("%s: exit code %d: %s", name, code, said)
+		}
+	}
+	if code, said := ask("--http-listen", "", "--grpc-listen", ""); code != exitUsage {
+		t.Errorf("with nobody to ask: exit code %d: %s", code, said)
+	}
+	cancel()
+	<-ended
+	if code, said := ask(); code != exitNo || !strings.Contains(said, "refused") {
+		t.Errorf("when it has ended: exit code %d: %s", code, said)
+	}
+}

@@ -1,0 +1,95 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// askable is an address as its owner would give it.
+func askable(a net.Addr) string {
+	if a.Network() == "unix" {
+		return unixScheme + a.String()
+	}
+	return a.String()
+}
+
+func TestAsking(t *testing.T) {
+	cert, key := newAuthority(t).issue(t, 1)
+	files := t.TempDir()
+	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")
+	for name, content := range map[string][]byte{certFile: cert, keyFile: key} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		edit   func(*Config)
+		secure bool
+	}{
+		{"addresses of this machine", func(*Config) {}, false},
+		{"all addresses", func(c *Config) { c.HTTP, c.GRPC = "0.0.0.0:0", ":0" }, false},
+		{"sockets", func(c *Config) {
+			c.HTTP, c.GRPC = unixScheme+filepath.Join(files, "h"), unixScheme+filepath.Join(files, "g")
+		}, false},
+		{"sockets without files", func(c *Config) { c.HTTP, c.GRPC = unixScheme+"@ask-h", unixScheme+"@ask-g" }, false},
+		{"TLS", func(c *Config) { c.TLS = TLSFiles{Cert: certFile, Key: keyFile} }, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			x := start(t, "domain: d", test.edit)
+			if err := AskHTTP(t.Context(), askable(x.HTTP)); err != nil {
+				t.Error("HTTP:", err)
+			}
+			if err := AskGRPC(t.Context(), askable(x.GRPC), test.secure); err != nil {
+				t.Error("gRPC:", err)
+			}
+			if err := x.stop(); err != nil {
+				t.Fatal(err)
+			}
+			if err := AskHTTP(t.Context(), askable(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
+				t.Error("HTTP, when it has stopped:", err)
+			}
+			if err := AskGRPC(t.Context(), askable(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
+				t.Error("gRPC, when it has stopped:", err)
+			}
+		})
+	}
+}
+
+func TestAskingWhoDrains(t *testing.T) {
+	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 2 * time.Second })
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); _ = x.stop() }()
+	eventually(t, "it says that it is not ready", func() bool {
+		return errors.Is(AskHTTP(t.Context(), askable(x.HTTP)), ErrNotReady) &&
+			errors.Is(AskGRPC(t.Context(), askable(x.GRPC), false), ErrNotReady)
+	})
+	<-stopped
+}
+
+func TestAskingSomethingElse(t *testing.T) {
+	x := start(t, "domain: d")
+	if err := AskHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP port?") {
+		t.Error(err)
+	}
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	for name, err := range map[string]error{
+		"HTTP": AskHTTP(ctx, askable(silent.Addr())), "gRPC": AskGRPC(ctx, askable(silent.Addr()), false),
+	} {
+		if err == nil {
+			t.Error(name, "has an answer of one who says nothing")
+		}
+	}
+}
