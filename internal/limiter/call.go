@@ -17,6 +17,7 @@ type Call struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	keys      []byte
+	inBatch   span // where the charges are in a Batch
 }
 
 // Request is what is asked: the descriptors a proxy sent, or limits by their names.

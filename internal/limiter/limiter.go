@@ -72,25 +72,41 @@ func (l *Limiter) Current() *Snapshot { return l.current.Load() }
 // Check answers c.Request in c.Verdict. An error means that the request itself is wrong: it names
 // a limit that is not there, or there is no configuration. A store that fails is a Verdict.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
-	s := l.current.Load() // once: a request sees one configuration
-	if s == nil {
-		return l.withoutConfig(c)
-	}
-	c.modes = l.modes
-	if err := c.plan(s); err != nil {
+	planned, err := l.plan(c)
+	if !planned {
 		return err
 	}
 	if n := len(c.charges); n > 0 {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
 		l.store.Take(ctx, c.charges, c.decisions)
+	}
+	l.finish(ctx, c)
+	return nil
+}
+
+// plan makes the charges of c. Where it does not, c is answered, or err says why it is not.
+func (l *Limiter) plan(c *Call) (planned bool, err error) {
+	s := l.current.Load() // once: a request sees one configuration
+	if s == nil {
+		return false, l.withoutConfig(c)
+	}
+	c.modes = l.modes
+	if err := c.plan(s); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// finish answers c from its decisions.
+func (l *Limiter) finish(ctx context.Context, c *Call) {
+	if len(c.charges) > 0 {
 		c.standIn(ctx, l.local)
 	}
 	c.fold()
 	if l.observer != nil {
 		l.observer.Observe(c)
 	}
-	return nil
 }
 
 // withoutConfig answers c before there is a configuration. What asks for limits by name is told: it

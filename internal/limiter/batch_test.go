@@ -1,0 +1,159 @@
+package limiter_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const batched = `
+domain: d
+limits:
+  jobs: {algorithm: leaky_bucket, rate: 5, period: 1s, capacity: 3, max_delay: 1s}
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1s}}
+  - {key: b, rate_limit: {unit: minute, requests_per_unit: 3}}
+  - {key: s, shadow_mode: true, rate_limit: {algorithm: sliding_log, rate: 2, period: 1s}}
+  - {key: q, quota_mode: true, rate_limit: {algorithm: sliding_window, rate: 2, period: 1s}}
+  - {key: f, rate_limit: {unit: minute, requests_per_unit: 3, on_backend_failure: allow}}
+  - {key: l, rate_limit: {unit: minute, requests_per_unit: 4, on_backend_failure: local, local_share: 50%}}
+  - {key: e, rate_limit: {unit: minute, requests_per_unit: 3, on_backend_failure: error}}
+  - {key: j, limit: jobs}
+  - {key: u, rate_limit: {unlimited: true}}
+`
+
+// drawCall is a request of some descriptors, or of limits by name, one of which is not there.
+func drawCall(t *rapid.T) *limiter.Call {
+	c := &limiter.Call{}
+	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
+	c.Request.Hold = rapid.SampledFrom([]algorithms.Micros{0, algorithms.Second}).Draw(t, "hold")
+	if rapid.IntRange(0, 5).Draw(t, "by name") == 0 {
+		name := rapid.SampledFrom([]string{"jobs", "nowhere"}).Draw(t, "name")
+		c.Limits = []limiter.LimitAsk{{Name: name, Key: []string{"1"}, Count: 1}}
+		return c
+	}
+	for range rapid.IntRange(1, 3).Draw(t, "descriptors") {
+		d := c.AddDescriptor()
+		key := rapid.SampledFrom([]string{"a", "b", "s", "q", "f", "l", "e", "j", "u", "x"}).Draw(t, "key")
+		d.Entries = []descriptors.Entry{{Key: key, Value: rapid.SampledFrom([]string{"1", "2"}).Draw(t, "value")}}
+		d.Cost = rapid.Int64Range(-1, 3).Draw(t, "cost")
+		if rapid.IntRange(0, 7).Draw(t, "override") == 0 {
+			d.HasOverride, d.Override = true, limiter.Override{Rate: 2, Period: rapid.SampledFrom([]algorithms.Micros{0, algorithms.Second}).Draw(t, "period")}
+		}
+	}
+	return c
+}
+
+// like is a call that asks the same.
+func like(c *limiter.Call) *limiter.Call { return &limiter.Call{Request: c.Request} }
+
+// told is what a verdict says, without pointers into one of two configurations.
+func told(c *limiter.Call, err error) any {
+	type result struct {
+		Descriptor int
+		Policy     string
+		Key        string
+		Cost       int64
+		Decision   backend.Decision
+		Outcome    limiter.Outcome
+	}
+	var results []result
+	for _, r := range c.Results {
+		o := result{r.Descriptor, "", string(r.Key), r.Cost, r.Decision, r.Outcome}
+		if r.Policy != nil {
+			o.Policy = r.Policy.Name
+		}
+		results = append(results, o)
+	}
+	v := c.Verdict
+	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.Spared, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
+}
+
+// TestABatchIsItsCallsOneByOne compares the two on the same stores and the same clock.
+func TestABatchIsItsCallsOneByOne(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		alone, together := newBench(t, batched), newBench(t, batched)
+		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
+		alone.SetModes(modes)
+		together.SetModes(modes)
+		batch := together.NewBatch()
+		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
+			alone.now += algorithms.Micros(rapid.Int64Range(0, 1_500_000).Draw(rt, "passed"))
+			together.now = alone.now
+			alone.store.err = nil
+			if rapid.IntRange(0, 4).Draw(rt, "away") == 0 {
+				alone.store.err = backend.ErrUnavailable
+			}
+			together.store.err = alone.store.err
+
+			var calls, planned []*limiter.Call
+			var want, errs []error
+			for range rapid.IntRange(0, 6).Draw(rt, "calls") {
+				calls = append(calls, drawCall(rt))
+			}
+			answers := make([]*limiter.Call, len(calls))
+			for i, c := range calls {
+				answers[i] = like(c)
+				want = append(want, alone.Check(t.Context(), answers[i]))
+			}
+			batch.Reset()
+			for _, c := range calls {
+				ok, err := batch.Add(c)
+				if errs = append(errs, err); ok {
+					planned = append(planned, c)
+				}
+			}
+			batch.Take(t.Context())
+			for _, c := range planned {
+				batch.Finish(t.Context(), c)
+			}
+			for i, c := range calls {
+				if diff := cmp.Diff(told(answers[i], want[i]), told(c, errs[i]), cmpopts.EquateErrors(), cmpopts.EquateEmpty()); diff != "" {
+					rt.Fatalf("call %d (- alone, + in a batch):\n%s", i, diff)
+				}
+			}
+		}
+	})
+}
+
+// TestGivenUpCallsAreAnsweredByPolicy, also while the store is still being asked.
+func TestGivenUpCallsAreAnsweredByPolicy(t *testing.T) {
+	b := newBench(t, batched)
+	batch := b.NewBatch()
+	var calls []*limiter.Call
+	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+		if planned, err := batch.Add(c); !planned || err != nil {
+			t.Fatal(key, planned, err)
+		}
+		calls = append(calls, c)
+	}
+	late := fmt.Errorf("%w: late", backend.ErrUnavailable)
+	done := make(chan struct{})
+	go func() { batch.Take(t.Context()); close(done) }()
+	var denied []bool
+	for _, c := range calls {
+		batch.GiveUp(t.Context(), c, late)
+		denied = append(denied, c.Denied)
+	}
+	<-done
+	if want := []bool{true, false, false, true, false, false}; !slices.Equal(denied, want) {
+		t.Errorf("denied %v, want %v", denied, want)
+	}
+	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
+		t.Errorf("%+v", calls[3].Verdict)
+	}
+}
