@@ -43,6 +43,8 @@ type serveCmd struct {
 	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Where they are there (${default})."`
 	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Hits above this part of a limit count as near_limit (${default})."`
 
+	statsdFlags
+
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Let every request pass; statuses and metrics tell what would have been denied."`
 	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only where each of its descriptors is over its limit."`
 
@@ -89,6 +91,9 @@ func (c *serveCmd) Run(a *app) error {
 		return exitError{exitUsage, err}
 	}
 	settings := c.settings(plane)
+	if settings.Statsd, err = c.statsd(a.reference); err != nil {
+		return exitError{exitUsage, err}
+	}
 	if err := settings.Check(); err != nil {
 		return exitError{exitUsage, err}
 	}

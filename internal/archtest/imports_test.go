@@ -65,6 +65,7 @@ var only = map[string]map[string]string{
 		"internal/scenario": "reads scenarios",
 		"internal/migrate":  "reads, and rewrites, the reference server's limits",
 	},
+	"github.com/DataDog":         {"internal/statsd": "sends metrics"},
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }
 

@@ -223,12 +223,15 @@ func (s step) open() bool { return !s.shared && (s.value == "" || strings.Contai
 type path []step
 
 // name is the path for people.
-func (p path) name() string {
+func (p path) name() string { return strings.Join(p.levels(), ".") }
+
+// levels is the composite of each step.
+func (p path) levels() []string {
 	parts := make([]string, len(p))
 	for i, s := range p {
 		parts[i] = s.composite()
 	}
-	return strings.Join(parts, ".")
+	return parts
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
@@ -318,10 +321,11 @@ func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.N
 	p.Quota = p.Quota || one.Quota.value
 	p.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value
-	p.StatKey = d.Name + "." + way.name()
+	p.StatLevels = way.levels()
 	if n := len(node.Policies); n > 0 {
-		p.StatKey += "#" + strconv.Itoa(n+1)
+		p.StatLevels[len(way)-1] += "#" + strconv.Itoa(n+1)
 	}
+	p.StatKey = d.Name + "." + strings.Join(p.StatLevels, ".")
 	sharedToo := false
 	for i, s := range way {
 		switch {

@@ -76,10 +76,10 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 		}
 		return l
 	}
-	static, statKeys := map[labels]bool{}, map[string]bool{}
+	static, statKeys := map[string]bool{}, map[string]bool{}
 	for _, p := range s.Policies {
 		l := *use(p.Domain, p.Name) // the same counters, but hits go by the place of use
-		l.hits = m.series.static(labelsOf(p), static)
+		l.hits = m.series.static(p.StatKey, labelsOf(p), static)
 		t.policies = append(t.policies, &l)
 		statKeys[p.StatKey] = true
 	}
@@ -90,7 +90,7 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 			c = &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
 		}
 		l := *use(name, "override")
-		l.hits = m.series.static(labels{label(name), "override", ""}, static)
+		l.hits = m.series.static(name+".override", labels{label(name), "override", ""}, static)
 		c = &domainCounts{counter: c.counter, domain: c.domain, overrides: &l}
 		domains[name], t.domains[d] = c, c
 	}
@@ -173,7 +173,7 @@ func (m *Metrics) late(c *limiter.Call) *table {
 		}
 		if l := m.limits[[2]string{p.Domain, p.Name}]; l != nil {
 			found := *l
-			found.hits = m.series.static(labelsOf(p), nil)
+			found.hits = m.series.static(p.StatKey, labelsOf(p), nil)
 			t.policies[p.Index] = &found
 		}
 	}

@@ -77,7 +77,7 @@ func New(version, revision string) *Metrics {
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
-	m.series.stripes, m.series.most = m.stripes, maxRuntimeSeries
+	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // as many as there are labels
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{

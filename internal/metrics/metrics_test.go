@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -34,7 +36,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 		p.Index, p.Domain, p.Open = i, "d", []int{0}
 		p.Owner, p.Prefix = p.Name, descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
 		if p.StatKey == "" {
-			p.StatKey = "d." + p.Name
+			p.StatKey, p.StatLevels = "d."+p.Name, []string{p.Name}
 		}
 		node, _ := d.Tree.Add(nil, p.Name, "")
 		node.Policies = append(node.Policies, p)
@@ -179,14 +181,50 @@ func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
 	ask(t, l, "d", "k", "v", 5) // over
 	ask(t, l, "d", "k", "v", 0)
 	ask(t, l, "d", "k", "v", -1)
-	ask(t, l, "d", "l", "v", 2)
+	ask(t, l, "d", "l", "v", 2) // one near the limit, one over
 	samples := map[string]string{}
-	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 2, "over_limit": 7, "shadow_mode": 2} {
+	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 3, "over_limit": 6, "shadow_mode": 2} {
 		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="k_v",key2="k2"}`, name)] = fmt.Sprint(n)
 		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="ip_10_0_0_1_80",key2=""}`, name)] = "0"
 		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="override",key2=""}`, name)] = "0"
 	}
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
+}
+
+// TestHitsAreSplit counts with a counter that denials raise, as the reference server has it.
+func TestHitsAreSplit(t *testing.T) {
+	epoch := algorithms.Micros(0)
+	rapid.Check(t, func(rt *rapid.T) {
+		capacity, each := rapid.Int64Range(0, 12).Draw(rt, "limit"), rapid.Bool().Draw(rt, "each")
+		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: capacity, Period: 365 * algorithms.Day, Start: &epoch, TakesDenied: each}
+		window, err := algorithms.Compile(spec)
+		if err != nil {
+			rt.Fatal(err)
+		}
+		m := New("", "")
+		l := limiter.New(memory.New(memory.Config{}), m)
+		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: window, Alone: each}))
+		nearest := int64(float32(capacity) * 0.8)
+		var count, near, over, within int64
+		for _, hits := range rapid.SliceOfN(rapid.Int64Range(1, 15), 1, 8).Draw(rt, "hits") {
+			ask(t, l, "d", "k", "v", hits)
+			after := count + hits
+			over += max(0, after-max(capacity, count))
+			near += max(0, min(after, capacity)-max(nearest, count))
+			if after <= capacity {
+				within += hits
+			}
+			if after <= capacity || each {
+				count = after
+			}
+		}
+		got := scrape(t, m, "ratelimit_service_rate_limit_")
+		for name, n := range map[string]int64{"near_limit": near, "over_limit": over, "within_limit": within} {
+			if s := got[`ratelimit_service_rate_limit_`+name+`{domain="d",key1="k",key2=""}`]; s != fmt.Sprint(n) {
+				rt.Fatalf("%s is %s, want %d", name, s, n)
+			}
+		}
+	})
 }
 
 func TestRuntimeSeriesAreBounded(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,9 +14,7 @@ import (
 )
 
 // The counters of the reference server, under the names that its Prometheus exporter gives them,
-// for dashboards made for it. They count hits, not requests. What it derives from counts that a
-// denial has raised is derived here from what is left; where a denial takes nothing, all its hits
-// count as over the limit.
+// for dashboards made for it. They count hits, not requests.
 const (
 	totalHits = iota
 	withinLimit
@@ -27,8 +26,8 @@ const (
 var hitDescs = [...]*prometheus.Desc{
 	totalHits:   hitDesc("total_hits", "Hits asked for."),
 	withinLimit: hitDesc("within_limit", "Hits allowed."),
-	nearLimit:   hitDesc("near_limit", "Hits allowed that were among the last of a limit: the last fifth, or what --near-limit-ratio leaves."),
-	overLimit:   hitDesc("over_limit", "Hits denied."),
+	nearLimit:   hitDesc("near_limit", "Hits among the last of a limit: the last fifth, or what --near-limit-ratio leaves."),
+	overLimit:   hitDesc("over_limit", "Hits above a limit: of those denied, what would not have fitted."),
 	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied but for shadow mode."),
 }
 
@@ -48,44 +47,49 @@ const (
 // out, and limits that differ only there are added up.
 type labels [3]string
 
-// series is the hits of one set of labels.
-type series struct{ counter }
+// series is the hits of one limit, or of one value of it.
+type series struct {
+	counter
+	labels labels
+}
 
-// seriesSet is all series.
+// seriesSet is all series, by their full names: domain.key_value.key_value…
 type seriesSet struct {
 	stripes int
 	most    int // of runtime
+	levels  int // of a descriptor whose values are told apart
 
 	mu      sync.RWMutex
-	all     map[labels]*series // guarded by mu
+	all     map[string]*series // guarded by mu
 	runtime map[string]*series // by the raw keys of requests; guarded by mu
 }
 
-// static returns the series of l, made if need be, and notes l in kept, if given.
-func (s *seriesSet) static(l labels, kept map[labels]bool) *series {
+// static returns the series called name, made if need be, and notes it in kept, if given.
+func (s *seriesSet) static(name string, l labels, kept map[string]bool) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	name = statName(name)
 	if kept != nil {
-		kept[l] = true
+		kept[name] = true
 	}
-	return s.get(l)
+	return s.get(name, l)
 }
 
 // get requires s.mu.
-func (s *seriesSet) get(l labels) *series {
+func (s *seriesSet) get(name string, l labels) *series {
 	if s.all == nil {
-		s.all, s.runtime = map[labels]*series{}, map[string]*series{}
+		s.all, s.runtime = map[string]*series{}, map[string]*series{}
 	}
-	one := s.all[l]
+	one := s.all[name]
 	if one == nil {
-		one = &series{newCounter(s.stripes)}
-		s.all[l] = one
+		one = &series{newCounter(s.stripes), l}
+		s.all[name] = one
 	}
 	return one
 }
 
 // keep drops all series but static ones and those that requests to one of statKeys made.
-func (s *seriesSet) keep(static map[labels]bool, statKeys map[string]bool) {
+func (s *seriesSet) keep(static, statKeys map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := map[*series]bool{}
@@ -96,15 +100,16 @@ func (s *seriesSet) keep(static map[labels]bool, statKeys map[string]bool) {
 			delete(s.runtime, key)
 		}
 	}
-	for l, one := range s.all {
-		if !static[l] && !kept[one] {
-			delete(s.all, l)
+	for name, one := range s.all {
+		if !static[name] && !kept[one] {
+			delete(s.all, name)
 		}
 	}
 }
 
 // of is the series for a request with these entries, or static where it would be one too many.
 func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, static *series) *series {
+	entries = entries[:min(s.levels, len(entries))]
 	var room [maxRuntimeKey]byte
 	key, ok := appendRuntimeKey(room[:0], p, entries)
 	if !ok {
@@ -125,19 +130,19 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	if len(s.runtime) >= s.most {
 		return static
 	}
-	one = s.get(runtimeLabels(p, entries))
+	one = s.get(runtimeName(p, entries), runtimeLabels(p, entries))
 	s.runtime[string(key)] = one
 	return one
 }
 
 // appendRuntimeKey appends what tells the runtime series of p apart: its stat key, and the values
-// that go into the two labels. It fails where they are longer than a label should be.
+// that go into the name. It fails where they are longer than a label should be.
 func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Entry) ([]byte, bool) {
 	if len(p.StatKey) > cap(b) {
 		return b, false
 	}
 	b = append(b, p.StatKey...)
-	for i := range min(2, len(entries)) {
+	for i := range entries {
 		if !fromRequest(p, i) {
 			continue
 		}
@@ -150,7 +155,7 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 	return b, true
 }
 
-// fromRequest tells whether the value of entry i goes into the labels.
+// fromRequest tells whether the value of entry i goes into the name.
 func fromRequest(p *descriptors.Policy, i int) bool {
 	return p.Detailed || slices.Contains(p.StatValues, i)
 }
@@ -174,23 +179,43 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	l := labelsOf(p)
 	for i := range min(2, len(entries)) {
 		if fromRequest(p, i) {
-			l[1+i] = entries[i].Key
-			if entries[i].Value != "" {
-				l[1+i] += "_" + entries[i].Value
-			}
-			l[1+i] = label(statName(l[1+i]))
+			l[1+i] = label(statName(composite(&entries[i])))
 		}
 	}
 	return l
 }
 
+// runtimeName is the name of p's series with the values of a request put in.
+func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
+	parts := append([]string{p.Domain}, p.StatLevels...)
+	for i := range entries {
+		if fromRequest(p, i) && i < len(p.StatLevels) {
+			parts[1+i] = composite(&entries[i])
+		}
+	}
+	return statName(strings.Join(parts, "."))
+}
+
+// composite is the reference server's name for an entry.
+func composite(e *descriptors.Entry) string {
+	if e.Value == "" {
+		return e.Key
+	}
+	return e.Key + "_" + e.Value
+}
+
 var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
-var statReplacer = strings.NewReplacer(":", "_", "|", "_")
-
-// statName is s as the reference server names a counter.
+// statName is s as the reference server names a counter. What would end a name, or a line, where it
+// is sent to statsd is replaced too: clients had a say in it.
 func statName(s string) string {
-	return ipv4.ReplaceAllStringFunc(statReplacer.Replace(s), func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
+	s = strings.Map(func(r rune) rune {
+		if r == ':' || r == '|' || unicode.IsControl(r) {
+			return '_'
+		}
+		return r
+	}, label(s))
+	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
 // add counts r, whose cost is positive.
@@ -201,26 +226,62 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 		return
 	case limiter.Allowed:
 		to[withinLimit].Add(hits)
-		limit := r.Policy.Limit.Capacity
-		if near := limit - r.Decision.Remaining - int64(float32(limit)*nearRatio); near > 0 {
-			to[nearLimit].Add(min(hits, uint64(near)))
+		to[nearLimit].Add(split(r, nearRatio).near)
+	case limiter.Denied, limiter.Shadowed:
+		parts := split(r, nearRatio)
+		to[nearLimit].Add(parts.near)
+		to[overLimit].Add(parts.over)
+		if r.Outcome == limiter.Shadowed {
+			to[shadowMode].Add(hits)
 		}
-	case limiter.Denied:
-		to[overLimit].Add(hits)
-	case limiter.Shadowed:
-		to[overLimit].Add(hits)
-		to[shadowMode].Add(hits)
 	case limiter.FailedAllowed, limiter.FailedDenied:
 	}
 	to[totalHits].Add(hits)
 }
 
+// parts are how many of the hits of a Result were above the limit, and how many near it.
+type parts struct{ near, over uint64 }
+
+// split tells the hits of r apart by where in its limit they fell, as the reference server does:
+// those of a denial that would still have fitted were not over it.
+func split(r *limiter.Result, nearRatio float32) parts {
+	if r.Policy == nil {
+		return parts{over: uint64(r.Cost)}
+	}
+	limit := r.Policy.Limit.Capacity
+	near := int64(float32(limit) * nearRatio)
+	left := r.Decision.Remaining // before these hits
+	switch {
+	case r.Outcome == limiter.Allowed:
+		left += r.Cost
+	case r.Policy.Limit.TakesDenied: // below zero
+		left = r.Decision.Value + r.Cost
+	}
+	left = min(max(0, left), limit)
+	before := limit - left
+	if fits := left - r.Cost; fits >= 0 {
+		return parts{near: uint64(max(0, before+r.Cost-max(near, before)))}
+	}
+	return parts{near: uint64(left - max(0, min(near-before, left))), over: uint64(r.Cost - left)}
+}
+
 func (s *seriesSet) collect(send func(*prometheus.Desc, uint64, ...string)) {
+	sums := map[labels]*[len(hitDescs)]uint64{}
 	s.mu.RLock()
-	defer s.mu.RUnlock()
-	for l, one := range s.all {
+	for _, one := range s.all {
+		sum := sums[one.labels]
+		if sum == nil {
+			sum = new([len(hitDescs)]uint64)
+			sums[one.labels] = sum
+		}
+		for i := range sum {
+			sum[i] += one.sum(i)
+		}
+	}
+	s.mu.RUnlock()
+	for l, sum := range sums {
 		for i, desc := range hitDescs {
-			send(desc, one.sum(i), l[:]...)
+			send(desc, sum[i], l[:]...)
 		}
 	}
 }

@@ -19,6 +19,8 @@ type service struct {
 	loaded, refused       atomic.Uint64
 	spared                atomic.Uint64
 	badRequests, failures atomic.Uint64
+
+	times *timings // nil: nobody asks for them
 }
 
 func newService() *service {
@@ -37,6 +39,9 @@ const shouldRateLimit = "ShouldRateLimit"
 func (m *Metrics) Answered(d time.Duration) {
 	m.service.calls.Add(1)
 	m.service.answered.Observe(d.Seconds())
+	if m.service.times != nil {
+		m.service.times.add(d)
+	}
 }
 
 // defaultNearRatio is the reference server's.

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/statsd"
 )
 
 // Settings is what an environment says.
@@ -23,6 +25,8 @@ type Settings struct {
 	Flags map[string]Flag
 	// XDS is where the configuration comes from; nil: from files.
 	XDS *XDS
+	// Rewrites are of metrics sent to DogStatsD.
+	Rewrites []statsd.Rewrite
 	// Warnings are for the log.
 	Warnings []string
 }
@@ -231,17 +235,13 @@ func (r *reader) metrics() {
 		r.mistake("NEAR_LIMIT_RATIO", "write a share above 0, up to 1, such as 0.8")
 	}
 	r.copy("near-limit-ratio", "NEAR_LIMIT_RATIO")
+	if r.bool("DISABLE_STATS") {
+		return
+	}
+	r.statsd()
 	if r.bool("USE_PROMETHEUS") {
 		r.set("metrics-listen", r.value("PROMETHEUS_ADDR"), "PROMETHEUS_ADDR")
 		r.set("metrics-path", r.value("PROMETHEUS_PATH"), "PROMETHEUS_PATH")
-	}
-	for _, name := range []string{"USE_STATSD", "USE_DOG_STATSD"} {
-		if r.given(name) != "" && r.bool(name) {
-			r.warn("%s: metrics are not sent to statsd; scrape /metrics of the admin port, or set USE_PROMETHEUS", name)
-		}
-	}
-	if r.bool("TRACING_ENABLED") {
-		r.warn("TRACING_ENABLED: there is no tracing")
 	}
 }
 

@@ -36,6 +36,7 @@ func defaults() map[string]string {
 		"response-headers": "false", "dynamic-metadata": "false", "shadow-mode": "false", "quota-mode": "false",
 		"limit-header": "RateLimit-Limit", "remaining-header": "RateLimit-Remaining", "reset-header": "RateLimit-Reset",
 		"near-limit-ratio": "0.8", "log-level": "warn", "log-format": "text",
+		"statsd-address": "localhost:8125", "statsd-protocol": "tcp", "statsd-interval": "10s",
 	}
 }
 
@@ -62,24 +63,30 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 // TestWhatASettingMeans lists what differs from the defaults; "" is a flag that is not set.
 func TestWhatASettingMeans(t *testing.T) {
 	for text, want := range map[string]map[string]string{
-		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":   {"config": "/data/ratelimit/config/**"},
-		"RUNTIME_ROOT=/a,b RUNTIME_APPDIRECTORY=limits":       {"config": `/a\,b/limits/**`},
-		"HOST=10.0.0.1 PORT=80 GRPC_PORT=81":                  {"http-listen": "10.0.0.1:80", "grpc-listen": ":81"},
-		"HOST=:: GRPC_HOST=::1":                               {"http-listen": "[::]:8080", "grpc-listen": "[::1]:8081"},
-		"GRPC_UDS=/run/rl.sock GRPC_PORT=81":                  {"grpc-listen": "unix:///run/rl.sock"},
-		"DEBUG_PORT=6071 DEBUG_HOST=0.0.0.0":                  {"admin-listen": "127.0.0.1:6071"},
-		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x":             {"admin-listen": ":6071"},
-		"DEBUG_HOST=localhost":                                {"admin-listen": "localhost:6070"},
-		"LOG_LEVEL=TRACE LOG_FORMAT=json":                     {"log-level": "debug", "log-format": "json"},
-		"LOG_LEVEL=fatal":                                     {"log-level": "error"},
-		"SHADOW_MODE=true QUOTA_MODE=1":                       {"shadow-mode": "true", "quota-mode": "true"},
-		"LIMIT_RESPONSE_HEADERS_ENABLED=T LIMIT_LIMIT_HEADER": {"response-headers": "true"},
-		"LIMIT_RESET_HEADER=X-Reset":                          {"reset-header": "X-Reset"},
-		"USE_PROMETHEUS=true":                                 {"metrics-listen": ":9090", "metrics-path": "/metrics"},
-		"USE_PROMETHEUS=true PROMETHEUS_ADDR=:19001":          {"metrics-listen": ":19001", "metrics-path": "/metrics"},
-		"PROMETHEUS_ADDR=:19001 NEAR_LIMIT_RATIO=0.5":         {"near-limit-ratio": "0.5"},
-		"CACHE_KEY_PREFIX=edge:":                              {"redis-key-prefix": "edge:rl:"},
-		"GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k":        {},
+		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},
+		"RUNTIME_ROOT=/a,b RUNTIME_APPDIRECTORY=limits":              {"config": `/a\,b/limits/**`},
+		"HOST=10.0.0.1 PORT=80 GRPC_PORT=81":                         {"http-listen": "10.0.0.1:80", "grpc-listen": ":81"},
+		"HOST=:: GRPC_HOST=::1":                                      {"http-listen": "[::]:8080", "grpc-listen": "[::1]:8081"},
+		"GRPC_UDS=/run/rl.sock GRPC_PORT=81":                         {"grpc-listen": "unix:///run/rl.sock"},
+		"DEBUG_PORT=6071 DEBUG_HOST=0.0.0.0":                         {"admin-listen": "127.0.0.1:6071"},
+		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x":                    {"admin-listen": ":6071"},
+		"DEBUG_HOST=localhost":                                       {"admin-listen": "localhost:6070"},
+		"LOG_LEVEL=TRACE LOG_FORMAT=json":                            {"log-level": "debug", "log-format": "json"},
+		"LOG_LEVEL=fatal":                                            {"log-level": "error"},
+		"SHADOW_MODE=true QUOTA_MODE=1":                              {"shadow-mode": "true", "quota-mode": "true"},
+		"LIMIT_RESPONSE_HEADERS_ENABLED=T LIMIT_LIMIT_HEADER":        {"response-headers": "true"},
+		"LIMIT_RESET_HEADER=X-Reset":                                 {"reset-header": "X-Reset"},
+		"USE_PROMETHEUS=true":                                        {"metrics-listen": ":9090", "metrics-path": "/metrics", "statsd-address": "", "statsd-protocol": "", "statsd-interval": ""},
+		"USE_PROMETHEUS=true USE_STATSD=true PROMETHEUS_ADDR=:19001": {"metrics-listen": ":19001", "metrics-path": "/metrics"},
+		"USE_STATSD=false":                                           {"statsd-address": "", "statsd-protocol": "", "statsd-interval": ""},
+		"DISABLE_STATS=true USE_PROMETHEUS=true":                     {"statsd-address": "", "statsd-protocol": "", "statsd-interval": ""},
+		"STATSD_HOST=::1 STATSD_PORT=9125 STATSD_PROTOCOL=UDP STATS_FLUSH_INTERVAL=1s EXTRA_TAGS=b:2,a:1:0": {
+			"statsd-address": "[::1]:9125", "statsd-protocol": "udp", "statsd-interval": "1s", "statsd-tags": "a=1:0,b=2",
+		},
+		"USE_DOG_STATSD=true STATSD_HOST=dog":          {"statsd-address": "dog:8125", "statsd-protocol": "udp", "statsd-format": "dogstatsd"},
+		"PROMETHEUS_ADDR=:19001 NEAR_LIMIT_RATIO=0.5":  {"near-limit-ratio": "0.5"},
+		"CACHE_KEY_PREFIX=edge:":                       {"redis-key-prefix": "edge:rl:"},
+		"GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k": {},
 		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k GRPC_CLIENT_TLS_SAN=x":                          {"tls-cert": "c", "tls-key": "k"},
 		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c GRPC_SERVER_TLS_KEY=k GRPC_CLIENT_TLS_CACERT=a GRPC_CLIENT_TLS_SAN=x": {"tls-cert": "c", "tls-key": "k", "tls-client-ca": "a", "tls-client-name": "x"},
 		"GRPC_MAX_CONNECTION_AGE=5m":        {"grpc-max-connection-age": "5m0s"},
@@ -109,6 +116,7 @@ func TestWhatASettingMeans(t *testing.T) {
 		s, err := Read(with(strings.Fields(text)...), true)
 		expected := defaults()
 		maps.Copy(expected, want)
+		maps.DeleteFunc(expected, func(_, value string) bool { return value == "" })
 		if got := values(s); err != nil || !maps.Equal(got, expected) {
 			t.Errorf("%s: %v\n got %v\nwant %v", text, err, got, expected)
 		}
@@ -125,6 +133,8 @@ func TestServeTakesOnlyWhatIsSet(t *testing.T) {
 		"LOG_LEVEL=ERROR":        {"log-level": "error"},
 		"SHADOW_MODE=false":      {"shadow-mode": "false"},
 		"USE_STATSD=false":       {},
+		"STATSD_HOST=h":          {},
+		"USE_STATSD=true":        {"statsd-address": "localhost:8125", "statsd-protocol": "tcp", "statsd-interval": "10s"},
 		"REDIS_SOCKET_TYPE=tcp":  {},
 		"DEBUG_HOST=127.0.0.1":   {"admin-listen": "127.0.0.1:6070"},
 	} {
@@ -148,13 +158,21 @@ func TestMistakesAreNamed(t *testing.T) {
 		"LOG_LEVEL=loud":            "LOG_LEVEL=loud: write panic, fatal, error, warn, warning, info, debug, trace",
 		"NEAR_LIMIT_RATIO=2":        "NEAR_LIMIT_RATIO=2: write a share above 0, up to 1, such as 0.8",
 		"CACHE_KEY_PREFIX={a}":      "CACHE_KEY_PREFIX={a}: braces choose cluster slots and cannot be part of it; remove them",
-		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c":                         "GRPC_SERVER_USE_TLS=true: GRPC_SERVER_TLS_KEY is not set; name a PEM file",
-		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=unix":                                    "REDIS_URL=h:1: REDIS_SOCKET_TYPE is unix, and this is no absolute path; set REDIS_SOCKET_TYPE=tcp for host:port",
-		"REDIS_URL=h:1,g:1":                                                       "REDIS_URL=h:1,g:1: these are several addresses; set REDIS_TYPE to sentinel or cluster",
-		"REDIS_URL=http://u:p@h":                                                  "REDIS_URL=http://***@h: write host:port, a path, or redis://[user:password@]host:port/db",
-		"REDIS_URL=s1:1,s2:2 REDIS_TYPE=sentinel":                                 "REDIS_URL=s1:1,s2:2: write the name of the master, then the Sentinels: main,host:port,host:port",
-		"REDIS_URL=a:1,,b:1 REDIS_TYPE=cluster":                                   "REDIS_URL=a:1,,b:1: write host:port,host:port",
-		"CONFIG_TYPE=etcd":                                                        "CONFIG_TYPE=etcd: write file, grpc_xds_sotw",
+		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c": "GRPC_SERVER_USE_TLS=true: GRPC_SERVER_TLS_KEY is not set; name a PEM file",
+		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=unix":            "REDIS_URL=h:1: REDIS_SOCKET_TYPE is unix, and this is no absolute path; set REDIS_SOCKET_TYPE=tcp for host:port",
+		"REDIS_URL=h:1,g:1":                               "REDIS_URL=h:1,g:1: these are several addresses; set REDIS_TYPE to sentinel or cluster",
+		"REDIS_URL=http://u:p@h":                          "REDIS_URL=http://***@h: write host:port, a path, or redis://[user:password@]host:port/db",
+		"REDIS_URL=s1:1,s2:2 REDIS_TYPE=sentinel":         "REDIS_URL=s1:1,s2:2: write the name of the master, then the Sentinels: main,host:port,host:port",
+		"REDIS_URL=a:1,,b:1 REDIS_TYPE=cluster":           "REDIS_URL=a:1,,b:1: write host:port,host:port",
+		"USE_STATSD=true USE_DOG_STATSD=true":             "USE_DOG_STATSD=true: USE_STATSD is true too; set it to false",
+		"STATS_FLUSH_INTERVAL=0s":                         "STATS_FLUSH_INTERVAL=0s: write a duration above 0, such as 10s",
+		"STATSD_PROTOCOL=unix":                            "STATSD_PROTOCOL=unix: write tcp, udp",
+		"EXTRA_TAGS=a":                                    "EXTRA_TAGS=a: write name:value, with commas between several",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A": "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN is not set; write a regular expression for the names it is to change",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=( DOG_STATSD_MOGRIFIER_A_NAME=x":                               "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN: error parsing regexp: missing closing ): `(`",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x":                                                             "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_NAME is not set; write the new name, in which $1 is what the first group matched",
+		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x DOG_STATSD_MOGRIFIER_A_NAME=y DOG_STATSD_MOGRIFIER_A_TAGS=z": `USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_TAGS has "z"; write tag:value,tag:value`,
+		"CONFIG_TYPE=etcd": "CONFIG_TYPE=etcd: write file, grpc_xds_sotw",
 		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_NODE_METADATA=a":               "CONFIG_GRPC_XDS_NODE_METADATA=a: write name=value, with commas between several",
 		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=key": "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***: write name:value, with commas between several",
 	} {
@@ -167,10 +185,7 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestWhatIsMissedIsSaid(t *testing.T) {
 	for text, want := range map[string]string{
-		"USE_STATSD=true":      "USE_STATSD",
-		"USE_DOG_STATSD=true":  "USE_DOG_STATSD",
-		"TRACING_ENABLED=true": "TRACING_ENABLED",
-		"DEBUG_HOST=0.0.0.0":   "RLSIDECAR_ADMIN_TOKEN",
+		"DEBUG_HOST=0.0.0.0": "RLSIDECAR_ADMIN_TOKEN",
 	} {
 		s, err := Read(with(text), false)
 		if err != nil || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], want) {
@@ -196,7 +211,9 @@ var envoyGateway = []string{
 func TestEnvoyGateway(t *testing.T) {
 	s, err := Read(with(envoyGateway...), true)
 	expected := defaults()
-	delete(expected, "config")
+	for _, not := range []string{"config", "statsd-address", "statsd-protocol", "statsd-interval"} {
+		delete(expected, not)
+	}
 	maps.Copy(expected, map[string]string{
 		"log-level": "info", "tls-cert": "/certs/tls.crt", "tls-key": "/certs/tls.key",
 		"redis-url": "rediss://redis:6379", "redis-tls-cert": "/redis-certs/tls.crt", "redis-tls-key": "/redis-certs/tls.key",
@@ -228,6 +245,16 @@ func TestPairs(t *testing.T) {
 	s, err := Read(with("CONFIG_TYPE=grpc_xds_sotw", "CONFIG_GRPC_XDS_NODE_METADATA=a=b, c:d", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=x-a:1,x-b:2:3"), false)
 	if err != nil || !maps.Equal(s.XDS.NodeMetadata, map[string]string{"a": "b", "c": "d"}) || !maps.Equal(s.XDS.Headers, map[string]string{"x-a": "1", "x-b": "2:3"}) {
 		t.Errorf("%+v, %v", s.XDS, err)
+	}
+}
+
+func TestRewritesAreInTheirOrder(t *testing.T) {
+	s, err := Read(with("USE_DOG_STATSD=true", "USE_DOG_STATSD_MOGRIFIERS=B, A",
+		"DOG_STATSD_MOGRIFIER_A_PATTERN=^a$", "DOG_STATSD_MOGRIFIER_A_NAME=x",
+		"DOG_STATSD_MOGRIFIER_B_PATTERN=^b(.)$", "DOG_STATSD_MOGRIFIER_B_NAME=y", "DOG_STATSD_MOGRIFIER_B_TAGS=t:$1,u:v"), false)
+	if err != nil || len(s.Rewrites) != 2 || s.Rewrites[0].Name != "y" || s.Rewrites[1].Pattern.String() != "^a$" ||
+		!maps.Equal(s.Rewrites[0].Tags, map[string]string{"t": "$1", "u": "v"}) {
+		t.Errorf("%+v, %v", s.Rewrites, err)
 	}
 }
 

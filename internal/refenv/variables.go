@@ -58,7 +58,6 @@ const (
 	none     = "none: "
 	memcache = none + "memcached is not supported"
 	perSec   = none + "goes with REDIS_PERSECOND, which is refused"
-	noStatsd = none + "metrics are not sent to statsd"
 	noTraces = none + "there is no tracing"
 	ownPool  = none + "connections are few, and shared"
 )
@@ -170,15 +169,15 @@ var variables = []Variable{
 	{Name: "PROMETHEUS_MAPPER_YAML", Effect: none + "names are those of the default mapping"},
 	{Name: "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Default: "false", Effect: none + "times are in seconds"},
 	{Name: "NEAR_LIMIT_RATIO", Default: "0.8", Effect: "--near-limit-ratio"},
-	{Name: "USE_STATSD", Default: "true", Effect: noStatsd},
-	{Name: "STATSD_HOST", Default: "localhost", Effect: noStatsd},
-	{Name: "STATSD_PORT", Default: "8125", Effect: noStatsd},
-	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: noStatsd},
-	{Name: "USE_DOG_STATSD", Default: "false", Effect: noStatsd},
-	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: noStatsd},
-	{Name: "EXTRA_TAGS", Effect: noStatsd},
-	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: none + "metrics are always up to date"},
-	{Name: "DISABLE_STATS", Default: "false", Effect: noStatsd},
+	{Name: "USE_STATSD", Default: "true", Effect: "send metrics to statsd; by default unless one of the others is on"},
+	{Name: "STATSD_HOST", Default: "localhost", Effect: "host of --statsd-address"},
+	{Name: "STATSD_PORT", Default: "8125", Effect: "port of --statsd-address"},
+	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "--statsd-protocol; DogStatsD is udp always"},
+	{Name: "USE_DOG_STATSD", Default: "false", Effect: "--statsd-format dogstatsd"},
+	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: "names of rewrites, tried in this order, with DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS"},
+	{Name: "EXTRA_TAGS", Effect: "--statsd-tags"},
+	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "--statsd-interval; Prometheus finds metrics that are up to date always"},
+	{Name: "DISABLE_STATS", Default: "false", Effect: "true: neither statsd nor PROMETHEUS_ADDR"},
 	{Name: "TRACING_ENABLED", Default: "false", Effect: noTraces},
 	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: noTraces},
 	{Name: "TRACING_SERVICE_NAMESPACE", Effect: noTraces},

@@ -24,6 +24,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/statsd"
 )
 
 // Config is what Run needs to know.
@@ -45,6 +46,8 @@ type Config struct {
 	Metrics, MetricsPath string
 	// NearLimitRatio is the part of a limit above which hits count as near it; 0: 0.8.
 	NearLimitRatio float64
+	// Statsd is where metrics are sent, Source and Log aside; its zero value: nowhere.
+	Statsd statsd.Config
 	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
 	AdminToken string
 	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
@@ -86,6 +89,11 @@ func (c *Config) Check() error {
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
 		return errors.New("the configuration comes from files or from an xDS server, not from both: give --config or --xds-server")
+	}
+	if c.Statsd.Address != "" {
+		if err := c.Statsd.Check(); err != nil {
+			return err
+		}
 	}
 	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
 }
@@ -151,6 +159,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer stop()
+	s.sendMetrics(background, &wg)
 	if err := s.configure(ctx, background, &wg); err != nil {
 		return err
 	}
@@ -167,6 +176,16 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
 	})
+}
+
+// sendMetrics sends metrics to statsd, if there is one, until ctx ends.
+func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
+	if s.config.Statsd.Address == "" {
+		return
+	}
+	c := s.config.Statsd
+	c.Source, c.Log = s.metrics.Statsd(), s.log
+	wg.Go(func() { statsd.Run(ctx, c) })
 }
 
 // address is a field for the log; none for a door that is not there.
@@ -214,7 +233,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		doors = append(doors, d) // in any case, so that it is stopped
 		return err
 	}
-	if s.config.Metrics != "" { // who does not ask for response times does not pay for them
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // who does not ask for response times does not pay for them
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)

@@ -60,6 +60,8 @@ type Policy struct {
 	// StatKey names the policy's counters as the reference server does:
 	// domain.key_value.key_value…
 	StatKey string
+	// StatLevels are the parts of StatKey below the domain: one for each entry.
+	StatLevels []string
 	// StatValues lists positions of entries whose runtime value goes into the stat key
 	// (value_to_metric), or all of them (detailed_metric, then Detailed is set).
 	StatValues []int
