@@ -234,9 +234,12 @@ func writeExplained(w io.Writer, all []explained) error {
 }
 
 var matchWords = map[string]string{
-	descriptors.Exact.String():    "this very value",
-	descriptors.Wildcard.String(): "wildcard",
-	descriptors.Any.String():      "any value",
+	descriptors.Exact.String():     "this very value",
+	descriptors.HasPrefix.String(): "the longest prefix",
+	descriptors.HasSuffix.String(): "the longest suffix",
+	descriptors.Wildcard.String():  "wildcard",
+	descriptors.Regex.String():     "regular expression",
+	descriptors.Any.String():       "any value",
 }
 
 // overText names the patterns that match too.

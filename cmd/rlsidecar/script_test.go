@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -51,5 +53,17 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// TestRecipes runs the scenarios that stand beside the limits in examples/.
+func TestRecipes(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*/*.scenarios.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	var out strings.Builder
+	if code := run(t.Context(), append([]string{"test"}, files...), strings.NewReader(""), &out, &out); code != 0 {
+		t.Errorf("exit code %d\n%s", code, &out)
 	}
 }

@@ -408,11 +408,12 @@ func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	return false
 }
 
-// couldMeet may be wrong where there is a "*": then it says yes.
+// couldMeet may be wrong where there is a pattern: then it says yes.
 func couldMeet(list []*descriptor, entries []limiter.AuthEntry) bool {
 	e := &entries[0]
 	for _, d := range list {
-		star := strings.Contains(d.Key.value, "*") || strings.Contains(d.Value.value, "*")
+		star := strings.Contains(d.Key.value+d.Value.value, "*") ||
+			d.Key.value == e.Key && (d.ValuePrefix.stated() || d.ValueSuffix.stated() || d.ValueRegex.stated())
 		same := d.Key.value == e.Key && (d.Value.value == "" || e.From != limiter.FromValue || d.Value.value == e.Value)
 		switch {
 		case !star && !same:

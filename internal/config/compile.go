@@ -102,6 +102,14 @@ type domain struct {
 	names  []string // of limits, in the order of the files
 	nodes  map[*descriptors.Node]place
 	uses   []use
+	// patterns are the places of steps that are met by several values.
+	patterns map[sibling]place
+}
+
+// sibling is a step by its composite name, among those below a node.
+type sibling struct {
+	parent    *descriptors.Node
+	composite string
 }
 
 // named is a named limit, compiled.
@@ -130,7 +138,7 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 		if d == nil || name == "" {
 			d = &domain{
 				Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
-				limits: map[string]*named{}, nodes: map[*descriptors.Node]place{},
+				limits: map[string]*named{}, nodes: map[*descriptors.Node]place{}, patterns: map[sibling]place{},
 			}
 			byName[name] = d
 			list = append(list, d)
@@ -203,21 +211,37 @@ func percent(share float64) string { return strconv.FormatFloat(share*100, 'g', 
 
 // step is one level on the way to a descriptor.
 type step struct {
-	key, value string
-	shared     bool // share_threshold: the pattern stands for all values it matches
-	metric     bool // value_to_metric
+	descriptors.Pattern
+	shared bool // share_threshold: the pattern stands for all values it matches
+	metric bool // value_to_metric
 }
 
-// composite is the reference server's name for the step.
+// composite is the reference server's name for the step; that server has no expressions.
 func (s step) composite() string {
-	if s.value == "" {
-		return s.key
+	switch s.How {
+	case descriptors.Any:
+		return s.Key
+	case descriptors.HasPrefix:
+		return s.Key + "_" + s.Text + "*"
+	case descriptors.HasSuffix:
+		return s.Key + "_*" + s.Text
+	case descriptors.Regex:
+		return s.Key + "_~" + s.Text
+	case descriptors.Exact, descriptors.Wildcard:
 	}
-	return s.key + "_" + s.value
+	return s.Key + "_" + s.Text
+}
+
+// loose tells whether the key itself is matched by a pattern.
+func (s step) loose() bool { return strings.Contains(s.Key, "*") }
+
+// pattern tells whether the step is met by more than one key and value, but not by any value.
+func (s step) pattern() bool {
+	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
 }
 
 // open tells whether the request's own value tells buckets apart.
-func (s step) open() bool { return !s.shared && (s.value == "" || strings.Contains(s.value, "*")) }
+func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
 // path is the way from the root to a descriptor.
 type path []step
@@ -236,16 +260,75 @@ func (p path) levels() []string {
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
 
-// id is the path as key=value,key…: other than the name it is different for different paths.
+// id is the path as key=value,key…: other than the name it is different for different paths. What is
+// no value has a word and a second "=" before it.
 func (p path) id() string {
 	parts := make([]string, len(p))
 	for i, s := range p {
-		parts[i] = escape.Replace(s.key)
-		if s.value != "" {
-			parts[i] += "=" + escape.Replace(s.value)
+		parts[i] = escape.Replace(s.Key)
+		switch s.How {
+		case descriptors.Any:
+			continue
+		case descriptors.HasPrefix, descriptors.HasSuffix, descriptors.Regex:
+			parts[i] += "=" + s.How.String()
+		case descriptors.Exact, descriptors.Wildcard:
 		}
+		parts[i] += "=" + escape.Replace(s.Text)
 	}
 	return strings.Join(parts, ",")
+}
+
+// step is what one says of the level it stands at. Where that cannot be told the Key is empty.
+func (c *compiler) step(one *descriptor) step {
+	s := step{shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
+	said := 0
+	for _, v := range []struct {
+		*text
+		key string
+		how descriptors.How
+	}{
+		{&one.Value, "value", descriptors.Exact},
+		{&one.ValuePrefix, "value_prefix", descriptors.HasPrefix},
+		{&one.ValueSuffix, "value_suffix", descriptors.HasSuffix},
+		{&one.ValueRegex, "value_regex", descriptors.Regex},
+	} {
+		if !v.stated() {
+			continue
+		}
+		said++
+		var err error
+		switch {
+		case !v.ok:
+			return s // reported
+		case said > 1:
+			c.mistake(v.at, "%s does not go with another value; remove one", v.key)
+			return s
+		case v.how == descriptors.Exact:
+			s.Pattern = descriptors.ValuePattern("", v.value)
+			continue
+		case v.value == "":
+			c.mistake(v.at, "%s is empty; remove it, which stands for any value, or say what it must be", v.key)
+			return s
+		case strings.Contains(one.Key.value, "*"):
+			c.mistake(v.at, "%s does not go with a \"*\" in the key; write a value with a \"*\", or the whole key", v.key)
+			return s
+		case v.how == descriptors.Regex:
+			if s.Pattern, err = descriptors.RegexPattern("", v.value); err != nil {
+				c.mistake(v.at, "%s %v", v.key, err)
+				return s
+			}
+		default:
+			s.Pattern = descriptors.Pattern{How: v.how, Text: v.value}
+			if strings.Contains(v.value, "*") {
+				c.warn(v.at, "a \"*\" in %s stands for itself; remove it, or write value: %q", v.key, short(v.value))
+			}
+		}
+	}
+	if said == 0 {
+		s.How = descriptors.Any
+	}
+	s.Key = one.Key.value
+	return s
 }
 
 // descriptors adds list to the tree, below parent.
@@ -261,20 +344,31 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if one.Key.value == "" && (one.Key.ok || !one.Key.stated() && !one.doubtful) {
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
-		s := step{key: one.Key.value, value: one.Value.value, shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
+		s := c.step(one)
 		way := append(slices.Clip(above), s)
-		if s.shared && !strings.Contains(s.composite(), "*") {
+		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
-		node, added := tree.Add(parent, s.key, s.value)
-		switch {
-		case s.key == "" || one.Value.stated() && !one.Value.ok: // reported; there is no telling what it is
-			node = &descriptors.Node{}
-		case !added:
-			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, way.name(), d.nodes[node])
-			node = &descriptors.Node{}
-		default:
+		if s.Key == "" { // reported; there is no telling what it is
+			node := &descriptors.Node{}
+			c.place(d, one, way, node)
+			c.descriptors(d, tree, node, way, one.Descriptors.value)
+			continue
+		}
+		node, added := tree.Add(parent, s.Pattern)
+		first := d.nodes[node]
+		if same := (sibling{parent, s.composite()}); s.pattern() { // a prefix is as good as a value that ends in *
+			if before, twice := d.patterns[same]; twice {
+				added, first = false, before
+			} else {
+				d.patterns[same] = at
+			}
+		}
+		if added {
 			d.nodes[node] = at
+		} else {
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, way.name(), first)
+			node = &descriptors.Node{}
 		}
 		c.place(d, one, way, node)
 		c.descriptors(d, tree, node, way, one.Descriptors.value)
@@ -292,7 +386,7 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		case l.policy != nil:
 			p := *l.policy
 			p.Place = name.at.String()
-			c.use(d, one, way, node, &p, nil)
+			c.use(d, one, way, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 		}
 	}
@@ -311,12 +405,12 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		p.Owner = owner(d.Name) + "/" + id
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
 		p.Place = l.at.String()
-		c.use(d, one, way, node, &p, l.Replaces.value)
+		c.use(d, one, way, node, &p, false, l.Replaces.value)
 	}
 }
 
 // use completes p for its place and puts it at the node.
-func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *descriptors.Policy, replaces []*replacement) {
+func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *descriptors.Policy, named bool, replaces []*replacement) {
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
 	p.Metadata = one.Metadata.value
@@ -329,13 +423,13 @@ func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.N
 	sharedToo := false
 	for i, s := range way {
 		switch {
-		case strings.Contains(s.key, "*") && !s.shared:
+		case s.loose() && !s.shared && !named:
 			p.Whole = true
 		case s.open():
 			p.Open = append(p.Open, i)
 		}
 		sharedToo = sharedToo || s.shared
-		if s.metric && !s.shared && !p.Detailed && (s.value == "" || strings.Contains(s.composite(), "*")) {
+		if s.metric && s.open() && !p.Detailed {
 			p.StatValues = append(p.StatValues, i)
 		}
 	}

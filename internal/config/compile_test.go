@@ -130,6 +130,42 @@ func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
 	}
 }
 
+// A named limit's buckets are told apart by values alone, also where the key is matched by a pattern:
+// they are those of the API.
+func TestANamedLimitAtAPatternHasTheBucketsOfTheAPI(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+limits: {n: {algorithm: token_bucket, rate: 5, period: 1s}}
+descriptors:
+  - {key: "user_*", limit: n}
+  - {key: path, value_prefix: /a/, limit: n}
+  - {key: path, value_suffix: .png, limit: n}
+  - {key: path, value_regex: "/[0-9]+", limit: n}
+  - {key: path, value_regex: "/x[0-9]+", share_threshold: true, limit: n}
+`)
+	named := s.Domains["d"].Named["n"]
+	for descriptor, value := range map[string][]string{
+		"user_id=bob": {"bob"}, "path=/a/b": {"/a/b"}, "path=x.png": {"x.png"}, "path=/7": {"/7"}, "path=/x7": nil,
+	} {
+		entries, err := descriptors.Parse(descriptor)
+		must(t, err)
+		got, _ := one(t, s, "d", descriptor).AppendKey(nil, entries)
+		if want, _ := named.AppendKeyOf(nil, value); !bytes.Equal(got, want) {
+			t.Errorf("%s: another bucket than that of %q", descriptor, value)
+		}
+	}
+}
+
+func TestWindowsOfAnyLength(t *testing.T) {
+	s := good(t, Options{}, string(fixtures(t, "windows.good.yaml")[0].Data))
+	for descriptor, want := range map[string]string{"a=1": "5m", "b=1": "30s", "c=1": "3h"} {
+		p := one(t, s, "windows", descriptor)
+		if got := descriptors.Span(algorithms.Micros(p.Limit.Period) * p.Limit.Tick); got != want || p.Limit.Phase != 0 || !p.Reference {
+			t.Errorf("%s: windows of %s, want %s, with the clock", descriptor, got, want)
+		}
+	}
+}
+
 // No two limits share buckets or bounds, whatever their names, keys and values are.
 func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
 	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
@@ -146,6 +182,11 @@ descriptors:
   - {key: a=b, %[1]s}
   - {key: "a,b", %[1]s}
   - {key: 'a#2', %[1]s}
+  - {key: a, value: "b*", %[1]s}
+  - {key: a, value_prefix: bb, %[1]s}
+  - {key: a, value_suffix: bb, %[1]s}
+  - {key: a, value_regex: bb, %[1]s}
+  - {key: a, value: "prefix=bb", %[1]s}
   - {key: a, value: b, %[1]s, descriptors: [{key: b, %[1]s}]}
   - {key: b, rate_limit: [{unit: day, requests_per_unit: 1}, {unit: hour, requests_per_unit: 1}]}
   - {key: '\', value: '\', %[1]s}

@@ -62,6 +62,9 @@ type descriptor struct {
 	doubtful       bool
 	Key            text           `key:"key"`
 	Value          text           `key:"value"`
+	ValuePrefix    text           `key:"value_prefix"`
+	ValueSuffix    text           `key:"value_suffix"`
+	ValueRegex     text           `key:"value_regex"`
 	Limit          names          `key:"limit"`
 	RateLimit      limitList      `key:"rate_limit"`
 	Descriptors    descriptorList `key:"descriptors"`
@@ -82,6 +85,7 @@ type limit struct {
 	spec     algorithms.Spec
 
 	Unit            text    `key:"unit" form:"reference"`
+	UnitMultiplier  whole   `key:"unit_multiplier" form:"reference"`
 	RequestsPerUnit whole   `key:"requests_per_unit" form:"reference"`
 	Unlimited       boolean `key:"unlimited" form:"reference"`
 

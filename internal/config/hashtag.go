@@ -41,10 +41,10 @@ func (t hashTag) slot(domain string, way path, p *descriptors.Policy) descriptor
 	values := 0
 	for _, s := range way {
 		switch {
-		case s.key == t.entry && s.open():
+		case s.Key == t.entry && s.open():
 			return descriptors.Slot{Value: values + 1}
-		case s.key == t.entry:
-			return descriptors.Slot{Fixed: descriptors.SlotNumber(s.value)}
+		case s.Key == t.entry:
+			return descriptors.Slot{Fixed: descriptors.SlotNumber(s.Text)}
 		case s.open():
 			values++
 		}

@@ -12,17 +12,30 @@ import (
 
 // units are those of the reference form. A month is 30 days, a year 365, and all windows start at
 // a multiple of their length since 1970: a week on a Thursday.
-var units = map[string]struct {
-	period algorithms.Micros
-	text   string // as a period
-}{
-	"second": {algorithms.Second, "1s"},
-	"minute": {60 * algorithms.Second, "1m"},
-	"hour":   {3600 * algorithms.Second, "1h"},
-	"day":    {algorithms.Day, "1d"},
-	"week":   {7 * algorithms.Day, "1w"},
-	"month":  {30 * algorithms.Day, "30d"},
-	"year":   {365 * algorithms.Day, "365d"},
+var units = map[string]algorithms.Micros{
+	"second": algorithms.Second,
+	"minute": 60 * algorithms.Second,
+	"hour":   3600 * algorithms.Second,
+	"day":    algorithms.Day,
+	"week":   7 * algorithms.Day,
+	"month":  30 * algorithms.Day,
+	"year":   365 * algorithms.Day,
+}
+
+// window is how long l's window is, in the reference form: unit_multiplier units, of which one may be
+// a duration.
+func (l *limit) window() (period algorithms.Micros, known bool) {
+	period, known = units[strings.ToLower(l.Unit.value)]
+	if !known {
+		var err error
+		period, err = parseSpan(l.Unit.value)
+		known = err == nil
+	}
+	n := max(1, l.UnitMultiplier.or(1)) // less is reported
+	if int64(period) > math.MaxInt64/n {
+		return math.MaxInt64, known // too long to be compiled
+	}
+	return period * algorithms.Micros(n), known
 }
 
 // named compiles a named limit: once for use by its name, and as what descriptors copy.
@@ -149,8 +162,8 @@ func (l *limit) rewritten() string {
 	if l.RequestsPerUnit.ok {
 		rate = fmt.Sprint(l.RequestsPerUnit.value)
 	}
-	if u, known := units[strings.ToLower(l.Unit.value)]; known {
-		period = u.text
+	if window, known := l.window(); known {
+		period = descriptors.Span(window)
 	}
 	return fmt.Sprintf("{algorithm: %s, rate: %s, period: %s}", kind, rate, period)
 }
@@ -159,7 +172,7 @@ func (l *limit) rewritten() string {
 func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	p.Reference, p.Unlimited = true, l.Unlimited.value
 	before := c.mistakes
-	unit, known := units[strings.ToLower(l.Unit.value)]
+	period, known := l.window()
 	unitAt := l.place("unit")
 	switch {
 	case p.Unlimited && known:
@@ -169,7 +182,13 @@ func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	case p.Unlimited, known:
 	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported
 	default:
-		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
+		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
+	}
+	switch n := l.UnitMultiplier; {
+	case n.ok && p.Unlimited:
+		c.mistake(n.at, "should not specify unit_multiplier when unlimited; remove it, or unlimited")
+	case n.ok && (n.value < 1 || n.value > math.MaxUint32):
+		c.mistake(n.at, "unit_multiplier must be between 1 and %d, is %d", uint32(math.MaxUint32), n.value)
 	}
 	rate := l.RequestsPerUnit.value
 	switch {
@@ -186,7 +205,7 @@ func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	}
 	epoch := algorithms.Micros(0)
 	c.numbers(l, p, algorithms.Spec{
-		Kind: algorithms.FixedWindow, Rate: rate, Period: unit.period, Start: &epoch, TakesDenied: d.Alone,
+		Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: &epoch, TakesDenied: d.Alone,
 	})
 }
 

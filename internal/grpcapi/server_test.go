@@ -40,7 +40,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	for i, p := range policies {
 		p.Index, p.Domain, p.Owner, p.Open = i, "d", "d/"+p.Name, []int{0}
 		p.Prefix = descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
-		node, _ := d.Tree.Add(nil, p.Name, "")
+		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
 		node.Policies = append(node.Policies, p)
 	}
 	return s

@@ -38,7 +38,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 		if p.StatKey == "" {
 			p.StatKey, p.StatLevels = "d."+p.Name, []string{p.Name}
 		}
-		node, _ := d.Tree.Add(nil, p.Name, "")
+		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
 		node.Policies = append(node.Policies, p)
 	}
 	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}

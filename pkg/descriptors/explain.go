@@ -27,21 +27,6 @@ type Step struct {
 	Over []string
 }
 
-// How a pattern matched.
-type How uint8
-
-// An exact value wins over a wildcard, a wildcard over a key without a value.
-const (
-	Exact How = iota
-	Wildcard
-	Any
-)
-
-var howNames = [...]string{"exact", "wildcard", "any"}
-
-// String is exact, wildcard or any.
-func (h How) String() string { return howNames[h] }
-
 // Reason is why a descriptor met no limit.
 type Reason uint8
 
@@ -134,45 +119,53 @@ func (t *Tree) Explain(entries []Entry) Explanation {
 	return x
 }
 
-// pattern is one pattern of a level that an entry could meet.
-type pattern struct {
-	text string
-	how  How
+// matched is a pattern that an entry meets.
+type matched struct {
+	Pattern
 	node *Node
 }
 
 // matching lists all patterns that match e, the one that wins first.
-func (at *level) matching(e *Entry) []pattern {
-	var all []pattern
+func (at *level) matching(e *Entry) []matched {
+	var all []matched
+	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
 	v := at.keys[e.Key]
-	if v != nil {
-		if node := v.exact[e.Value]; node != nil {
-			all = append(all, pattern{Printable(e.Key) + "=" + Printable(e.Value), Exact, node})
+	if v == nil {
+		v = &values{}
+	}
+	if node := v.exact[e.Value]; node != nil {
+		add(Pattern{Key: e.Key, How: Exact, Text: e.Value}, node)
+	}
+	for _, n := range v.prefix.lengths {
+		if n <= len(e.Value) && v.prefix.nodes[e.Value[:n]] != nil {
+			add(Pattern{Key: e.Key, How: HasPrefix, Text: e.Value[:n]}, v.prefix.nodes[e.Value[:n]])
 		}
 	}
-	type ordered struct {
-		pattern
-		order int
+	for _, n := range v.suffix.lengths {
+		if n > len(e.Value) {
+			continue
+		}
+		if end := e.Value[len(e.Value)-n:]; v.suffix.nodes[end] != nil {
+			add(Pattern{Key: e.Key, How: HasSuffix, Text: end}, v.suffix.nodes[end])
+		}
 	}
-	var wild []ordered
-	if v != nil {
-		for _, w := range v.wild {
-			if glob(w.pattern, "", e.Value) {
-				wild = append(wild, ordered{pattern{Printable(e.Key) + "=" + Printable(w.pattern), Wildcard, w.node}, w.order})
-			}
+	var wild []wildcard
+	for _, w := range v.wild {
+		if w.matches(e.Value) {
+			wild = append(wild, w)
 		}
 	}
 	for _, w := range at.loose {
-		if glob(w.pattern, e.Key, e.Value) {
-			wild = append(wild, ordered{pattern{Printable(w.pattern), Wildcard, w.node}, w.order})
+		if glob(w.Text, e.Key, e.Value) {
+			wild = append(wild, w)
 		}
 	}
-	slices.SortFunc(wild, func(a, b ordered) int { return cmp.Compare(a.order, b.order) })
+	slices.SortFunc(wild, func(a, b wildcard) int { return cmp.Compare(a.order, b.order) })
 	for _, w := range wild {
-		all = append(all, w.pattern)
+		add(w.Pattern, w.node)
 	}
-	if v != nil && v.open != nil {
-		all = append(all, pattern{Printable(e.Key), Any, v.open})
+	if v.open != nil {
+		add(Pattern{Key: e.Key, How: Any}, v.open)
 	}
 	return all
 }
@@ -182,9 +175,9 @@ func (at *level) step(e *Entry, node *Node) Step {
 	s := Step{Entry: *e}
 	for _, p := range at.matching(e) {
 		if p.node == node {
-			s.Pattern, s.How = p.text, p.how
+			s.Pattern, s.How = p.Shown(), p.How
 		} else {
-			s.Over = append(s.Over, p.text)
+			s.Over = append(s.Over, p.Shown())
 		}
 	}
 	return s
@@ -230,35 +223,42 @@ func (at *level) ended(n int) *Miss {
 
 // walk calls visit for all nodes below at.
 func (at *level) walk(path string, visit func(path string, node *Node)) {
-	enter := func(name string, node *Node) {
+	enter := func(p Pattern, node *Node) {
+		name := p.Shown()
 		visit(path+name, node)
 		node.next.walk(path+name+",", visit)
 	}
 	for key, v := range at.keys {
-		for value, node := range v.exact {
-			enter(Printable(key)+"="+Printable(value), node)
-		}
-		for _, w := range v.wild {
-			enter(Printable(key)+"="+Printable(w.pattern), w.node)
-		}
+		v.patterns(key, enter)
 		if v.open != nil {
-			enter(Printable(key), v.open)
+			enter(Pattern{Key: key, How: Any}, v.open)
 		}
 	}
 	for _, w := range at.loose {
-		enter(Printable(w.pattern), w.node)
+		enter(w.Pattern, w.node)
 	}
 }
 
-// names are the values and wildcards of a key.
-func (v *values) names() []string {
-	var names []string
-	for value := range v.exact {
-		names = append(names, value)
+// patterns calls visit for those of the key that ask for some value.
+func (v *values) patterns(key string, visit func(Pattern, *Node)) {
+	for value, node := range v.exact {
+		visit(Pattern{Key: key, How: Exact, Text: value}, node)
+	}
+	for text, node := range v.prefix.nodes {
+		visit(Pattern{Key: key, How: HasPrefix, Text: text}, node)
+	}
+	for text, node := range v.suffix.nodes {
+		visit(Pattern{Key: key, How: HasSuffix, Text: text}, node)
 	}
 	for _, w := range v.wild {
-		names = append(names, w.pattern)
+		visit(w.Pattern, w.node)
 	}
+}
+
+// names are the values that a key may have.
+func (v *values) names() []string {
+	var names []string
+	v.patterns("", func(p Pattern, _ *Node) { names = append(names, p.value()) })
 	return names
 }
 
@@ -266,21 +266,20 @@ func (v *values) names() []string {
 func (at *level) names() []string {
 	var names []string
 	for key := range at.keys {
-		names = append(names, key)
+		names = append(names, Printable(key))
 	}
 	for _, w := range at.loose {
-		names = append(names, w.pattern)
+		names = append(names, w.Shown())
 	}
 	return names
 }
 
-// near keeps the names most like want.
+// near keeps the names, which are printable, most like want.
 func (m *Miss) near(want string, names []string) {
 	want = Printable(want)
 	far := make(map[string]int, len(names))
-	for i, name := range names {
-		names[i] = Printable(name)
-		far[names[i]] = distance(want, names[i])
+	for _, name := range names {
+		far[name] = distance(want, name)
 	}
 	slices.SortFunc(names, func(a, b string) int {
 		return cmp.Or(cmp.Compare(far[a], far[b]), cmp.Compare(a, b))

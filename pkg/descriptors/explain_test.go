@@ -10,14 +10,13 @@ import (
 )
 
 // planted makes a Tree of paths key[=value],… ; those that end in "!" have a limit.
-func planted(paths ...string) *Tree {
+func planted(tb fataler, paths ...string) *Tree {
 	t := &Tree{}
 	for _, path := range paths {
 		path, limited := strings.CutSuffix(path, "!")
 		var node *Node
 		for part := range strings.SplitSeq(path, ",") {
-			key, value, _ := strings.Cut(part, "=")
-			node, _ = t.Add(node, key, value)
+			node, _ = t.Add(node, patternOf(tb, part))
 		}
 		if limited {
 			node.Policies = append(node.Policies, &Policy{Name: path})
@@ -27,8 +26,8 @@ func planted(paths ...string) *Tree {
 }
 
 func TestExplainTellsStepsAndMisses(t *testing.T) {
-	tree := planted("user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
-		"country,address=1*,port!", "country,port!", "any*!", "dead,end", "dead=*!", "dead=x")
+	tree := planted(t, "user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
+		"country,address=1*,port!", "file^=/a/!", "file^=/a/b!", "file$=.png!", "file~=/x/[0-9]+!", "country,port!", "any*!", "dead,end", "dead=*!", "dead=x")
 	for _, test := range []struct{ descriptor, steps, miss string }{
 		{"user=bob", "user any", ""},
 		{"path=/login", "path=/login exact over path", ""},
@@ -36,7 +35,11 @@ func TestExplainTellsStepsAndMisses(t *testing.T) {
 		{"path=/other", "path any", ""},
 		{"path=/login,address=::1", "path=/login exact over path; address any", ""},
 		{"anyone=x", "any* wildcard", ""},
-		{"usr=bob", "", "key usr: no such key here; there is user, any*, dead, path, country"},
+		{"usr=bob", "", "key usr: no such key here; there is user, any*, dead, file, path and 1 more"},
+		{"file=/a/b.png", "file=/a/b* prefix over file=/a/*, file=*.png", ""},
+		{"file=/x/1.png", "file=*.png suffix", ""},
+		{"file=/x/12", "file~/x/[0-9]+ regex", ""},
+		{"file=/x/y", "", `value "/x/y" of file: no such value; there is /a/*, /a/b*, *.png, ~/x/[0-9]+`},
 		{"country=nl,port=1", "country any; port any", ""},
 		{"country=nl,prot=1", "country any", "key prot: no such key here; there is port, address"},
 		{"country=nl,address=9", "country any", `value "9" of address: no such value; there is 1*`},
@@ -75,7 +78,7 @@ func TestExplainTellsStepsAndMisses(t *testing.T) {
 }
 
 func TestNearestFirstAndAtMostFive(t *testing.T) {
-	tree := planted("path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
+	tree := planted(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
 	x := tree.Explain([]Entry{{"path", "/logn"}})
 	const want = `value "/logn" of path: no such value; there is /login, /logs, /logout, /\xff, /a and 2 more`
 	if got := x.Miss.String(); got != want {
@@ -89,7 +92,10 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 	value := rapid.SampledFrom([]string{"x", "xy", "y", "xyx"})
 	pattern := rapid.Custom(func(t *rapid.T) string {
 		k := rapid.SampledFrom([]string{"a", "ab", "b", "a*"}).Draw(t, "key")
-		return k + rapid.SampledFrom([]string{"", "", "=x", "=xy", "=x*", "=*y*"}).Draw(t, "value")
+		if k == "a*" {
+			return k
+		}
+		return k + rapid.SampledFrom([]string{"", "", "=x", "=xy", "=x*", "=*y*", "^=x", "$=y", "~=x+"}).Draw(t, "value")
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		var paths []string
@@ -100,7 +106,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 			}
 			paths = append(paths, path)
 		}
-		tree := planted(paths...)
+		tree := planted(t, paths...)
 		var entries []Entry
 		for range rapid.IntRange(0, 4).Draw(t, "entries") {
 			entries = append(entries, Entry{key.Draw(t, "key"), value.Draw(t, "value")})

@@ -1,6 +1,9 @@
 package descriptors
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Tree is the compiled descriptors of one domain.
 type Tree struct {
@@ -20,79 +23,123 @@ type level struct {
 	// loose are patterns with a "*" in the key itself. As in the reference server they are matched
 	// against key_value as one text.
 	loose []wildcard
-	count int // patterns with a "*", in both
+	count int // wildcards and regular expressions, in both
 }
 
 // values holds the patterns of one key.
 type values struct {
-	exact map[string]*Node
-	wild  []wildcard
-	open  *Node // any value
+	exact          map[string]*Node
+	prefix, suffix affixes
+	wild           []wildcard
+	open           *Node // any value
 }
 
+// affixes are texts that values start with, or end in.
+type affixes struct {
+	lengths []int // of the texts, longest first
+	nodes   map[string]*Node
+}
+
+// wildcard is a pattern with a "*", or a regular expression.
 type wildcard struct {
-	pattern string
-	order   int // its place among the wildcards of the level
-	node    *Node
+	Pattern
+	order int // its place among those of the level
+	node  *Node
 }
 
-// Add returns the node for key and value below parent (nil: the root), made if need be. A value
-// "" stands for any. It reports whether the node is new.
-func (t *Tree) Add(parent *Node, key, value string) (node *Node, added bool) {
+// Add returns the node for p below parent (nil: the root), made if need be. It reports whether the
+// node is new.
+func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	at := &t.root
 	if parent != nil {
 		at = &parent.next
 	}
-	if strings.Contains(key, "*") {
-		pattern := key
-		if value != "" {
-			pattern += "_" + value
+	if strings.Contains(p.Key, "*") {
+		text := p.Key
+		if p.Text != "" {
+			text += "_" + p.Text
 		}
-		return at.addWild(&at.loose, pattern)
+		return at.addWild(&at.loose, Pattern{How: Wildcard, Text: text})
 	}
 	if at.keys == nil {
 		at.keys = map[string]*values{}
 	}
-	v := at.keys[key]
+	v := at.keys[p.Key]
 	if v == nil {
 		v = &values{}
-		at.keys[key] = v
+		at.keys[p.Key] = v
 	}
-	switch {
-	case value == "":
+	switch p.How {
+	case HasPrefix:
+		return v.prefix.add(p.Text)
+	case HasSuffix:
+		return v.suffix.add(p.Text)
+	case Wildcard, Regex:
+		return at.addWild(&v.wild, p)
+	case Any:
 		if v.open == nil {
 			v.open, added = &Node{}, true
 		}
 		return v.open, added
-	case strings.Contains(value, "*"):
-		return at.addWild(&v.wild, value)
-	default:
-		if v.exact == nil {
-			v.exact = map[string]*Node{}
-		}
-		if node = v.exact[value]; node == nil {
-			node, added = &Node{}, true
-			v.exact[value] = node
-		}
-		return node, added
+	case Exact:
 	}
+	if v.exact == nil {
+		v.exact = map[string]*Node{}
+	}
+	if node = v.exact[p.Text]; node == nil {
+		node, added = &Node{}, true
+		v.exact[p.Text] = node
+	}
+	return node, added
 }
 
-func (at *level) addWild(list *[]wildcard, pattern string) (*Node, bool) {
+func (at *level) addWild(list *[]wildcard, p Pattern) (*Node, bool) {
 	for _, w := range *list {
-		if w.pattern == pattern {
+		if w.How == p.How && w.Text == p.Text {
 			return w.node, false
 		}
 	}
-	w := wildcard{pattern: pattern, order: at.count, node: &Node{}}
+	w := wildcard{Pattern: p, order: at.count, node: &Node{}}
 	at.count++
 	*list = append(*list, w)
 	return w.node, true
 }
 
-// Match returns the node at which the descriptor ends, or nil. At each entry an exact value wins
-// over wildcards, the first declared over later ones, and these over a key without a value; what
-// was chosen is never taken back.
+func (a *affixes) add(text string) (node *Node, added bool) {
+	if node = a.nodes[text]; node != nil {
+		return node, false
+	}
+	if a.nodes == nil {
+		a.nodes = map[string]*Node{}
+	}
+	node = &Node{}
+	a.nodes[text] = node
+	if !slices.Contains(a.lengths, len(text)) {
+		a.lengths = append(a.lengths, len(text))
+		slices.SortFunc(a.lengths, func(a, b int) int { return b - a })
+	}
+	return node, true
+}
+
+// longest is the node of the longest text that value starts with or, with atEnd, ends in.
+func (a *affixes) longest(value string, atEnd bool) *Node {
+	for _, n := range a.lengths {
+		if n > len(value) {
+			continue
+		}
+		text := value[:n]
+		if atEnd {
+			text = value[len(value)-n:]
+		}
+		if node := a.nodes[text]; node != nil {
+			return node
+		}
+	}
+	return nil
+}
+
+// Match returns the node at which the descriptor ends, or nil. At each entry the patterns win over
+// each other as How lists them; what was chosen is never taken back.
 func (t *Tree) Match(entries []Entry) *Node {
 	at := &t.root
 	var node *Node
@@ -111,11 +158,17 @@ func (at *level) match(e *Entry) *Node {
 		if node := v.exact[e.Value]; node != nil {
 			return node
 		}
+		if node := v.prefix.longest(e.Value, false); node != nil {
+			return node
+		}
+		if node := v.suffix.longest(e.Value, true); node != nil {
+			return node
+		}
 	}
 	var found *wildcard
 	if v != nil {
 		for i := range v.wild {
-			if glob(v.wild[i].pattern, "", e.Value) {
+			if v.wild[i].matches(e.Value) {
 				found = &v.wild[i]
 				break
 			}
@@ -123,7 +176,7 @@ func (at *level) match(e *Entry) *Node {
 	}
 	for i := range at.loose {
 		w := &at.loose[i]
-		if (found == nil || w.order < found.order) && (joined{e.Key, e.Value, true}).matches(w.pattern) {
+		if (found == nil || w.order < found.order) && (joined{e.Key, e.Value, true}).matches(w.Text) {
 			found = w
 			break
 		}
@@ -136,6 +189,14 @@ func (at *level) match(e *Entry) *Node {
 	default:
 		return nil
 	}
+}
+
+// matches tells whether w, of a key without a "*", matches value.
+func (w *wildcard) matches(value string) bool {
+	if w.regex != nil {
+		return w.regex.MatchString(value)
+	}
+	return glob(w.Text, "", value)
 }
 
 // glob tells whether pattern, in which each "*" stands for any text, matches value, or, where key

@@ -8,6 +8,33 @@ import (
 	"pgregory.net/rapid"
 )
 
+// patternOf reads a pattern as written in these tests: key, key=value, key^=prefix, key$=suffix or
+// key~=expression.
+func patternOf(tb fataler, text string) Pattern {
+	tb.Helper()
+	key, value, _ := strings.Cut(text, "=")
+	if name, is := strings.CutSuffix(key, "~"); is {
+		p, err := RegexPattern(name, value)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return p
+	}
+	if name, is := strings.CutSuffix(key, "^"); is {
+		return Pattern{Key: name, How: HasPrefix, Text: value}
+	}
+	if name, is := strings.CutSuffix(key, "$"); is {
+		return Pattern{Key: name, How: HasSuffix, Text: value}
+	}
+	return ValuePattern(key, value)
+}
+
+// fataler is a testing.TB or a rapid.T.
+type fataler interface {
+	Helper()
+	Fatal(args ...any)
+}
+
 // grow makes a tree of patterns, each written as key or key=value, levels separated by commas; a
 // node's policy has the pattern as its name.
 func grow(tb testing.TB, patterns ...string) *Tree {
@@ -17,9 +44,8 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	for _, p := range patterns {
 		parent, path := (*Node)(nil), ""
 		for step := range strings.SplitSeq(p, ",") {
-			key, value, _ := strings.Cut(step, "=")
 			path += "," + step
-			node, added := tree.Add(parent, key, value)
+			node, added := tree.Add(parent, patternOf(tb, step))
 			if known := nodes[path]; (known == nil) != added || known != nil && known != node {
 				tb.Fatalf("%s: added %t, known %t", path, added, known != nil)
 			}
@@ -78,6 +104,21 @@ func TestMatch(t *testing.T) {
 		{"the _ of the reference server's keys joins nothing", []string{"a_b", "a=b_c", "a_b=c"}, map[string]string{
 			"a=b": "nothing", "a=b_c": "a=b_c", "a_b=c": "a_b=c", "a_b=x": "a_b", "a_b_c=": "nothing",
 		}},
+		{"an exact value, the longest prefix, the longest suffix, patterns in order, any",
+			[]string{"k", "k~=.*", "k=*a*", "k$=c", "k$=bc", "k^=a", "k^=ab", "k=abc"}, map[string]string{
+				"k=abc": "k=abc", "k=abcd": "k^=ab", "k=ab": "k^=ab", "k=aa": "k^=a", "k=xbc": "k$=bc", "k=xc": "k$=c", "k=xax": "k~=.*", "k=": "k~=.*",
+			}},
+		{"expressions and wildcards in the order of declaration", []string{"k=a*", "k~=a[0-9]+", "k~=b[0-9]+", "k=b*"}, map[string]string{
+			"k=a1": "k=a*", "k=b1": "k~=b[0-9]+", "k=bb": "k=b*",
+		}},
+		{"an expression matches the whole value", []string{"k~=a|b+", "k~=(?m)^x$"}, map[string]string{
+			"k=a": "k~=a|b+", "k=bb": "k~=a|b+", "k=ax": "nothing", "k=xbb": "nothing", "k=x": "k~=(?m)^x$", "k=x\nx": "nothing", "k=x\n": "nothing",
+		}},
+		{"bytes that are no text slip by nothing", []string{"k~=/u/.+", "j~=[^/]*", "p^=/a", "s$=.png"}, map[string]string{
+			"k=/u/\xff": "k~=/u/.+", "k=/u/\n": "k~=/u/.+", "k=/u/\x00\r": "k~=/u/.+", "j=\xc3\x28": "j~=[^/]*",
+			"p=/a\xff": "p^=/a", "s=\xff.png": "s$=.png", "s=.png": "s$=.png", "s=png": "nothing",
+		}},
+		{"a prefix and a suffix are taken as they are", []string{"k^=a*", "k$=*b"}, map[string]string{"k=a*x": "k^=a*", "k=ax": "nothing", "k=x*b": "k$=*b", "k=xb": "nothing"}},
 		{"an entry without a key", []string{"a*", "b"}, map[string]string{"b=1": "b"}},
 	} {
 		tree := grow(t, c.patterns...)
@@ -123,11 +164,29 @@ func TestGlobAgreesWithItsDefinition(t *testing.T) {
 	})
 }
 
+func TestExpressionsAreBounded(t *testing.T) {
+	for expression, want := range map[string]string{
+		"a(":                                   "is no regular expression (RE2): missing closing ): `a(`",
+		"a)(b":                                 "is no regular expression (RE2): unexpected ): `a)(b`",
+		`(a)\1`:                                "is no regular expression (RE2): invalid escape sequence: `\\1`",
+		"\xff":                                 "is no regular expression (RE2): invalid UTF-8: `\xff`",
+		"[a-z]{1,200}":                         "comes to 403 steps, the most is 200: each repetition such as {1,36} counts as often",
+		strings.Repeat("a", maxRegex+1):        "has 1001 bytes, the most is 1000",
+		strings.Repeat("(", 500):               "",
+		"((((((((((a{10}){10}){10}){10}))))))": "",
+	} {
+		_, err := RegexPattern("k", expression)
+		if err == nil || want != "" && err.Error() != want {
+			t.Errorf("%.20q: %v, want %s", expression, err, want)
+		}
+	}
+}
+
 // plain is a tree as one would write it without a thought for speed.
 type plain struct {
-	key, value string
-	policy     *Policy
-	below      []*plain
+	Pattern
+	policy *Policy
+	below  []*plain
 }
 
 func (p *plain) match(entries []Entry) *Policy {
@@ -135,27 +194,40 @@ func (p *plain) match(entries []Entry) *Policy {
 		return p.policy
 	}
 	e := entries[0]
+	is := func(c *plain, how How) bool { return c.How == how && c.Key == e.Key && !strings.Contains(c.Key, "*") }
+	var best *plain
 	rules := []func(c *plain) bool{
+		func(c *plain) bool { return is(c, Exact) && c.Text == e.Value },
 		func(c *plain) bool {
-			return c.key == e.Key && c.value == e.Value && c.value != "" && !strings.Contains(c.key+c.value, "*")
+			return is(c, HasPrefix) && strings.HasPrefix(e.Value, c.Text) && (best == nil || len(c.Text) > len(best.Text))
+		},
+		func(c *plain) bool {
+			return is(c, HasSuffix) && strings.HasSuffix(e.Value, c.Text) && (best == nil || len(c.Text) > len(best.Text))
 		},
 		func(c *plain) bool {
 			switch {
-			case strings.Contains(c.key, "*") && c.value == "":
-				return matches(c.key, e.Key+"_"+e.Value)
-			case strings.Contains(c.key, "*"):
-				return matches(c.key+"_"+c.value, e.Key+"_"+e.Value)
+			case best != nil:
+				return false
+			case strings.Contains(c.Key, "*") && c.Text == "":
+				return matches(c.Key, e.Key+"_"+e.Value)
+			case strings.Contains(c.Key, "*"):
+				return matches(c.Key+"_"+c.Text, e.Key+"_"+e.Value)
+			case is(c, Regex):
+				return c.regex.FindString(e.Value) == e.Value && c.regex.MatchString(e.Value)
 			default:
-				return strings.Contains(c.value, "*") && c.key == e.Key && matches(c.value, e.Value)
+				return is(c, Wildcard) && matches(c.Text, e.Value)
 			}
 		},
-		func(c *plain) bool { return c.key == e.Key && c.value == "" },
+		func(c *plain) bool { return is(c, Any) },
 	}
 	for _, rule := range rules {
 		for _, c := range p.below {
 			if rule(c) {
-				return c.match(entries[1:])
+				best = c
 			}
+		}
+		if best != nil {
+			return best.match(entries[1:])
 		}
 	}
 	return nil
@@ -166,18 +238,21 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 		tree, twin := &Tree{}, &plain{}
 		count := 0
 		var fill func(parent *Node, p *plain, depth int)
-		fill = func(parent *Node, p *plain, depth int) {
+		fill = func(parent *Node, above *plain, depth int) {
 			for range rapid.IntRange(0, 5).Draw(t, "children") {
 				key := rapid.SampledFrom([]string{"a", "b", "a_b", "a*", "*", "b*a"}).Draw(t, "key")
-				value := rapid.SampledFrom([]string{"", "a", "ab", "*", "a*", "*b", "a*b"}).Draw(t, "value")
-				node, added := tree.Add(parent, key, value)
+				p := patternOf(t, key+rapid.SampledFrom([]string{"", "=a", "=ab", "=*", "=a*", "=*b", "=a*b"}).Draw(t, "value"))
+				if !strings.Contains(key, "*") && rapid.Bool().Draw(t, "otherwise") {
+					p = patternOf(t, key+rapid.SampledFrom([]string{"^=a", "^=ab", "$=b", "$=ab", "~=a+", "~=(a|b).*"}).Draw(t, "pattern"))
+				}
+				node, added := tree.Add(parent, p)
 				if !added {
 					continue
 				}
 				count++
-				child := &plain{key: key, value: value, policy: &Policy{Name: fmt.Sprint(count)}}
+				child := &plain{Pattern: p, policy: &Policy{Name: fmt.Sprint(count)}}
 				node.Policies = []*Policy{child.policy}
-				p.below = append(p.below, child)
+				above.below = append(above.below, child)
 				if depth > 1 {
 					fill(node, child, depth-1)
 				}
@@ -202,8 +277,8 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 }
 
 func TestMatchAllocatesNothing(t *testing.T) {
-	tree := grow(t, "a=x,b=y*,c", "a=x,k*,c", "a")
-	for _, descriptor := range []string{"a=x,b=yes,c=1", "a=x,kk=1,c=1", "a=z", "nothing=here"} {
+	tree := grow(t, "a=x,b=y*,c", "a=x,k*,c", "a", "p^=/a", "p^=/abc", "p$=.png", "p")
+	for _, descriptor := range []string{"a=x,b=yes,c=1", "a=x,kk=1,c=1", "a=z", "p=/abd", "p=x.png", "p=x", "nothing=here"} {
 		entries, err := Parse(descriptor)
 		if err != nil {
 			t.Fatal(err)
