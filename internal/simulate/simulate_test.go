@@ -79,7 +79,7 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
   - key: two
     descriptors: [{key: three, limit: log}]
-  - {key: "any*", limit: log}
+  - {key: "any*", rate_limit: {algorithm: sliding_log, rate: 2, period: 1s}}
 `
 
 // TestDecisions shows the line written for each kind of answer.
@@ -109,7 +109,7 @@ func TestDecisions(t *testing.T) {
 		{"no domain", strings.Replace(descriptor("user", "x"), "edge", "nowhere", 1), `{"ok":true,"retry_after_us":0,"limits":[]}`},
 		{"several values", `{"time_us":0,"domain":"edge","descriptors":[{"entries":[["two","é\""],["three","<"]]}]}`,
 			`{"ok":true,"retry_after_us":0,"limits":[{"name":"log","key":["é\"","<"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
-		{"the whole descriptor", descriptor("anyone", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"log","key":["anyone","x"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
+		{"the whole descriptor", descriptor("anyone", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"any*","key":["anyone","x"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
 		{"a list of one", limit(`"name":"send","key":["bob"]`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
 		{"a look", limit(`"name":"send","count":0`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
 		{"given back", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
