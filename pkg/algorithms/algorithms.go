@@ -93,6 +93,10 @@ type Ask struct {
 	// Of is, where a give-back undoes a charge, the moment of that charge: it is dropped once the
 	// window of the charge is over, which has forgotten it. 0: not an undo.
 	Of Micros
+	// Lent says of a give-back that the charge at Of was made ahead and not used. Of a token bucket
+	// what has flowed in since then is not given again: had the units been there all the time, it
+	// might have overflowed.
+	Lent bool
 	// Raw says that Cost is in the unit of State.Value: 1/q token. So the parts of one cost are
 	// charged to several shards.
 	Raw bool

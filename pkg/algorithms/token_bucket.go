@@ -39,6 +39,22 @@ func (l *Limit) raw(a Ask) int64 {
 	}
 }
 
+// back is what a give-back of so much, in 1/q token, returns at time now.
+//
+// What was lent and is not used must leave the bucket no fuller than if it had never been taken. All
+// that it can have gained by being emptier is what flowed in since: full, it would have lost that.
+func (l *Limit) back(given int64, now Micros, a Ask) int64 {
+	if !a.Lent {
+		return given
+	}
+	switch e := l.elapsed(a.Of, now); {
+	case e < 0: // the clock stepped back further than it stands still: what flowed in is not known
+		return 0
+	default:
+		return given - l.flow(0, given, l.P, e)
+	}
+}
+
 func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
 	var d Decision
 	cost, least, most := l.raw(a), int64(0), l.V
@@ -49,7 +65,7 @@ func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
 	s.At = l.tickOf(now)
 	switch {
 	case cost < 0:
-		s.Value = min(l.V, s.Value-cost)
+		s.Value = min(l.V, s.Value+l.back(-cost, now, a))
 		d.Allowed = true
 	case cost <= most && s.Value-cost >= least:
 		s.Value -= cost

@@ -130,6 +130,14 @@ type tokenTwin struct {
 	level *big.Rat
 }
 
+// lent is what of back, lent and not used, is given again, flowed having flowed in since.
+func lent(back, flowed *big.Rat) *big.Rat {
+	if flowed.Sign() < 0 {
+		return whole(0)
+	}
+	return most(whole(0), minus(back, flowed))
+}
+
 func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	kept := *b // what a denial leaves
 	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
@@ -161,7 +169,11 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	takes := true
 	switch {
 	case a.Cost < 0:
-		level, d.Allowed = least(capacity, minus(level, cost)), true
+		back := minus(whole(0), cost)
+		if a.Lent {
+			back = lent(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.Of, at)))
+		}
+		level, d.Allowed = least(capacity, plus(level, back)), true
 	case short.Sign() <= 0:
 		level, d.Allowed = minus(level, cost), true
 		d.Wait = b.after(at, up(over(minus(whole(0), level), flow)))

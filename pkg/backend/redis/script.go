@@ -83,6 +83,9 @@ func (t *trip) add(c *backend.Charge, key string, i int) {
 	if c.Ask.Raw {
 		flags += 4
 	}
+	if c.Ask.Lent {
+		flags += 8
+	}
 	t.charges = doubles(t.charges,
 		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
 		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)

@@ -255,12 +255,19 @@ local function raw_cost(l, a)
   return max(a.cost, -most) * l.q
 end
 
+local function back(l, given, t, a)
+  if not a.lent then return given end
+  local e = elapsed(l, a.of, t)
+  if e < 0 then return 0 end
+  return given - flow(0, given, l.p, e)
+end
+
 local function take_tokens(l, s, t, a, d)
   local cost, least, most = raw_cost(l, a), 0, l.v
   if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
   local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
   if cost < 0 then
-    value = min(l.v, value - cost)
+    value = min(l.v, value + back(l, -cost, t, a))
     d.allowed = true
   elseif cost <= most and value - cost >= least then
     value = value - cost
@@ -652,7 +659,8 @@ local size = #blob
 local function read(c, pos)
   local limit, flags
   c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
-  c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, flags >= 4
+  c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, floor(flags / 4) % 2 == 1
+  c.lent = flags >= 8
   return pos
 end
 
