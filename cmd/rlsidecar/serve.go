@@ -44,6 +44,7 @@ type serveCmd struct {
 	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Hits above this part of a limit count as near_limit (${default})."`
 
 	statsdFlags
+	tracingFlags
 
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Let every request pass; statuses and metrics tell what would have been denied."`
 	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only where each of its descriptors is over its limit."`
@@ -140,6 +141,7 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 		MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
 		Modes:         limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
 		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
+		Tracing:       c.tracing(version),
 		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,
 		Redis:         c.redis(),

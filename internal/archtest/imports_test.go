@@ -47,6 +47,7 @@ var only = map[string]map[string]string{
 		"internal/grpcapi": "is the gRPC door",
 		"internal/server":  "opens and drains it",
 		"internal/xds":     "asks the control plane",
+		"internal/tracing": "hears of its calls",
 	},
 	"google.golang.org/protobuf": {
 		"internal/grpcapi": "is where messages become requests",
@@ -65,6 +66,7 @@ var only = map[string]map[string]string{
 		"internal/scenario": "reads scenarios",
 		"internal/migrate":  "reads, and rewrites, the reference server's limits",
 	},
+	"go.opentelemetry.io":        {"internal/tracing": "sends traces"},
 	"github.com/DataDog":         {"internal/statsd": "sends metrics"},
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }

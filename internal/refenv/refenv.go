@@ -49,6 +49,7 @@ func Read(env map[string]string, asServer bool) (Settings, error) {
 	r.redis()
 	r.answers()
 	r.metrics()
+	r.tracing()
 	r.logging()
 	r.readXDS()
 	return r.Settings, errors.Join(r.mistakes...)
@@ -243,6 +244,26 @@ func (r *reader) metrics() {
 		r.set("metrics-listen", r.value("PROMETHEUS_ADDR"), "PROMETHEUS_ADDR")
 		r.set("metrics-path", r.value("PROMETHEUS_PATH"), "PROMETHEUS_PATH")
 	}
+}
+
+// tracing says what is traced. Where traces go is in variables that are not that server's own.
+func (r *reader) tracing() {
+	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
+	if err != nil || rate < 0 || rate > 1 {
+		r.mistake("TRACING_SAMPLING_RATE", "write a share from 0 to 1, such as 0.1")
+	}
+	protocol := r.choice("TRACING_EXPORTER_PROTOCOL", "http", "grpc")
+	if !r.bool("TRACING_ENABLED") {
+		return
+	}
+	r.set("tracing", "true", "TRACING_ENABLED")
+	r.set("tracing-protocol", protocol, "TRACING_EXPORTER_PROTOCOL")
+	r.copy("tracing-sampling-rate", "TRACING_SAMPLING_RATE")
+	if r.given("TRACING_SERVICE_NAME") != "" || r.env["OTEL_SERVICE_NAME"] == "" {
+		r.copy("tracing-service-name", "TRACING_SERVICE_NAME")
+	}
+	r.copy("tracing-service-namespace", "TRACING_SERVICE_NAMESPACE")
+	r.copy("tracing-service-instance-id", "TRACING_SERVICE_INSTANCE_ID")
 }
 
 // levels are logrus's; the two above error only differ in how that server ends.

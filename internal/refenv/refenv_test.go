@@ -83,6 +83,12 @@ func TestWhatASettingMeans(t *testing.T) {
 		"STATSD_HOST=::1 STATSD_PORT=9125 STATSD_PROTOCOL=UDP STATS_FLUSH_INTERVAL=1s EXTRA_TAGS=b:2,a:1:0": {
 			"statsd-address": "[::1]:9125", "statsd-protocol": "udp", "statsd-interval": "1s", "statsd-tags": "a=1:0,b=2",
 		},
+		"TRACING_ENABLED=true OTEL_SERVICE_NAME=x": {"tracing": "true", "tracing-protocol": "http", "tracing-sampling-rate": "1"},
+		"TRACING_ENABLED=true TRACING_EXPORTER_PROTOCOL=grpc TRACING_SAMPLING_RATE=0.1 TRACING_SERVICE_NAMESPACE=n TRACING_SERVICE_INSTANCE_ID=i": {
+			"tracing": "true", "tracing-protocol": "grpc", "tracing-sampling-rate": "0.1", "tracing-service-name": "RateLimit",
+			"tracing-service-namespace": "n", "tracing-service-instance-id": "i",
+		},
+		"TRACING_SERVICE_NAME=x":                       {},
 		"USE_DOG_STATSD=true STATSD_HOST=dog":          {"statsd-address": "dog:8125", "statsd-protocol": "udp", "statsd-format": "dogstatsd"},
 		"PROMETHEUS_ADDR=:19001 NEAR_LIMIT_RATIO=0.5":  {"near-limit-ratio": "0.5"},
 		"CACHE_KEY_PREFIX=edge:":                       {"redis-key-prefix": "edge:rl:"},
@@ -172,7 +178,9 @@ func TestMistakesAreNamed(t *testing.T) {
 		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=( DOG_STATSD_MOGRIFIER_A_NAME=x":                               "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_PATTERN: error parsing regexp: missing closing ): `(`",
 		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x":                                                             "USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_NAME is not set; write the new name, in which $1 is what the first group matched",
 		"USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=A DOG_STATSD_MOGRIFIER_A_PATTERN=x DOG_STATSD_MOGRIFIER_A_NAME=y DOG_STATSD_MOGRIFIER_A_TAGS=z": `USE_DOG_STATSD_MOGRIFIERS=A: DOG_STATSD_MOGRIFIER_A_TAGS has "z"; write tag:value,tag:value`,
-		"CONFIG_TYPE=etcd": "CONFIG_TYPE=etcd: write file, grpc_xds_sotw",
+		"TRACING_SAMPLING_RATE=2":                                                 "TRACING_SAMPLING_RATE=2: write a share from 0 to 1, such as 0.1",
+		"TRACING_EXPORTER_PROTOCOL=zipkin":                                        "TRACING_EXPORTER_PROTOCOL=zipkin: write http, grpc",
+		"CONFIG_TYPE=etcd":                                                        "CONFIG_TYPE=etcd: write file, grpc_xds_sotw",
 		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_NODE_METADATA=a":               "CONFIG_GRPC_XDS_NODE_METADATA=a: write name=value, with commas between several",
 		"CONFIG_TYPE=GRPC_XDS_SOTW CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=key": "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=***: write name:value, with commas between several",
 	} {

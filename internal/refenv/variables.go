@@ -58,7 +58,6 @@ const (
 	none     = "none: "
 	memcache = none + "memcached is not supported"
 	perSec   = none + "goes with REDIS_PERSECOND, which is refused"
-	noTraces = none + "there is no tracing"
 	ownPool  = none + "connections are few, and shared"
 )
 
@@ -178,10 +177,10 @@ var variables = []Variable{
 	{Name: "EXTRA_TAGS", Effect: "--statsd-tags"},
 	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "--statsd-interval; Prometheus finds metrics that are up to date always"},
 	{Name: "DISABLE_STATS", Default: "false", Effect: "true: neither statsd nor PROMETHEUS_ADDR"},
-	{Name: "TRACING_ENABLED", Default: "false", Effect: noTraces},
-	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: noTraces},
-	{Name: "TRACING_SERVICE_NAMESPACE", Effect: noTraces},
-	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: noTraces},
-	{Name: "TRACING_EXPORTER_PROTOCOL", Default: "http", Effect: noTraces},
-	{Name: "TRACING_SAMPLING_RATE", Default: "1", Effect: noTraces},
+	{Name: "TRACING_ENABLED", Default: "false", Effect: "--tracing; whether those below count"},
+	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: "--tracing-service-name"},
+	{Name: "TRACING_SERVICE_NAMESPACE", Effect: "--tracing-service-namespace"},
+	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: "--tracing-service-instance-id"},
+	{Name: "TRACING_EXPORTER_PROTOCOL", Default: "http", Effect: "--tracing-protocol"},
+	{Name: "TRACING_SAMPLING_RATE", Default: "1", Effect: "--tracing-sampling-rate"},
 }

@@ -43,6 +43,9 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 		}
 		options = append(options, grpc.Creds(credentials))
 	}
+	if s.tracing != nil {
+		options = append(options, grpc.StatsHandler(s.tracing.Handler("/"+grpcapi.ServiceName+"/ShouldRateLimit")))
+	}
 	g := grpc.NewServer(options...)
 	api.Register(g)
 	h := newHealthServer()

@@ -25,6 +25,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/tracing"
 )
 
 // Config is what Run needs to know.
@@ -48,6 +49,8 @@ type Config struct {
 	NearLimitRatio float64
 	// Statsd is where metrics are sent, Source and Log aside; its zero value: nowhere.
 	Statsd statsd.Config
+	// Tracing sends traces of the gRPC door's decisions; nil: not at all.
+	Tracing *tracing.Config
 	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
 	AdminToken string
 	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
@@ -95,6 +98,11 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
+	if c.Tracing != nil {
+		if err := c.Tracing.Check(); err != nil {
+			return err
+		}
+	}
 	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
 }
 
@@ -113,6 +121,7 @@ type server struct {
 	stack   stack
 	metrics *metrics.Metrics
 	limiter *limiter.Limiter
+	tracing *tracing.Tracing // nil: not at all
 	ready   atomic.Bool
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
@@ -152,6 +161,13 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	s.limiter.SetModes(c.Modes)
 	if s.stack.redis != nil {
 		s.limiter.StandIn(s.stack.memory)
+	}
+
+	if c.Tracing != nil {
+		if s.tracing, err = tracing.Start(ctx, *c.Tracing, log); err != nil {
+			return err
+		}
+		defer s.tracing.Stop()
 	}
 
 	// What runs in the background outlives ctx: it goes on until the doors are closed.
@@ -236,7 +252,11 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // who does not ask for response times does not pay for them
 		s.config.Answers.Answered = s.metrics.Answered
 	}
-	api, err := grpcapi.New(s.limiter, s.metrics, s.config.Answers, s.log)
+	decide := grpcapi.Checker(s.limiter)
+	if s.tracing != nil {
+		decide = s.tracing.Decisions(decide)
+	}
+	api, err := grpcapi.New(decide, s.metrics, s.config.Answers, s.log)
 	if err != nil {
 		return nil, running, err
 	}

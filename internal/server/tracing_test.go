@@ -1,0 +1,162 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/tracing"
+)
+
+// sink is a collector of traces.
+type sink struct {
+	collector.UnimplementedTraceServiceServer
+	got chan *collector.ExportTraceServiceRequest
+}
+
+// Export implements the service.
+func (s *sink) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	s.got <- r
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+// ServeHTTP is the same over HTTP.
+func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	message := &collector.ExportTraceServiceRequest{}
+	if err != nil || proto.Unmarshal(body, message) != nil {
+		http.Error(w, "no traces", http.StatusBadRequest)
+		return
+	}
+	s.got <- message
+}
+
+// newSink starts a collector, and returns its URL.
+func newSink(t *testing.T, protocol string) (*sink, string) {
+	t.Helper()
+	s := &sink{got: make(chan *collector.ExportTraceServiceRequest, 100)}
+	if protocol == "http" {
+		there := httptest.NewServer(s)
+		t.Cleanup(there.Close)
+		return s, there.URL
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	collector.RegisterTraceServiceServer(g, s)
+	go func() { _ = g.Serve(listener) }()
+	t.Cleanup(g.Stop)
+	return s, "http://" + listener.Addr().String()
+}
+
+// spans are all that has arrived, by their names, and the attributes of the process.
+func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process string) {
+	t.Helper()
+	close(s.got)
+	byName = map[string][]*trace.Span{}
+	for r := range s.got {
+		for _, of := range r.ResourceSpans {
+			process = of.Resource.String()
+			for _, scope := range of.ScopeSpans {
+				for _, span := range scope.Spans {
+					byName[span.Name] = append(byName[span.Name], span)
+				}
+			}
+		}
+	}
+	return byName, process
+}
+
+func TestDecisionsAreTraced(t *testing.T) {
+	for _, protocol := range []string{"http", "grpc"} {
+		t.Run(protocol, func(t *testing.T) {
+			s, url := newSink(t, protocol)
+			t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "zone=eu,service.namespace=other")
+			x := start(t, answers, func(c *Config) {
+				c.Tracing = &tracing.Config{Protocol: protocol, Share: 1, Service: "RateLimit", Namespace: "edge", Instance: "i1"}
+			})
+			const marker, caller = "zq7client", "4bf92f3577b34da6a3ce929d0e0e4736"
+			ask := func(headers ...string) {
+				t.Helper()
+				ctx := metadata.AppendToOutgoingContext(t.Context(), headers...)
+				r := request("d", descriptor("zero="+marker), descriptor(marker+"="+marker), descriptor("plain="+marker))
+				if _, err := x.rls.ShouldRateLimit(ctx, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ask("traceparent", "00-"+caller+"-00f067aa0ba902b7-01")
+			ask("b3", caller+"-00f067aa0ba902b7-1")
+			ask("traceparent", "00-"+caller+"-00f067aa0ba902b7-00") // its caller does not trace it
+			x.put(t, request(marker, descriptor("a="+marker)))
+			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
+				t.Error("no error")
+			}
+			if err := x.stop(); err != nil {
+				t.Fatal(err)
+			}
+			spans, process := s.spans(t)
+			for _, want := range []string{"RateLimit", "edge", "i1", "eu"} {
+				if !strings.Contains(process, `string_value:"`+want+`"`) {
+					t.Errorf("%s is not in %s", want, process)
+				}
+			}
+			calls, decided := spans["envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"], spans["decide"]
+			if len(calls) != 4 || len(decided) != 3 || len(spans) != 2 {
+				t.Fatalf("%d calls, %d decisions of %d names", len(calls), len(decided), len(spans))
+			}
+			first := decided[0]
+			if hex.EncodeToString(first.TraceId) != caller || hex.EncodeToString(decided[1].TraceId) != caller || !slices.Equal(first.ParentSpanId, calls[0].SpanId) {
+				t.Errorf("not in its caller's trace: %v", first)
+			}
+			text := first.String()
+			for _, want := range []string{"OVER_LIMIT", `"ratelimit.domain"`, `"d"`, `"ratelimit.denied_by"`, `"zero"`} {
+				if !strings.Contains(text, want) {
+					t.Errorf("%s is not in %s", want, text)
+				}
+			}
+			for _, span := range slices.Concat(calls, decided) {
+				if strings.Contains(span.String(), marker) {
+					t.Errorf("the client's bytes are in %s", span)
+				}
+			}
+		})
+	}
+}
+
+func TestDeadCollectorDelaysNobody(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
+	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
+	for range 3000 { // more than are kept
+		if a := x.ask(t, "free=v"); a.OverallCode != ok {
+			t.Fatal(a)
+		}
+	}
+	listener.Close()
+}
+
+func TestWrongTracingDoesNotStart(t *testing.T) {
+	for _, c := range []tracing.Config{{Protocol: "zipkin"}, {Protocol: "http", Share: 1.5}, {Protocol: "http", Share: -1}} {
+		if err := run(t, Config{GRPC: "127.0.0.1:0", Tracing: &c}); err == nil {
+			t.Errorf("%+v: no error", c)
+		}
+	}
+}
