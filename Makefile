@@ -7,7 +7,7 @@ build: ## bin/rlsidecar
 	@go build -o bin/ ./cmd/rlsidecar
 run: build ## serve examples/quickstart.yaml from memory
 	@bin/rlsidecar serve --config examples/quickstart.yaml
-test: ## everything CI runs; installs what the tests need (Envoy, Redis, NGINX)
+test: ## everything CI runs; installs what the tests need
 	@scripts/test.sh
 race: ## all Go tests under the race detector
 	@go test -race -count=1 ./...

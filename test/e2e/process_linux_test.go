@@ -3,7 +3,9 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,7 +29,14 @@ type process struct {
 // start runs a program. When the test ends it is told to stop; its output is shown if the test failed.
 func start(t *testing.T, program string, args ...string) *process {
 	t.Helper()
+	return startIn(t, "", program, args...)
+}
+
+// startIn starts it in a folder.
+func startIn(t *testing.T, dir, program string, args ...string) *process {
+	t.Helper()
 	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
+	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also when go test is killed
 	if err := p.cmd.Start(); err != nil {
@@ -53,6 +62,9 @@ func (p *process) stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.exited:
+		if p.cmd.Path != sidecarProgram && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
+			return nil // HAProxy has no other way to end
+		}
 		return p.err
 	case <-time.After(patience):
 		p.kill()
@@ -65,6 +77,31 @@ func (p *process) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
 	<-p.exited
+}
+
+// freeze has a process do nothing, as one that hangs, until it is thawed.
+func (p *process) freeze(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "each of its threads has stopped", func() bool {
+		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+		for _, stat := range stats {
+			text, _ := os.ReadFile(stat)
+			if state := bytes.LastIndexByte(text, ')') + 2; state >= len(text) || text[state] != 'T' {
+				return false
+			}
+		}
+		return err == nil && len(stats) > 0
+	})
+}
+
+func (p *process) thaw(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (p *process) running() bool {

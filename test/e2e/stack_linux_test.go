@@ -39,26 +39,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// envoyProgram finds Envoy: $ENVOY, what scripts/install-tools.sh installed, or PATH.
-func envoyProgram(t *testing.T) string {
-	t.Helper()
-	installed, err := filepath.Abs(root + "/.tools/bin/envoy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{os.Getenv("ENVOY"), installed, "envoy"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	const remedy = "there is no Envoy here; scripts/install-tools.sh installs it into .tools/"
-	if os.Getenv("CI") != "" {
-		t.Fatal(remedy)
-	}
-	t.Skip(remedy)
-	return ""
-}
-
 // stack is an application behind Envoy, which asks rlsidecar, all of them as in examples/envoy, ports
 // too, but on a loopback address that no other test uses.
 type stack struct {
@@ -91,7 +71,7 @@ var stacks atomic.Int32
 
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
-	envoy := envoyProgram(t) // may skip
+	envoy := programPath(t, "ENVOY", "envoy") // may skip
 	pid := os.Getpid()
 	s := &stack{
 		owner: t,

@@ -1,0 +1,28 @@
+-- Asks rlsidecar whether a request may pass. The answer is in txn.rl: allowed, denied, or nothing
+-- where there was none in time.
+core.register_action("rlsidecar", { "http-req" }, function(txn)
+  local headers = {
+    ["host"]               = { "rlsidecar" },
+    ["x-forwarded-method"] = { txn.sf:method() },
+    ["x-forwarded-uri"]    = { txn.sf:url() },      -- as the client sent it: rlsidecar brings it to one form
+    ["x-forwarded-host"]   = { txn.sf:req_hdr("host") },
+    ["x-forwarded-for"]    = { txn.sf:src() },
+  }
+  -- The headers that rlsidecar.yaml makes keys of. One that is missing is not sent.
+  for _, name in ipairs({ "x-api-key" }) do
+    if txn.f:req_fhdr_cnt(name) > 0 then headers[name] = { txn.sf:req_fhdr(name) } end
+  end
+  local ok, answer = pcall(function()
+    return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-ask", headers = headers }
+  end)
+  local outcome = ok and answer and ({ [200] = "allowed", [429] = "denied" })[answer.status]
+  if not outcome then return end
+  txn:set_var("txn.rl", outcome)
+  local function tell(var, name)
+    local values = answer.headers and answer.headers[name]
+    if values and values[0] then txn:set_var(var, values[0]) end
+  end
+  tell("txn.rl_retry", "retry-after")
+  tell("txn.rl_policy", "ratelimit-policy")
+  tell("txn.rl_limit", "ratelimit")
+end)

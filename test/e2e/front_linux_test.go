@@ -1,0 +1,445 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// programPath finds a program of another project: by a variable of the environment, what
+// scripts/install-tools.sh put into .tools/, PATH, or where Debian puts servers.
+func programPath(t *testing.T, variable, name string) string {
+	t.Helper()
+	installed, err := filepath.Abs(root + "/.tools/bin/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{os.Getenv(variable), installed, name, "/usr/sbin/" + name} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	remedy := "there is no " + name + " here; scripts/install-tools.sh installs it"
+	if os.Getenv("CI") != "" {
+		t.Fatal(remedy)
+	}
+	t.Skip(remedy)
+	return ""
+}
+
+// front is an application behind a proxy that asks rlsidecar by HTTP, all of them as in an example,
+// ports too, but on a loopback address that no other test uses. The limits are those of
+// examples/nginx.
+type front struct {
+	*stack
+	proxy    *process
+	dir      string       // where the proxy runs
+	args     []string     // of the sidecar, more
+	asked    atomic.Int64 // of the application, by the proxy
+	lastKey  atomic.Value // the X-Api-Key it got, all lines
+	lastPath atomic.Value // it was asked for, cleaned
+	body     atomic.Value // what it was sent
+}
+
+// newFront starts the application and the sidecar, with more arguments.
+func newFront(t *testing.T, socket string, args ...string) *front {
+	t.Helper()
+	pid := os.Getpid()
+	s := &front{
+		stack: &stack{owner: t, addr: fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)), socket: socket},
+		dir:   t.TempDir(), args: args,
+	}
+	s.serveApp(t)
+	s.startFrontSidecar(t)
+	return s
+}
+
+// write puts a file of examples/ into the proxy's folder, with the changes, each of which it must
+// have a place for.
+func (s *front) write(t *testing.T, example string, changes ...change) {
+	t.Helper()
+	data, err := os.ReadFile(root + "/examples/" + example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	for _, c := range changes {
+		if !strings.Contains(text, c.old) {
+			t.Fatalf("examples/%s no longer has %q", example, c.old)
+		}
+		text = strings.ReplaceAll(text, c.old, c.new)
+	}
+	text = strings.ReplaceAll(text, "127.0.0.1", s.addr)
+	if err := os.WriteFile(filepath.Join(s.dir, filepath.Base(example)), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run starts the proxy.
+func (s *front) run(t *testing.T, program string, args ...string) {
+	t.Helper()
+	s.proxy = startIn(t, s.dir, program, args...)
+	awaitPort(t, s.proxy, "tcp", s.addr+":8000")
+}
+
+// awaitPort returns when p listens.
+func awaitPort(t *testing.T, p *process, network, address string) {
+	t.Helper()
+	eventually(t, "it listens on "+address, func() bool {
+		if !p.running() {
+			t.Fatalf("%s ended: %v", p.cmd.Path, p.err)
+		}
+		conn, err := net.Dial(network, address)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+}
+
+// serveApp answers what the proxy lets through, with nothing of what it was sent.
+func (s *front) serveApp(t *testing.T) {
+	t.Helper()
+	listener, err := net.Listen("tcp", s.addr+":9000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: patience, MaxHeaderBytes: 1 << 20,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			s.body.Store(string(body))
+			s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
+			s.lastPath.Store(path.Clean(r.URL.Path))
+			s.asked.Add(1)
+			code := http.StatusOK
+			if r.URL.Path == "/forbidden" || r.URL.Path == "/broken" {
+				code = map[string]int{"/forbidden": 403, "/broken": 500}[r.URL.Path]
+			}
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, "application")
+		}),
+	}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close(); <-served })
+}
+
+func (s *front) startFrontSidecar(t *testing.T) {
+	t.Helper()
+	network, address, flag := "tcp", s.addr+":8080", s.addr+":8080"
+	if s.socket != "" {
+		network, address, flag = "unix", s.socket, "unix://"+s.socket
+	}
+	s.sidecar = start(s.owner, sidecarProgram, append([]string{"serve", "--config", root + "/examples/nginx/rlsidecar.yaml",
+		"--grpc-listen", s.addr + ":8081", "--http-listen", flag, "--admin-listen", s.addr + ":6070", "--drain-delay", "0s"}, s.args...)...)
+	awaitPort(t, s.sidecar, network, address)
+}
+
+// do sends a request byte for byte and reads the answer; a "" from is any address.
+func (s *front) do(t *testing.T, from, request string) answer {
+	t.Helper()
+	var dialer net.Dialer
+	if from != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, "tcp", s.addr+":8000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(conn, request); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatalf("%.100q: %v", request, err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
+	if err != nil {
+		t.Fatalf("%.100q: %v in %.200q", request, err, raw)
+	}
+	_ = resp.Body.Close()
+	return answer{resp.StatusCode, resp.Header, string(raw)}
+}
+
+// ask sends GET path with headers ("name: value").
+func (s *front) ask(t *testing.T, from, path string, headers ...string) answer {
+	t.Helper()
+	lines := append([]string{"GET " + path + " HTTP/1.1", "Host: shop.test", "Connection: close"}, headers...)
+	return s.do(t, from, strings.Join(lines, "\r\n")+"\r\n\r\n")
+}
+
+// asKey makes askers with an X-Api-Key header.
+func (s *front) asKey(t *testing.T, value string) func() answer {
+	t.Helper()
+	return func() answer { t.Helper(); return s.ask(t, "", "/", "X-Api-Key: "+value) }
+}
+
+// decisions is how often a limit decided so, by the sidecar's metrics.
+func (s *front) decisions(t *testing.T, limit, outcome string) int {
+	t.Helper()
+	resp, err := http.Get("http://" + s.addr + ":6070/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if value, ok := strings.CutPrefix(lines.Text(), fmt.Sprintf("rlsidecar_decisions_total{domain=%q,limit=%q,outcome=%q} ", "shop", limit, outcome)); ok {
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// keysAreLimited drains the bucket of a key, and looks at what the denial says. The headers named
+// tell on every answer what is left.
+func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
+	t.Helper()
+	first := s.asKey(t, "alice")()
+	if first.code != http.StatusOK {
+		t.Fatalf("first answer: %d", first.code)
+	}
+	for name, want := range told {
+		if got := strings.Join(first.header.Values(name), "|"); got != want {
+			t.Errorf("first answer: %s %q, want %q", name, got, want)
+		}
+	}
+	denial := bucket{perKey.capacity - 1, perKey.each}.drain(t, s.asKey(t, "alice"))
+	if got := denial.header.Get("Content-Type"); got != "application/problem+json" || !strings.Contains(denial.raw, `"status":429`) {
+		t.Errorf("%s: %s", got, denial.raw)
+	}
+	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 || len(denial.header.Values("Retry-After")) != 1 {
+		t.Errorf("Retry-After %q, want 1 to 6 s, once", denial.header.Values("Retry-After"))
+	}
+	if got := denial.header.Values("RateLimit"); len(got) != 1 || !strings.HasPrefix(got[0], `"per_key";r=0;t=`) {
+		t.Errorf("RateLimit %q", got)
+	}
+	if a := s.asKey(t, "bob")(); a.code != http.StatusOK {
+		t.Errorf("another key: %d", a.code)
+	}
+	if a := s.ask(t, "", "/"); a.code != http.StatusOK {
+		t.Errorf("no key: %d", a.code)
+	}
+}
+
+// forged are headers with which a client could want to be somebody else, or somewhere else.
+var forged = []string{"X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Original-Method: PUT", "X-Forwarded-Method: PUT"}
+
+// loginIsLimited guesses a password until it is over, and then in other words. Some proxies do not
+// take all of these words; none may let one pass.
+func (s *front) loginIsLimited(t *testing.T, network int) {
+	t.Helper()
+	var guesser string
+	sameMinute(t, func(attempt int) bool {
+		guesser = fmt.Sprintf("127.66.%d.%d", network, attempt)
+		for range 5 {
+			if s.ask(t, guesser, "/login").code != 200 {
+				return false
+			}
+		}
+		for _, path := range []string{
+			"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin", "/x/%2e%2e/login", "/login#x", "/login?a=b#c",
+			"http://shop.test/login", "/nginx/../login",
+		} {
+			code := s.ask(t, guesser, path, forged...).code
+			if got, _ := s.lastPath.Load().(string); code == 200 && got != "/login" {
+				continue // something else was asked for, as "/login%23x" is of "/login#x"
+			}
+			if code != 429 && code != 400 {
+				t.Logf("%s: %d", path, code)
+				return false
+			}
+		}
+		// Hop-by-hop headers are dropped on the way: those that tell of the client must not be.
+		hops := s.ask(t, guesser, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
+		return hops.code == 429
+	})
+	if code := s.ask(t, fmt.Sprintf("127.66.%d.99", network), "/login").code; code != 200 {
+		t.Errorf("another address: %d", code)
+	}
+	if code := s.ask(t, guesser, "/").code; code != 200 {
+		t.Errorf("another path: %d", code)
+	}
+}
+
+// bodiesPass sends bodies, which the question must not have.
+func (s *front) bodiesPass(t *testing.T) {
+	t.Helper()
+	post := func() answer {
+		return s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: poster\r\nContent-Length: 7\r\n\r\na=b&c=d")
+	}
+	if a := post(); a.code != 200 || s.body.Load() != "a=b&c=d" {
+		t.Errorf("%d %v", a.code, s.body.Load())
+	}
+	chunked := s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+	if chunked.code != 200 || s.body.Load() != "abc" {
+		t.Errorf("%d %v", chunked.code, s.body.Load())
+	}
+	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
+}
+
+// answersPass has the application say what the proxy says itself of denials and failures.
+func (s *front) answersPass(t *testing.T) {
+	t.Helper()
+	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
+		if a := s.ask(t, "", path); a.code != code || !strings.HasSuffix(a.raw, "application") {
+			t.Errorf("%s: %d", path, a.code)
+		}
+	}
+}
+
+// closesWithoutSidecar ends the sidecar; nothing passes until it is back.
+func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
+	t.Helper()
+	s.sidecar.kill()
+	before := s.asked.Load()
+	for range 20 {
+		if a := s.ask(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
+			t.Fatalf("%d %v, want %d", a.code, a.header, code)
+		}
+	}
+	if s.asked.Load() != before {
+		t.Error("the application was asked")
+	}
+	s.startFrontSidecar(t)
+	eventually(t, "it is found again", func() bool { return s.ask(t, "", "/").code == 200 })
+	perKey.drain(t, s.asKey(t, "back"))
+}
+
+// opensWithoutSidecar ends the sidecar: everything passes.
+func (s *front) opensWithoutSidecar(t *testing.T) {
+	t.Helper()
+	before := s.asked.Load()
+	s.sidecar.kill()
+	for range 20 {
+		if a := s.asKey(t, "anybody")(); a.code != 200 {
+			t.Fatalf("failing open: %d", a.code)
+		}
+	}
+	if n := s.asked.Load() - before; n != 20 {
+		t.Errorf("the application was asked %d times", n)
+	}
+}
+
+// waitsNoLonger has a sidecar that does not answer, and a proxy as it is shipped.
+func (s *front) waitsNoLonger(t *testing.T) {
+	t.Helper()
+	s.sidecar.freeze(t)
+	from := time.Now()
+	a := s.asKey(t, "alice")()
+	if waited := time.Since(from); a.code != 503 || waited < 90*time.Millisecond || waited > 5*time.Second {
+		t.Errorf("%d after %v", a.code, waited)
+	}
+	s.sidecar.thaw(t)
+	eventually(t, "it answers again", func() bool { return s.asKey(t, "bob")().code == 200 })
+}
+
+// marker is in all that hostile requests send, and must not come back.
+const marker = "zq7injected"
+
+// refusedByApp is a with 200 for what was let through, to an application that does not take it. A
+// proxy that refuses it does not ask.
+func refusedByApp(a answer) answer {
+	if a.code == 400 && strings.Contains(a.raw, "malformed Host header") && a.header.Get("RateLimit") != "" {
+		a.code = 200
+	}
+	return a
+}
+
+// hostileRequestsAreLimited wants a proxy that lets through what it gets no answer to, if it can be
+// had: whatever makes rlsidecar answer with an error would pass its limit.
+func (s *front) hostileRequestsAreLimited(t *testing.T) {
+	t.Helper()
+	get := func(path string, headers ...string) func() answer {
+		return func() answer { t.Helper(); return s.ask(t, "", path, headers...) }
+	}
+	for _, c := range []struct {
+		name  string
+		ask   func() answer
+		limit bucket
+	}{
+		{"a key that is not UTF-8", get("/", "X-Api-Key: "+marker+"\xff"), perKey},
+		{"a key of UTF-8", get("/", "X-Api-Key: "+marker+"ключ"), perKey},
+		{"a cut-off rune", get("/", "X-Api-Key: "+marker+"\xe2\x82"), perKey},
+		{"control bytes", get("/", "X-Api-Key: "+marker+"\x01\x1b[31m\x7f"), perKey},
+		{"what looks like another entry", get("/", "X-Api-Key: "+marker+",remote_address=1.2.3.4_api_key"), perKey},
+		{"16 KiB", get("/", "X-Api-Key: "+marker+strings.Repeat("x", 16<<10)), perKey},
+		{"CR LF", get("/?tenant=" + marker + "%0d%0aX-Injected:%20yes%0d%0a%0d%0a"), perTenant},
+		{"CR LF in a path", get("/%0d%0aX-Api-Key:%20x?tenant=" + marker + "crlf"), perTenant},
+		{"ampersands and equals signs", get("/?a=b&tenant=" + marker + "%26tenant%3Dx&tenant=2"), perTenant},
+		{"the same, spelled otherwise", get("/?a=b&%74enant=" + marker + "%26tenant%3dy&tenant=2"), perTenant},
+		{"bytes that are not UTF-8", get("/?tenant=" + marker + "%ff%fe%00%7f"), perTenant},
+		{"raw ones", get("/?tenant=" + marker + "\xff\xfe"), perTenant},
+		{"a target of 16 KiB", get("/" + strings.Repeat("x", 16<<10) + "?tenant=" + marker + "long"), perTenant},
+		{"dots", get("/a//b/../../v1/auth/../x?tenant=" + marker + "dots"), perTenant},
+		{"a host that is none", func() answer {
+			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host HTTP/1.1\r\nHost: a\"b<c>\r\nConnection: close\r\n\r\n"))
+		}, perTenant},
+		{"a host that is not UTF-8", func() answer {
+			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host2 HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n"))
+		}, perTenant},
+		{"headers of the question", get("/?tenant="+marker+"head", append(forged, "X-Forwarded-Host: a,b")...), perTenant},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			refused := func(code int) bool { return code == 400 || code == 414 || code == 431 || code == 501 }
+			if a := c.ask(); refused(a.code) { // the proxy itself turns it away
+				for range 2 * c.limit.capacity {
+					if a := c.ask(); a.code < 400 {
+						t.Errorf("now %d", a.code)
+					}
+				}
+				t.Logf("the proxy: %d", a.code)
+				return
+			}
+			bucket{c.limit.capacity - 1, c.limit.each}.drain(t, func() answer {
+				a := c.ask()
+				if strings.Contains(a.raw, marker) {
+					t.Errorf("comes back in\n%.500q", a.raw)
+				}
+				return a
+			})
+		})
+	}
+	// Each had a bucket of its own.
+	if a := s.asKey(t, marker)(); a.code != 200 {
+		t.Errorf("a key that none of these sent: %d", a.code)
+	}
+}
+
+// everySizeIsAsked tries targets and keys of all sizes: what the proxy takes must fit into the
+// question too. An answer that says nothing of limits was given without one.
+func (s *front) everySizeIsAsked(t *testing.T) {
+	t.Helper()
+	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
+		for _, a := range []answer{
+			s.ask(t, "", "/?tenant=big", "X-Api-Key: "+strings.Repeat("x", n)),
+			s.ask(t, "", "/"+strings.Repeat("x", n)),
+		} {
+			if a.code < 400 && a.header.Get("RateLimit") == "" {
+				t.Errorf("%d bytes: %d %v", n, a.code, a.header)
+			}
+		}
+	}
+}

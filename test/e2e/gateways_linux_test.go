@@ -1,0 +1,184 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// told are the headers of alice's first answer.
+var told = map[string]string{
+	"RateLimit-Policy": `"per_key";q=5;w=30, "address";q=200;w=1`,
+	"RateLimit":        `"per_key";r=4;t=6`,
+	"Retry-After":      "",
+}
+
+// everything runs what a proxy must do in any case, one that fails closed.
+func (s *front) everything(t *testing.T, told map[string]string, network, closed int, retryAfter string) {
+	t.Helper()
+	t.Run("a key has its limit, and the answers say so", func(t *testing.T) { s.keysAreLimited(t, told) })
+	t.Run("a path has its limit however it is written", func(t *testing.T) { s.loginIsLimited(t, network) })
+	t.Run("bodies pass", s.bodiesPass)
+	t.Run("the application's own answers are left alone", s.answersPass)
+	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
+}
+
+// countsWhatTheApplicationGets sends a key twice.
+func (s *front) countsWhatTheApplicationGets(t *testing.T) {
+	t.Helper()
+	perKey.drain(t, func() answer { return s.ask(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
+	got, _ := s.lastKey.Load().(string)
+	if strings.Contains(got, "|") {
+		t.Fatalf("the application got %q", got)
+	}
+	if a := s.asKey(t, got)(); a.code != http.StatusTooManyRequests {
+		t.Errorf("%q alone: %d", got, a.code)
+	}
+}
+
+var patientCaddy = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
+
+func newCaddy(t *testing.T, changes ...change) *front {
+	t.Helper()
+	program := programPath(t, "CADDY", "caddy") // may skip
+	s := newFront(t, "")
+	s.write(t, "caddy/Caddyfile", changes...)
+	s.run(t, program, "run", "--config", "Caddyfile")
+	return s
+}
+
+func TestCaddy(t *testing.T) {
+	s := newCaddy(t, patientCaddy...)
+	s.everything(t, told, 4, 503, "1")
+	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
+}
+
+func TestCaddyHostileRequests(t *testing.T) {
+	s := newCaddy(t, append(patientCaddy,
+		change{"#reverse_proxy", "reverse_proxy"}, change{"respond `", "#respond `"}, change{"header Retry-After 1", ""})...)
+	s.hostileRequestsAreLimited(t)
+	s.everySizeIsAsked(t)
+	s.opensWithoutSidecar(t)
+}
+
+func TestCaddyDoesNotWaitForLong(t *testing.T) { newCaddy(t).waitsNoLonger(t) }
+
+func TestTraefik(t *testing.T) {
+	program := programPath(t, "TRAEFIK", "traefik") // may skip
+	s := newFront(t, "")
+	s.write(t, "traefik/traefik.yaml")
+	s.write(t, "traefik/dynamic.yaml")
+	s.run(t, program, "--configFile=traefik.yaml")
+	eventually(t, "it has its routes", func() bool { return s.ask(t, "", "/").code == 200 })
+	s.everything(t, nil, 5, 500, "")
+	s.hostileRequestsAreLimited(t)
+}
+
+var patientHAProxy = []change{{"timeout connect 50ms", "timeout connect 10s"}, {"timeout server 100ms", "timeout server 10s"}}
+
+func newHAProxy(t *testing.T, changes ...change) *front {
+	t.Helper()
+	program := programPath(t, "HAPROXY", "haproxy") // may skip
+	s := newFront(t, "")
+	door := change{"rlsidecar-ask", fmt.Sprintf("rlsidecar-ask-%d-%d", os.Getpid(), stacks.Load())}
+	s.write(t, "haproxy/haproxy.cfg", append(changes, door)...)
+	s.write(t, "haproxy/rlsidecar.lua", door)
+	s.run(t, program, "-f", "haproxy.cfg")
+	return s
+}
+
+func TestHAProxy(t *testing.T) {
+	s := newHAProxy(t, patientHAProxy...)
+	s.everything(t, told, 6, 503, "1")
+	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
+}
+
+func TestHAProxyHostileRequests(t *testing.T) {
+	s := newHAProxy(t, append(patientHAProxy, change{"http-request return status 503", "# http-request return status 503"})...)
+	s.hostileRequestsAreLimited(t)
+	s.everySizeIsAsked(t)
+	s.opensWithoutSidecar(t)
+}
+
+func TestHAProxyDoesNotWaitForLong(t *testing.T) { newHAProxy(t).waitsNoLonger(t) }
+
+// apisix is what apisix.yaml may say of a route, as far as the example does; the plugin's keys are
+// those of its schema.
+type apisix struct {
+	Routes []struct {
+		ID      string `yaml:"id"`
+		URI     string `yaml:"uri"`
+		Plugins struct {
+			ForwardAuth struct {
+				URI              string            `yaml:"uri"`
+				AllowDegradation bool              `yaml:"allow_degradation"`
+				StatusOnError    int               `yaml:"status_on_error"`
+				RequestMethod    string            `yaml:"request_method"`
+				RequestHeaders   []string          `yaml:"request_headers"`
+				ExtraHeaders     map[string]string `yaml:"extra_headers"`
+				UpstreamHeaders  []string          `yaml:"upstream_headers"`
+				ClientHeaders    []string          `yaml:"client_headers"`
+				Timeout          int               `yaml:"timeout"`
+				Keepalive        bool              `yaml:"keepalive"`
+				KeepaliveTimeout int               `yaml:"keepalive_timeout"`
+				KeepalivePool    int               `yaml:"keepalive_pool"`
+			} `yaml:"forward-auth"`
+		} `yaml:"plugins"`
+		Upstream struct {
+			Type  string         `yaml:"type"`
+			Nodes map[string]int `yaml:"nodes"`
+		} `yaml:"upstream"`
+	} `yaml:"routes"`
+}
+
+// TestAPISIXQuestions asks as the plugin forward-auth would by the example. There is no APISIX to run.
+func TestAPISIXQuestions(t *testing.T) {
+	s := newFront(t, "")
+	s.write(t, "apisix/apisix.yaml")
+	file, err := os.Open(filepath.Join(s.dir, "apisix.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var conf apisix
+	decoder := yaml.NewDecoder(file)
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&conf); err != nil || len(conf.Routes) != 1 {
+		t.Fatal(err)
+	}
+	plugin := conf.Routes[0].Plugins.ForwardAuth
+	var denial http.Header
+	perKey.drain(t, func() answer {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, plugin.URI, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := map[string]string{"X-Forwarded-Proto": "http", "X-Forwarded-Method": "POST", "X-Forwarded-Host": "shop.test", "X-Forwarded-Uri": "/x?y=1", "X-Forwarded-For": "192.0.2.1"}
+		for _, name := range plugin.RequestHeaders {
+			said[name] = "alice"
+		}
+		for name, value := range said {
+			req.Header.Set(name, value)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		denial = resp.Header
+		return answer{resp.StatusCode, resp.Header, ""}
+	})
+	for _, name := range plugin.ClientHeaders {
+		if denial.Get(name) == "" {
+			t.Errorf("%s is passed on, but not sent", name)
+		}
+	}
+	if n := s.decisions(t, "per_key", "denied"); n != 1 {
+		t.Errorf("%d denials", n)
+	}
+}
