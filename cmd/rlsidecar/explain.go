@@ -38,13 +38,21 @@ type explained struct {
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
+	// MaxOverride bounds a limit that would come with the descriptor.
+	MaxOverride *bound `json:"max_override,omitempty"`
+}
+
+// bound is a max_override.
+type bound struct {
+	Place string `json:"place"`
+	Words string `json:"words"`
 }
 
 // stepTaken is one entry and the pattern it met.
 type stepTaken struct {
 	Entry   string   `json:"entry"`
 	Pattern string   `json:"pattern"`
-	Match   string   `json:"match"` // exact, wildcard, any
+	Match   string   `json:"match"` // exact, prefix, suffix, wildcard, regex, any
 	Over    []string `json:"over,omitempty"`
 }
 
@@ -131,6 +139,9 @@ func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []
 	all := make([]explained, len(request))
 	for i := range request {
 		all[i] = followed(s.Domains[domain].Tree.Explain(request[i].Entries))
+		if p := s.Domains[domain].MostOverride(request[i].Entries); p != nil {
+			all[i].MaxOverride = &bound{p.Place, p.Words()}
+		}
 	}
 	for i := range call.Results {
 		r := &call.Results[i]
@@ -227,6 +238,9 @@ func writeExplained(w io.Writer, all []explained) error {
 		}
 		for _, l := range x.Limits {
 			writeLimit(&out, l)
+		}
+		if b := x.MaxOverride; b != nil {
+			fmt.Fprintf(&out, "  a limit that comes with it may allow at most (%s)\n    %s\n", b.Place, b.Words)
 		}
 	}
 	_, err := io.WriteString(w, out.String())

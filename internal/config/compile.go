@@ -169,6 +169,7 @@ func (c *compiler) settings(d *domain) {
 	var answer failure
 	var part share
 	var tag text
+	var most oneLimit
 	for _, doc := range d.docs {
 		agree(c, d, "consume", &each.given, &doc.Consume.given)
 		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
@@ -176,6 +177,13 @@ func (c *compiler) settings(d *domain) {
 		agree(c, d, "hash_tag", &tag.given, &doc.HashTag.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
 			d.share = 1 // reported
+		}
+		switch {
+		case !doc.MaxOverride.ok:
+		case most.ok:
+			c.mistake(doc.MaxOverride.at, "max_override of domain %q is stated at %s already; state it once", d.Name, most.at)
+		default:
+			most = doc.MaxOverride
 		}
 	}
 	d.tag = c.hashTag(tag)
@@ -193,6 +201,52 @@ func (c *compiler) settings(d *domain) {
 		c.mistake(answer.at, "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
 		d.share = 1 // said once is enough
 	}
+	if most.ok {
+		d.MaxOverride = c.maxOverride(d, most.value, nil)
+	}
+}
+
+// maxOverride compiles what limits that come with requests may allow at most, at the end of way; nil:
+// anywhere in the domain.
+func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Policy {
+	if l.Unlimited.value {
+		c.mistake(l.Unlimited.at, "unlimited means nothing in max_override; remove it, which leaves limits that come with requests unbounded")
+		return nil
+	}
+	p, ok := c.limit(d, l, "")
+	if !ok {
+		return nil
+	}
+	const what = "#max_override"
+	p.Name = way.name() + what
+	p.StatLevels = []string{what}
+	if way != nil {
+		p.StatLevels = way.levels()
+		p.StatLevels[len(way)-1] += what
+	}
+	p.StatKey = d.Name + "." + strings.Join(p.StatLevels, ".")
+	p.Owner = owner(d.Name) + "/" + way.id() + what
+	p.Prefix = descriptors.Prefix(d.Name, "path", way.id()+what, p.Limit.Kind)
+	p.Place = l.at.String()
+	p.Whole = way == nil
+	c.apart(d, way, &p, false)
+	c.add(&p, l.at)
+	d.uses = append(d.uses, use{&p, l.Replaces.value})
+	d.Bounded = true
+	return &p
+}
+
+// apart settles which entries tell the buckets of p, at the end of way, apart.
+func (c *compiler) apart(d *domain, way path, p *descriptors.Policy, named bool) {
+	for i, s := range way {
+		switch {
+		case s.loose() && !s.shared && !named:
+			p.Whole = true
+		case s.open():
+			p.Open = append(p.Open, i)
+		}
+	}
+	p.Slot = d.tag.slot(d.Name, way, p)
 }
 
 // agree takes over what a document states, if the documents before did not state something else.
@@ -390,6 +444,9 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 			c.sameSlot(d, l, name, &p)
 		}
 	}
+	if one.MaxOverride.ok {
+		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, way)
+	}
 	for i, l := range one.RateLimit.value {
 		p, ok := c.limit(d, l, "")
 		if !ok {
@@ -422,18 +479,12 @@ func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.N
 	p.StatKey = d.Name + "." + strings.Join(p.StatLevels, ".")
 	sharedToo := false
 	for i, s := range way {
-		switch {
-		case s.loose() && !s.shared && !named:
-			p.Whole = true
-		case s.open():
-			p.Open = append(p.Open, i)
-		}
 		sharedToo = sharedToo || s.shared
 		if s.metric && s.open() && !p.Detailed {
 			p.StatValues = append(p.StatValues, i)
 		}
 	}
-	p.Slot = d.tag.slot(d.Name, way, p)
+	c.apart(d, way, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: a key with \"*\" on the way keeps the buckets of all values apart")
 	}

@@ -22,6 +22,7 @@ type document struct {
 	OnFailure   failure        `key:"on_backend_failure"`
 	LocalShare  share          `key:"local_share"`
 	HashTag     text           `key:"hash_tag"`
+	MaxOverride oneLimit       `key:"max_override"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
 	Auth        authSection    `key:"auth"`
@@ -67,6 +68,7 @@ type descriptor struct {
 	ValueRegex     text           `key:"value_regex"`
 	Limit          names          `key:"limit"`
 	RateLimit      limitList      `key:"rate_limit"`
+	MaxOverride    oneLimit       `key:"max_override"`
 	Descriptors    descriptorList `key:"descriptors"`
 	Shadow         boolean        `key:"shadow_mode"`
 	Quota          boolean        `key:"quota_mode"`
@@ -165,6 +167,7 @@ type (
 
 	minimum        struct{ given[*guaranteed] }
 	metadata       struct{ given[map[string]any] }
+	oneLimit       struct{ given[*limit] }
 	limitList      struct{ given[[]*limit] } // a map or a list of maps
 	descriptorList struct{ given[[]*descriptor] }
 	replacements   struct{ given[[]*replacement] }

@@ -268,6 +268,10 @@ func (l *limitList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
+func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
+	o.set(p, n, p.limit(n, key), true)
+}
+
 // limit reads a limit, which what names.
 func (p *parser) limit(n *yaml.Node, what string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes

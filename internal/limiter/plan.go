@@ -72,18 +72,17 @@ func kindName(l *algorithms.Limit) string {
 // meet adds a Result for each limit that descriptor i meets.
 func (c *Call) meet(i int) {
 	d := &c.Descriptors[i]
+	domain := c.Verdict.Domain
 	if d.HasOverride {
-		if p := c.Verdict.Domain.override(d.Override); p != nil {
-			r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
-			start := len(c.keys)
-			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
-			r.slot = p.SlotOf(d.Entries)
-			r.Key = c.keys[start:]
-			c.Results = append(c.Results, r)
+		if p := domain.override(d.Override); p != nil {
+			c.apply(i, p)
+			if most := domain.MostOverride(d.Entries); most != nil {
+				c.apply(i, most)
+			}
 			return
 		}
 	}
-	node := c.Verdict.Domain.Tree.Match(d.Entries)
+	node := domain.Tree.Match(d.Entries)
 	if node == nil || len(node.Policies) == 0 {
 		if d.HasOverride { // a limit was meant, and there is no telling which
 			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
@@ -91,17 +90,23 @@ func (c *Call) meet(i int) {
 		return
 	}
 	for _, p := range node.Policies {
-		r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
-		if p.Unlimited {
-			r.Outcome, r.charge = Unlimited, noCharge
-		} else {
-			start := len(c.keys)
-			c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
-			r.slot = p.SlotOf(d.Entries)
-			r.Key = c.keys[start:]
-		}
-		c.Results = append(c.Results, r)
+		c.apply(i, p)
 	}
+}
+
+// apply adds the Result of p for descriptor i.
+func (c *Call) apply(i int, p *descriptors.Policy) {
+	d := &c.Descriptors[i]
+	r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
+	if p.Unlimited {
+		r.Outcome, r.charge = Unlimited, noCharge
+	} else {
+		start := len(c.keys)
+		c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+		r.slot = p.SlotOf(d.Entries)
+		r.Key = c.keys[start:]
+	}
+	c.Results = append(c.Results, r)
 }
 
 // replace drops the limits that another limit of the request replaces, be that one replaced

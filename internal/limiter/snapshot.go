@@ -33,6 +33,11 @@ type Domain struct {
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
+	// MaxOverride is what limits that come with requests may allow at most, where the place that the
+	// descriptor meets has no bound of its own; nil: there is none. Bounded tells whether there is
+	// one here or at any place.
+	MaxOverride *descriptors.Policy
+	Bounded     bool
 
 	overrides     sync.Map // Override -> *descriptors.Policy
 	overrideCount atomic.Int64
@@ -40,6 +45,17 @@ type Domain struct {
 
 // maxOverrides bounds how many different overrides a domain remembers the compiled form of.
 const maxOverrides = 4096
+
+// MostOverride bounds a limit that comes with a descriptor; nil: nothing does.
+func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
+	if !d.Bounded {
+		return nil
+	}
+	if node := d.Tree.Match(entries); node != nil && node.MaxOverride != nil {
+		return node.MaxOverride
+	}
+	return d.MaxOverride
+}
 
 // override compiles a limit that came with a request, or returns nil if its numbers are of no
 // window. Policies of overrides are not numbered: their Index is -1.

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"math"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -110,6 +111,43 @@ func TestReplacedLimitsAreNotCharged(t *testing.T) {
 		}
 	}
 	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
+}
+
+// TestOverridesAreBounded runs examples/recipes/overrides.yaml.
+func TestOverridesAreBounded(t *testing.T) {
+	recipe, err := os.ReadFile("../../examples/recipes/overrides.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := start(t, string(recipe))
+	ask := func(text string, unit typev3.RateLimitUnit, requests, multiplier, hits uint32) *rls.RateLimitResponse {
+		d := descriptor(text)
+		d.Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: requests, Unit: unit}
+		if multiplier > 1 {
+			d.Limit.UnitMultiplier = wrapperspb.UInt32(multiplier)
+		}
+		d.HitsAddend = wrapperspb.UInt64(uint64(hits))
+		return x.put(t, request("tenants", d))
+	}
+	const year, month = typev3.RateLimitUnit_YEAR, typev3.RateLimitUnit_MONTH
+
+	// Below the bound the limit that came is the one that holds.
+	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
+	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
+	// Above it the bound does, and what a denied request asked for is still there.
+	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
+	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 1 of 1000/YEAR most reset")
+	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
+	// Another unit has buckets of its own, but not another bound.
+	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
+	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
+	// Where the place has no bound that of the domain holds, for descriptors that meet nothing as well.
+	for _, text := range []string{"path=/a", "nobody=knows"} {
+		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
+		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 10 of 20/YEAR reset")
+	}
+	// Without a limit of its own a request is not concerned.
+	expect(t, x.put(t, request("tenants", descriptor("tenant=greedy"))), ok, "OK left 99 of 100/YEAR reset")
 }
 
 func TestOverridesComeWithTheRequest(t *testing.T) {

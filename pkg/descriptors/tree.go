@@ -14,7 +14,10 @@ type Tree struct {
 type Node struct {
 	// Policies are the limits at this place; none: descriptors that end here are not limited.
 	Policies []*Policy
-	next     level
+	// MaxOverride is what limits that come with requests to this place may allow at most; nil: there
+	// is no bound of the place's own.
+	MaxOverride *Policy
+	next        level
 }
 
 // level holds the patterns for one entry.
