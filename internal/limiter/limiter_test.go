@@ -211,6 +211,32 @@ descriptors:
 	}
 }
 
+func TestAListOfLimitsIsAllOrNoneWhateverTheDomainConsumes(t *testing.T) {
+	for _, consume := range []string{"together", "each"} {
+		b := newBench(t, `
+domain: d
+consume: `+consume+`
+limits:
+  many: {algorithm: token_bucket, rate: 5, period: 1h}
+  one:  {algorithm: token_bucket, rate: 1, period: 1h}
+`)
+		list := func() *limiter.Call {
+			c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "many", Count: 1}, {Name: "one", Count: 1}}}}
+			if err := b.Check(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		list()
+		if c := list(); !c.Denied || c.Results[0].Decision.Remaining != 4 {
+			t.Errorf("consume %s: one is empty, and many has %+v", consume, c.Results[0].Decision)
+		}
+		if c := list(); c.Results[0].Decision.Remaining != 4 {
+			t.Errorf("consume %s: a denied list costs nothing: %+v", consume, c.Results[0].Decision)
+		}
+	}
+}
+
 func TestAStoreThatFailsIsAnsweredByPolicy(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -142,8 +142,10 @@ func (c *Call) charge() {
 	}
 }
 
+// together tells whether p stands with the request's others. Limits asked for by name do whatever the
+// domain consumes: who lists them is promised all or none, and the reference server knows no such list.
 func (c *Call) together(p *descriptors.Policy) bool {
-	return !p.Alone && !p.Shadow && !p.Quota && !c.modes.Quota
+	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota
 }
 
 // chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
