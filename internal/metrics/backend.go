@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,7 +42,8 @@ func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []
 	b.next.Take(ctx, charges, decisions)
 	b.seconds.Observe(time.Since(start).Seconds())
 	for i := range decisions {
-		if err := decisions[i].Err; err != nil {
+		err := decisions[i].Err
+		if err != nil && !errors.Is(err, backend.ErrReused) && !errors.Is(err, backend.ErrPending) { // which are answers
 			b.failures.Inc()
 			b.failed(err)
 			return

@@ -107,6 +107,9 @@ func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions [
 
 // known answers a group from memory, if it can.
 func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) bool {
+	if charges[0].Once != nil { // it may have been taken before the denial
+		return false
+	}
 	s.mu.RLock()
 	d := s.groups[groupHash(charges)]
 	s.mu.RUnlock()

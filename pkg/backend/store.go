@@ -36,6 +36,8 @@ type Charge struct {
 	Shards []algorithms.Limit
 	// Group numbers the charges that are taken together.
 	Group int
+	// Once, the same for all of a Group, makes it one that is taken once; nil: each time.
+	Once *Once
 }
 
 // GroupLen is the length of the Group that charges start with; there must be one.
@@ -52,6 +54,8 @@ type Decision struct {
 	algorithms.Decision
 	// At is the moment it was decided for, by the Store's clock; an undo (Ask.Of) names it.
 	At algorithms.Micros
+	// Replayed: this is what was answered before to a Group that is taken once. At is of then.
+	Replayed bool
 	// Err is set where the Store could not decide; the rest is zero then. It wraps one of the
 	// errors below. Every charge of a Group has the same one.
 	Err error
@@ -63,4 +67,9 @@ var (
 	ErrUnavailable = errors.New("backend unavailable")
 	// ErrFull: a new bucket was needed and the Store is at its bound. Nothing was taken.
 	ErrFull = errors.New("no room for another bucket")
+	// ErrReused: the Group has the Once.ID of another that was taken. Nothing was taken now.
+	ErrReused = errors.New("the id is that of something else")
+	// ErrPending: a Group with this Once.ID is under way, or there is no telling what came of it.
+	// Nothing was taken now.
+	ErrPending = errors.New("the same is under way, or its outcome is not known")
 )

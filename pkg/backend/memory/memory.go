@@ -37,6 +37,7 @@ type Store struct {
 	seed    maphash.Seed
 	stripes [stripeCount]stripe
 	room    room
+	records records
 	next    atomic.Uint32 // the stripe where a take that needs room looks for some
 	full    atomic.Uint64
 	swept   atomic.Uint64
@@ -59,7 +60,7 @@ func New(c Config) *Store {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
-	return &Store{clock: c.Clock, seed: maphash.MakeSeed(), room: newRoom(c.MaxKeys)}
+	return &Store{clock: c.Clock, seed: maphash.MakeSeed(), room: newRoom(c.MaxKeys), records: newRecords()}
 }
 
 // Take implements backend.Store.
@@ -67,12 +68,20 @@ func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []ba
 	now := s.clock()
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
-		if n == 1 {
-			s.takeOne(now, &charges[0], &decisions[0])
+		if charges[0].Once != nil {
+			s.takeOnce(now, charges[:n], decisions[:n])
 		} else {
-			s.takeGroup(now, charges[:n], decisions[:n])
+			s.takeRun(now, charges[:n], decisions[:n])
 		}
 		charges, decisions = charges[n:], decisions[n:]
+	}
+}
+
+func (s *Store) takeRun(now algorithms.Micros, charges []backend.Charge, decisions []backend.Decision) {
+	if len(charges) == 1 {
+		s.takeOne(now, &charges[0], &decisions[0])
+	} else {
+		s.takeGroup(now, charges, decisions)
 	}
 }
 
@@ -293,6 +302,7 @@ func (s *Store) Sweep() {
 	for i := range s.stripes {
 		s.sweepStripe(&s.stripes[i], now)
 	}
+	s.sweepRecords(now)
 }
 
 // sweepStripe sweeps all of st, letting go of its lock now and then.
@@ -326,17 +336,19 @@ func (s *Store) Run(ctx context.Context) {
 			s.sweepStripe(&s.stripes[next], now)
 			next = (next + 1) % stripeCount
 		}
+		s.sweepRecords(now)
 	}
 }
 
 // SetOwners says which limits share the bound: half of it is divided among them in equal parts,
 // so that a flood of keys on one leaves room for new keys of each other; the other half is for
-// whoever comes first. Limits not named here get a part when they first ask.
+// whoever comes first, and for what is remembered of groups that are taken once. Limits not named
+// here get a part when they first ask.
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats of a Store.
 type Stats struct {
-	Keys    int    // buckets and log entries kept
+	Keys    int    // buckets, log entries and what was answered to groups taken once
 	MaxKeys int    // their bound
 	Full    uint64 // takes refused for want of room
 	Swept   uint64 // buckets forgotten because they had become equal to one never seen

@@ -22,8 +22,11 @@ type room struct {
 }
 
 func newRoom(most int) room {
-	return room{most: most, poolMax: most, names: map[string]uint32{}}
+	return room{most: most, poolMax: most, names: map[string]uint32{}, held: []int{0}, listed: []bool{false}}
 }
+
+// recordsOwner owns what is remembered of groups that are taken once. It has no part of its own.
+const recordsOwner = 0
 
 // owner is the number of a name.
 func (r *room) owner(name string) uint32 {

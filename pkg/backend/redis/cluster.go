@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -95,6 +96,10 @@ type part struct {
 // that give something back themselves wait for the others: undoing them could fail.
 func (c *cluster) takeGroup(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	parts, later := c.parts(charges)
+	if charges[0].Once != nil && (len(parts)+len(later) > 1 || len(charges[0].Shards) > 0) {
+		c.takeClaimed(ctx, charges, decisions) // which no one step can remember
+		return
+	}
 	c.takeParts(ctx, parts)
 	all := allowed(parts)
 	if !all {
@@ -282,7 +287,7 @@ type unknown struct {
 
 // learn has the cluster's layout looked at again where a node failed.
 func (c *cluster) learn(decisions []backend.Decision) {
-	if decisions[0].Err != nil {
+	if errors.Is(decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
 	}
 }
@@ -310,10 +315,7 @@ type failing struct{ err error }
 
 // Take implements backend.Store.
 func (f failing) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	err := unavailable(f.err)
-	for i := range decisions {
-		decisions[i] = backend.Decision{Err: err}
-	}
+	fail(decisions, unavailable(f.err))
 }
 
 // background runs what nobody waits for, bounded in number and time, until it is closed.

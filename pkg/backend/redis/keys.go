@@ -29,6 +29,20 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return key, slotOf(key)
 }
 
+// record is the name of the record of c's group, which is taken once, where one step reaches both it
+// and the group's buckets: in a cluster, in their slot.
+func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
+	tag := ""
+	if inCluster {
+		tag = strconv.FormatUint(tags()[slot], 36)
+	}
+	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.Once.ID[:])
+}
+
+// recordPrefix starts what follows the tag in the name of a record; that of a bucket starts with the
+// version of its layout, a digit.
+const recordPrefix = "o"
+
 // shardSlot is the number that, as a Charge.Slot, puts shard i of n of a bucket where its turn is:
 // the shards lie evenly over all slots, so that they lie evenly over masters that share the slots
 // out in ranges.

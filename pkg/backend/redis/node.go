@@ -88,6 +88,10 @@ func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
 			t = f.trip(slot)
 		}
 		t.slots = t.slots || t.slot != slot && n.elsewhere != nil
+		if starts := i == 0 || charges[i].Group != charges[i-1].Group; starts && charges[i].Once != nil {
+			group := charges[i:][:backend.GroupLen(charges[i:])]
+			t.head(group, n.keys.record(&charges[i], slot, n.elsewhere != nil))
+		}
 		t.add(&charges[i], key, i)
 	}
 	now := algorithms.Micros(0)

@@ -39,7 +39,7 @@ func newScript(text string) script {
 type trip struct {
 	slot    int   // of its first key
 	slots   bool  // it has keys of several, in a cluster
-	of      []int // the numbers of its charges in the Take
+	of      []int // the numbers of its charges in the Take; below 0: the head of so many, which are taken once
 	args    []any // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
 	keys    []string
 	index   map[string]int // key -> its number, from 1
@@ -67,12 +67,7 @@ func (t *trip) reset() {
 // add appends c, the i-th charge of the Take.
 func (t *trip) add(c *backend.Charge, key string, i int) {
 	t.of = append(t.of, i)
-	k, ok := t.index[key]
-	if !ok {
-		t.keys = append(t.keys, key)
-		k = len(t.keys)
-		t.index[key] = k
-	}
+	k := t.key(key)
 	flags := 0.0
 	if c.Ask.Reserve {
 		flags++
@@ -89,6 +84,28 @@ func (t *trip) add(c *backend.Charge, key string, i int) {
 	t.charges = doubles(t.charges,
 		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
 		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
+}
+
+// head appends the head of group, which is taken once; key is that of its record.
+func (t *trip) head(group []backend.Charge, key string) {
+	once := group[0].Once
+	t.of = append(t.of, -len(group))
+	t.charges = doubles(t.charges, float64(t.key(key)), 0, float64(group[0].Group), float64(lifetime(once)))
+	t.charges = append(t.charges, once.Of[:]...)
+}
+
+// lifetime is for how many ms a record is remembered.
+func lifetime(once *backend.Once) int64 { return int64(max(once.For, 1)+999) / 1000 }
+
+// key is the number of a key, from 1.
+func (t *trip) key(key string) int {
+	k, ok := t.index[key]
+	if !ok {
+		t.keys = append(t.keys, key)
+		k = len(t.keys)
+		t.index[key] = k
+	}
+	return k
 }
 
 // limit is the number of l, from 1.
@@ -162,26 +179,65 @@ func (t *trip) answer(decisions []backend.Decision) {
 	if t.err != nil {
 		err := unavailable(t.err)
 		for _, i := range t.of {
-			decisions[i] = backend.Decision{Err: err}
+			if i >= 0 {
+				decisions[i] = backend.Decision{Err: err}
+			}
 		}
 		return
 	}
-	number := func(at int) int64 {
-		return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(t.reply[at : at+8]))))
-	}
-	for n, i := range t.of {
-		at := headSize + n*answerSize
-		decisions[i] = backend.Decision{
-			Decision: algorithms.Decision{
-				Allowed: t.reply[at]&1 != 0, Never: t.reply[at]&2 != 0,
-				Value: number(at + 1), Remaining: number(at + 9),
-				RetryAfter: algorithms.Micros(number(at + 17)), ResetAfter: algorithms.Micros(number(at + 25)),
-				Wait: algorithms.Micros(number(at + 33)),
-			},
-			At: algorithms.Micros(number(0)),
+	now, rest := moment(t.reply), t.reply[headSize:]
+	at, replayed, reused, heads := now, false, false, 0 // of the group that is taken once, and what is left of it
+	for _, i := range t.of {
+		text := rest[:answerSize]
+		rest = rest[answerSize:]
+		if i < 0 {
+			heads, at, replayed, reused = -i, now, text[0]&4 != 0, text[0]&8 != 0
+			if replayed {
+				at = moment(text[1:])
+			}
+			continue
 		}
+		if heads == 0 {
+			at, replayed, reused = now, false, false
+		}
+		heads = max(0, heads-1)
+		if reused {
+			decisions[i] = backend.Decision{Err: backend.ErrReused}
+			continue
+		}
+		decisions[i] = decode(text)
+		decisions[i].At, decisions[i].Replayed = at, replayed
 	}
 }
+
+// decode reads the answer to one charge.
+func decode(text string) backend.Decision {
+	return backend.Decision{Decision: algorithms.Decision{
+		Allowed: text[0]&1 != 0, Never: text[0]&2 != 0,
+		Value: number(text[1:]), Remaining: number(text[9:]),
+		RetryAfter: moment(text[17:]), ResetAfter: moment(text[25:]), Wait: moment(text[33:]),
+	}}
+}
+
+// encode is the answer that decode reads.
+func encode(dst []byte, d *backend.Decision) []byte {
+	flags := byte(0)
+	if d.Allowed {
+		flags++
+	}
+	if d.Never {
+		flags += 2
+	}
+	return doubles(append(dst, flags), float64(d.Value), float64(d.Remaining),
+		float64(d.RetryAfter), float64(d.ResetAfter), float64(d.Wait))
+}
+
+// number is the whole number that text starts with, as a double.
+func number(text string) int64 {
+	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[:8]))))
+}
+
+func moment(text string) algorithms.Micros { return algorithms.Micros(number(text)) }
 
 // exact cuts n to the range in which doubles are exact. No limit allows a cost beyond it.
 func exact(n int64) float64 {

@@ -6,7 +6,9 @@
 -- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
 -- ARGV[2]  the limits, 14 doubles each
--- ARGV[3]  the charges, 8 doubles each; a run of equal group is taken together or not at all
+-- ARGV[3]  the charges, 64 bytes each: 8 doubles; a run of equal group is taken together or not at all.
+-- One of limit 0 heads a group that is taken once: the key is that of its record, the cost how many
+-- ms it is remembered, and the last 32 bytes tell what is asked
 -- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
@@ -19,7 +21,7 @@ local DAY = 86400000000
 local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
 
 local floor, max, min, frexp, ldexp = math.floor, math.max, math.min, math.frexp, math.ldexp
-local byte, format = string.byte, string.format
+local byte, format, sub, rep = string.byte, string.format, string.sub, string.rep
 local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
 local now = unpack_at('<d', ARGV[1])
@@ -673,24 +675,79 @@ local function answer(c)
   answers[n] = pack('<Bddddd', (c.allowed and 1 or 0) + (c.never and 2 or 0), c.value, c.remaining, c.retry, c.reset, c.wait)
 end
 
+-- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the
+-- time decided by, and the answers.
+local records, fresh_records = {}, {} -- by key
+
+local function record_of(k)
+  local r = records[k]
+  if r == nil then
+    if stored then r = stored[k] else r = call('GET', names[k]) end
+    records[k] = r
+  end
+  return r
+end
+
+-- replay answers the head's group, whose charges start at pos, as record does; with flag 8 where it is
+-- that of another group. It returns where the next charge is.
+local function replay(head, record, pos)
+  local first = pos
+  while group_at(pos) == head.group do pos = pos + 64 end
+  local bytes = (pos - first) / 64 * 41
+  local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
+  answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
+  answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
+  n = n + 2
+  return pos
+end
+
+-- took tells whether group took anything, so that it is remembered.
+local function took(group)
+  local all = true
+  for i = 1, #group do
+    local g = group[i]
+    if g.look then return false end
+    if g.limit.charges_denied and g.cost > 0 then return true end
+    all = all and g.allowed
+  end
+  return all
+end
+
 local pos, c = 1, {}
 while pos <= size do
   pos = read(c, pos)
-  if group_at(pos) ~= c.group then
-    take_one(c)
-    answer(c)
+  local head = not c.limit and { key = c.key, group = c.group, ttl = c.cost, of = sub(blob, pos - 32, pos - 1) }
+  local record = head and record_of(head.key)
+  if record then
+    pos = replay(head, record, pos)
   else
-    local group = { c }
-    repeat
-      local more = {}
-      pos = read(more, pos)
-      group[#group + 1] = more
-    until group_at(pos) ~= more.group
-    take_all(group, 1, #group)
-    for i = 1, #group do answer(group[i]) end
-    c = {}
+    if head then
+      n = n + 1
+      answers[n] = rep('\0', 41)
+      pos = read(c, pos)
+    end
+    local before, group = n
+    if group_at(pos) ~= c.group then
+      take_one(c)
+      answer(c)
+    else
+      group = { c }
+      repeat
+        local more = {}
+        pos = read(more, pos)
+        group[#group + 1] = more
+      until group_at(pos) ~= more.group
+      take_all(group, 1, #group)
+      for i = 1, #group do answer(group[i]) end
+    end
+    if head and took(group or { c }) then
+      records[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
+      fresh_records[head.key] = head.ttl
+    end
+    if group then c = {} end
   end
 end
 
+for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
 for k in pairs(dirty) do save(k) end
 return table.concat(answers)

@@ -81,6 +81,10 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		_, store := start(t)
 		resets(t, store)
 	})
+	t.Run("a group is taken once", func(t *testing.T) {
+		clock, store := start(t)
+		takesOnce(t, clock, store)
+	})
 	t.Run("64 workers on one bucket admit the limit", func(t *testing.T) {
 		_, store := start(t)
 		bucket := window(1000, algorithms.Day)
@@ -292,7 +296,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 	for i := range specs {
 		compile(i)
 	}
-	twin := map[string]algorithms.State{}
+	twin := twin{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
 	now := Start
 	for step := range 300 {
 		now += jump(rng)
@@ -304,6 +308,11 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 		}
 		var charges []backend.Charge
 		for group := range 1 + rng.IntN(3) {
+			var once *backend.Once
+			if rng.IntN(10) == 0 {
+				once = &backend.Once{ID: [16]byte{byte(seed), byte(rng.IntN(6))}, For: 1000 * algorithms.Day}
+			}
+			from := len(charges)
 			for _, i := range rng.Perm(len(specs))[:1+rng.IntN(3)] {
 				key := fmt.Sprintf("%d/%d/%d", seed, i, rng.IntN(2))
 				cost := rng.Int64N(8) - 1
@@ -322,10 +331,17 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 					},
 				})
 			}
+			for i := range charges[from:] {
+				if once != nil {
+					charges[from+i].Once = once
+					once.Of[len(charges)-from]++ // groups of one size are taken for the same
+					charges[from+i].Ask.Look = false
+				}
+			}
 		}
-		want := answer(twin, now, charges)
+		want := twin.answer(now, charges)
 		for i, got := range take(store, charges...) {
-			if got.Err != nil || got.Decision != want[i] || got.At != now {
+			if got != want[i] {
 				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
 					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Ask, now, got, want[i])
 			}
@@ -333,20 +349,57 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 	}
 }
 
+// twin is what a Store should be.
+type twin struct {
+	states  map[string]algorithms.State
+	records map[[16]byte][]backend.Decision
+}
+
 // answer is the twin's answer to charges.
-func answer(states map[string]algorithms.State, now algorithms.Micros, charges []backend.Charge) (all []algorithms.Decision) {
+func (w *twin) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
-		buckets := make([]algorithms.Bucket, n)
-		for i, c := range charges[:n] {
-			buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: states[string(c.Key)]}
+		answers := w.again(charges[:n])
+		if answers == nil {
+			answers = w.take(now, charges[:n])
+			if once := charges[0].Once; once != nil && backend.Took(charges[:n], answers) {
+				w.records[once.ID] = answers
+			}
 		}
-		algorithms.TakeAll(now, buckets)
-		for i, c := range charges[:n] {
-			states[string(c.Key)] = buckets[i].State
-			all = append(all, buckets[i].Decision)
-		}
+		all = append(all, answers...)
 		charges = charges[n:]
+	}
+	return all
+}
+
+// again is what the twin remembers of a group; nil: nothing.
+func (w *twin) again(group []backend.Charge) []backend.Decision {
+	once := group[0].Once
+	if once == nil || w.records[once.ID] == nil {
+		return nil
+	}
+	was := w.records[once.ID]
+	answers := make([]backend.Decision, len(group))
+	for i := range answers {
+		if len(was) != len(group) {
+			answers[i].Err = backend.ErrReused
+			continue
+		}
+		answers[i] = was[i]
+		answers[i].Replayed = true
+	}
+	return answers
+}
+
+func (w *twin) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+	buckets := make([]algorithms.Bucket, len(charges))
+	for i, c := range charges {
+		buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: w.states[string(c.Key)]}
+	}
+	algorithms.TakeAll(now, buckets)
+	for i, c := range charges {
+		w.states[string(c.Key)] = buckets[i].State
+		all = append(all, backend.Decision{Decision: buckets[i].Decision, At: now})
 	}
 	return all
 }

@@ -1,0 +1,55 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// TestRecordsAreBounded: in time, and in number by the room they share with buckets.
+func TestRecordsAreBounded(t *testing.T) {
+	clock, s := at(10)
+	s.SetOwners([]string{"a/x"})
+	limit := tokens(t, 100)
+	take := func(id byte) backend.Decision {
+		d := make([]backend.Decision, 1)
+		s.Take(context.Background(), []backend.Charge{{
+			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
+			Once: &backend.Once{ID: [16]byte{id}, For: minute},
+		}}, d)
+		return d[0]
+	}
+	for id := range byte(5) { // the half that is for whoever comes first
+		if d := take(id); !d.Allowed {
+			t.Fatalf("%d: %+v", id, d)
+		}
+	}
+	if d := take(5); !errors.Is(d.Err, backend.ErrFull) {
+		t.Errorf("a sixth record: got %+v", d)
+	}
+	if d := ask(s, "a/x", "other", limit, 1); !d.Allowed {
+		t.Errorf("buckets have room of their own: got %+v", d)
+	}
+	if d := take(0); !d.Replayed || d.Remaining != 99 {
+		t.Errorf("none was forgotten for it: got %+v", d)
+	}
+	clock.Set(storetest.Start + minute - 1)
+	if d := take(4); !d.Replayed {
+		t.Errorf("within its time: got %+v", d)
+	}
+	clock.Set(storetest.Start + minute)
+	for range 2 { // its room is its own's again
+		if d := take(4); !d.Allowed {
+			t.Errorf("after its time: got %+v", d)
+		}
+	}
+	clock.Set(storetest.Start + 3*minute)
+	s.Sweep()
+	if got := s.Stats().Keys; got != 0 {
+		t.Errorf("%d kept, want none", got)
+	}
+}

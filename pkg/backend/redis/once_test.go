@@ -1,0 +1,153 @@
+package redis
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// underID makes charges a group that is taken once.
+func underID(id uint32, charges ...backend.Charge) []backend.Charge {
+	o := &backend.Once{For: 600 * algorithms.Second}
+	binary.BigEndian.PutUint32(o.ID[:], id)
+	for i := range charges {
+		o.Of[i] = charges[i].Key[0] + byte(charges[i].Ask.Cost)
+		charges[i].Once = o
+	}
+	return charges
+}
+
+func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
+	d := make([]backend.Decision, len(charges))
+	s.Take(context.Background(), charges, d)
+	return d
+}
+
+// TestLostAnswersAreChargedOnce: whoever asks again under the same id, until there is an answer, is
+// charged once, though the answers that were lost came after the script had run.
+func TestLostAnswersAreChargedOnce(t *testing.T) {
+	server := redistest.Start(t)
+	p := startProxy(t, server.Addr, seed(t))
+	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: 2 * time.Second})
+	p.do(faults{share: 0.3, close: true})
+	c := backend.Charge{Key: []byte("lost"), Limit: limitOf(1000), Ask: algorithms.Ask{Cost: 1}}
+	var wg sync.WaitGroup
+	for worker := range uint32(4) {
+		wg.Go(func() {
+			for n := range uint32(50) {
+				d := takeAll(s, underID(worker<<16+n, c))
+				for d[0].Err != nil && t.Context().Err() == nil {
+					time.Sleep(time.Millisecond)
+					d = takeAll(s, underID(worker<<16+n, c))
+				}
+				if !d[0].Allowed {
+					t.Errorf("got %+v", d[0])
+				}
+			}
+		})
+	}
+	wg.Wait()
+	p.do(faults{})
+	if p.harmed.Load() == 0 {
+		t.Error("no answer was lost")
+	}
+	if d := takeOne(t, s, c, algorithms.Ask{Look: true}); d.Remaining != 800 {
+		t.Errorf("%d left of 1000 after 200 calls, want 800", d.Remaining)
+	}
+}
+
+func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
+	takeAll(s, underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}))
+	left, err := server.Client().PTTL(t.Context(), "rl:{}o"+string([]byte{0, 0, 0, 1})+strings.Repeat("\x00", 12)).Result()
+	if err != nil || left < 599*time.Second || left > 600*time.Second {
+		t.Errorf("lives %v more (%v), want 10 min", left, err)
+	}
+}
+
+// TestClaimsAreTakenOnce is of groups that no one step of a Cluster can take: of buckets in several
+// slots, and of shards.
+func TestClaimsAreTakenOnce(t *testing.T) {
+	cluster := redistest.StartCluster(t, 3)
+	one := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+	other := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+	left := func(c backend.Charge) int64 {
+		c.Ask.Cost = 0
+		return takeAll(one, []backend.Charge{c})[0].Remaining
+	}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
+	shards := sharded(t, windowSpec(100), 10, "s")
+	shards.Ask.Cost = 35 // more than two of them have
+	for name, group := range map[string][]backend.Charge{"several slots": {a, b}, "shards": {shards}} {
+		t.Run(name, func(t *testing.T) {
+			before := left(group[0])
+			id := uint32(len(group))
+			first := takeAll(one, underID(id, group...))
+			if !first[0].Allowed || first[0].Replayed {
+				t.Fatalf("got %+v", first)
+			}
+			for i, d := range takeAll(other, underID(id, group...)) {
+				if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
+					t.Errorf("another sidecar, asked again: got %+v, want %+v", d, want)
+				}
+			}
+			if now := left(group[0]); now != before-group[0].Ask.Cost {
+				t.Errorf("%d left, want %d", now, before-group[0].Ask.Cost)
+			}
+			group[0].Ask.Cost++
+			if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
+				t.Errorf("the id of something else: got %+v", d)
+			}
+		})
+	}
+	t.Run("what was denied is decided anew", func(t *testing.T) {
+		full := b
+		full.Ask.Cost = 4
+		for range 2 {
+			if d := takeAll(one, underID(10, a, full)); d[0].Err != nil || d[1].Allowed || d[1].Replayed {
+				t.Errorf("3 left of 4: got %+v", d)
+			}
+		}
+		full.Ask.Cost = -1
+		takeAll(one, []backend.Charge{full})
+		full.Ask.Cost = 4
+		if d := takeAll(other, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
+			t.Errorf("4 left of 4: got %+v", d)
+		}
+	})
+	t.Run("all at once", func(t *testing.T) {
+		c, d := a, a
+		c.Key, d.Key = []byte("c"), []byte("d")
+		var wg sync.WaitGroup
+		var taken atomic.Int64
+		for i := range 16 {
+			wg.Go(func() {
+				s := []*Store{one, other}[i%2]
+				for id := range uint32(10) {
+					got := takeAll(s, underID(20+id, c, d))
+					switch {
+					case got[0].Allowed && !got[0].Replayed:
+						taken.Add(1)
+					case !got[0].Replayed && !errors.Is(got[0].Err, backend.ErrPending):
+						t.Errorf("got %+v", got)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n := taken.Load(); n != 10 || left(c) != 80 || left(d) != 80 {
+			t.Errorf("10 ids were taken %d times; %d and %d left, want 80", n, left(c), left(d))
+		}
+	})
+}

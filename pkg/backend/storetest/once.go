@@ -1,0 +1,94 @@
+package storetest
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// once makes charges a group that is taken once under an id.
+func once(id byte, charges ...backend.Charge) []backend.Charge {
+	o := &backend.Once{ID: [16]byte{id}, For: 10 * minute}
+	for i := range charges {
+		o.Of[0] += byte(charges[i].Ask.Cost) + charges[i].Key[0]
+		charges[i].Once, charges[i].Group = o, 0
+	}
+	return charges
+}
+
+const minute = 60 * algorithms.Second
+
+// takesOnce checks that what is asked again under its id is answered again, and takes nothing.
+func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	a, b := token(2, minute, 2), token(3, minute, 3)
+	a.Key, b.Key = []byte("once a"), []byte("once b")
+
+	first := take(store, once(1, a)...)
+	clock.Set(Start + algorithms.Second)
+	for range 2 {
+		again := take(store, once(1, a)...)
+		if want := first[0]; !again[0].Replayed || again[0].At != Start || again[0].Decision != want.Decision {
+			t.Errorf("asked again: got %+v, want that of before, %+v", again[0], want)
+		}
+	}
+	ask(t, store, a, 0, true, 1, 0)
+
+	more := a
+	more.Ask.Cost = 2
+	if d := take(store, once(1, more)...); !errors.Is(d[0].Err, backend.ErrReused) {
+		t.Errorf("the id of something else: got %+v", d[0])
+	}
+	if d := take(store, once(2, more)...); d[0].Allowed || d[0].RetryAfter == 0 {
+		t.Errorf("2 of 1: got %+v", d[0])
+	}
+	clock.Set(Start + 30*algorithms.Second)
+	if d := take(store, once(2, more)...); !d[0].Allowed || d[0].Replayed {
+		t.Errorf("a denial is not remembered: got %+v", d[0])
+	}
+
+	// Together with others in one Take, some of them new.
+	group := append(once(3, a, b), token(1, minute, 1))
+	group[2].Group = 1
+	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
+		t.Errorf("a is empty: got %+v", d)
+	}
+	clock.Set(Start + 60*algorithms.Second)
+	group[2].Key = []byte("once c")
+	if d := take(store, group...); !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 2 || d[0].Replayed || !d[2].Allowed {
+		t.Errorf("a has 1: got %+v", d)
+	}
+	again := append(once(3, a, b), group[2])
+	again[2].Group = 1
+	again = append(again, once(4, b)...)
+	again[3].Group = 2
+	if d := take(store, again...); !d[0].Replayed || !d[1].Replayed || d[1].Remaining != 2 || d[2].Allowed || d[2].Replayed || d[3].Remaining != 1 || d[3].Replayed || d[3].At != Start+60*algorithms.Second {
+		t.Errorf("asked again with others: got %+v", d)
+	}
+
+	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
+	debt.Key, debt.Ask.Cost = []byte("once debt"), 15
+	first = take(store, once(5, debt)...)
+	clock.Set(Start + 61*algorithms.Second)
+	if d := take(store, once(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
+		t.Errorf("a denial that took something is remembered: got %+v, before %+v", d[0], first[0])
+	}
+
+	crowd := window(1000, algorithms.Day)
+	crowd.Key = []byte("once crowd")
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for id := range byte(20) {
+				if d := take(store, once(100+id, crowd)...); !d[0].Allowed {
+					t.Errorf("got %+v", d[0])
+				}
+			}
+		})
+	}
+	wg.Wait()
+	ask(t, store, crowd, 0, true, 980, 0)
+}
