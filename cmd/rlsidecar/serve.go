@@ -25,11 +25,12 @@ type serveCmd struct {
 	configFlags
 	xdsFlags
 
-	GRPCListen  string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
-	HTTPListen  string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
-	APIToken    string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
-	AdminListen string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
-	AdminToken  string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
+	GRPCListen        string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
+	HTTPListen        string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
+	HTTPProxyProtocol bool   `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
+	APIToken          string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
+	AdminListen       string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
+	AdminToken        string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 
 	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
 	TLSKey        string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
@@ -134,7 +135,7 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 	version, revision := build()
 	s := server.Config{
 		Paths: c.Config, XDS: plane, Defaults: c.options(),
-		GRPC: c.GRPCListen, HTTP: c.HTTPListen, Admin: c.AdminListen, AdminToken: c.AdminToken,
+		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		APIToken: c.APIToken,
 		TLS:      server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics:  c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,

@@ -14,7 +14,7 @@ func (a *asked) believed() bool {
 		return a.auth.TrustUnix
 	}
 	peer, ok := a.peer()
-	return ok && a.isTrusted(peer)
+	return ok && a.auth.Trusts(peer)
 }
 
 // peer is who asks; there is no address for who comes through a Unix socket.
@@ -25,15 +25,6 @@ func (a *asked) peer() (netip.Addr, bool) {
 
 // plain is the one form of an address.
 func plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
-
-func (a *asked) isTrusted(addr netip.Addr) bool {
-	for _, p := range a.auth.Trusted {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
-}
 
 // clientIP is the address of the client, or the network that stands for it: the peer, if nobody
 // trusted says otherwise.
@@ -83,7 +74,7 @@ func (a *asked) forwardedFor(peer netip.Addr, known bool) (addr netip.Addr, ok, 
 			if !is {
 				return addr, ok, true
 			}
-			if addr, ok = next, true; !a.isTrusted(addr) {
+			if addr, ok = next, true; !a.auth.Trusts(addr) {
 				return addr, true, true
 			}
 		}

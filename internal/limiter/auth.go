@@ -16,6 +16,17 @@ type Auth struct {
 	Routes []Route
 }
 
+// Trusts tells whether what a peer at addr says is believed.
+func (a *Auth) Trusts(addr netip.Addr) bool {
+	addr = addr.Unmap().WithZone("")
+	for _, p := range a.Trusted {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
 // Route is what is asked for the requests that it matches.
 type Route struct {
 	// Path is compared with a request's path in its one form; as a prefix if PathPrefix. "": any.

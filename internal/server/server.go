@@ -56,6 +56,8 @@ type Config struct {
 	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
 	// from this machine alone.
 	APIToken string
+	// HTTPProxyProtocol: connections of trusted proxies to HTTP may start with a PROXY header.
+	HTTPProxyProtocol bool
 	// TLS of the gRPC door.
 	TLS TLSFiles
 	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
@@ -270,10 +272,15 @@ func (s *server) open() (doors []door, running Running, err error) {
 	}
 	if s.config.HTTP != "" {
 		h := httpapi.New(httpapi.Config{AnswerJSON: api.AnswerJSON, Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor()})
-		if err = add(s.config.HTTP, &running.HTTP, s.httpDoor(&http.Server{
+		d := s.httpDoor(&http.Server{
 			Handler: h, ReadTimeout: 10 * time.Second,
 			WriteTimeout: 75 * time.Second, // longer than an answer may be held
-		})); err != nil {
+		})
+		if s.config.HTTPProxyProtocol {
+			plain := d.serve
+			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
+		}
+		if err = add(s.config.HTTP, &running.HTTP, d); err != nil {
 			return doors, running, err
 		}
 	}

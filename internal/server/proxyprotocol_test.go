@@ -1,0 +1,141 @@
+package server
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+)
+
+const byAddress = `
+domain: d
+descriptors:
+  - {key: remote_address, rate_limit: {name: address, unit: hour, requests_per_unit: 2}}
+auth:
+  trusted_proxies: %s
+  routes: [{descriptors: [[{key: remote_address, from: client_ip}]]}]
+`
+
+// header is a PROXY header.
+func header(tb testing.TB, version byte, command proxyproto.ProtocolVersionAndCommand, source net.Addr) string {
+	tb.Helper()
+	h := proxyproto.HeaderProxyFromAddrs(version, source, source)
+	h.Command = command
+	b, err := h.Format()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
+}
+
+func at(address string) net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
+}
+
+// sendAuth opens a connection that starts with start, asks for the auth of a POST, and returns the
+// status, 0 where there is no answer.
+func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
+	tb.Helper()
+	conn, err := net.Dial(a.Network(), a.String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	lines := append([]string{"POST /v1/auth HTTP/1.1", "Host: h", "Connection: close"}, headers...)
+	if _, err := conn.Write([]byte(start + strings.Join(lines, "\r\n") + "\r\n\r\n")); err != nil {
+		tb.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+func TestProxyProtocol(t *testing.T) {
+	on := func(c *Config) { c.HTTPProxyProtocol = true }
+	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1, 10.0.0.0/8]"), on)
+	v1 := func(address string) string { return header(t, 1, proxyproto.PROXY, at(address)) }
+	v2 := func(address string) string { return header(t, 2, proxyproto.PROXY, at(address)) }
+	ask := func(want int, start string, headers ...string) {
+		t.Helper()
+		if got := sendAuth(t, x.HTTP, start, headers...); got != want {
+			t.Errorf("%q: %d, want %d", start, got, want)
+		}
+	}
+	// One client, whichever version says so.
+	ask(200, v1("192.0.2.1:1000"))
+	ask(200, v2("192.0.2.1:1001"))
+	ask(429, v1("192.0.2.1:1002"))
+	// It is not believed: it is no proxy.
+	ask(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
+	// A proxy behind the balancer is.
+	ask(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	ask(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	ask(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	// IPv6: a /64 is one client.
+	ask(200, v1("[2001:db8::1]:1000"))
+	ask(200, v2("[2001:db8::2]:1000"))
+	ask(429, v2("[2001:db8::3]:1000"))
+	// Without a header, or with one that names nobody, it is the balancer itself.
+	ask(200, "")
+	ask(200, "PROXY UNKNOWN\r\n")
+	ask(429, header(t, 2, proxyproto.LOCAL, at("192.0.2.7:1")))
+	// What is none is refused.
+	ask(0, "PROXY TCP4 nobody 192.0.2.1 1 1\r\n")
+	ask(0, "PROXY TCP4 192.0.2.1 192.0.2.1 1 1"+strings.Repeat(" ", 200)+"\r\n")
+	ask(0, header(t, 2, proxyproto.PROXY, &net.UnixAddr{Net: "unix", Name: "/x"}))
+	// The second header of a connection is its client's.
+	ask(400, v1("192.0.2.3:1")+v1("192.0.2.4:1"))
+}
+
+func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
+	const said = "PROXY TCP4 192.0.2.1 192.0.2.1 1 1\r\n"
+	on := func(c *Config) { c.HTTPProxyProtocol = true }
+	for name, x := range map[string]*instance{
+		"a stranger":            start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on),
+		"it is not switched on": start(t, fmt.Sprintf(byAddress, "[127.0.0.1]")),
+	} {
+		if got := sendAuth(t, x.HTTP, said); got != 400 {
+			t.Errorf("%s: %d, want 400", name, got)
+		}
+		if got := sendAuth(t, x.HTTP, ""); got != 200 {
+			t.Errorf("%s, without it: %d, want 200", name, got)
+		}
+	}
+	// From one configuration to the next, and through a socket.
+	socket := filepath.Join(t.TempDir(), "http.sock")
+	x := start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on, func(c *Config) { c.HTTP = "unix://" + socket })
+	if got := sendAuth(t, x.HTTP, said); got != 400 {
+		t.Errorf("a socket that is not trusted: %d, want 400", got)
+	}
+	x.write(t, fmt.Sprintf(byAddress, "[unix]"))
+	x.reload(t)
+	if got := sendAuth(t, x.HTTP, said); got != 200 {
+		t.Errorf("one that is: %d, want 200", got)
+	}
+}
+
+func TestProxyHeadersDoNotHoldUpOthers(t *testing.T) {
+	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1]"), func(c *Config) { c.HTTPProxyProtocol = true })
+	for range 50 { // connections that say nothing, or next to nothing
+		conn, err := net.Dial("tcp", x.HTTP.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		_, _ = conn.Write([]byte("PROXY"))
+	}
+	if got := sendAuth(t, x.HTTP, ""); got != 200 {
+		t.Errorf("%d", got)
+	}
+}
