@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// TestCompose has no Docker to run examples/compose with: it looks whether what its containers find
+// is there, and has Envoy read what it would. TestEnvoy runs the rest.
+func TestCompose(t *testing.T) {
+	envoy := programPath(t, "ENVOY", "envoy") // may skip
+	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compose struct {
+		Services map[string]struct {
+			Build, Image string
+			Command      []string
+			Volumes      []string
+			Network      string `yaml:"network_mode"`
+		}
+	}
+	if err := yaml.Unmarshal(data, &compose); err != nil {
+		t.Fatal(err)
+	}
+	for name, service := range compose.Services {
+		for _, volume := range service.Volumes {
+			if from, _, _ := strings.Cut(volume, ":"); from != "../envoy" {
+				t.Errorf("%s: %s is not known here", name, from)
+			}
+		}
+		if name != "envoy" && service.Network != "service:envoy" {
+			t.Errorf("%s is in another network than Envoy", name)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(root, "examples/compose", compose.Services["rlsidecar"].Build, "go.mod")); err != nil {
+		t.Error(err)
+	}
+	edit, _, _ := strings.Cut(compose.Services["envoy"].Command[2], " > ")
+	edit = strings.Replace(edit, "/example", root+"/examples/envoy", 1)
+	edited, err := exec.Command("sh", "-c", edit).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(string(edited), "0.0.0.0, port_value: 10000") != 1 || strings.Count(string(edited), "0.0.0.0, port_value: 10001") != 1 || strings.Count(string(edited), "0.0.0.0") != 2 {
+		t.Errorf("published listeners:\n%s", edited)
+	}
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(path, edited, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(envoy, "--mode", "validate", "-c", path).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	command := compose.Services["rlsidecar"].Command
+	if strings.Join(command[:4], " ") != "/bin/rlsidecar serve --config /example/rlsidecar.yaml" {
+		t.Errorf("%q", command)
+	}
+}

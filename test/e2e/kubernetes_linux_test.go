@@ -1,0 +1,368 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const kubernetes = root + "/examples/kubernetes/"
+
+// object is a part of a YAML document.
+type object = map[string]any
+
+// manifests are the documents of a file of examples/kubernetes.
+func manifests(t *testing.T, name string) []object {
+	t.Helper()
+	data, err := os.ReadFile(kubernetes + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []object
+	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
+		var one object
+		err := decoder.Decode(&one)
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		all = append(all, one)
+	}
+}
+
+// manifest is the first of a kind.
+func manifest(t *testing.T, name, kind string) object {
+	t.Helper()
+	for _, one := range manifests(t, name) {
+		if one["kind"] == kind {
+			return one
+		}
+	}
+	t.Fatalf("%s has no %s", name, kind)
+	return nil
+}
+
+// at is what stands under keys in o.
+func at[T any](t *testing.T, o object, keys ...string) T {
+	t.Helper()
+	for _, key := range keys[:len(keys)-1] {
+		next, ok := o[key].(object)
+		if !ok {
+			t.Fatalf("no %s of %v", key, keys)
+		}
+		o = next
+	}
+	found, ok := o[keys[len(keys)-1]].(T)
+	if !ok {
+		t.Fatalf("no %v", keys)
+	}
+	return found
+}
+
+// rendered is what a gateway makes of a recipe.
+type rendered struct {
+	Filter      object `yaml:"filter"`
+	VirtualHost object `yaml:"virtual_host"` // more of it
+	Route       object `yaml:"route"`        // more of it
+	Cluster     object `yaml:"cluster"`
+	Limits      object `yaml:"limits"` // nil: those of rlsidecar.yaml
+}
+
+func readRendered(t *testing.T, name string) rendered {
+	t.Helper()
+	data, err := os.ReadFile(kubernetes + "rendered/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r rendered
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&r); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return r
+}
+
+// istioRenders applies the patches of istio.yaml as Istio does.
+func istioRenders(t *testing.T) rendered {
+	t.Helper()
+	var r rendered
+	for _, p := range at[[]any](t, manifest(t, "istio.yaml", "EnvoyFilter"), "spec", "configPatches") {
+		patch := p.(object)
+		how := fmt.Sprint(patch["applyTo"], " ", at[string](t, patch, "patch", "operation"))
+		value := at[object](t, patch, "patch", "value")
+		switch how {
+		case "CLUSTER ADD":
+			r.Cluster = value
+		case "HTTP_FILTER INSERT_BEFORE":
+			r.Filter = value
+		case "VIRTUAL_HOST MERGE":
+			r.VirtualHost = value
+		default:
+			t.Fatalf("istio.yaml: %s is not known here", how)
+		}
+	}
+	return r
+}
+
+// gatewayFile writes what an Envoy has whose requests r limits.
+func (s *stack) gatewayFile(t *testing.T, r rendered) string {
+	t.Helper()
+	merge := func(base, more object) object {
+		for key, value := range more {
+			if into, ok := base[key].(object); ok {
+				maps.Copy(into, value.(object))
+				continue
+			}
+			base[key] = value
+		}
+		return base
+	}
+	typed := func(name string, more object) object {
+		return merge(object{"@type": "type.googleapis.com/envoy.extensions.filters." + name}, more)
+	}
+	at := func(port int) object {
+		return object{"socket_address": object{"address": s.addr, "port_value": port}}
+	}
+	route := merge(object{"match": object{"prefix": "/"}, "route": object{"cluster": "app"}}, r.Route)
+	host := merge(object{"name": "shop", "domains": []any{"*"}, "routes": []any{route}}, r.VirtualHost)
+	config := object{
+		"admin": object{"address": at(9901)},
+		"static_resources": object{
+			"listeners": []any{object{"name": "http", "address": at(10000), "filter_chains": []any{object{"filters": []any{object{
+				"name": "envoy.filters.network.http_connection_manager",
+				"typed_config": typed("network.http_connection_manager.v3.HttpConnectionManager", object{
+					"stat_prefix": "http", "use_remote_address": true, "route_config": object{"virtual_hosts": []any{host}},
+					"http_filters": []any{r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}},
+				}),
+			}}}}}},
+			"clusters": []any{r.Cluster, object{"name": "app", "type": "STATIC", "load_assignment": object{"cluster_name": "app", "endpoints": []any{
+				object{"lb_endpoints": []any{object{"endpoint": object{"address": at(9000)}}}},
+			}}}},
+		},
+	}
+	text, err := yaml.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []change{
+		{"timeout: 0.05s", "timeout: 10s"}, // on a busy machine 50 ms may be too short
+		{"rlsidecar.rate-limits.svc.cluster.local", s.addr}, {"envoy-ratelimit.envoy-gateway-system.svc.cluster.local", s.addr},
+	} {
+		text = bytes.ReplaceAll(text, []byte(c.old), []byte(c.new))
+	}
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// limitsFile writes the limits of rlsidecar.yaml, or others, into a folder as a ConfigMap would.
+func limitsFile(t *testing.T, others object) string {
+	t.Helper()
+	text := []byte(at[string](t, manifest(t, "rlsidecar.yaml", "ConfigMap"), "data", "edge.yaml"))
+	if others != nil {
+		var err error
+		if text, err = yaml.Marshal(others); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	// Who asks in a cluster has an address of it; here all are on this machine.
+	text = bytes.ReplaceAll(text, []byte("10.0.0.0/8"), []byte("127.0.0.0/8"))
+	if err := os.WriteFile(filepath.Join(dir, "edge.yaml"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// newRecipe starts an application and a sidecar with these limits, with the arguments of the
+// Deployment, but for addresses.
+func newRecipe(t *testing.T, limits object) *stack {
+	t.Helper()
+	pid := os.Getpid()
+	s := &stack{
+		owner:  t,
+		addr:   fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)),
+		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
+	}
+	t.Cleanup(s.client.CloseIdleConnections)
+	s.serveApplication(t)
+	pod := at[object](t, manifest(t, "rlsidecar.yaml", "Deployment"), "spec", "template", "spec")
+	container := pod["containers"].([]any)[0].(object)
+	var args []string
+	for _, arg := range container["command"].([]any)[1:] {
+		switch arg := arg.(string); arg {
+		case "/etc/rlsidecar":
+			args = append(args, limitsFile(t, limits))
+		case ":8080", ":8081":
+			args = append(args, s.addr+arg)
+		default:
+			args = append(args, arg)
+		}
+	}
+	s.sidecar = start(t, sidecarProgram, append(args, "--admin-listen", s.addr+":6070", "--drain-delay", "0s")...)
+	for _, port := range []string{":8081", ":8080"} {
+		awaitPort(t, s.sidecar, "tcp", s.addr+port)
+	}
+	return s
+}
+
+// Of examples/kubernetes/rlsidecar.yaml, and of envoy-gateway.yaml.
+var (
+	perAddress = bucket{20, time.Second}
+	perMinute  = bucket{5, 0}
+)
+
+// TestKubernetesEnvoys runs what each recipe comes to in a real Envoy.
+func TestKubernetesEnvoys(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		render func(*testing.T) rendered
+		keys   bucket // of the header x-api-key; none: the recipe does not ask about it
+		gone   int
+	}{
+		{"istio", istioRenders, perKey, 503},
+		{"contour", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "contour.yaml") }, perKey, 500},
+		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, bucket{}, 500},
+		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "envoy-gateway.yaml") }, perMinute, 500},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			envoy := programPath(t, "ENVOY", "envoy") // may skip
+			r := c.render(t)
+			s := newRecipe(t, r.Limits)
+			s.envoy = start(t, envoy, "-c", s.gatewayFile(t, r), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+			eventually(t, "Envoy is ready", func() bool {
+				if !s.envoy.running() {
+					t.Fatalf("Envoy ended: %v", s.envoy.err)
+				}
+				return strings.HasPrefix(s.admin("/ready"), "LIVE")
+			})
+			switch c.keys {
+			case bucket{}:
+			case perMinute:
+				sameMinute(t, func(attempt int) bool {
+					codes := make(map[int]int)
+					for range 2 * perMinute.capacity {
+						codes[s.key(t, "alice"+strconv.Itoa(attempt))().code]++
+					}
+					return codes[200] == perMinute.capacity && codes[429] == perMinute.capacity
+				})
+			default:
+				c.keys.drain(t, s.key(t, "alice"))
+			}
+			if a := s.key(t, "bob")(); a.code != http.StatusOK {
+				t.Errorf("another key: %d", a.code)
+			}
+			if r.Limits == nil {
+				perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
+			}
+			s.sidecar.kill()
+			if a := s.get(t, "127.66.7.2", "/", "x-api-key: carol"); a.code != c.gone {
+				t.Errorf("without rlsidecar: %d, want %d", a.code, c.gone)
+			}
+		})
+	}
+}
+
+// TestKubernetesIngressNginx runs the snippets of ingress-nginx.yaml in a real NGINX.
+func TestKubernetesIngressNginx(t *testing.T) {
+	program := programPath(t, "NGINX", "nginx") // may skip
+	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
+	annotation := func(name string) string {
+		t.Helper()
+		return at[string](t, annotations, "nginx.ingress.kubernetes.io/"+name)
+	}
+	data, err := os.ReadFile(kubernetes + "rendered/ingress-nginx.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newRecipe(t, nil)
+	text := string(data)
+	for _, name := range []string{"auth", "configuration", "server"} {
+		mark := "# " + name + "-snippet\n"
+		if strings.Count(text, mark) != 1 {
+			t.Fatalf("no place for the %s-snippet", name)
+		}
+		text = strings.Replace(text, mark, annotation(name+"-snippet"), 1)
+	}
+	if url := strings.Replace(annotation("auth-url"), "rlsidecar.rate-limits.svc.cluster.local", "127.0.0.1", 1); !strings.Contains(text, "set $target "+url+";") {
+		t.Errorf("%s is not what is asked", url)
+	}
+	for _, c := range []change{{"_timeout 50ms", "_timeout 10s"}, {"_timeout 100ms", "_timeout 10s"}, {"127.0.0.1", s.addr}, {"pid nginx.pid;", "pid nginx.pid;" + userDirective()}} {
+		if !strings.Contains(text, c.old) {
+			t.Fatalf("no %q", c.old)
+		}
+		text = strings.ReplaceAll(text, c.old, c.new)
+	}
+	f := &front{stack: s, dir: t.TempDir()}
+	if err := os.WriteFile(filepath.Join(f.dir, "nginx.conf"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.run(t, program, "-p", f.dir, "-e", "stderr", "-c", "nginx.conf")
+
+	denial := perKey.drain(t, f.asKey(t, "alice"))
+	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
+		t.Errorf("Retry-After %q", denial.header.Get("Retry-After"))
+	}
+	address := 0
+	perAddress.drain(t, func() answer {
+		// Not by being somebody else, nor by asking for something else.
+		address++
+		return f.ask(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
+	})
+	s.sidecar.kill()
+	if a := f.asKey(t, "bob")(); a.code != http.StatusServiceUnavailable {
+		t.Errorf("without rlsidecar: %d", a.code)
+	}
+}
+
+// TestKubernetesManifestsAgree holds recipes to what their rendered forms assume.
+func TestKubernetesManifestsAgree(t *testing.T) {
+	contour := manifests(t, "contour.yaml")
+	var settings struct {
+		RateLimitService struct {
+			ExtensionService string `yaml:"extensionService"`
+			Domain           string `yaml:"domain"`
+			FailOpen         bool   `yaml:"failOpen"`
+		} `yaml:"rateLimitService"`
+	}
+	if err := yaml.Unmarshal([]byte(at[string](t, contour[1], "data", "contour.yaml")), &settings); err != nil {
+		t.Fatal(err)
+	}
+	r := readRendered(t, "contour.yaml")
+	config := at[object](t, r.Filter, "typed_config")
+	if got := settings.RateLimitService; config["domain"] != got.Domain || config["failure_mode_deny"] == got.FailOpen || r.Cluster["name"] != "extension/"+got.ExtensionService {
+		t.Errorf("Contour: %+v and %v", got, config)
+	}
+	k := at[object](t, manifest(t, "kgateway.yaml", "GatewayExtension"), "spec", "rateLimit")
+	config = at[object](t, readRendered(t, "kgateway.yaml").Filter, "typed_config")
+	if config["domain"] != k["domain"] || config["failure_mode_deny"] == k["failOpen"] {
+		t.Errorf("kgateway: %v and %v", k, config)
+	}
+	var eg object
+	for _, one := range manifests(t, "envoy-gateway.yaml") {
+		if one["kind"] == "BackendTrafficPolicy" {
+			eg = one
+		}
+	}
+	rule := at[[]any](t, eg, "spec", "rateLimit", "global", "rules")[0].(object)
+	limit := readRendered(t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
+	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
+		t.Errorf("Envoy Gateway: %d and %d", got, want)
+	}
+}
