@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -60,7 +61,7 @@ type serveCmd struct {
 	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
 	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
 
-	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers on the HTTP port's decisions: ietf, x, both (${default}) or none."`
+	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of the HTTP port's decisions, where http_headers of the domain does not say: of ietf, x and retry_after (${default}), or none."`
 
 	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Go on serving for this long after readiness has failed; at least two of the proxy's health checks (${default})."`
 	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Then wait for requests under way for this long (${default})."`
@@ -160,7 +161,11 @@ type httpHeaders httpapi.HeaderSets
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (h *httpHeaders) UnmarshalText(text []byte) error {
-	sets, err := httpapi.ParseHeaderSets(string(text))
+	words := strings.Split(string(text), ",")
+	for i := range words {
+		words[i] = strings.TrimSpace(words[i])
+	}
+	sets, err := limiter.ParseHeaderSets(words)
 	*h = httpHeaders(sets)
 	return err
 }

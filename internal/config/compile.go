@@ -170,11 +170,13 @@ func (c *compiler) settings(d *domain) {
 	var part share
 	var tag text
 	var most oneLimit
+	var headers headerSets
 	for _, doc := range d.docs {
 		agree(c, d, "consume", &each.given, &doc.Consume.given)
 		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
 		agree(c, d, "local_share", &part.given, &doc.LocalShare.given)
 		agree(c, d, "hash_tag", &tag.given, &doc.HashTag.given)
+		agree(c, d, "http_headers", &headers.given, &doc.Headers.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
 			d.share = 1 // reported
 		}
@@ -188,6 +190,7 @@ func (c *compiler) settings(d *domain) {
 	}
 	d.tag = c.hashTag(tag)
 	d.Slot = d.tag.slot(d.Name, nil, &descriptors.Policy{Whole: true})
+	d.Headers = headers.pointer()
 	d.Alone = each.or(c.o.ConsumeEach)
 	d.OnFailure = answer.or(c.o.OnFailure)
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -23,6 +24,7 @@ type document struct {
 	LocalShare  share          `key:"local_share"`
 	HashTag     text           `key:"hash_tag"`
 	MaxOverride oneLimit       `key:"max_override"`
+	Headers     headerSets     `key:"http_headers"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
 	Auth        authSection    `key:"auth"`
@@ -164,6 +166,8 @@ type (
 	consume   struct{ given[bool] }                  // each (true) or together
 	failure   struct{ given[descriptors.OnFailure] } // its name
 	names     struct{ given[[]text] }                // a name or a list of names
+
+	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
 	minimum        struct{ given[*guaranteed] }
 	metadata       struct{ given[map[string]any] }

@@ -10,6 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -189,6 +190,30 @@ func (c *consume) read(p *parser, key string, n *yaml.Node) {
 func (f *failure) read(p *parser, key string, n *yaml.Node) {
 	answer, ok := pick(p, key, n, failureNames)
 	f.set(p, n, answer, ok)
+}
+
+func (h *headerSets) read(p *parser, key string, n *yaml.Node) {
+	before := p.mistakes
+	items := []*yaml.Node{n}
+	if v := follow(n); v.Kind == yaml.SequenceNode {
+		items = v.Content
+	}
+	var words []string
+	for _, item := range items {
+		var t text
+		if t.read(p, key, item); t.ok {
+			words = append(words, t.value)
+		}
+	}
+	if p.mistakes > before {
+		h.set(p, n, limiter.HeaderSets{}, false)
+		return
+	}
+	sets, err := limiter.ParseHeaderSets(words)
+	if err != nil {
+		p.mistake(p.at(n), "%s: %v", key, err)
+	}
+	h.set(p, n, sets, err == nil)
 }
 
 // algorithmNames are the values of algorithm.

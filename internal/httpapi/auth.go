@@ -105,7 +105,7 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 		d.reply(w, r, x, a, nginx)
 	}
 	x.call.Reset()
-	x.lines.text, x.lines.n = x.lines.text[:0], 0
+	x.lines = lines{text: x.lines.text[:0]}
 	authExchanges.Put(x)
 }
 
@@ -197,7 +197,7 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 		l.verdict(d.Headers, a.v)
 	}
 	if refused && a.v != nil && !a.v.Never {
-		l.number("Retry-After", max(1, wholeSeconds(a.v.RetryAfter)))
+		l.number(retryAfter, max(1, wholeSeconds(a.v.RetryAfter)))
 	}
 	if a.reason != "" {
 		l.word("X-RateLimit-Reason", a.reason)

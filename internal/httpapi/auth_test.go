@@ -362,27 +362,37 @@ func TestNginxIsDeniedWith403(t *testing.T) {
 }
 
 func TestHeaderSetsAreChosen(t *testing.T) {
-	for text, want := range map[string]string{
-		"ietf":    `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 Content-Length=0`,
-		"x":       `X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`,
-		"none":    `Content-Length=0`,
-		"x, ietf": `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`,
+	const ietf, x, after = `RateLimit-Policy="pair";q=2;w=60 RateLimit="pair";r=1;t=30 `, `X-RateLimit-Limit=2 X-RateLimit-Remaining=1 X-RateLimit-Reset=30 `, `Retry-After=30 `
+	for sets, want := range map[string]string{
+		"ietf":                   ietf,
+		"x":                      x,
+		"retry_after":            after,
+		"none":                   "",
+		"[none]":                 "",
+		"[x, ietf]":              ietf + x,
+		"[retry_after, ietf]":    ietf + after,
+		"[ietf, x, retry_after]": ietf + x + after,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			d, _ := authDoor(t, limits)
-			var err error
-			if d.Headers, err = ParseHeaderSets(text); err != nil {
-				t.Fatal(err)
+			const file = `
+domain: d
+http_headers: %s
+limits: {pair: {algorithm: token_bucket, rate: 2, period: 1m}}
+descriptors: [{key: a, limit: pair}]
+auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
+`
+			d, _ := authDoor(t, fmt.Sprintf(file, sets))
+			put(d.handler(), proxy, "GET /v1/auth/nginx")
+			time.Sleep(30 * time.Second)
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || told(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
+				t.Errorf("%s: %d %s", sets, w.Code, told(w))
 			}
-			if w := put(d.handler(), proxy, "GET /v1/auth/unnamed"); told(w) != want {
-				t.Errorf("%s: %s", text, told(w))
+			d, _ = authDoor(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // it is the door's then
+			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); told(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
+				t.Errorf("no sets: %s", told(w))
 			}
 		})
-	}
-	for _, text := range []string{"", "y", "ietf,none", "ietf x"} {
-		if _, err := ParseHeaderSets(text); err == nil {
-			t.Errorf("%q is accepted", text)
-		}
 	}
 }
 
@@ -411,7 +421,7 @@ limits: {x: {algorithm: token_bucket, rate: 30, period: 1m, on_backend_failure: 
 descriptors: [{key: a, limit: x}]
 auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 `))
-			d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{true, true}, Log: zap.NewNop()}
+			d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}
 			w := put(d.handler(), proxy, "GET /v1/auth")
 			if got := fmt.Sprint(w.Code, " ", told(w)); got != want {
 				t.Errorf("%s: %s", policy, got)
@@ -623,7 +633,7 @@ auth:
 	l.Swap(s)
 	f.Fuzz(func(t *testing.T, uri, user, forwarded, cookies, token, host string) {
 		const marker = "zq7injected"
-		d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{true, true}, Log: zap.NewNop()}
+		d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}
 		for _, path := range []string{"/v1/auth", "/v1/auth/nginx"} {
 			w := put(d.handler(), "127.0.0.1:1", "GET "+path, "X-Original-URI: "+uri+marker, "X-Forwarded-Uri: "+uri, "X-User: "+user+marker,
 				"X-Forwarded-For: "+forwarded, "X-Real-IP: "+forwarded, "Cookie: "+cookies, "Authorization: "+token, "Host: "+host+marker)

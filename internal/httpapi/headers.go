@@ -1,42 +1,17 @@
 package httpapi
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// HeaderSets are the headers that tell of limits. Retry-After and X-RateLimit-Reason are sent in
-// any case.
-type HeaderSets struct {
-	// IETF: RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11 has them.
-	IETF bool
-	// X: X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in seconds.
-	X bool
-}
-
-// ParseHeaderSets reads ietf, x, both with a comma between, or none.
-func ParseHeaderSets(text string) (h HeaderSets, err error) {
-	if text == "none" {
-		return h, nil
-	}
-	for word := range strings.SplitSeq(text, ",") {
-		switch strings.TrimSpace(word) {
-		case "ietf":
-			h.IETF = true
-		case "x":
-			h.X = true
-		default:
-			return h, fmt.Errorf("%q is no set of HTTP headers; write ietf, x, ietf,x or none", text)
-		}
-	}
-	return h, nil
-}
+// HeaderSets are the headers that tell of limits, where a domain does not say. X-RateLimit-Reason is
+// sent in any case.
+type HeaderSets = limiter.HeaderSets
 
 // Why a decision is what it is.
 const (
@@ -56,12 +31,16 @@ const (
 	maxInteger = 999_999_999_999_999
 )
 
+const retryAfter = "Retry-After"
+
 // lines gathers headers: their values in one text, so that all of them cost two allocations.
 type lines struct {
 	text  []byte
 	names [8]string
 	ends  [8]int
 	n     int
+	// noRetryAfter: it is left out.
+	noRetryAfter bool
 }
 
 // end ends the value of a header.
@@ -85,13 +64,19 @@ func (l *lines) write(h http.Header) {
 	text, values, start := string(l.text), make([]string, l.n), 0
 	for i := range l.n {
 		values[i] = text[start:l.ends[i]]
-		h[l.names[i]] = values[i : i+1 : i+1]
 		start = l.ends[i]
+		if l.names[i] != retryAfter || !l.noRetryAfter {
+			h[l.names[i]] = values[i : i+1 : i+1]
+		}
 	}
 }
 
 // verdict adds the headers that tell of v. Nothing of it comes from the client.
 func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
+	if v.Domain != nil && v.Domain.Headers != nil {
+		s = *v.Domain.Headers
+	}
+	l.noRetryAfter = s.NoRetryAfter
 	tightest := tightest(v)
 	if tightest < 0 {
 		return

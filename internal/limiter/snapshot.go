@@ -33,6 +33,8 @@ type Domain struct {
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
+	// Headers of the HTTP door; nil: as the door has them.
+	Headers *HeaderSets
 	// MaxOverride is what limits that come with requests may allow at most, where the place that the
 	// descriptor meets has no bound of its own; nil: there is none. Bounded tells whether there is
 	// one here or at any place.
