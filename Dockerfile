@@ -1,0 +1,42 @@
+# rlsidecar in an image: one static program, certificates, and nothing else. docs/packaging.md says how
+# to run it. Where other registries are to be used, give their images: --build-arg GO_IMAGE=…
+ARG GO_IMAGE=golang:1.26
+ARG RUNTIME_IMAGE=scratch
+
+FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+# Set by the builder with --platform; else that of this machine.
+ARG TARGETARCH
+# Of the release; the source comes without its history.
+ARG VERSION=(unknown)
+ARG REVISION=(unknown)
+# The link is for where envoyproxy/ratelimit's image is replaced: rlsidecar behaves as that server when
+# it is started by that name.
+RUN mkdir -p /out/bin /out/etc/ssl/certs && \
+    GOARCH=${TARGETARCH} VERSION=${VERSION} REVISION=${REVISION} scripts/build.sh /out/bin/rlsidecar && \
+    ln -s rlsidecar /out/bin/ratelimit && \
+    cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ && \
+    echo 'rlsidecar:x:65534:65534::/:' > /out/etc/passwd && \
+    echo 'rlsidecar:x:65534:' > /out/etc/group
+
+FROM ${RUNTIME_IMAGE}
+ARG VERSION=(unknown)
+ARG REVISION=(unknown)
+LABEL org.opencontainers.image.title="rlsidecar" \
+      org.opencontainers.image.description="A rate limiter that proxies ask before every request" \
+      org.opencontainers.image.source="https://github.com/rlsidecar/rlsidecar" \
+      org.opencontainers.image.documentation="https://github.com/rlsidecar/rlsidecar/blob/main/docs/packaging.md" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /out/bin/ /bin/
+COPY --from=build /out/etc/ /etc/
+USER 65534:65534
+# gRPC and HTTP. Metrics and profiles (6070) are on loopback, unless RLSIDECAR_ADMIN_TOKEN is set.
+EXPOSE 8081 8080
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s CMD ["/bin/ratelimit", "healthcheck"]
+# No ENTRYPOINT: that server's image has none, and Compose files say "command: /bin/ratelimit".
+CMD ["/bin/ratelimit"]

@@ -1,0 +1,204 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	root     = "../.."
+	tag      = "localhost/rlsidecar:test"
+	version  = "v0.0.0-test"
+	patience = 5 * time.Minute // for the compiler, on a machine that has never compiled this
+)
+
+// program finds a tool: what scripts/install-tools.sh installed, or PATH.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	installed, err := filepath.Abs(root + "/.tools/bin/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{installed, name} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	const remedy = "there is no %s here; scripts/install-tools.sh installs it"
+	if os.Getenv("CI") != "" {
+		t.Fatalf(remedy, name)
+	}
+	t.Skipf(remedy, name)
+	return ""
+}
+
+// engine is buildah and podman with a storage of their own.
+type engine struct {
+	dir   string
+	tool  map[string]string
+	built bool
+}
+
+// images is where the tests' images are; nil until the first test that needs one.
+var images *engine
+
+// newEngine finds the tools.
+func newEngine(t *testing.T) *engine {
+	t.Helper()
+	e := &engine{tool: map[string]string{}}
+	for _, tool := range []string{"buildah", "podman", "runc"} {
+		e.tool[tool] = program(t, tool)
+	}
+	var err error
+	if e.dir, err = os.MkdirTemp("", "rlsidecar-image"); err != nil { //nolint:usetesting // it outlives the test
+		t.Fatal(err)
+	}
+	return e
+}
+
+// image is where the image has been built, by the first who asks.
+func image(t *testing.T) *engine {
+	t.Helper()
+	if images == nil {
+		images = newEngine(t)
+		images.build(t, tag)
+		images.built = true
+	}
+	if !images.built {
+		t.Fatal("there is no image: the test before says why")
+	}
+	return images
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if images != nil {
+		if err := images.remove(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// remove leaves nothing behind: first what holds mounts, then the files.
+func (e *engine) remove() error {
+	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the last step tells whether they went well
+	_, _ = e.try("podman", "image", "unmount", "--all")
+	_, _ = e.try("buildah", "rm", "--all")
+	_, _ = e.try("buildah", "rmi", "--all", "--force")
+	return os.RemoveAll(e.dir)
+}
+
+// try runs one of the tools; it returns what it printed, to stderr too if it failed or has the logs of a
+// container, which write there.
+func (e *engine) try(tool string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	all := []string{"--root", filepath.Join(e.dir, "root"), "--runroot", filepath.Join(e.dir, "run")}
+	if tool == "podman" {
+		// Not crun: in a container with cgroups of both kinds it does not run.
+		all = append(all, "--runtime", e.tool["runc"], "--events-backend", "none")
+	}
+	cmd := exec.CommandContext(ctx, e.tool[tool], append(all, args...)...)
+	cmd.Dir = e.dir // its helpers write files where they are
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil || args[0] == "logs" {
+		return stdout.String() + stderr.String(), err
+	}
+	return strings.TrimSpace(stdout.String()), nil
+}
+
+func (e *engine) run(t *testing.T, tool string, args ...string) string {
+	t.Helper()
+	out, err := e.try(tool, args...)
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", tool, strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// build builds the Dockerfile. In the place of the golang image there are this machine's programs, Go
+// among them, and its caches, so that nothing need be fetched and little compiled.
+func (e *engine) build(t *testing.T, tag string, args ...string) {
+	t.Helper()
+	var env struct{ GOROOT, GOMODCACHE, GOCACHE string }
+	out, err := exec.Command("go", "env", "-json", "GOROOT", "GOMODCACHE", "GOCACHE").Output()
+	if err == nil {
+		err = json.Unmarshal(out, &env)
+	}
+	if err != nil {
+		t.Fatalf("go env: %v", err)
+	}
+	base := filepath.Join(e.dir, "base")
+	certificates, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Fatalf("the certificates that the image gets (package ca-certificates): %v", err)
+	}
+	for path, data := range map[string][]byte{
+		"etc/ssl/certs/ca-certificates.crt": certificates,
+		"tmp/.keep":                         nil,
+		"Dockerfile": []byte("FROM scratch\nCOPY . /\n" +
+			"ENV PATH=/go/root/bin:/usr/bin GOMODCACHE=/go/mod GOCACHE=/go/cache GOTOOLCHAIN=local HOME=/tmp\n"),
+	} {
+		path = filepath.Join(base, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // read in the container
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o644); err != nil { //nolint:gosec // the same
+			t.Fatal(err)
+		}
+	}
+	for _, link := range []string{"bin", "lib", "lib64"} {
+		if err := os.Symlink("usr/"+link, filepath.Join(base, link)); err != nil && !os.IsExist(err) {
+			t.Fatal(err)
+		}
+	}
+	const how = "--isolation=chroot" // needs no rights that a container of CI would not have
+	if out, err := e.try("buildah", "bud", how, "--layers=false", "--tag", "localhost/golang:local", base); err != nil {
+		t.Fatalf("buildah cannot build even an empty image here. It needs root, or user namespaces, and a file system "+
+			"that it can put its storage on: %v\n%s", err, out)
+	}
+	args = append([]string{
+		"bud", how, "--network=host", "--layers=false", "--format=docker", "--tag", tag,
+		"--build-arg=GO_IMAGE=localhost/golang:local", "--build-arg=VERSION=" + version,
+		"--volume=/usr:/usr:ro", "--volume=" + env.GOROOT + ":/go/root:ro",
+		"--volume=" + env.GOMODCACHE + ":/go/mod", "--volume=" + env.GOCACHE + ":/go/cache",
+	}, args...)
+	source, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.run(t, "buildah", append(args, source)...)
+}
+
+// files lists what is in an image, with what kind of file it is.
+func (e *engine) files(t *testing.T, tag string) (folder string, found map[string]fs.FileMode) {
+	t.Helper()
+	folder, found = e.run(t, "podman", "image", "mount", tag), map[string]fs.FileMode{}
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		found[strings.TrimPrefix(path, folder)] = info.Mode()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return folder, found
+}

@@ -1,0 +1,365 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+const (
+	mostBytes = 25_000_000
+	limits    = `domain: edge
+descriptors:
+  - {key: path, value: /login, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: free, rate_limit: {unlimited: true}}
+`
+)
+
+func TestDockerfileIsWellWritten(t *testing.T) {
+	if out, err := exec.Command(program(t, "hadolint"), root+"/Dockerfile").CombinedOutput(); err != nil {
+		t.Errorf("hadolint: %v\n%s", err, out)
+	}
+}
+
+func TestImageHoldsOneProgram(t *testing.T) {
+	e := image(t)
+	folder, found := e.files(t, tag)
+	want := []string{"/bin/ratelimit", "/bin/rlsidecar", "/etc/group", "/etc/passwd", "/etc/ssl/certs/ca-certificates.crt"}
+	if got := slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
+		t.Errorf("files: %v, want %v", got, want)
+	}
+	for path, mode := range found {
+		if mode.IsRegular() && (mode&0o111 != 0) != (path == "/bin/rlsidecar") || mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+			t.Errorf("%s has mode %v; the only program is /bin/rlsidecar", path, mode)
+		}
+	}
+	program, err := elf.Open(filepath.Join(folder, "bin/rlsidecar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	if libraries, err := program.ImportedLibraries(); err != nil || len(libraries) > 0 {
+		t.Errorf("the program is not static: %v, %v", libraries, err)
+	}
+}
+
+func TestImageSaysWhatItIs(t *testing.T) {
+	e := image(t)
+	var inspected []struct {
+		Size   int64
+		Config struct {
+			User            string
+			Entrypoint, Cmd []string
+			ExposedPorts    map[string]struct{}
+			Labels          map[string]string
+		}
+		HealthCheck struct{ Test []string }
+	}
+	if err := json.Unmarshal([]byte(e.run(t, "podman", "image", "inspect", tag)), &inspected); err != nil {
+		t.Fatal(err)
+	}
+	i := inspected[0]
+	t.Logf("%d bytes", i.Size)
+	if i.Size > mostBytes {
+		t.Errorf("%d bytes, at most %d", i.Size, mostBytes)
+	}
+	got := fmt.Sprintln(i.Config.User, i.Config.Entrypoint, i.Config.Cmd, slices.Sorted(maps.Keys(i.Config.ExposedPorts)), i.HealthCheck.Test)
+	if want := "65534:65534 [] [/bin/ratelimit] [8080/tcp 8081/tcp] [CMD /bin/ratelimit healthcheck]\n"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for _, label := range []string{"title", "description", "source", "documentation", "licenses", "version", "revision"} {
+		if i.Config.Labels["org.opencontainers.image."+label] == "" {
+			t.Errorf("there is no label %s", label)
+		}
+	}
+	if got := i.Config.Labels["org.opencontainers.image.version"]; got != version {
+		t.Errorf("version %q, want %q", got, version)
+	}
+}
+
+// container is the image, running.
+type container struct {
+	*engine
+	name  string
+	dir   string // /sock in it
+	rls   rls.RateLimitServiceClient
+	probe healthpb.HealthClient
+}
+
+// start runs the image with as few rights as it can have. Its network has no interface but loopback:
+// the test asks through a socket.
+func (e *engine) start(t *testing.T, name string, args ...string) *container {
+	t.Helper()
+	c := &container{engine: e, name: name, dir: t.TempDir()}
+	config := t.TempDir()
+	file := filepath.Join(config, "config", "limits.yaml")
+	for path, mode := range map[string]fs.FileMode{c.dir: 0o777, config: 0o755, filepath.Dir(file): 0o755} {
+		if err := os.MkdirAll(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, mode); err != nil { // whatever the umask: another user is in there
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(file, []byte(limits), 0o644); err != nil { //nolint:gosec // it is read by that user
+		t.Fatal(err)
+	}
+	e.run(t, "podman", append([]string{
+		"run", "--detach", "--name", name, "--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges",
+		"--network=none", "--memory=64m", "--memory-swap=64m",
+		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // its defaults are more than a container may have
+		"--volume=" + config + ":/data:ro", "--volume=" + c.dir + ":/sock", "--env=LOG_LEVEL=info", "--env=RLSIDECAR_LOG_LEVEL=info",
+	}, args...)...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(c.logs())
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+filepath.Join(c.dir, "grpc"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	c.rls, c.probe = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
+	c.eventually(t, "it is healthy", func() bool {
+		_, err := e.try("podman", "healthcheck", "run", name)
+		return err == nil
+	})
+	return c
+}
+
+func (c *container) logs() string {
+	out, _ := c.try("podman", "logs", c.name) // or what is wrong with them
+	return out
+}
+
+func (c *container) eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in 30 s: %s", what)
+		}
+	}
+}
+
+func (c *container) state(t *testing.T) (s struct {
+	Pid, ExitCode      int
+	Running, OOMKilled bool
+}) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(c.run(t, "podman", "inspect", "--format", "{{json .State}}", c.name)), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func request(key string, values ...string) *rls.RateLimitRequest {
+	r := &rls.RateLimitRequest{Domain: "edge"}
+	for _, value := range values {
+		r.Descriptors = append(r.Descriptors, &ratelimit.RateLimitDescriptor{
+			Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: value}},
+		})
+	}
+	return r
+}
+
+func (c *container) ask(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
+	t.Helper()
+	answer, err := c.rls.ShouldRateLimit(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.GetOverallCode()
+}
+
+const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
+
+// asReference starts the image as envoyproxy/ratelimit's is started: no arguments, its variables.
+func asReference(t *testing.T, name string) *container {
+	t.Helper()
+	return image(t).start(t, name, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)
+}
+
+func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
+	c := asReference(t, "reference")
+	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
+		if got := c.ask(t, request("path", "/login")); got != want {
+			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
+		}
+	}
+	if !regexp.MustCompile(`"http": "(\[::\]|0\.0\.0\.0)?:8080"`).MatchString(c.logs()) {
+		t.Error("HTTP is not on all addresses, port 8080")
+	}
+}
+
+// TestImageHasNoRights looks at the process from outside.
+func TestImageHasNoRights(t *testing.T) {
+	c := asReference(t, "rights")
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.state(t).Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`Uid:(\s+65534){4}`, `Gid:(\s+65534){4}`, `CapEff:\s+0+`, `CapBnd:\s+0+`, `NoNewPrivs:\s+1`} {
+		if !regexp.MustCompile(`(?m)^` + want + `$`).Match(status) {
+			t.Errorf("no %s in\n%s", want, status)
+		}
+	}
+	if out, err := c.try("podman", "exec", c.name, "/bin/sh", "-c", "true"); err == nil {
+		t.Errorf("there is a shell: %s", out)
+	}
+}
+
+// More keys than there is memory for must not have the process killed, which would open the gates that
+// are closed.
+func TestFloodOfKeysInLittleMemory(t *testing.T) {
+	c := asReference(t, "flood")
+	for range 3 {
+		c.ask(t, request("path", "/login"))
+	}
+	var asked atomic.Int64
+	var wg sync.WaitGroup
+	filler := strings.Repeat("x", 200)
+	for worker := range 4 {
+		wg.Go(func() {
+			for i := range 1000 {
+				var values []string
+				for j := range 100 {
+					values = append(values, fmt.Sprintf("%s-%d-%d-%d", filler, worker, i, j))
+				}
+				if _, err := c.rls.ShouldRateLimit(t.Context(), request("user", values...)); err != nil {
+					t.Error(err)
+					return
+				}
+				asked.Add(int64(len(values)))
+			}
+		})
+	}
+	wg.Wait()
+	if s := c.state(t); !s.Running || s.OOMKilled {
+		t.Fatalf("after %d keys: %+v", asked.Load(), s)
+	}
+	if got := c.ask(t, request("path", "/login")); got != over {
+		t.Errorf("after the flood /login is open again: %v", got)
+	}
+	if _, err := c.try("podman", "healthcheck", "run", c.name); err != nil {
+		t.Error("after the flood it is not healthy")
+	}
+}
+
+// SIGTERM while clients ask, who stop some time after they have been told so, as a proxy does. Each
+// question has an answer.
+func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
+	c := asReference(t, "stop")
+	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unready := make(chan struct{})
+	go func() {
+		defer close(unready)
+		for {
+			r, err := watch.Recv()
+			if err != nil {
+				t.Errorf("it ended before it said that it would: %v", err)
+				return
+			}
+			if r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+				return
+			}
+		}
+	}()
+	late := make(chan struct{}) // they notice some time after it was said
+	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
+	var answered atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-late:
+					return
+				default:
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				_, err := c.rls.ShouldRateLimit(ctx, request("free", "x"))
+				cancel()
+				if err != nil {
+					t.Errorf("after %d answers: %v", answered.Load(), err)
+					return
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	c.eventually(t, "clients ask", func() bool { return answered.Load() > 1000 })
+	c.run(t, "podman", "kill", "--signal=TERM", c.name)
+	wg.Wait()
+	c.run(t, "podman", "wait", c.name)
+	if s := c.state(t); s.ExitCode != 0 || s.OOMKilled {
+		t.Errorf("it ended with %+v", s)
+	}
+	t.Logf("%d answers", answered.Load())
+}
+
+// TestImageRunsCommands uses the program by its own name.
+func TestImageRunsCommands(t *testing.T) {
+	e := image(t)
+	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
+	if got := c.ask(t, request("path", "/login")); got != ok {
+		t.Errorf("/login: %v", got)
+	}
+	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "version")
+	if !strings.HasPrefix(out, "rlsidecar "+version+"\n") {
+		t.Errorf("version: %s", out)
+	}
+	c.run(t, "podman", "exec", c.name, "rlsidecar", "check", "/data/config")
+	c.run(t, "podman", "stop", "--time=20", c.name)
+	if s := c.state(t); s.ExitCode != 0 {
+		t.Errorf("it ended with %+v", s)
+	}
+	if _, err := e.try("podman", "healthcheck", "run", c.name); err == nil {
+		t.Error("it is healthy after its end")
+	}
+}
+
+// TestImageForAnotherProcessor builds for a processor that this machine does not have.
+func TestImageForAnotherProcessor(t *testing.T) {
+	e := image(t)
+	other, want := "arm64", elf.EM_AARCH64
+	if runtime.GOARCH == other {
+		other, want = "amd64", elf.EM_X86_64
+	}
+	const otherTag = "localhost/rlsidecar:other"
+	e.build(t, otherTag, "--build-arg=TARGETARCH="+other)
+	folder, _ := e.files(t, otherTag)
+	data, err := os.ReadFile(filepath.Join(folder, "bin/rlsidecar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil || program.Machine != want {
+		t.Errorf("the program is for %v, %v; want %v", program.Machine, err, want)
+	}
+}
