@@ -56,7 +56,7 @@ func (c *cluster) takeClaimed(ctx context.Context, charges []backend.Charge, dec
 // not done at all the claim stays, and nobody is charged twice.
 func (c *cluster) settle(ctx context.Context, do func(context.Context) error) {
 	if do(ctx) != nil {
-		c.do(func(ctx context.Context) { _ = do(ctx) })
+		c.background.Do(func(ctx context.Context) { _ = do(ctx) })
 	}
 }
 

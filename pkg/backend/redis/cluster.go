@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,10 +17,8 @@ import (
 // cluster is a Store over a Redis Cluster: each group of charges goes to the master of its slot, by
 // a lane of its own for each master, so that one that fails delays nobody else's.
 //
-// A group whose buckets live in different slots cannot be taken in one step: each slot's part is
-// charged, and where one denies or fails, what the others charged is given back. So it is never over
-// a limit, and under it only until the give-back has arrived; a sidecar that dies in between leaves
-// it under until the tokens have flowed in again.
+// A group whose buckets live in different slots cannot be taken in one step, but by its parts
+// (backend.TakeParts).
 type cluster struct {
 	client *goredis.ClusterClient
 	keys   keys
@@ -32,9 +29,9 @@ type cluster struct {
 	mu    sync.Mutex
 	lanes map[string]laneTo // by address; guarded by mu
 
-	unknown   atomic.Pointer[unknown] // nil: the layout is known, or was never asked for
-	reloading atomic.Bool
-	background
+	unknown    atomic.Pointer[unknown] // nil: the layout is known, or was never asked for
+	reloading  atomic.Bool
+	background *backend.Background
 }
 
 // laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
@@ -84,158 +81,45 @@ func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, b
 	return true, c.laneOf(ctx, key)
 }
 
-// part is the charges of one group that can be taken in one step: those of one slot, or one sharded
-// charge.
-type part struct {
-	of        []int // their numbers in the group
-	charges   []backend.Charge
-	decisions []backend.Decision
-}
-
-// takeGroup takes the parts of a group at once, and gives back what was taken if not all were. Parts
-// that give something back themselves wait for the others: undoing them could fail.
+// takeGroup takes a group by its parts: the charges of one slot, or one sharded charge.
 func (c *cluster) takeGroup(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	parts, later := c.parts(charges)
-	if charges[0].Once != nil && (len(parts)+len(later) > 1 || len(charges[0].Shards) > 0) {
+	parts := c.parts(charges)
+	if charges[0].Once != nil && (len(parts) > 1 || len(charges[0].Shards) > 0) {
 		c.takeClaimed(ctx, charges, decisions) // which no one step can remember
 		return
 	}
-	c.takeParts(ctx, parts)
-	all := allowed(parts)
-	if !all {
-		for _, p := range later {
-			p.look()
-		}
-	}
-	c.takeParts(ctx, later)
-	all = all && allowed(later)
-	parts = append(parts, later...)
-	var failed error
-	for _, p := range parts {
-		for n, i := range p.of {
-			decisions[i] = p.decisions[n]
-			if p.decisions[n].Err != nil {
-				failed = p.decisions[n].Err
-			}
-		}
-	}
-	if len(parts) > 1 && !all {
-		c.giveBack(parts, decisions)
-	}
-	if failed != nil {
-		for i := range decisions {
-			decisions[i] = backend.Decision{Err: failed}
-		}
-	}
+	backend.TakeParts(ctx, parts, decisions, c.background)
 }
 
-// takeParts takes parts at the same time.
-func (c *cluster) takeParts(ctx context.Context, parts []*part) {
-	if len(parts) == 0 {
-		return
-	}
-	var wg sync.WaitGroup
-	for _, p := range parts[1:] {
-		wg.Go(func() { c.takePart(ctx, p) })
-	}
-	c.takePart(ctx, parts[0])
-	wg.Wait()
-}
-
-func allowed(parts []*part) bool {
-	for _, p := range parts {
-		for i := range p.decisions {
-			if !p.decisions[i].Allowed {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// look makes p's charges mere looks.
-func (p *part) look() {
-	for i := range p.charges {
-		p.charges[i].Ask.Look = true
-	}
-}
-
-// parts splits a group; later are the parts in which something is given back.
-func (c *cluster) parts(charges []backend.Charge) (parts, later []*part) {
-	var all []*part
-	slots := map[int]*part{}
+func (c *cluster) parts(charges []backend.Charge) (parts []*backend.Part) {
+	slots := map[int]*backend.Part{}
 	for i := range charges {
 		_, slot := c.keys.of(&charges[i])
 		p := slots[slot]
-		if p == nil || len(charges[i].Shards) > 0 {
-			p = &part{}
-			all = append(all, p)
-			if len(charges[i].Shards) == 0 {
-				slots[slot] = p
-			}
-		}
-		p.of = append(p.of, i)
-		p.charges = append(p.charges, charges[i])
-	}
-	for _, p := range all {
-		p.decisions = make([]backend.Decision, len(p.charges))
-		if slices.ContainsFunc(p.charges, func(c backend.Charge) bool { return c.Ask.Cost < 0 }) {
-			later = append(later, p)
-		} else {
+		switch {
+		case len(charges[i].Shards) > 0:
+			p = &backend.Part{Take: c.takeSharded}
 			parts = append(parts, p)
+		case p == nil:
+			p = &backend.Part{Take: c.takeSlot}
+			parts = append(parts, p)
+			slots[slot] = p
 		}
+		p.Add(i, charges[i])
 	}
-	return parts, later
+	return parts
 }
 
-func (c *cluster) takePart(ctx context.Context, p *part) {
-	if len(p.charges[0].Shards) > 0 {
-		c.takeShards(ctx, &p.charges[0], &p.decisions[0])
-		return
-	}
-	key, _ := c.keys.of(&p.charges[0])
-	c.laneOf(ctx, key).Take(ctx, p.charges, p.decisions)
-	c.learn(p.decisions)
+// takeSharded takes one charge that has shards.
+func (c *cluster) takeSharded(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	c.takeShards(ctx, &charges[0], &decisions[0])
 }
 
-// giveBack undoes what parts charged. It is sent on its own time: the answer does not wait for it,
-// and a caller that leaves does not stop it.
-func (c *cluster) giveBack(parts []*part, decisions []backend.Decision) {
-	for _, p := range parts {
-		if !charged(p) {
-			continue
-		}
-		undo := make([]backend.Charge, 0, len(p.charges))
-		for i, charge := range p.charges {
-			d := &p.decisions[i]
-			if charge.Limit.ChargesDenied() { // it pays whatever the others say
-				continue
-			}
-			charge.Key = append([]byte(nil), charge.Key...)
-			charge.Ask = algorithms.Ask{Cost: -charge.Ask.Cost, Hash: charge.Ask.Hash, Of: d.At}
-			undo = append(undo, charge)
-			there := &decisions[p.of[i]]
-			there.Remaining = min(there.Remaining-charge.Ask.Cost, charge.Limit.Capacity)
-			there.Wait = 0
-		}
-		c.do(func(ctx context.Context) {
-			back := &part{charges: undo, decisions: make([]backend.Decision, len(undo))}
-			if len(undo) > 0 {
-				c.takePart(ctx, back)
-			}
-		})
-	}
-}
-
-// charged tells whether a part took something that can be undone.
-func charged(p *part) bool {
-	for i := range p.charges {
-		d, ask := &p.decisions[i], &p.charges[i].Ask
-		if d.Err != nil || !d.Allowed || ask.Look {
-			return false
-		}
-	}
-	return true
+// takeSlot takes charges of one slot.
+func (c *cluster) takeSlot(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	key, _ := c.keys.of(&charges[0])
+	c.laneOf(ctx, key).Take(ctx, charges, decisions)
+	c.learn(decisions)
 }
 
 // laneOf is the Store for the master that has key.
@@ -297,12 +181,12 @@ func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	started := c.do(func(ctx context.Context) {
+	started := c.background.Do(func(ctx context.Context) {
 		defer c.reloading.Store(false)
 		c.client.ReloadState(ctx)
 		select {
 		case <-time.After(reloadPause):
-		case <-c.closing:
+		case <-c.background.Closing():
 		}
 	})
 	if !started {
@@ -316,52 +200,4 @@ type failing struct{ err error }
 // Take implements backend.Store.
 func (f failing) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
 	fail(decisions, unavailable(f.err))
-}
-
-// background runs what nobody waits for, bounded in number and time, until it is closed.
-type background struct {
-	timeout time.Duration
-	closing chan struct{}
-	room    chan struct{}
-	running sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool // guarded by mu
-}
-
-func newBackground(timeout time.Duration) background {
-	return background{timeout: timeout, closing: make(chan struct{}), room: make(chan struct{}, 1024)}
-}
-
-// do runs f, unless 1,024 are running or it is closed: then it is dropped, which leaves limits
-// under, not over. It reports whether it does.
-func (b *background) do(f func(ctx context.Context)) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return false
-	}
-	select {
-	case b.room <- struct{}{}:
-	default:
-		return false
-	}
-	b.running.Go(func() {
-		defer func() { <-b.room }()
-		ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
-		defer cancel()
-		f(ctx)
-	})
-	return true
-}
-
-// close waits for what runs.
-func (b *background) close() {
-	b.mu.Lock()
-	if !b.closed {
-		b.closed = true
-		close(b.closing)
-	}
-	b.mu.Unlock()
-	b.running.Wait()
 }

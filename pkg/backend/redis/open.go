@@ -101,7 +101,7 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.cluster = &cluster{
 			client: client, keys: k, now: c.Clock, lane: s.lane, shards: shardMemory{now: c.Clock},
-			lanes: map[string]laneTo{}, background: newBackground(max(100*time.Millisecond, 4*c.Timeout)),
+			lanes: map[string]laneTo{}, background: backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout)),
 		}
 		s.Store = s.cluster
 	case "sentinel":
@@ -157,7 +157,7 @@ func (s *Store) ping(ctx context.Context) error {
 // Close ends all connections.
 func (s *Store) Close() error {
 	if s.cluster != nil {
-		s.cluster.close()
+		s.cluster.background.Close()
 	}
 	return s.client.Close()
 }

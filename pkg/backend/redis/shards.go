@@ -233,7 +233,7 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 		undo := algorithms.Ask{Cost: -asks[i].Cost, Raw: true, Hash: ask.Hash, Of: answers[i].At}
 		copied := *charge
 		copied.Key = append([]byte(nil), charge.Key...)
-		c.do(func(ctx context.Context) {
+		c.background.Do(func(ctx context.Context) {
 			given, err := c.giveToShard(ctx, &copied, i, undo)
 			// Others may have filled it.
 			if rest := (-undo.Cost - given) / unit(&copied.Shards[i]); err == nil && rest > 0 {

@@ -1,0 +1,140 @@
+package backend_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// odd says that keys with an odd last byte are in the second store.
+func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
+
+func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
+	t.Helper()
+	background := backend.NewBackground(time.Second)
+	t.Cleanup(background.Close)
+	return backend.Divided(first, second, odd, background)
+}
+
+func TestDividedIsNeverOver(t *testing.T) {
+	storetest.Bounded(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		t.Helper()
+		return dividedStore(t, memory.New(memory.Config{Clock: now}), memory.New(memory.Config{Clock: now}))
+	})
+}
+
+// charges are of a limit of 5 a day: key, cost; of one group unless "|" is in between.
+func charges(t *testing.T, of ...any) (list []backend.Charge) {
+	t.Helper()
+	five, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := 0
+	for i := 0; i < len(of); i++ {
+		if of[i] == "|" {
+			group++
+			continue
+		}
+		list = append(list, backend.Charge{Key: []byte(of[i].(string)), Limit: &five, Ask: algorithms.Ask{Cost: int64(of[i+1].(int))}, Group: group})
+		i++
+	}
+	return list
+}
+
+func TestDividedGroups(t *testing.T) {
+	a, b := &recorder{next: memory.New(memory.Config{})}, &recorder{next: memory.New(memory.Config{})}
+	store := dividedStore(t, a, b)
+	take := func(of ...any) []backend.Decision {
+		t.Helper()
+		list := charges(t, of...)
+		decisions := make([]backend.Decision, len(list))
+		store.Take(t.Context(), list, decisions)
+		return decisions
+	}
+	left := func(of ...any) int64 { t.Helper(); return take(of...)[0].Remaining }
+	eventually := func(what string, want int64, of ...any) {
+		t.Helper()
+		for until := time.Now().Add(10 * time.Second); left(of...) != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				t.Fatalf("%s: %d left, want %d", what, left(of...), want)
+			}
+		}
+	}
+	// Keys that end in an even byte are in the first store.
+	if d := take("k0", 2, "k1", 4); !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 3 || d[1].Remaining != 1 {
+		t.Fatalf("%+v", d)
+	}
+	if d := take("k0", 2, "k1", 2); !d[0].Allowed || d[1].Allowed || d[0].Remaining != 3 {
+		t.Fatalf("%+v", d)
+	}
+	eventually("what a denial took", 3, "k0", 0)
+
+	// One Take of each store for whole groups, however many.
+	before := a.count() + b.count()
+	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
+		t.Errorf("%+v", d)
+	}
+	if n := a.count() + b.count() - before; n != 2 {
+		t.Errorf("%d Takes", n)
+	}
+
+	// A give-back waits for the others, and is not done where they deny.
+	if d := take("k0", -1, "k1", 2); d[1].Allowed {
+		t.Errorf("%+v", d)
+	}
+	if n := left("k0", 0); n != 3 {
+		t.Errorf("%d left", n)
+	}
+	if d := take("k0", -1, "k1", 1); !d[0].Allowed || d[0].Remaining != 4 {
+		t.Errorf("%+v", d)
+	}
+
+	// What is taken once is taken in one place.
+	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
+	for i := range once {
+		once[i].Once = &backend.Once{ID: [16]byte{byte(once[i].Group)}, For: algorithms.Second}
+	}
+	answers := make([]backend.Decision, 3)
+	store.Take(t.Context(), once, answers)
+	if !errors.Is(answers[0].Err, backend.ErrUnavailable) || !errors.Is(answers[1].Err, backend.ErrUnavailable) || !answers[2].Allowed {
+		t.Errorf("%+v", answers)
+	}
+
+	list := charges(t, "k1", 0)
+	if err := backend.Reset(t.Context(), dividedStore(t, a.next, b.next), list[0]); err != nil || left("k1", 0) != 5 {
+		t.Errorf("%v, %d left", err, left("k1", 0))
+	}
+}
+
+func TestDividedFailsWhole(t *testing.T) {
+	a := memory.New(memory.Config{})
+	away := storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
+		for i := range decisions {
+			decisions[i] = backend.Decision{Err: backend.ErrUnavailable}
+		}
+	})
+	store := dividedStore(t, a, away)
+	list := charges(t, "k0", 2, "k1", 1, "|", "k2", 1)
+	decisions := make([]backend.Decision, 3)
+	store.Take(t.Context(), list, decisions)
+	if !errors.Is(decisions[0].Err, backend.ErrUnavailable) || !errors.Is(decisions[1].Err, backend.ErrUnavailable) || !decisions[2].Allowed {
+		t.Errorf("%+v", decisions)
+	}
+	for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		look := charges(t, "k0", 0)
+		a.Take(t.Context(), look, decisions[:1])
+		if decisions[0].Remaining == 5 {
+			return
+		}
+		if time.Now().After(until) {
+			t.Fatalf("%+v", decisions[0])
+		}
+	}
+}
