@@ -37,14 +37,17 @@ func (c *doctorCmd) Run(a *app) error {
 	}
 	settings := c.redis()
 	settings.Timeout = max(settings.Timeout, time.Second) // it looks for faults other than being slow
-	store, err := server.OpenRedis(settings)
+	stores, err := server.OpenRedis(settings)
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
-	defer store.Close()
 	ctx, cancel := context.WithTimeout(a.ctx, c.Wait)
 	defer cancel()
-	found := store.Examine(ctx)
+	var found []redis.Finding
+	for _, store := range stores {
+		found = append(found, store.Examine(ctx)...)
+		store.Close()
+	}
 	if c.Format == "json" {
 		e := json.NewEncoder(a.stdout)
 		e.SetIndent("", "  ")

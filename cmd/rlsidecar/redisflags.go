@@ -9,6 +9,7 @@ import (
 // redisFlags say which Redis keeps the buckets.
 type redisFlags struct {
 	RedisURL          string        `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
+	RedisPerSecondURL string        `name:"redis-per-second-url" placeholder:"URL" env:"RLSIDECAR_REDIS_PER_SECOND_URL" help:"Keep the buckets of limits by the second in this Redis instead, as REDIS_PERSECOND does."`
 	BackendTimeout    time.Duration `default:"5ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"How long Redis may take; then on_backend_failure answers (${default})."`
 	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Start of every key (${default})."`
 	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password; read again for every connection."`
@@ -21,7 +22,7 @@ type redisFlags struct {
 
 func (f redisFlags) redis() server.Redis {
 	return server.Redis{
-		URL: f.RedisURL, Timeout: f.BackendTimeout, KeyPrefix: f.RedisKeyPrefix, PasswordFile: f.RedisPasswordFile,
+		URL: f.RedisURL, PerSecondURL: f.RedisPerSecondURL, Timeout: f.BackendTimeout, KeyPrefix: f.RedisKeyPrefix, PasswordFile: f.RedisPasswordFile,
 		WaitReplicas: f.RedisWaitReplicas,
 		CA:           f.RedisTLSCA, Cert: f.RedisTLSCert, Key: f.RedisTLSKey, SkipHostname: f.RedisTLSAnyName,
 	}

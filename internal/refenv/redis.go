@@ -14,50 +14,67 @@ func (r *reader) redis() {
 	case "memory":
 		return
 	}
-	if r.bool("REDIS_PERSECOND") {
-		r.mistake("REDIS_PERSECOND", "all limits of a request are charged in one step, which two servers cannot do; remove it: REDIS_URL then serves limits per second too")
-	}
 	r.copyPrefix()
-	if !r.counts("REDIS_URL") {
+	perSecond := r.bool("REDIS_PERSECOND")
+	tls := r.bool("REDIS_TLS")
+	if perSecond {
+		tls = r.bool("REDIS_PERSECOND_TLS") || tls
+	}
+	if r.counts("REDIS_URL") {
+		r.server("REDIS_", "redis-url")
+	}
+	switch _, there := r.Flags["redis-url"]; {
+	case there && perSecond:
+		r.server("REDIS_PERSECOND_", "redis-per-second-url")
+	case perSecond:
+		r.mistake("REDIS_PERSECOND", "there is no REDIS_URL for limits that are not by the second; set it, or remove this")
+	case !there:
 		return
 	}
-	form := r.choice("REDIS_TYPE", "single", "sentinel", "cluster")
-	where := r.given("REDIS_URL")
+	if !tls {
+		return
+	}
+	r.copy("redis-tls-ca", "REDIS_TLS_CACERT")
+	r.copy("redis-tls-cert", "REDIS_TLS_CLIENT_CERT")
+	r.copy("redis-tls-key", "REDIS_TLS_CLIENT_KEY")
+	if r.bool("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
+		r.set("redis-tls-skip-hostname", "true", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION")
+	}
+}
+
+// server says which Redis it is that variables that start with prefix describe.
+func (r *reader) server(prefix, flag string) {
+	form := r.choice(prefix+"TYPE", "single", "sentinel", "cluster")
+	where := r.given(prefix + "URL")
 	socket := ""
-	if r.given("REDIS_SOCKET_TYPE") != "" {
-		socket = r.choice("REDIS_SOCKET_TYPE", "unix", "tcp")
+	if r.given(prefix+"SOCKET_TYPE") != "" {
+		socket = r.choice(prefix+"SOCKET_TYPE", "unix", "tcp")
 	}
 	switch {
 	case where != "":
-	case socket == "unix":
-		where = byName("REDIS_URL").Default
+	case socket == "unix" || prefix != "REDIS_": // who asks for a second one has one
+		where = byName(prefix + "URL").Default
 	default:
 		r.warn("REDIS_URL is not set: buckets are kept in this process's memory, and are not shared with others")
 		return
 	}
-	l := location{userinfo: userinfo(r.given("REDIS_AUTH")), scheme: "redis"}
-	if r.bool("REDIS_TLS") {
+	l := location{userinfo: userinfo(r.given(prefix + "AUTH")), scheme: "redis"}
+	if r.bool(prefix + "TLS") {
 		l.scheme = "rediss"
-		r.copy("redis-tls-ca", "REDIS_TLS_CACERT")
-		r.copy("redis-tls-cert", "REDIS_TLS_CLIENT_CERT")
-		r.copy("redis-tls-key", "REDIS_TLS_CLIENT_KEY")
-		if r.bool("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
-			r.set("redis-tls-skip-hostname", "true", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION")
-		}
 	}
 	text, problem := "", ""
 	switch form {
 	case "single":
 		text, problem = l.single(where, socket)
 	case "sentinel":
-		text, problem = l.sentinel(where, r.given("REDIS_SENTINEL_AUTH"))
+		text, problem = l.sentinel(where, r.given(prefix+"SENTINEL_AUTH"))
 	case "cluster":
 		text, problem = l.list("+cluster", strings.Split(where, ","), "")
 	}
 	if problem != "" {
-		r.mistake("REDIS_URL", "%s", problem)
+		r.mistake(prefix+"URL", "%s", problem)
 	}
-	r.set("redis-url", text, "REDIS_URL")
+	r.set(flag, text, prefix+"URL")
 }
 
 // copyPrefix puts the prefix before this program's own, so that rules on names hold and the
@@ -116,11 +133,11 @@ func (l location) single(address, socket string) (text, problem string) {
 	case isURL || socket == "unix" || strings.HasPrefix(address, "/"):
 		file := l.take(address)
 		if !strings.HasPrefix(file, "/") {
-			return "", "REDIS_SOCKET_TYPE is unix, and this is no absolute path; set REDIS_SOCKET_TYPE=tcp for host:port"
+			return "", "the SOCKET_TYPE is unix, and this is no absolute path; set it to tcp for host:port"
 		}
 		return "unix://" + l.userinfo + (&url.URL{Path: file}).EscapedPath(), ""
 	case strings.Contains(address, ","):
-		return "", "these are several addresses; set REDIS_TYPE to sentinel or cluster"
+		return "", "these are several addresses; set the TYPE to sentinel or cluster"
 	default:
 		return l.scheme + "://" + l.userinfo + address, ""
 	}

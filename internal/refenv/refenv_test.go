@@ -109,7 +109,15 @@ func TestWhatASettingMeans(t *testing.T) {
 		"REDIS_URL=h:1 REDIS_TLS=true REDIS_TLS_CACERT=a REDIS_TLS_CLIENT_CERT=c REDIS_TLS_CLIENT_KEY=k REDIS_TLS_SKIP_HOSTNAME_VERIFICATION=true": {
 			"redis-url": "rediss://h:1", "redis-tls-ca": "a", "redis-tls-cert": "c", "redis-tls-key": "k", "redis-tls-skip-hostname": "true",
 		},
-		"REDIS_URL=h:1 REDIS_TLS_CACERT=a": {"redis-url": "redis://h:1"},
+		"REDIS_URL=h:1 REDIS_PERSECOND=true": {"redis-url": "redis://h:1", "redis-per-second-url": "unix:///var/run/nutcracker/ratelimitpersecond.sock"},
+		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=g:2 REDIS_PERSECOND_AUTH=u:p REDIS_PERSECOND_TLS=true REDIS_TLS_CACERT=a": {
+			"redis-url": "redis://h:1", "redis-per-second-url": "rediss://u:p@g:2", "redis-tls-ca": "a",
+		},
+		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_TYPE=sentinel REDIS_PERSECOND_URL=main,s:1 REDIS_PERSECOND_SENTINEL_AUTH=q": {
+			"redis-url": "redis://h:1", "redis-per-second-url": "redis+sentinel://s:1/main?sentinel_password=q",
+		},
+		"REDIS_URL=h:1 REDIS_PERSECOND_URL=g:2": {"redis-url": "redis://h:1"},
+		"REDIS_URL=h:1 REDIS_TLS_CACERT=a":      {"redis-url": "redis://h:1"},
 		"REDIS_TYPE=sentinel REDIS_URL=main,s1:1,s2:2 REDIS_AUTH=p REDIS_SENTINEL_AUTH=q&": {
 			"redis-url": "redis+sentinel://:p@s1:1,s2:2/main?sentinel_password=q%26",
 		},
@@ -154,8 +162,9 @@ func TestServeTakesOnlyWhatIsSet(t *testing.T) {
 // TestMistakesAreNamed: variable, value and what to write.
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
-		"BACKEND_TYPE=memcache":     "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",
-		"REDIS_PERSECOND=true":      "REDIS_PERSECOND=true: all limits of a request are charged in one step, which two servers cannot do; remove it: REDIS_URL then serves limits per second too",
+		"BACKEND_TYPE=memcache": "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",
+		"REDIS_PERSECOND=true":  "REDIS_PERSECOND=true: there is no REDIS_URL for limits that are not by the second; set it, or remove this",
+		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=a:1,b:2": "REDIS_PERSECOND_URL=a:1,b:2: these are several addresses; set the TYPE to sentinel or cluster",
 		"BACKEND_TYPE=disk":         "BACKEND_TYPE=disk: write redis, memory, memcache",
 		"PORT=http":                 "PORT=http: write a number from 0 to 65535",
 		"PORT=65536":                "PORT=65536: write a number from 0 to 65535",
@@ -165,8 +174,8 @@ func TestMistakesAreNamed(t *testing.T) {
 		"NEAR_LIMIT_RATIO=2":        "NEAR_LIMIT_RATIO=2: write a share above 0, up to 1, such as 0.8",
 		"CACHE_KEY_PREFIX={a}":      "CACHE_KEY_PREFIX={a}: braces choose cluster slots and cannot be part of it; remove them",
 		"GRPC_SERVER_USE_TLS=true GRPC_SERVER_TLS_CERT=c": "GRPC_SERVER_USE_TLS=true: GRPC_SERVER_TLS_KEY is not set; name a PEM file",
-		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=unix":            "REDIS_URL=h:1: REDIS_SOCKET_TYPE is unix, and this is no absolute path; set REDIS_SOCKET_TYPE=tcp for host:port",
-		"REDIS_URL=h:1,g:1":                               "REDIS_URL=h:1,g:1: these are several addresses; set REDIS_TYPE to sentinel or cluster",
+		"REDIS_URL=h:1 REDIS_SOCKET_TYPE=unix":            "REDIS_URL=h:1: the SOCKET_TYPE is unix, and this is no absolute path; set it to tcp for host:port",
+		"REDIS_URL=h:1,g:1":                               "REDIS_URL=h:1,g:1: these are several addresses; set the TYPE to sentinel or cluster",
 		"REDIS_URL=http://u:p@h":                          "REDIS_URL=http://***@h: write host:port, a path, or redis://[user:password@]host:port/db",
 		"REDIS_URL=s1:1,s2:2 REDIS_TYPE=sentinel":         "REDIS_URL=s1:1,s2:2: write the name of the master, then the Sentinels: main,host:port,host:port",
 		"REDIS_URL=a:1,,b:1 REDIS_TYPE=cluster":           "REDIS_URL=a:1,,b:1: write host:port,host:port",

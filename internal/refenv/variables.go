@@ -57,7 +57,6 @@ func byName(name string) Variable {
 const (
 	none     = "none: "
 	memcache = none + "memcached is not supported"
-	perSec   = none + "goes with REDIS_PERSECOND, which is refused"
 	ownPool  = none + "connections are few, and shared"
 )
 
@@ -127,19 +126,19 @@ var variables = []Variable{
 	{Name: "REDIS_STARTUP_INITIAL_INTERVAL", Default: "1s", Effect: none + "the start waits 3s for Redis at most"},
 	{Name: "REDIS_STARTUP_MAX_INTERVAL", Default: "30s", Effect: none + "the start waits 3s for Redis at most"},
 	{Name: "REDIS_STARTUP_MAX_ELAPSED_TIME", Default: "0", Effect: none + "the start waits 3s for Redis at most"},
-	{Name: "REDIS_PERSECOND", Default: "false", Effect: "true is refused: the limits of a request are charged in one step"},
-	{Name: "REDIS_PERSECOND_SOCKET_TYPE", Default: "unix", Effect: perSec},
-	{Name: "REDIS_PERSECOND_TYPE", Default: "SINGLE", Effect: perSec},
-	{Name: "REDIS_PERSECOND_URL", Default: "/var/run/nutcracker/ratelimitpersecond.sock", Effect: perSec},
-	{Name: "REDIS_PERSECOND_AUTH", Effect: perSec, Secret: true},
-	{Name: "REDIS_PERSECOND_SENTINEL_AUTH", Effect: perSec, Secret: true},
-	{Name: "REDIS_PERSECOND_TLS", Default: "false", Effect: perSec},
-	{Name: "REDIS_PERSECOND_TIMEOUT", Default: "10s", Effect: perSec},
-	{Name: "REDIS_PERSECOND_POOL_SIZE", Default: "10", Effect: perSec},
-	{Name: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: perSec},
-	{Name: "REDIS_PERSECOND_PIPELINE_WINDOW", Default: "0", Effect: perSec},
-	{Name: "REDIS_PERSECOND_PIPELINE_LIMIT", Default: "0", Effect: perSec},
-	{Name: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: perSec},
+	{Name: "REDIS_PERSECOND", Default: "false", Effect: "--redis-per-second-url; whether those below count"},
+	{Name: "REDIS_PERSECOND_SOCKET_TYPE", Default: "unix", Effect: "form of --redis-per-second-url"},
+	{Name: "REDIS_PERSECOND_TYPE", Default: "SINGLE", Effect: "form of --redis-per-second-url"},
+	{Name: "REDIS_PERSECOND_URL", Default: "/var/run/nutcracker/ratelimitpersecond.sock", Effect: "--redis-per-second-url"},
+	{Name: "REDIS_PERSECOND_AUTH", Effect: "credentials of --redis-per-second-url", Secret: true},
+	{Name: "REDIS_PERSECOND_SENTINEL_AUTH", Effect: "credentials of its Sentinels", Secret: true},
+	{Name: "REDIS_PERSECOND_TLS", Default: "false", Effect: "rediss:// of --redis-per-second-url; the files are those of REDIS_TLS_…"},
+	{Name: "REDIS_PERSECOND_TIMEOUT", Default: "10s", Effect: none + "--backend-timeout bounds every trip"},
+	{Name: "REDIS_PERSECOND_POOL_SIZE", Default: "10", Effect: ownPool},
+	{Name: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: ownPool},
+	{Name: "REDIS_PERSECOND_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share trips without waiting"},
+	{Name: "REDIS_PERSECOND_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share trips without waiting"},
+	{Name: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always asked at the same time"},
 	{Name: "CACHE_KEY_PREFIX", Effect: "put before --redis-key-prefix"},
 	{Name: "EXPIRATION_JITTER_MAX_SECONDS", Default: "300", Effect: none + "buckets expire when they are as good as new"},
 	{Name: "LOCAL_CACHE_SIZE_IN_BYTES", Default: "0", Effect: none + "denials are remembered always"},

@@ -2,15 +2,19 @@ package server
 
 import (
 	"io"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 )
@@ -148,5 +152,73 @@ func TestARaisedLimitCountsAtOnce(t *testing.T) {
 	}
 	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("what was used stays used: %v", got)
+	}
+}
+
+const twoPeriods = `
+domain: d
+descriptors:
+  - {key: second, rate_limit: {unit: second, requests_per_unit: 1000}}
+  - {key: never, rate_limit: {unit: second, requests_per_unit: 0}}
+  - {key: year, rate_limit: {unit: year, requests_per_unit: 2}}
+`
+
+// TestLimitsByTheSecondHaveARedisOfTheirOwn: REDIS_PERSECOND.
+func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
+	main, second := redistest.Start(t), redistest.Start(t)
+	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
+	buckets := regexp.MustCompile(`rl:\{\}1`) // not what is written to examine the server
+	keys := func(s *redistest.Server) int { return len(buckets.FindAllString(s.Do("keys", "*"), -1)) }
+	ask := func(want rls.RateLimitResponse_Code, texts ...string) *rls.RateLimitResponse {
+		t.Helper()
+		a := x.ask(t, texts...)
+		if a.OverallCode != want {
+			t.Errorf("%v: %v, want %v", texts, a, want)
+		}
+		return a
+	}
+	ask(ok, "second=a")
+	if keys(main) != 0 || keys(second) != 1 {
+		t.Errorf("%d buckets in the main Redis, %d in that for seconds", keys(main), keys(second))
+	}
+	ask(ok, "year=a")
+	if keys(main) != 1 {
+		t.Errorf("%d buckets in the main Redis", keys(main))
+	}
+	ask(ok, "second=b", "year=a")
+
+	// What one of both denies the other gives back.
+	left := func(text string) uint32 {
+		t.Helper()
+		look := descriptor(text)
+		look.HitsAddend = wrapperspb.UInt64(0)
+		return x.put(t, request("d", look)).Statuses[0].LimitRemaining
+	}
+	for range 3 {
+		ask(over, "never=a", "year=q")
+		redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=q") == 2 })
+	}
+
+	// An override brings its own period.
+	o := request("d", descriptor("any=a"))
+	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
+	before := keys(main)
+	if a := x.put(t, o); a.OverallCode != ok || keys(main) != before {
+		t.Errorf("%v, and %d buckets in the main Redis, before %d", a, keys(main), before)
+	}
+
+	// Where one is away, limits in the other hold.
+	second.Pause()
+	defer second.Resume()
+	ask(over, "second=z")
+	ask(ok, "year=z")
+	ask(over, "second=z", "year=z")
+	x.shows(t, `rlsidecar_backend_failures_total 2`)
+	redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=z") == 1 })
+}
+
+func TestNoRedisForSecondsAlone(t *testing.T) {
+	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
+		t.Error(err)
 	}
 }

@@ -156,9 +156,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if s.stack, err = s.newStack(); err != nil {
 		return err
 	}
-	if s.stack.redis != nil {
-		defer s.stack.redis.Close()
-	}
+	defer s.stack.close()
 	s.limiter = limiter.New(s.stack.top, s.metrics)
 	s.limiter.SetModes(c.Modes)
 	if s.stack.redis != nil {

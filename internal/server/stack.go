@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
@@ -21,7 +23,10 @@ import (
 // Redis says which Redis keeps the buckets.
 type Redis struct {
 	// URL as redis.Config has it; "": buckets are kept in memory.
-	URL          string
+	URL string
+	// PerSecondURL is where the buckets of limits by the second are instead, as of the reference
+	// server's REDIS_PERSECOND; "": at URL. What follows is of both, but PasswordFile of URL only.
+	PerSecondURL string
 	KeyPrefix    string
 	PasswordFile string
 	// Timeout bounds each question to it.
@@ -49,7 +54,9 @@ type stack struct {
 	top    backend.Store
 	memory *memory.Store        // all buckets; with Redis those that stand in for it
 	denied *backend.DeniedStore // nil: in memory
-	redis  *redis.Store         // nil: in memory
+	redis  []*redis.Store       // one, or that for limits by the second too; none: in memory
+	// undo is what is given back where a request's limits are in both.
+	undo *backend.Background
 }
 
 // newStack builds the stores. A charge meets them in the order of the lines below, top to bottom;
@@ -59,13 +66,16 @@ func (s *server) newStack() (stack, error) {
 	st := stack{memory: memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})}
 	s.metrics.WatchMemory(st.memory.Stats)
 	if c.URL == "" {
+		if c.PerSecondURL != "" {
+			return st, errors.New("there is a redis for limits by the second, but none for the others: give --redis-url too")
+		}
 		st.top = st.memory
 		return st, nil
 	}
 	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("says", text)) })
 	opened, closed := s.metrics.WatchBreakers()
 	var err error
-	if st.redis, err = c.open(func(server string, open bool) {
+	st.redis, err = c.open(func(server string, open bool) {
 		if open {
 			opened(server)
 			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
@@ -73,32 +83,71 @@ func (s *server) newStack() (stack, error) {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
 		}
-	}); err != nil {
+	})
+	if err != nil {
 		return st, err
 	}
+	buckets := backend.Store(st.redis[0])
+	if len(st.redis) > 1 {
+		st.undo = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
+		buckets = backend.Divided(buckets, st.redis[1], bySecond, st.undo)
+	}
 	st.denied = backend.Denied(
-		s.metrics.Backend(st.redis, s.backendFailed()), // what Redis costs, and how often it fails
-		backend.DeniedConfig{})                         // the cheapest answer is a remembered no
+		s.metrics.Backend(buckets, s.backendFailed()), // what Redis costs, and how often it fails
+		backend.DeniedConfig{})                        // the cheapest answer is a remembered no
 	// Outermost, so that whatever happens below, the answer is in time.
 	st.top = backend.Deadline(st.denied, c.Timeout, answerMargin)
 	return st, nil
 }
 
-// OpenRedis makes the store that a server with c would have. The error is of c.
-func OpenRedis(c Redis) (*redis.Store, error) {
+// bySecond tells whether c is of a limit by the second, as the reference server has it.
+func bySecond(c *backend.Charge) bool {
+	l := c.Limit
+	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
+}
+
+// close ends all connections.
+func (st *stack) close() {
+	if st.undo != nil {
+		st.undo.Close()
+	}
+	for _, r := range st.redis {
+		r.Close()
+	}
+}
+
+// OpenRedis makes the stores that a server with c would have. The error is of c.
+func OpenRedis(c Redis) ([]*redis.Store, error) {
 	redis.LogTo(func(string) {}) // what matters comes back as an error
 	return c.open(nil)
 }
 
-func (c Redis) open(changed func(server string, open bool)) (*redis.Store, error) {
+func (c Redis) open(changed func(server string, open bool)) (stores []*redis.Store, err error) {
 	conf, err := c.tls()
 	if err != nil {
 		return nil, err
 	}
-	return redis.Open(redis.Config{
+	first := redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile,
 		WaitReplicas: c.WaitReplicas, TLS: conf, Changed: changed,
-	})
+	}
+	configs := []redis.Config{first}
+	if c.PerSecondURL != "" {
+		second := first
+		second.URL, second.PasswordFile = c.PerSecondURL, ""
+		configs = append(configs, second)
+	}
+	for _, conf := range configs {
+		store, err := redis.Open(conf)
+		if err != nil {
+			for _, s := range stores {
+				s.Close()
+			}
+			return nil, err
+		}
+		stores = append(stores, store)
+	}
+	return stores, nil
 }
 
 // backendFailed logs why Redis could not decide, once a second at most.
@@ -122,16 +171,21 @@ func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 
 // waitForBackend waits for Redis to answer once, but not for long.
 func (s *server) waitForBackend(ctx context.Context) {
-	if s.stack.redis == nil {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
-	if err := s.stack.redis.Ping(ctx); err != nil {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, r := range s.stack.redis {
+		wg.Go(func() { s.waitForRedis(ctx, r) })
+	}
+}
+
+func (s *server) waitForRedis(ctx context.Context, r *redis.Store) {
+	if err := r.Ping(ctx); err != nil {
 		s.log.Error("redis does not answer; starting all the same: limits answer by on_backend_failure until it does", zap.Error(err))
 		return
 	}
-	for _, f := range s.stack.redis.Examine(ctx) {
+	for _, f := range r.Examine(ctx) {
 		if f.Severity != redis.Fine {
 			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
 		}
