@@ -443,6 +443,9 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		case l.policy != nil:
 			p := *l.policy
 			p.Place = name.at.String()
+			if (l.used == place{}) {
+				c.paidAfterwards(name.at, &p)
+			}
 			c.use(d, one, way, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 		}
@@ -465,7 +468,15 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		p.Owner = owner(d.Name) + "/" + id
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
 		p.Place = l.at.String()
+		c.paidAfterwards(l.place("overdraw"), &p)
 		c.use(d, one, way, node, &p, false, l.Replaces.value)
+	}
+}
+
+// paidAfterwards warns of what undoes a limit with overdraw that proxies ask for.
+func (c *compiler) paidAfterwards(at place, p *descriptors.Policy) {
+	if p.Limit.Overdraw {
+		c.warn(at, "overdraw: at the end of a stream charge what was used, and never give back a constant: Envoy does so after a denial too, so that asking pays the debt off")
 	}
 }
 
