@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -13,11 +14,21 @@ import (
 const unixScheme = "unix://"
 
 // listen opens host:port, unix:///path or unix://@name (which has no file). What a server that is
-// gone has left at path is removed first.
-func listen(address string) (net.Listener, error) {
+// gone has left at path is removed first. A port is shared with other processes of this user that
+// share it, if reuse; a socket never is.
+func listen(address string, reuse bool) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, unixScheme)
 	if !isUnix {
-		return net.Listen("tcp", address)
+		var c net.ListenConfig
+		if reuse {
+			c.Control = sharePort
+			c.SetMultipathTCP(false) // with it leavePort cannot say where connections go
+		}
+		l, err := c.Listen(context.Background(), "tcp", address)
+		if reuse && errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; a process that holds the port shares it only if it was started with --reuse-port too, by the same user", err)
+		}
+		return l, err
 	}
 	if path == "" {
 		return nil, errors.New("there is no path; write unix:///path or unix://@name")

@@ -74,6 +74,10 @@ type Config struct {
 	// MemoryMaxKeys bounds the buckets kept in memory; 0: memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
+	// ReusePort shares the ports with other processes that share them, so that a new one takes over
+	// before the old one leaves. Linux only; it means nothing for Unix sockets.
+	ReusePort bool
+
 	// DrainDelay is for how long requests are still taken after readiness has failed, so that those
 	// who send them notice in time.
 	DrainDelay time.Duration
@@ -91,6 +95,9 @@ func (c *Config) Check() error {
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
 		return fmt.Errorf("the path of the metrics is %q; it must start with /", c.MetricsPath)
+	}
+	if c.ReusePort && !canSharePorts {
+		return errors.New("--reuse-port needs Linux; leave it out here, and restart one instance after the other")
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
 		return errors.New("the configuration comes from files or from an xDS server, not from both: give --config or --xds-server")
@@ -182,12 +189,12 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if ctx.Err() != nil { // stopped before there was a configuration
 		return nil
 	}
+	s.waitForBackend(ctx) // before there are ports at which somebody would have to wait with us
 	doors, running, err := s.open()
 	if err != nil {
 		return err
 	}
 	wg.Go(func() { s.stack.memory.Run(background) })
-	s.waitForBackend(ctx)
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
@@ -241,7 +248,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		}
 	}()
 	add := func(address string, at *net.Addr, d door) (err error) {
-		if d.listener, err = listen(address); err != nil {
+		if d.listener, err = listen(address, s.config.ReusePort); err != nil {
 			err = fmt.Errorf("listen on %s: %w", address, err)
 		} else {
 			*at = d.listener.Addr()
@@ -325,7 +332,16 @@ func (s *server) httpDoor(h *http.Server) door {
 	h.IdleTimeout = 5 * time.Minute                        // longer than those of the proxies that keep connections
 	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
+	var leaving atomic.Bool
+	handler := h.Handler
+	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if leaving.Load() {
+			w.Header().Set("Connection", "close") // whoever asks on comes by another connection
+		}
+		handler.ServeHTTP(w, r)
+	})
 	return door{
+		unready: func() { leaving.Store(true) },
 		serve: func(l net.Listener) error {
 			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				return err
@@ -380,6 +396,11 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 	for _, d := range doors {
 		if d.unready != nil {
 			d.unready()
+		}
+		if s.config.ReusePort {
+			if err := leavePort(d.listener); err != nil {
+				s.log.Warn("new connections still come here until the port is closed", zap.Stringer("port", d.listener.Addr()), zap.Error(err))
+			}
 		}
 	}
 	var failure error

@@ -1,0 +1,16 @@
+//go:build !linux
+
+package server
+
+import (
+	"errors"
+	"net"
+	"syscall"
+)
+
+// canSharePorts: elsewhere SO_REUSEPORT is missing, or gives all connections to one of the sockets.
+const canSharePorts = false
+
+func sharePort(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
+
+func leavePort(net.Listener) error { return errors.ErrUnsupported }
