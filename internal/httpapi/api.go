@@ -7,10 +7,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxAsk bounds the body of a request to the API.
@@ -25,6 +29,12 @@ type API struct {
 	Closed bool
 	// Headers are sent with decisions.
 	Headers HeaderSets
+	// Inline compiles a limit that comes with a request; nil: requests cannot bring any.
+	Inline func(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error)
+	// Now is the time by which reservations expire; nil: time.Now.
+	Now func() time.Time
+
+	inlines inlines
 }
 
 // routes adds the API's paths to mux.
@@ -92,17 +102,77 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	if !ok {
 		return
 	}
-	c := &limiter.Call{}
-	if err := parseAsk(body, c); err != nil {
+	ask, err := parseAsk(body)
+	switch {
+	case err != nil:
 		malformed.write(w, err.Error(), "")
 		return
+	case ask.reservation != "" && !look:
+		a.settle(w, r, ask)
+		return
+	case ask.reservation != "" || ask.id != "" && look:
+		malformed.write(w, "reservation and request_id are of /v1/limit: a look takes nothing", "")
+		return
 	}
-	c.Look = look
-	if err := a.Limiter.Check(r.Context(), c); err != nil {
+	if err := a.limit(r, ask, look); err != nil {
 		mistake(w, err)
 		return
 	}
-	a.answer(w, c)
+	a.answer(w, ask)
+}
+
+// requestLife is how long the answer to a request with an id is remembered.
+const requestLife = 600 * algorithms.Second
+
+// limit takes, or looks.
+func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
+	c := ask.call
+	if err := a.bring(ask); err != nil {
+		return err
+	}
+	for i := range c.Limits {
+		if one := &c.Limits[i]; one.Reserve && len(strings.Join(one.Key, "")) > maxReservedKey {
+			return &limiter.AskError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
+		}
+	}
+	c.Look = look
+	if ask.id != "" {
+		c.Once = limiter.Once{ID: "request " + ask.id, For: requestLife}
+	}
+	return a.Limiter.Check(r.Context(), c)
+}
+
+// settle charges or gives back what a reservation came to, beyond what was reserved.
+func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
+	of, err := a.open(ask.reservation)
+	if err != nil {
+		unknownReservation.write(w, "reservation "+err.Error(), "")
+		return
+	}
+	left := a.left(&of)
+	if left <= 0 {
+		expired.write(w, "a reservation can be settled within an hour after its turn", of.Name)
+		return
+	}
+	var policy *descriptors.Policy
+	if of.Config != "" {
+		if policy, err = a.inline(inline{of.Domain, of.Name, of.Config}); err != nil {
+			mistake(w, err)
+			return
+		}
+	}
+	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+clockSlack)
+	switch {
+	case errors.Is(err, backend.ErrReused):
+		settled.write(w, "it was settled with another count, which stands", of.Name)
+	case errors.Is(err, limiter.ErrChanged):
+		expired.write(w, err.Error(), of.Name)
+	case err != nil:
+		mistake(w, err)
+	default:
+		ask.configs = make([][]byte, 1)
+		a.answer(w, ask)
+	}
 }
 
 // reset forgets a bucket.
@@ -132,6 +202,10 @@ type done struct {
 func mistake(w http.ResponseWriter, err error) {
 	ask, ok := errors.AsType[*limiter.AskError](err)
 	switch {
+	case errors.Is(err, backend.ErrReused):
+		reusedID.write(w, "request_id: it was used for another request, which was answered; take a new one for each request", "")
+	case errors.Is(err, backend.ErrPending):
+		underWay.write(w, "the same is being answered now, or nobody knows what came of it; nothing was taken for this one", "")
 	case errors.Is(err, backend.ErrUnavailable): // its text names addresses, which are none of the client's business
 		unavailable.write(w, "the backend did not answer in time; whether it has done it is not known", "")
 	case !ok:

@@ -2,9 +2,11 @@ package httpapi
 
 import (
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"unicode/utf8"
 
@@ -20,6 +22,8 @@ type apiAnswer struct {
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
 	// Wait is how far away what was reserved, or the turn in a leaky bucket, is.
 	Wait int64 `json:"wait_ms,omitempty"`
+	// Reservation is the id of what was reserved, where that is of one limit.
+	Reservation string `json:"reservation,omitempty"`
 	// Degraded: some limit could not be asked, and its on_backend_failure answered.
 	Degraded bool          `json:"degraded,omitempty"`
 	Limits   []limitAnswer `json:"limits"`
@@ -34,12 +38,13 @@ type limitAnswer struct {
 	// Shadow: its denial does not stand against the request.
 	Shadow bool `json:"shadow,omitempty"`
 	// Remaining and ResetAfter are absent where nothing is known of the bucket.
-	Remaining  *int64 `json:"remaining,omitempty"`
-	Limit      int64  `json:"limit"`
-	ResetAfter *int64 `json:"reset_after_ms,omitempty"`
-	RetryAfter int64  `json:"retry_after_ms,omitempty"`
-	Wait       int64  `json:"wait_ms,omitempty"`
-	Degraded   bool   `json:"degraded,omitempty"`
+	Remaining   *int64 `json:"remaining,omitempty"`
+	Limit       int64  `json:"limit"`
+	ResetAfter  *int64 `json:"reset_after_ms,omitempty"`
+	RetryAfter  int64  `json:"retry_after_ms,omitempty"`
+	Wait        int64  `json:"wait_ms,omitempty"`
+	Reservation string `json:"reservation,omitempty"`
+	Degraded    bool   `json:"degraded,omitempty"`
 }
 
 // key is the values that tell a bucket apart: one as a text, several as a list.
@@ -59,8 +64,9 @@ func (k key) MarshalJSON() ([]byte, error) {
 	return json.Marshal(values)
 }
 
-// answer answers what was decided on c.
-func (a *API) answer(w http.ResponseWriter, c *limiter.Call) {
+// answer answers what was decided on ask.
+func (a *API) answer(w http.ResponseWriter, ask *apiAsk) {
+	c := ask.call
 	if r := neverOf(c); r != nil {
 		name := c.Limits[r.Descriptor].Name
 		cost, most := costOf(c, r)
@@ -75,8 +81,10 @@ func (a *API) answer(w http.ResponseWriter, c *limiter.Call) {
 		unavailable.write(w, detail, "")
 		return
 	}
-	said := apiAnswerOf(c)
-	apiHeaders(w.Header(), a.Headers, c)
+	said := a.answerOf(ask)
+	spread := ask.spread()
+	said.later(spread)
+	apiHeaders(w.Header(), a.Headers, c, spread)
 	code := http.StatusOK
 	switch {
 	case c.Denied:
@@ -85,6 +93,32 @@ func (a *API) answer(w http.ResponseWriter, c *limiter.Call) {
 		code = http.StatusAccepted
 	}
 	send(w, code, "application/json", said)
+}
+
+// spread is by how many ms the answer's times are moved: never to before they are true, so that those
+// who are told the same time do not all come back at once. A request with an id is told the same
+// each time.
+func (ask *apiAsk) spread() int64 {
+	if ask.id == "" || ask.jitter == 0 {
+		return rand.Int64N(ask.jitter + 1)
+	}
+	digest := backend.OnceID("jitter", ask.id)
+	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
+}
+
+// later moves the times at which to come back, or to start.
+func (a *apiAnswer) later(by int64) {
+	move := func(at *int64) {
+		if *at > 0 {
+			*at += by
+		}
+	}
+	move(&a.RetryAfter)
+	move(&a.Wait)
+	for i := range a.Limits {
+		move(&a.Limits[i].RetryAfter)
+		move(&a.Limits[i].Wait)
+	}
 }
 
 // neverOf is the first result that denies for good; nil: none.
@@ -136,17 +170,30 @@ func undecided(c *limiter.Call) (err error) {
 	return err
 }
 
-func apiAnswerOf(c *limiter.Call) apiAnswer {
-	a := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.Verdict.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
+func (a *API) answerOf(ask *apiAsk) apiAnswer {
+	c := ask.call
+	said := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
+	reserved := 0
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
-		a.Degraded = a.Degraded || l.Degraded
-		if a.OK {
-			a.Wait = max(a.Wait, l.Wait)
+		said.Degraded = said.Degraded || l.Degraded
+		switch {
+		case ask.reservation != "": // the work is done: nobody waits for it
+			l.Wait = 0
+		case said.OK && !c.Look && c.Limits[c.Results[i].Descriptor].Reserve:
+			l.Reservation = a.reservationID(c, i, ask)
+			said.Reservation = l.Reservation
+			reserved++
 		}
-		a.Limits[i] = l
+		if said.OK {
+			said.Wait = max(said.Wait, l.Wait)
+		}
+		said.Limits[i] = l
 	}
-	return a
+	if reserved > 1 {
+		said.Reservation = ""
+	}
+	return said
 }
 
 func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
@@ -169,14 +216,17 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	return l
 }
 
-// apiHeaders adds those that tell of c.
-func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call) {
+// apiHeaders adds those that tell of c; spread, in ms, is the jitter.
+func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, spread int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)
 	if c.Denied {
-		l.number("Retry-After", max(1, wholeSeconds(c.Verdict.RetryAfter)))
+		l.number("Retry-After", max(1, wholeSeconds(c.RetryAfter+algorithms.Micros(spread)*1000)))
 	}
 	l.write(h)
+	if c.Replayed {
+		h.Set("Idempotent-Replayed", "true")
+	}
 }
 
 // millis is d in whole milliseconds, rounded up.

@@ -13,8 +13,10 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // document is openapi.json, for looking around in.
@@ -85,7 +87,15 @@ func (s sample) ask() *httptest.ResponseRecorder {
 // samples has, for each path, a request for each status that is described.
 func samples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
-	h, _ := apiInMemory(t)
+	h, clock := onClock(t)
+	old := reserve(t, h, `{"name":"tokens","key":"old","reserve":true}`)
+	clock.Set(storetest.Start + 3601*algorithms.Second)
+	taken := reserve(t, h, `{"name":"tokens","key":"taken","reserve":true}`)
+	for _, body := range []string{settleBody(taken, "1"), `{"name":"send","request_id":"r"}`} {
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 {
+			t.Fatalf("%s: %d %s", body, w.Code, w.Body)
+		}
+	}
 	away := apiOver(t, broken{backend.ErrUnavailable})
 	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = "s3cret" })
 	foreign := []string{"Origin", "https://elsewhere.example"}
@@ -116,13 +126,19 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		m[202] = sample{h: h, method: "POST", path: path, body: `{"name":"tokens","key":"` + path + `","count":20,"reserve":true}`}
 		return m
 	}
+	limit := ask("/v1/limit")
+	for code, body := range map[int]string{
+		409: settleBody(taken, "2"), 410: settleBody(old, "1"), 422: `{"name":"send","request_id":"r","count":2}`,
+	} {
+		limit[code] = sample{h: h, method: "POST", path: "/v1/limit", body: body}
+	}
 	show := common("GET", "/v1/limits/few?key=a&key=%ff", "")
 	show[400] = sample{h: h, method: "GET", path: "/v1/limits/few?x=1"}
 	show[404] = sample{h: h, method: "GET", path: "/v1/limits/nope"}
 	list := common("GET", "/v1/limits", "")
 	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), nil)}}), method: "GET", path: "/v1/limits"}
 	return map[string]map[string]map[int]sample{
-		"/v1/limit": {"post": ask("/v1/limit")}, "/v1/check": {"post": ask("/v1/check")},
+		"/v1/limit": {"post": limit}, "/v1/check": {"post": ask("/v1/check")},
 		"/v1/reset":  {"post": post("/v1/reset", `{"name":"few","key":"gone"}`)},
 		"/v1/limits": {"get": list}, "/v1/limits/{name}": {"get": show},
 	}

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -22,27 +24,83 @@ const (
 	maxCount = 1 << 53
 )
 
-// parseAsk reads a request for limits into c: one limit, or a list of them under "limits". It is
-// strict: what is not known, there twice or of another type is a mistake.
-func parseAsk(body []byte, c *limiter.Call) error {
+// maxID bounds a request_id.
+const maxID = 128
+
+// maxJitter bounds a jitter.
+const maxJitter = 3_600_000
+
+// apiAsk is a request to take, or to look.
+type apiAsk struct {
+	call *limiter.Call
+	// id is that under which it is taken once; "": each time.
+	id string
+	// jitter spreads the times in the answer, in ms.
+	jitter int64
+	// configs are those of call's Limits that came with the request; nil for the others.
+	configs [][]byte
+	// reservation, where it is not "", is to be settled: it came to count.
+	reservation string
+	count       int64
+}
+
+// parseAsk reads a request for limits: one limit, a list of them under "limits", or a reservation to
+// settle. It is strict: what is not known, there twice or of another type is a mistake.
+func parseAsk(body []byte) (*apiAsk, error) {
 	p, err := newParser(body)
 	if err != nil {
+		return nil, err
+	}
+	ask := &apiAsk{call: &limiter.Call{}}
+	one, config := limiter.LimitAsk{Count: 1}, []byte(nil)
+	members := p.ask(&one, &config)
+	members["domain"] = p.string(&ask.call.Request.Domain)
+	members["limits"] = func() error { return p.asks(ask) }
+	members["reservation"] = p.string(&ask.reservation)
+	members["request_id"] = func() (err error) {
+		if ask.id, err = p.text(); err == nil && (ask.id == "" || len(ask.id) > maxID) {
+			err = fmt.Errorf("must have 1 to %d bytes, has %d", maxID, len(ask.id))
+		}
 		return err
 	}
-	one := limiter.LimitAsk{Count: 1}
-	members := p.ask(&one)
-	members["domain"] = p.string(&c.Request.Domain)
-	members["limits"] = func() error { return p.asks(c) }
+	members["jitter"] = func() (err error) {
+		ask.jitter, err = p.whole(0, maxJitter, "0", "3600000, an hour in milliseconds")
+		return err
+	}
 	seen, err := p.object(members)
 	switch {
 	case err != nil:
-		return err
+		return nil, err
+	case seen["reservation"]:
+		ask.count = one.Count
+		return ask, onlySettles(seen, ask.count)
 	case !seen["limits"] && !seen["name"]:
-		return errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
+		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
 	case !seen["limits"]:
-		c.Limits = append(c.Limits, one)
-	case seen["name"] || seen["key"] || seen["count"] || seen["reserve"]:
-		return errors.New("has limits beside a limit; put all of them into the list")
+		ask.add(one, config)
+	case seen["name"] || seen["key"] || seen["count"] || seen["reserve"] || seen["config"]:
+		return nil, errors.New("has limits beside a limit; put all of them into the list")
+	}
+	return ask, nil
+}
+
+// add adds a limit, and what came as its config.
+func (a *apiAsk) add(one limiter.LimitAsk, config []byte) {
+	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
+}
+
+// onlySettles finds what does not go with a reservation.
+func onlySettles(seen map[string]bool, count int64) error {
+	for _, name := range slices.Sorted(maps.Keys(seen)) {
+		if name != "reservation" && name != "count" {
+			return fmt.Errorf("%s does not go with reservation, which says all but the count", name)
+		}
+	}
+	switch {
+	case !seen["count"]:
+		return errors.New("has a reservation and no count; write what it came to")
+	case count < 0:
+		return fmt.Errorf("count: what a reservation came to must be 0 or more, is %d", count)
 	}
 	return nil
 }
@@ -118,8 +176,12 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 }
 
 // ask are the members of what is asked of one limit.
-func (p *parser) ask(into *limiter.LimitAsk) map[string]func() error {
+func (p *parser) ask(into *limiter.LimitAsk, config *[]byte) map[string]func() error {
 	return map[string]func() error{
+		"config": func() (err error) {
+			*config, err = p.config()
+			return err
+		},
 		"name": p.string(&into.Name),
 		"key":  p.keyOf(into),
 		"count": func() (err error) {
@@ -138,7 +200,7 @@ func (p *parser) ask(into *limiter.LimitAsk) map[string]func() error {
 }
 
 // asks reads the list of limits.
-func (p *parser) asks(c *limiter.Call) error {
+func (p *parser) asks(into *apiAsk) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))
 	}
@@ -146,18 +208,18 @@ func (p *parser) asks(c *limiter.Call) error {
 		if n == maxAsks {
 			return fmt.Errorf("are more than %d", maxAsks)
 		}
-		ask := limiter.LimitAsk{Count: 1}
-		seen, err := p.object(p.ask(&ask))
+		one, config := limiter.LimitAsk{Count: 1}, []byte(nil)
+		seen, err := p.object(p.ask(&one, &config))
 		switch {
 		case err != nil:
 			return fmt.Errorf("[%d]: %w", n, err)
 		case !seen["name"]:
 			return fmt.Errorf("[%d]: names no limit", n)
 		}
-		c.Limits = append(c.Limits, ask)
+		into.add(one, config)
 	}
 	p.token()
-	if len(c.Limits) == 0 {
+	if len(into.configs) == 0 {
 		return errors.New("are none")
 	}
 	return nil
@@ -239,8 +301,30 @@ func (p *parser) next() byte {
 	return rest[0] // the whole is well-formed: a value follows
 }
 
-// count reads a whole number.
-func (p *parser) count() (int64, error) {
+// config reads the numbers of a limit, which are for package config to understand.
+func (p *parser) config() ([]byte, error) {
+	if next := p.next(); next != '{' {
+		return nil, fmt.Errorf("must be an object, is %s", described(p.token()))
+	}
+	var raw json.RawMessage
+	if err := p.dec.Decode(&raw); err != nil {
+		return nil, err
+	}
+	var text bytes.Buffer
+	if err := json.Compact(&text, raw); err != nil {
+		return nil, err
+	}
+	if text.Len() > maxInline {
+		return nil, fmt.Errorf("has %d bytes, the most is %d", text.Len(), maxInline)
+	}
+	return text.Bytes(), nil
+}
+
+// count reads a cost.
+func (p *parser) count() (int64, error) { return p.whole(-maxCount, maxCount, "-2^53", "2^53") }
+
+// whole reads a whole number between least and most, which are called so.
+func (p *parser) whole(least, most int64, leastName, mostName string) (int64, error) {
 	t := p.token()
 	number, ok := t.(json.Number)
 	if !ok {
@@ -254,8 +338,8 @@ func (p *parser) count() (int64, error) {
 		}
 		n = int64(max(-2*maxCount, min(2*maxCount, f)))
 	}
-	if err != nil || n > maxCount || n < -maxCount {
-		return 0, fmt.Errorf("must be between -2^53 and 2^53, is %s", descriptors.Printable(string(number)))
+	if err != nil || n > most || n < least {
+		return 0, fmt.Errorf("must be between %s and %s, is %s", leastName, mostName, descriptors.Printable(string(number)))
 	}
 	return n, nil
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,8 @@ limits:
   pass:   {algorithm: token_bucket, rate: 1, period: 1s, on_backend_failure: allow}
   share:  {algorithm: token_bucket, rate: 10, period: 1s, on_backend_failure: local, local_share: 10%}
   both:   {algorithm: token_bucket, rate: 1, period: 1s}
+  hourly: {algorithm: fixed_window, rate: 100, period: 1h, start: 2026-01-01T00:00:00Z, max_reserved: 100}
+  credit: {algorithm: token_bucket, rate: 10, period: 1m, max_reserved: 5, overdraw: true}
 ---
 domain: other
 limits:
@@ -52,7 +55,7 @@ func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handle
 	l := limiter.New(store, nil)
 	l.StandIn(memory.New(memory.Config{}))
 	l.Swap(snapshot)
-	a := &API{Limiter: l, Headers: HeaderSets{X: true}}
+	a := &API{Limiter: l, Headers: HeaderSets{X: true}, Now: func() time.Time { return time.UnixMicro(int64(storetest.Start)) }}
 	for _, e := range edit {
 		e(a)
 	}
@@ -99,10 +102,14 @@ func (s exchangeStep) check(t *testing.T, h http.Handler) {
 		}
 		got = p.Detail
 	}
+	got = reservations.ReplaceAllString(got, "")
 	if w.Code != s.code || got != s.want {
 		t.Errorf("%s %s:\n got %d %s\nwant %d %s", s.path, s.body, w.Code, got, s.code, s.want)
 	}
 }
+
+// reservations are ids, of which each is another; what they are good for is tested apart.
+var reservations = regexp.MustCompile(`,"reservation":"[^"]*"`)
 
 func script(t *testing.T, h http.Handler, clock *storetest.Clock, steps ...exchangeStep) {
 	t.Helper()
@@ -190,7 +197,18 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"limits":[` + strings.Repeat(`{"name":"send"},`, 100) + `{"name":"send"}]}`, 400, `limits: are more than 100`},
 		{`{"limits":{}}`, 400, `limits: must be a list, is an object`},
 		{`{"name":"send","Count":1}`, 400, `unknown field "Count"`},
-		{`{"name":"send","config":{}}`, 400, `unknown field "config"`},
+		{`{"name":"send","config":{}}`, 400, `config in requests is off here; the sidecar must be started with --api-inline-config`},
+		{`{"name":"send","config":[]}`, 400, `config: must be an object, is a list`},
+		{`{"name":"send","config":{"x":"` + strings.Repeat("y", maxInline) + `"}}`, 400, `config: has 2056 bytes, the most is 2048`},
+		{`{"limits":[{"name":"send"}],"config":{}}`, 400, `has limits beside a limit; put all of them into the list`},
+		{`{"name":"send","request_id":""}`, 400, `request_id: must have 1 to 128 bytes, has 0`},
+		{`{"name":"send","request_id":7}`, 400, `request_id: must be a text, is a number`},
+		{`{"name":"send","jitter":-1}`, 400, `jitter: must be between 0 and 3600000, an hour in milliseconds, is -1`},
+		{`{"name":"send","jitter":true}`, 400, `jitter: must be a whole number, is true`},
+		{`{"reservation":"x","name":"send","count":1}`, 400, `name does not go with reservation, which says all but the count`},
+		{`{"reservation":"x"}`, 400, `has a reservation and no count; write what it came to`},
+		{`{"reservation":"x","count":-1}`, 400, `count: what a reservation came to must be 0 or more, is -1`},
+		{`{"name":"tokens","reserve":true,"key":"` + strings.Repeat("k", maxReservedKey+1) + `"}`, 400, `limit "tokens": a key can be reserved only if it has 16 KiB or less`},
 		{`{"name":"send","name":"send"}`, 400, `name is there twice`},
 		{`{"name":"send","count":"1"}`, 400, `count: must be a whole number, is a text`},
 		{`{"name":"send","count":1.5}`, 400, `count: must be a whole number, is 1.5`},
@@ -244,10 +262,10 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 	h, clock := apiInMemory(t)
 	w := call(h, "GET", "/v1/limits", "")
 	var list struct{ Limits []description }
-	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 11 {
+	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 13 {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
-	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[10].Domain != "other" {
+	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[12].Domain != "other" {
 		t.Errorf("not in order: %s", w.Body)
 	}
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":["a","b"],"count":15,"reserve":true}`)
@@ -446,15 +464,23 @@ func FuzzParseAsk(f *testing.F) {
 	for _, s := range []string{
 		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
 		`{"name":"\ud83d\ude00\ufffd"}`, `{"name":"\ud800"}`, `[[[[`, `{"name":"a","count":1e9}`, `{"name":"a","key":[]}`,
+		`{"reservation":"AQ","count":3}`, `{"name":"a","request_id":"x","jitter":10,"config":{"rate":1, "x":["\u0001"]}}`,
 	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		c := &limiter.Call{}
-		if parseAsk(body, c) != nil {
+		ask, err := parseAsk(body)
+		if err != nil {
 			return
 		}
-		if len(c.Limits) == 0 || len(c.Limits) > maxAsks {
+		if len(ask.id) > maxID || ask.jitter < 0 || ask.jitter > maxJitter || ask.count < 0 {
+			t.Fatalf("%+v", ask)
+		}
+		if ask.reservation != "" {
+			return
+		}
+		c := ask.call
+		if len(c.Limits) == 0 || len(c.Limits) > maxAsks || len(ask.configs) != len(c.Limits) {
 			t.Fatalf("%d limits", len(c.Limits))
 		}
 		list := make([]map[string]any, len(c.Limits))
@@ -463,14 +489,21 @@ func FuzzParseAsk(f *testing.F) {
 				t.Fatalf("count %d", l.Count)
 			}
 			list[i] = map[string]any{"name": l.Name, "key": key(l.Key), "count": l.Count, "reserve": l.Reserve}
+			if ask.configs[i] != nil {
+				list[i]["config"] = json.RawMessage(ask.configs[i])
+			}
 		}
-		again, err := json.Marshal(map[string]any{"domain": c.Request.Domain, "limits": list})
+		whole := map[string]any{"domain": c.Request.Domain, "limits": list, "jitter": ask.jitter}
+		if ask.id != "" {
+			whole["request_id"] = ask.id
+		}
+		again, err := json.Marshal(whole)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := &limiter.Call{}
-		if err := parseAsk(again, d); err != nil || fmt.Sprintf("%+v", d.Limits) != fmt.Sprintf("%+v", c.Limits) {
-			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d.Limits)
+		d, err := parseAsk(again)
+		if err != nil || d.id != ask.id || d.jitter != ask.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
+			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d)
 		}
 	})
 }

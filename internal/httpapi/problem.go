@@ -25,22 +25,27 @@ type kind struct {
 
 // The kinds of problems of the API.
 var (
-	malformed    = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
-	unusable     = kind{"unusable", "The limit cannot be asked this way", http.StatusBadRequest}
-	neverFits    = kind{"never-fits", "The cost is more than the limit can ever give", http.StatusBadRequest}
-	unauthorized = kind{"unauthorized", "A bearer token is needed", http.StatusUnauthorized}
-	crossOrigin  = kind{"cross-origin", "Web pages of other sites cannot ask", http.StatusForbidden}
-	unknownLimit = kind{"unknown-limit", "There is no such limit", http.StatusNotFound}
-	unknownPath  = kind{"unknown-path", "There is nothing here", http.StatusNotFound}
-	wrongMethod  = kind{"wrong-method", "The method is not one of this path", http.StatusMethodNotAllowed}
-	tooSlow      = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
-	tooLarge     = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
-	unavailable  = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
+	malformed          = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
+	unusable           = kind{"unusable", "The limit cannot be asked this way", http.StatusBadRequest}
+	neverFits          = kind{"never-fits", "The cost is more than the limit can ever give", http.StatusBadRequest}
+	unauthorized       = kind{"unauthorized", "A bearer token is needed", http.StatusUnauthorized}
+	crossOrigin        = kind{"cross-origin", "Web pages of other sites cannot ask", http.StatusForbidden}
+	unknownLimit       = kind{"unknown-limit", "There is no such limit", http.StatusNotFound}
+	unknownPath        = kind{"unknown-path", "There is nothing here", http.StatusNotFound}
+	wrongMethod        = kind{"wrong-method", "The method is not one of this path", http.StatusMethodNotAllowed}
+	unknownReservation = kind{"unknown-reservation", "There is no such reservation", http.StatusNotFound}
+	expired            = kind{"expired", "The reservation can no longer be settled", http.StatusGone}
+	settled            = kind{"settled", "The reservation is settled", http.StatusConflict}
+	underWay           = kind{"under-way", "The same request is under way", http.StatusConflict}
+	reusedID           = kind{"reused-id", "The id was used for another request", http.StatusUnprocessableEntity}
+	tooSlow            = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
+	tooLarge           = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
+	unavailable        = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
 )
 
 // write answers r with a problem of kind k; limit may be empty.
 func (k kind) write(w http.ResponseWriter, detail, limit string) {
-	if k == unavailable {
+	if k == unavailable || k == underWay {
 		w.Header().Set("Retry-After", "1")
 	}
 	send(w, k.status, "application/problem+json", problem{

@@ -27,6 +27,8 @@ type Request struct {
 	// Limits asks for named limits instead; all of them or none. Domain may then be empty where
 	// one domain alone has the name.
 	Limits []LimitAsk
+	// Once, where it has an ID, takes Limits once. It does not go with Look.
+	Once Once
 	// Look answers and takes nothing.
 	Look bool
 	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for
@@ -57,6 +59,10 @@ type LimitAsk struct {
 	Key     []string // empty: the one bucket of a limit without keys
 	Count   int64
 	Reserve bool
+	// Of is, where Count gives back what was reserved, the moment at which that was charged.
+	Of algorithms.Micros
+	// Inline is a limit that came with the request, by that name; nil: the configuration has it.
+	Inline *descriptors.Policy
 }
 
 // Outcome is what one Result came to.
@@ -91,6 +97,7 @@ type Result struct {
 
 	hash    uint64 // of the key
 	slot    uint64
+	of      algorithms.Micros
 	reserve bool
 	local   bool // answered from this process's own bucket
 	charge  int  // into Call.charges, or one of the values in plan.go
@@ -113,6 +120,8 @@ type Verdict struct {
 	Results []Result
 	// Statuses has one Status for each descriptor, in order.
 	Statuses []Status
+	// Replayed: this is the answer that was given before under the same ID. Nothing was taken now.
+	Replayed bool
 	// Spared: it would be Denied but for Modes.Shadow.
 	Spared bool
 	// Failed: a store could not decide, and a policy's OnFailure stood in.

@@ -16,6 +16,7 @@ func (c *Call) fold() {
 		r := &c.Results[i]
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
+			c.Replayed = c.Replayed || r.Decision.Replayed
 			r.Outcome = c.outcome(r)
 		} else if r.Policy == nil {
 			r.Outcome, r.Decision.Never = Denied, true

@@ -70,7 +70,8 @@ func (l *Limiter) Swap(s *Snapshot) {
 func (l *Limiter) Current() *Snapshot { return l.current.Load() }
 
 // Check answers c.Request in c.Verdict. An error means that the request itself is wrong: it names
-// a limit that is not there, or there is no configuration. A store that fails is a Verdict.
+// a limit that is not there, or there is no configuration; or it is backend.ErrReused or ErrPending,
+// of an ID that it is taken once under. A store that fails is a Verdict.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	planned, err := l.plan(c)
 	if !planned {
@@ -80,6 +81,9 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
 		l.store.Take(ctx, c.charges, c.decisions)
+		if err := c.refused(); err != nil {
+			return err
+		}
 	}
 	l.finish(ctx, c)
 	return nil
@@ -104,7 +108,7 @@ func (l *Limiter) finish(ctx context.Context, c *Call) {
 		c.standIn(ctx, l.local)
 	}
 	c.fold()
-	if l.observer != nil {
+	if l.observer != nil && !c.Replayed { // it was told the first time
 		l.observer.Observe(c)
 	}
 }

@@ -52,6 +52,38 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 	return in, in.Named[name], nil
 }
 
+// Home is the domain of a limit called name that comes with a request; domain may be empty where
+// there is one alone. The error is an *AskError.
+func (s *Snapshot) Home(domain, name string) (*Domain, error) {
+	if domain == "" && len(s.Domains) == 1 {
+		for only := range s.Domains {
+			domain = only
+		}
+	}
+	switch d := s.Domains[domain]; {
+	case domain == "":
+		return nil, &AskError{Problem: "there are several domains; say which domain"}
+	case d == nil:
+		return nil, missing("domain %q is not configured", descriptors.Printable(domain))
+	case d.Named[name] != nil:
+		return nil, &AskError{Problem: fmt.Sprintf("limit %q is in the configuration: a request cannot bring another; leave out config, or choose another name", name)}
+	default:
+		return d, nil
+	}
+}
+
+// limit is Limit for ask, which may have brought it.
+func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Policy, error) {
+	if ask.Inline == nil {
+		return s.Limit(domain, ask.Name)
+	}
+	d := s.Domains[ask.Inline.Domain]
+	if d == nil { // it was there when the limit was compiled
+		return nil, nil, missing("domain %q is not configured", descriptors.Printable(ask.Inline.Domain))
+	}
+	return d, ask.Inline, nil
+}
+
 // Reset forgets one bucket of a named limit, so that it is as one never seen; domain as Limit has
 // it. An error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
 func (l *Limiter) Reset(ctx context.Context, domain, name string, key []string) error {

@@ -41,7 +41,7 @@ func (c *Call) plan(s *Snapshot) error {
 func (c *Call) planLimits(s *Snapshot) error {
 	for i := range c.Limits {
 		ask := &c.Limits[i]
-		d, p, err := s.Limit(c.Request.Domain, ask.Name)
+		d, p, err := s.limit(c.Request.Domain, ask)
 		if err != nil {
 			return err
 		}
@@ -50,7 +50,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
-		r.reserve = ask.Reserve
+		r.reserve, r.of = ask.Reserve, ask.Of
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
 		r.slot = p.SlotOfKey(ask.Key)
@@ -58,6 +58,9 @@ func (c *Call) planLimits(s *Snapshot) error {
 		c.Results = append(c.Results, r)
 	}
 	c.charge()
+	if c.Once.ID != "" {
+		c.once()
+	}
 	return nil
 }
 
@@ -163,7 +166,7 @@ func (c *Call) chargeTogether(r *Result) {
 }
 
 func (c *Call) add(r *Result, group int) {
-	ask := algorithms.Ask{Cost: r.Cost, Hash: r.hash, Reserve: r.reserve, Look: c.Look}
+	ask := algorithms.Ask{Cost: r.Cost, Hash: r.hash, Of: r.of, Reserve: r.reserve, Look: c.Look}
 	if r.Policy.MaxDelay > 0 && c.Request.Hold > 0 {
 		ask.MaxWait = min(r.Policy.MaxDelay, c.Request.Hold)
 	}

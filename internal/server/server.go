@@ -58,6 +58,8 @@ type Config struct {
 	APIToken string
 	// HTTPProxyProtocol: connections of trusted proxies to HTTP may start with a PROXY header.
 	HTTPProxyProtocol bool
+	// APIInlineConfig lets requests to the HTTP API bring limits of their own.
+	APIInlineConfig bool
 	// TLS of the gRPC door.
 	TLS TLSFiles
 	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
@@ -318,7 +320,11 @@ func (s *server) httpAPI() *httpapi.API {
 	if closed {
 		s.log.Warn("the HTTP API is closed: others than this machine can reach it, and there is no token for it", zap.String("http", s.config.HTTP))
 	}
-	return &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed, Headers: s.config.HTTPHeaders}
+	api := &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed, Headers: s.config.HTTPHeaders}
+	if s.config.APIInlineConfig {
+		api.Inline = config.Inline
+	}
+	return api
 }
 
 // authDoor is what proxies ask by HTTP.

@@ -1,6 +1,11 @@
 package backend
 
-import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
 
 // Once makes a Group one that is taken once: what it was answered is remembered, in the same step in
 // which it is taken, and answered again for as long as it is remembered. So a caller that got no
@@ -32,4 +37,20 @@ func Took(charges []Charge, decisions []Decision) bool {
 		all = all && d.Allowed
 	}
 	return all
+}
+
+// OnceID is the ID of what parts name: equal parts have the same, different ones different IDs.
+func OnceID(parts ...string) (id [16]byte) {
+	digest := Digest(parts...)
+	copy(id[:], digest[:])
+	return id
+}
+
+// Digest is the SHA-256 of parts, each preceded by its length.
+func Digest(parts ...string) [32]byte {
+	var text []byte
+	for _, part := range parts {
+		text = append(binary.AppendUvarint(text, uint64(len(part))), part...)
+	}
+	return sha256.Sum256(text)
 }

@@ -1,0 +1,68 @@
+package config
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Inline compiles a limit of d that comes with a request: a JSON object with the numbers that a named
+// limit has in a file, read as strictly. How it is treated is not its own to say: it has the domain's
+// defaults. Its buckets are not those of a limit in a file, whatever its name.
+func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error) {
+	if err := numbersOnly(text); err != nil {
+		return nil, err
+	}
+	domain, err := json.Marshal(d.Name)
+	if err != nil {
+		return nil, err
+	}
+	as, err := json.Marshal(name)
+	if err != nil {
+		return nil, err
+	}
+	file := File{Name: "config", Data: fmt.Appendf(nil, `{"domain": %s, "limits": {%s: %s}}`, domain, as, text)} // JSON is YAML
+	s, problems := Compile([]File{file}, Options{OnFailure: d.OnFailure, LocalShare: d.LocalShare})
+	for _, p := range problems {
+		if !p.Warning {
+			return nil, errors.New(p.Message)
+		}
+	}
+	p := *s.Domains[d.Name].Named[name]
+	p.Index, p.Place, p.StatKey = -1, "", ""
+	p.Owner = owner(d.Name) + "/#inline"
+	p.Prefix = descriptors.Prefix(d.Name, "inline", name, p.Limit.Kind)
+	p.Slot = d.Slot
+	return &p, nil
+}
+
+// numbersOnly finds keys that a limit in a request cannot have.
+func numbersOnly(text []byte) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(text, &keys); err != nil {
+		return errors.New("must be an object")
+	}
+	known := numberKeys()
+	for _, key := range sortedKeys(keys) {
+		if !slices.Contains(known, key) {
+			return fmt.Errorf("unknown field %q; it has %s", descriptors.Printable(key), strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// numberKeys are the keys of a limit with an algorithm that say what it is, not how it is treated.
+func numberKeys() (list []string) {
+	for field := range reflect.TypeFor[limit]().Fields() {
+		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" {
+			list = append(list, key)
+		}
+	}
+	return list
+}

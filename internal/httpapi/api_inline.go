@@ -1,0 +1,71 @@
+package httpapi
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// maxInline bounds a limit that comes with a request.
+	maxInline = 2 << 10
+	// maxInlines bounds how many are remembered in their compiled form.
+	maxInlines = 4096
+)
+
+// inlines are limits that came with requests, compiled under one configuration.
+type inlines struct {
+	mu       sync.Mutex
+	of       *limiter.Snapshot              // guarded by mu
+	compiled map[inline]*descriptors.Policy // guarded by mu
+}
+
+type inline struct{ domain, name, text string }
+
+// bring makes limits of the configs that came with ask.
+func (a *API) bring(ask *apiAsk) error {
+	for i, text := range ask.configs {
+		if text == nil {
+			continue
+		}
+		limit := &ask.call.Limits[i]
+		p, err := a.inline(inline{ask.call.Request.Domain, limit.Name, string(text)})
+		if err != nil {
+			return err
+		}
+		limit.Inline = p
+	}
+	return nil
+}
+
+// inline is a limit that came with a request. The error is an AskError, or ErrNoConfig.
+func (a *API) inline(what inline) (*descriptors.Policy, error) {
+	if a.Inline == nil {
+		return nil, &limiter.AskError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}
+	}
+	s := a.Limiter.Current()
+	if s == nil {
+		return nil, limiter.ErrNoConfig
+	}
+	d, err := s.Home(what.domain, what.name)
+	if err != nil {
+		return nil, err
+	}
+	what.domain = d.Name
+	a.inlines.mu.Lock()
+	defer a.inlines.mu.Unlock()
+	if a.inlines.of != s || len(a.inlines.compiled) >= maxInlines {
+		a.inlines.of, a.inlines.compiled = s, map[inline]*descriptors.Policy{}
+	}
+	if p := a.inlines.compiled[what]; p != nil {
+		return p, nil
+	}
+	p, err := a.Inline(d, what.name, []byte(what.text))
+	if err != nil {
+		return nil, &limiter.AskError{Problem: fmt.Sprintf("config of limit %q: %v", descriptors.Printable(what.name), err)}
+	}
+	a.inlines.compiled[what] = p
+	return p, nil
+}

@@ -1,0 +1,320 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// onClock is the API on one clock, with what edit changes.
+func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock) {
+	tb.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	edit = append(edit, func(a *API) { a.Now = func() time.Time { return time.UnixMicro(int64(clock.Now())) } })
+	return apiOver(tb, memory.New(memory.Config{Clock: clock.Now}), edit...), clock
+}
+
+func TestARequestWithAnIDIsTakenOnce(t *testing.T) {
+	h, clock := onClock(t)
+	const (
+		ask  = `{"name":"tokens","key":"bob","count":4,"reserve":true,"request_id":"r1","jitter":5000}`
+		list = `{"limits":[{"name":"send","key":"bob"},{"name":"few","key":"bob","count":2},{"name":"seen","key":"bob"}],"request_id":"r2"}`
+	)
+	first, firstList := call(h, "POST", "/v1/limit", ask), call(h, "POST", "/v1/limit", list)
+	if first.Code != 200 || firstList.Code != 200 || first.Header().Get("Idempotent-Replayed") != "" {
+		t.Fatalf("%d %s, %d %s", first.Code, first.Body, firstList.Code, firstList.Body)
+	}
+	clock.Set(storetest.Start + 5*algorithms.Second)
+	for range 2 {
+		again, againList := call(h, "POST", "/v1/limit", ask), call(h, "POST", "/v1/limit", list)
+		if again.Body.String() != first.Body.String() || again.Code != first.Code || again.Header().Get("Idempotent-Replayed") != "true" {
+			t.Errorf("asked again:\n got %d %s\nwant %d %s", again.Code, again.Body, first.Code, first.Body)
+		}
+		if againList.Body.String() != firstList.Body.String() || againList.Header().Get("Idempotent-Replayed") != "true" {
+			t.Errorf("asked again:\n got %s\nwant %s", againList.Body, firstList.Body)
+		}
+	}
+	script(t, h, clock,
+		exchangeStep{5000 * ms, "/v1/check", `{"name":"tokens","key":"bob","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":19000}]}`},
+		exchangeStep{5000 * ms, "/v1/limit", `{"name":"tokens","key":"bob","count":5,"request_id":"r1"}`, 422,
+			`request_id: it was used for another request, which was answered; take a new one for each request`},
+		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // another domain's
+			`{"ok":true,"limits":[{"name":"both","ok":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
+		exchangeStep{5000 * ms, "/v1/check", `{"name":"send","request_id":"r1"}`, 400,
+			`reservation and request_id are of /v1/limit: a look takes nothing`},
+		// A denial took nothing, so it is not remembered: the id can succeed later.
+		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","count":3}`, 200,
+			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
+		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 429,
+			`{"ok":false,"retry_after_ms":1000,"limits":[{"name":"few","key":"eve","ok":false,"remaining":0,"limit":3,"reset_after_ms":3000,"retry_after_ms":1000}]}`},
+		exchangeStep{6000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200,
+			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
+		exchangeStep{9000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200,
+			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
+		exchangeStep{606_000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200, // ten minutes later
+			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
+	)
+}
+
+func TestAnIDUnderWayIsAConflict(t *testing.T) {
+	w := call(apiOver(t, broken{backend.ErrPending}), "POST", "/v1/limit", `{"name":"pass","request_id":"r"}`)
+	if w.Code != 409 || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "problem:under-way") {
+		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+	}
+}
+
+// heard is what tests read of an answer.
+type heard struct {
+	OK          bool
+	Reservation string
+	RetryAfter  int64 `json:"retry_after_ms"`
+	Wait        int64 `json:"wait_ms"`
+	Limits      []struct {
+		Reservation string
+		RetryAfter  int64 `json:"retry_after_ms"`
+	}
+}
+
+// reserve reserves, and returns the id.
+func reserve(t *testing.T, h http.Handler, body string) string {
+	t.Helper()
+	w := call(h, "POST", "/v1/limit", body)
+	var said heard
+	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || !said.OK || said.Reservation == "" || said.Limits[0].Reservation != said.Reservation {
+		t.Fatalf("%s: %d %s (%v)", body, w.Code, w.Body, err)
+	}
+	return said.Reservation
+}
+
+func settleBody(id, count string) string { return `{"reservation":"` + id + `","count":` + count + `}` }
+
+func TestAReservationIsSettledOnce(t *testing.T) {
+	h, clock := onClock(t)
+	less := reserve(t, h, `{"name":"tokens","key":"a","count":20,"reserve":true}`)
+	more := reserve(t, h, `{"name":"tokens","key":"b","count":2,"reserve":true}`)
+	none := reserve(t, h, `{"name":"tokens","key":"c","count":0,"reserve":true}`)
+	as := reserve(t, h, `{"name":"tokens","key":"d","count":3,"reserve":true}`)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // below zero still, which is no wait: the work is done
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // the same answer
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `it was settled with another count, which stands`},
+		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10, all back by now, and 9 more
+			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":1,"limit":10,"reset_after_ms":54000}]}`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(none, "4"), 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "3"), 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"d","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `it was settled with another count, which stands`},
+	)
+}
+
+func TestASettlementThatIsTooMuch(t *testing.T) {
+	h, clock := onClock(t)
+	const at = algorithms.Micros(0)
+	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // all that there can be
+	owes := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
+	script(t, h, clock,
+		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": asks for 31, the most it can ever get is 30`},
+		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // denied, which takes nothing, and can be tried again
+			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
+		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
+		// With overdraw the rest is taken, down to max_reserved, and the answer says that it was not there.
+		exchangeStep{6000 * ms, "/v1/limit", settleBody(owes, "100"), 429,
+			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
+		exchangeStep{8000 * ms, "/v1/limit", settleBody(owes, "100"), 429,
+			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
+		exchangeStep{36_000 * ms, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
+	)
+}
+
+func TestAGiveBackIsOfItsWindow(t *testing.T) {
+	h, clock := onClock(t)
+	in := reserve(t, h, `{"name":"hourly","key":"a","count":60,"reserve":true}`)
+	late := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
+	const hour = 3600 * algorithms.Second
+	script(t, h, clock,
+		exchangeStep{hour - 1000*ms, "/v1/limit", settleBody(in, "10"), 200,
+			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":90,"limit":100,"reset_after_ms":1000}]}`},
+		exchangeStep{hour, "/v1/limit", `{"name":"hourly","key":"b","count":30}`, 200,
+			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":70,"limit":100,"reset_after_ms":3600000}]}`},
+		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `a reservation can be settled within an hour after its turn`},
+	)
+	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
+	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120: one hour later
+	script(t, h, clock,
+		exchangeStep{2*hour - 1, "/v1/limit", settleBody(late, "60"), 200,
+			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":0,"limit":100,"reset_after_ms":3600001}]}`},
+		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // its window is over: nothing comes back
+			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":50,"limit":100,"reset_after_ms":1}]}`},
+	)
+}
+
+func TestReservationsCannotBeMadeUp(t *testing.T) {
+	bare, _ := onClock(t)
+	exchangeStep{0, "/v1/limit", settleBody("x", "1"), 404, `reservation is not a reservation of this API, or of one with another token`}.check(t, bare)
+	with := func(token string) func(*API) { return func(a *API) { a.Token = token } }
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Now})
+	one, other, stranger := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
+	ask := func(h http.Handler, token, body string) (int, string) {
+		w := call(h, "POST", "/v1/limit", body, "Authorization", "Bearer "+token)
+		return w.Code, w.Body.String()
+	}
+	_, text := ask(one, "s3cret", `{"name":"tokens","key":"a","count":5,"reserve":true}`)
+	var said heard
+	if err := json.Unmarshal([]byte(text), &said); err != nil || said.Reservation == "" {
+		t.Fatal(text, err)
+	}
+	id := said.Reservation
+	for i := range id {
+		forged := []byte(id)
+		if forged[i]++; forged[i] == id[i]+1 && i == len(id)-1 {
+			forged[i] = 'A' // the last character has bits to spare
+		}
+		if code, text := ask(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
+			t.Fatalf("%s: %d %s", forged, code, text)
+		}
+	}
+	if code, text := ask(stranger, "else", settleBody(id, "1")); code != 404 {
+		t.Errorf("with another token: %d %s", code, text)
+	}
+	if code, text := ask(other, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
+		t.Errorf("another sidecar: %d %s", code, text)
+	}
+	if code, text := ask(one, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
+		t.Errorf("and again: %d %s", code, text)
+	}
+}
+
+func TestEachReservedLimitHasItsOwnReservation(t *testing.T) {
+	h, clock := onClock(t)
+	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"tokens","key":"a","count":4,"reserve":true},{"name":"send","key":"a"},{"name":"hourly","key":"a","count":9,"reserve":true}]}`)
+	var said heard
+	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Reservation != "" || said.Limits[1].Reservation != "" {
+		t.Fatal(w.Body, err)
+	}
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", settleBody(said.Limits[0].Reservation, "1"), 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{0, "/v1/limit", settleBody(said.Limits[2].Reservation, "0"), 200,
+			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3600000}]}`},
+	)
+	for _, body := range []string{
+		`{"name":"tokens","key":"b","count":-4,"reserve":true}`, `{"name":"tokens","key":"b"}`,
+	} {
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 || strings.Contains(w.Body.String(), "reservation") {
+			t.Errorf("%s: %s", body, w.Body)
+		}
+	}
+	if w := call(h, "POST", "/v1/check", `{"name":"tokens","key":"b","reserve":true}`); strings.Contains(w.Body.String(), "reservation") {
+		t.Errorf("a look reserves nothing: %s", w.Body)
+	}
+}
+
+func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	var l *limiter.Limiter
+	h := apiOver(t, memory.New(memory.Config{Clock: clock.Now}), func(a *API) { l = a.Limiter })
+	id := reserve(t, h, `{"name":"tokens","key":"a","count":5,"reserve":true}`)
+	changed := strings.Replace(apiLimits, "tokens: {algorithm: token_bucket", "tokens: {algorithm: fixed_window", 1)
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(changed)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	l.Swap(s)
+	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
+		`limit "tokens": the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle`}.check(t, h)
+}
+
+func TestLimitsThatComeWithRequests(t *testing.T) {
+	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
+	const own = `"config":{"algorithm":"token_bucket","rate":2,"period":"1m","max_reserved":3}`
+	ask := func(rest string) string { return `{"domain":"edge","name":"own","key":"a",` + own + rest + `}` }
+	id := reserve(t, h, `{"domain":"edge","name":"own","key":"b","count":4,"reserve":true,`+own+`}`)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", ask(``), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
+		exchangeStep{0, "/v1/limit", ask(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
+		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": asks for 6, the most it can ever get is 5`},
+		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
+		// Other numbers keep what was taken, as with those in a file.
+		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
+			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{0, "/v1/limit", ask(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
+		exchangeStep{0, "/v1/limit", strings.Replace(ask(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request, which was answered; take a new one for each request`},
+	)
+	for config, want := range map[string]string{
+		`{"algorithm":"token_bucket","rate":0,"period":"1m"}`:                    `rate must be at least 1, is 0`,
+		`{"rate":1,"period":"1m"}`:                                               `algorithm is missing; write one of fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket`,
+		`{"algorithm":"fixed_window","rate":1,"period":"1m","rate":2}`:           `key "rate" is given twice`,
+		`{"algorithm":"sliding_log","rate":20000,"period":"1m"}`:                 `rate must be at most 10000 for sliding_log`,
+		`{"algorithm":"token_bucket","rate":1,"period":"1m","shadow_mode":true}`: `unknown field "shadow_mode"`,
+		`{"unit":"minute","requests_per_unit":1}`:                                `unknown field "requests_per_unit"`,
+	} {
+		w := call(h, "POST", "/v1/limit", `{"domain":"edge","name":"own","config":`+config+`}`)
+		var p problem
+		if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || !strings.HasPrefix(p.Detail, `config of limit "own": `+want) {
+			t.Errorf("%s: %d %s (%v), want %s", config, w.Code, p.Detail, err, want)
+		}
+	}
+	for body, want := range map[string]string{
+		`{"name":"own",` + own + `}`:                  `there are several domains; say which domain`,
+		`{"domain":"nope","name":"own",` + own + `}`:  `domain "nope" is not configured`,
+		`{"domain":"edge","name":"send",` + own + `}`: `limit "send" is in the configuration: a request cannot bring another; leave out config, or choose another name`,
+	} {
+		if w := call(h, "POST", "/v1/limit", body); !strings.Contains(w.Body.String(), strings.ReplaceAll(want, `"`, `\"`)) {
+			t.Errorf("%s: %d %s", body, w.Code, w.Body)
+		}
+	}
+}
+
+// TestJitterIsNeverEarly: times in the answer are spread, by as much as was asked for at the most.
+func TestJitterIsNeverEarly(t *testing.T) {
+	h, _ := onClock(t)
+	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
+	seen := map[int64]bool{}
+	for range 50 {
+		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":2000}`)
+		var said heard
+		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 429 {
+			t.Fatal(w.Body, err)
+		}
+		if at := said.RetryAfter; at < 6000 || at > 8000 || said.Limits[0].RetryAfter != at {
+			t.Errorf("%s", w.Body)
+		}
+		if header := w.Header().Get("Retry-After"); header < "6" || header > "8" {
+			t.Errorf("Retry-After %s: %s", header, w.Body)
+		}
+		seen[said.RetryAfter] = true
+	}
+	if len(seen) < 10 {
+		t.Errorf("only %d different times", len(seen))
+	}
+	w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"b","jitter":2000}`)
+	if w.Code != 200 || strings.Contains(w.Body.String(), "wait") {
+		t.Errorf("now is now: %d %s", w.Code, w.Body)
+	}
+	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
+	var said heard
+	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 202 || said.Wait < 6000 || said.Wait > 8000 {
+		t.Error(w.Code, w.Body, err)
+	}
+}

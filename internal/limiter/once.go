@@ -1,0 +1,58 @@
+package limiter
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Once is under what ID a request is taken once, and for how long that is remembered.
+type Once struct {
+	ID  string // within the domain; "": each time
+	For algorithms.Micros
+}
+
+// once makes the groups of charges ones that are taken once, each under an ID of its own: those that
+// stand alone are taken, or not, by themselves.
+func (c *Call) once() {
+	of := c.asked()
+	for at := 0; at < len(c.charges); {
+		end := at + backend.GroupLen(c.charges[at:])
+		once := &backend.Once{
+			ID: backend.OnceID(c.Verdict.Domain.Name, c.Once.ID, strconv.Itoa(c.charges[at].Group)),
+			Of: of, For: c.Once.For,
+		}
+		for i := at; i < end; i++ {
+			c.charges[i].Once = once
+		}
+		at = end
+	}
+}
+
+// asked is a digest of all that c asks.
+func (c *Call) asked() [32]byte {
+	var parts []string
+	for i := range c.Limits {
+		ask := &c.Limits[i]
+		parts = append(parts, ask.Name, strconv.FormatInt(ask.Count, 10), strconv.FormatBool(ask.Reserve), strconv.Itoa(len(ask.Key)))
+		parts = append(parts, ask.Key...)
+		if ask.Inline != nil {
+			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
+		}
+	}
+	return backend.Digest(parts...)
+}
+
+// refused is backend.ErrReused or backend.ErrPending where the store answered that: the request is
+// wrong, or too early, whatever the policies say.
+func (c *Call) refused() error {
+	for i := range c.decisions {
+		if err := c.decisions[i].Err; errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) {
+			return err
+		}
+	}
+	return nil
+}
