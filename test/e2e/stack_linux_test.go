@@ -71,7 +71,18 @@ var stacks atomic.Int32
 
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
-	envoy := programPath(t, "ENVOY", "envoy") // may skip
+	programPath(t, "ENVOY", "envoy") // may skip
+	s := bareStack(t, socket)
+	s.serveApplication(t)
+	s.startSidecar(t)
+	s.startEnvoy(t, changes...)
+	s.awaitSidecar(t)
+	return s
+}
+
+// bareStack is one of which nothing has been started.
+func bareStack(t *testing.T, socket string) *stack {
+	t.Helper()
 	pid := os.Getpid()
 	s := &stack{
 		owner: t,
@@ -81,9 +92,13 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
 	}
 	t.Cleanup(s.client.CloseIdleConnections)
-	s.serveApplication(t)
-	s.startSidecar(t)
+	return s
+}
 
+// startEnvoy starts it by the example, with the changes, and waits until it is ready.
+func (s *stack) startEnvoy(t *testing.T, changes ...change) {
+	t.Helper()
+	envoy := programPath(t, "ENVOY", "envoy")
 	config := s.envoyConfig(t, append([]change{patient}, changes...))
 	s.envoy = start(s.owner, envoy, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	eventually(t, "Envoy is ready", func() bool {
@@ -92,8 +107,6 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 		}
 		return strings.HasPrefix(s.admin("/ready"), "LIVE")
 	})
-	s.awaitSidecar(t)
-	return s
 }
 
 // envoyConfig writes the example with the changes, each of which it must have a place for.
@@ -140,8 +153,14 @@ func (s *stack) startSidecar(t *testing.T) {
 // awaitSidecar returns when Envoy's health check has found the sidecar.
 func (s *stack) awaitSidecar(t *testing.T) {
 	t.Helper()
-	eventually(t, "Envoy finds rlsidecar healthy", func() bool {
-		return s.stat("cluster.rlsidecar.membership_healthy") == 1
+	s.awaitSidecars(t, 1)
+}
+
+// awaitSidecars returns when Envoy takes n of them for healthy.
+func (s *stack) awaitSidecars(t *testing.T, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Envoy finds %d rlsidecar healthy", n), func() bool {
+		return s.stat("cluster.rlsidecar.membership_healthy") == n
 	})
 }
 

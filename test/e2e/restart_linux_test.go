@@ -1,0 +1,190 @@
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// bounded is what the key "bounded" may ask for in all, whoever answers; other keys are not held up.
+const bounded = 2000
+
+const restartLimits = `
+domain: edge
+descriptors:
+  - {key: service, rate_limit: {unit: year, requests_per_unit: 1000000000}}
+  - {key: remote_address, rate_limit: {unit: year, requests_per_unit: 1000000000}}
+  - {key: api_key, rate_limit: {unit: year, requests_per_unit: 1000000000}}
+  - {key: api_key, value: bounded, rate_limit: {unit: year, requests_per_unit: 2000}}
+`
+
+// secondSidecar gives Envoy another endpoint, beside the example's.
+var secondSidecar = change{
+	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n",
+	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n" +
+		"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8082 } } }\n",
+}
+
+// restarts are sidecars on one Redis behind one Envoy, under load.
+type restarts struct {
+	*stack
+	limits, redis string
+	admitted      atomic.Int64 // of the key "bounded"
+	asked         atomic.Int64
+	stop          func()
+}
+
+func newRestarts(t *testing.T) *restarts {
+	t.Helper()
+	programPath(t, "ENVOY", "envoy") // may skip
+	s := &restarts{stack: bareStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
+	if err := os.WriteFile(s.limits, []byte(restartLimits), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.serveApplication(t)
+	return s
+}
+
+// serve starts a sidecar and waits until it listens. It drains for two of the health check's intervals.
+func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
+	t.Helper()
+	p := start(t, sidecarProgram, append([]string{
+		"serve", "--config", s.limits, "--redis-url", s.redis, "--backend-timeout", "5s",
+		"--grpc-listen", s.addr + ":" + port, "--http-listen", "", "--admin-listen", "", "--drain-delay", "2s",
+	}, more...)...)
+	eventually(t, "rlsidecar listens", func() bool {
+		if !p.running() {
+			t.Fatalf("rlsidecar ended: %v", p.err)
+		}
+		return strings.Contains(p.output.tail(), "listening")
+	})
+	return p
+}
+
+// ask asks 1,000 times a second, as far as the machine can, until s.stop is called. Every answer must
+// be 200, or for the key "bounded" 429.
+func (s *restarts) ask(t *testing.T) {
+	t.Helper()
+	const clients, pause = 50, 50 * time.Millisecond
+	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	var done atomic.Bool
+	var group sync.WaitGroup
+	once := func(key string) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.addr+":10000/", http.NoBody)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		r.Header.Set("X-Api-Key", key)
+		answer, err := client.Do(r)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = answer.Body.Close()
+		switch code := answer.StatusCode; {
+		case code == http.StatusOK && key == "bounded":
+			s.admitted.Add(1)
+		case code != http.StatusOK && (code != http.StatusTooManyRequests || key != "bounded"):
+			t.Errorf("%s: %d", key, code)
+		}
+		s.asked.Add(1)
+	}
+	for i := range clients {
+		group.Go(func() {
+			time.Sleep(pause * time.Duration(i) / clients)
+			tick := time.NewTicker(pause)
+			defer tick.Stop()
+			for n := i; !done.Load(); n++ {
+				once([]string{"bounded", "free"}[n%2])
+				<-tick.C
+			}
+		})
+	}
+	s.stop = sync.OnceFunc(func() {
+		done.Store(true)
+		group.Wait()
+		client.CloseIdleConnections()
+	})
+	t.Cleanup(s.stop)
+}
+
+// during waits until n more have asked.
+func (s *restarts) during(t *testing.T, n int64) {
+	t.Helper()
+	before := s.asked.Load()
+	eventually(t, "load", func() bool { return s.asked.Load() > before+n })
+}
+
+// judge ends the load, and counts.
+func (s *restarts) judge(t *testing.T, from time.Time) {
+	t.Helper()
+	s.stop()
+	took := time.Since(from).Seconds()
+	t.Logf("%d asked in %.1f s, %.0f a second; %d of %d admitted", s.asked.Load(), took, float64(s.asked.Load())/took, s.admitted.Load(), bounded)
+	if got := s.admitted.Load(); got != bounded {
+		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
+	}
+	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1: there never was one
+		t.Errorf("%d questions of Envoy's failed", n)
+	}
+}
+
+// TestRollingRestart restarts two sidecars on one Redis, one after the other, under load. No request
+// fails, and none is admitted that should not be, or the other way round.
+func TestRollingRestart(t *testing.T) {
+	s := newRestarts(t)
+	ports := []string{"8081", "8082"}
+	sidecars := []*process{s.serve(t, ports[0]), s.serve(t, ports[1])}
+	s.startEnvoy(t, secondSidecar)
+	s.awaitSidecars(t, 2)
+	from := time.Now()
+	s.ask(t)
+	s.during(t, 500)
+	for i, old := range sidecars {
+		if err := old.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		s.awaitSidecars(t, 1)
+		if !old.running() {
+			t.Error("it was gone before Envoy had noticed that it would be")
+		}
+		eventually(t, "it stops", func() bool { return !old.running() })
+		s.during(t, 200) // with one alone
+		sidecars[i] = s.serve(t, ports[i])
+		s.awaitSidecars(t, 2)
+		s.during(t, 200)
+	}
+	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
+	s.during(t, 500)
+	s.judge(t, from)
+}
+
+// TestTakingOverThePort restarts the only sidecar, the new one first, under load.
+func TestTakingOverThePort(t *testing.T) {
+	s := newRestarts(t)
+	old := s.serve(t, "8081", "--reuse-port")
+	s.startEnvoy(t)
+	s.awaitSidecar(t)
+	from := time.Now()
+	s.ask(t)
+	for range 2 {
+		s.during(t, 500)
+		next := s.serve(t, "8081", "--reuse-port")
+		if err := old.stop(); err != nil {
+			t.Error(err)
+		}
+		old = next
+	}
+	eventually(t, "the bound is reached", func() bool { return s.admitted.Load() >= bounded })
+	s.during(t, 500)
+	s.judge(t, from)
+}
