@@ -52,11 +52,17 @@ func (x *exchange) reset() {
 // free puts x back for the next request, unless one request made it so large that keeping it
 // would keep memory for nothing.
 func (x *exchange) free() {
-	const largeWire, manyDescriptors, manyEntries = 16 << 10, 64, 512
-	if cap(x.wire) > largeWire || len(x.call.Descriptors) > manyDescriptors || x.entries > manyEntries {
+	const largeWire = 16 << 10
+	if cap(x.wire) > largeWire || x.large() {
 		return
 	}
 	exchanges.Put(x)
+}
+
+// large tells whether x has grown more than most requests need.
+func (x *exchange) large() bool {
+	const manyDescriptors, manyEntries = 64, 512
+	return len(x.call.Descriptors) > manyDescriptors || x.entries > manyEntries
 }
 
 // addDescriptor returns room for one more descriptor.

@@ -42,14 +42,9 @@ type Observer interface {
 	Refused(reason string)
 }
 
-// Checker is a limiter.Limiter.
-type Checker interface {
-	Check(context.Context, *limiter.Call) error
-}
-
 // Server answers ShouldRateLimit.
 type Server struct {
-	limiter  Checker
+	limiter  *limiter.Limiter
 	observer Observer
 	options  Options
 	panics   *zap.Logger // at most one line a second
@@ -57,7 +52,7 @@ type Server struct {
 }
 
 // New makes a Server. The error is of a header name.
-func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, error) {
+func New(l *limiter.Limiter, observer Observer, o Options, log *zap.Logger) (*Server, error) {
 	if o.Headers != nil {
 		h, err := o.Headers.check()
 		if err != nil {
@@ -94,8 +89,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, err error) {
 	defer func() {
 		if p := recover(); p != nil { // the exchange is left to the garbage collector
-			s.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
-			s.observer.Refused(Panicked)
+			s.panicked(p)
 			a, err = denial(), nil
 		}
 	}()
@@ -114,6 +108,12 @@ func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, 
 	return a, err
 }
 
+// panicked tells of a request that is denied because answering it went wrong.
+func (s *Server) panicked(p any) {
+	s.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
+	s.observer.Refused(Panicked)
+}
+
 // The texts are the reference server's.
 var (
 	errNoDomain      = grpcstatus.Error(codes.Unknown, "rate limit domain must not be empty")
@@ -122,48 +122,70 @@ var (
 
 // answer puts x to the limiter and encodes the verdict. An error is a gRPC status.
 func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
-	c := &x.call
-	switch {
-	case c.Request.Domain == "":
-		s.observer.Refused(NoDomain)
-		return nil, errNoDomain
-	case x.excess:
-		s.observer.Refused(TooMuch)
+	if refused, err := s.refuse(x); refused {
+		if err != nil {
+			return nil, err
+		}
 		return denial(), nil
-	case len(c.Descriptors) == 0:
-		s.observer.Refused(NoDescriptors)
-		return nil, errNoDescriptors
-	case ctx.Err() != nil: // nobody waits for the answer, so nothing is charged for it
+	}
+	if ctx.Err() != nil { // nobody waits for the answer, so nothing is charged for it
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
+	c := &x.call
 	c.Request.Hold = s.held.Longest(ctx)
-	switch err := s.limiter.Check(ctx, c); {
-	case errors.Is(err, limiter.ErrNoConfig):
-		s.observer.Refused(NoConfig)
-		return nil, grpcstatus.Error(codes.Unknown, err.Error())
-	case err != nil:
-		return nil, grpcstatus.Error(codes.Unknown, err.Error())
-	case c.Err != nil:
-		return nil, grpcstatus.Error(codes.Unavailable, c.Err.Error())
+	if err := s.failure(c, s.limiter.Check(ctx, c)); err != nil {
+		return nil, err
 	}
 	if c.Verdict.Hold > 0 {
 		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()
 		}
 	}
-	return s.reply(x), nil
+	a := newAnswer()
+	a.denied = c.Denied
+	a.data = s.appendReply(a.data, x)
+	return a, nil
 }
 
-func (s *Server) reply(x *exchange) *answer {
-	a := newAnswer()
-	a.denied = x.call.Denied
-	b := appendVerdict(a.data, &x.call.Verdict)
+// refuse tells whether x is not to be put to the limiter: it is denied, or the error is its status.
+func (s *Server) refuse(x *exchange) (refused bool, err error) {
+	switch {
+	case x.call.Request.Domain == "":
+		s.observer.Refused(NoDomain)
+		return true, errNoDomain
+	case x.excess:
+		s.observer.Refused(TooMuch)
+		return true, nil
+	case len(x.call.Descriptors) == 0:
+		s.observer.Refused(NoDescriptors)
+		return true, errNoDescriptors
+	}
+	return false, nil
+}
+
+// failure is the status of a call that was put to the limiter, which answered err; nil: there is a
+// verdict.
+func (s *Server) failure(c *limiter.Call, err error) error {
+	switch {
+	case errors.Is(err, limiter.ErrNoConfig):
+		s.observer.Refused(NoConfig)
+		return grpcstatus.Error(codes.Unknown, err.Error())
+	case err != nil:
+		return grpcstatus.Error(codes.Unknown, err.Error())
+	case c.Err != nil:
+		return grpcstatus.Error(codes.Unavailable, c.Err.Error())
+	}
+	return nil
+}
+
+// appendReply appends the RateLimitResponse for x.
+func (s *Server) appendReply(b []byte, x *exchange) []byte {
+	b = appendVerdict(b, &x.call.Verdict)
 	if s.options.Headers != nil {
 		b = s.options.Headers.append(b, &x.call.Verdict)
 	}
 	if s.options.Metadata {
 		b = appendMetadata(b, x)
 	}
-	a.data = b
-	return a
+	return b
 }

@@ -61,18 +61,33 @@ func (r *refusals) count(reason string) int64 {
 	return 0
 }
 
-func newServer(tb testing.TB, c Checker, o Options) (*Server, *refusals) {
+func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals) {
 	tb.Helper()
 	r := &refusals{}
-	s, err := New(c, r, o, zap.NewNop())
+	s, err := New(l, r, o, zap.NewNop())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return s, r
 }
 
-// ask puts a request to s as gRPC would.
-func (s *Server) ask(ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+// asker puts a request to a server.
+type asker func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
+
+// askers are the ways in, which must not differ.
+var askers = map[string]asker{"by gRPC": askByGRPC, "in a batch": askInBatch}
+
+// each runs test for all askers; time is the test's own.
+func each(t *testing.T, test func(*testing.T, asker)) {
+	t.Helper()
+	for name, ask := range askers {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, ask) })
+		})
+	}
+}
+
+func askByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
 	reply, err := shouldRateLimit(s, ctx, func(v any) error {
 		return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, v)
 	}, nil)
@@ -83,14 +98,45 @@ func (s *Server) ask(ctx context.Context, wire []byte) (*rls.RateLimitResponse, 
 	if err != nil {
 		return nil, err
 	}
-	var response rls.RateLimitResponse
-	return &response, proto.Unmarshal(out.Materialize(), &response)
+	return response(out.Materialize())
 }
 
-// mustAsk asks for key, and fails the test unless it is allowed.
-func (s *Server) mustAsk(t *testing.T, key string) {
+func askInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+	b := s.NewBatch()
+	deadline, ok := ctx.Deadline()
+	left := time.Duration(0)
+	if ok {
+		left = time.Until(deadline)
+	}
+	b.Add(wire, time.Now(), left)
+	b.Take(ctx)
+	b.Finish(ctx, 0)
+	if d := b.Hold(0); d > 0 {
+		turn := make(chan struct{})
+		stop := s.Later(d, func() { close(turn) })
+		defer stop()
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			return nil, grpcstatus.FromContextError(ctx.Err()).Err()
+		}
+	}
+	out, err := b.Append(nil, 0)
+	if err != nil {
+		return nil, err
+	}
+	return response(out)
+}
+
+func response(wire []byte) (*rls.RateLimitResponse, error) {
+	var r rls.RateLimitResponse
+	return &r, proto.Unmarshal(wire, &r)
+}
+
+// must asks for key, and fails the test unless it is allowed.
+func (ask asker) must(t *testing.T, s *Server, key string) {
 	t.Helper()
-	if got, err := s.ask(t.Context(), request(key)); err != nil || got.OverallCode != ok {
+	if got, err := ask(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -116,60 +162,75 @@ func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
 	return l
 }
 
-// checker is a Checker made of a function.
-type checker func(context.Context, *limiter.Call) error
+// storeFunc is a Store made of a function, of one limit "k".
+type storeFunc func(decisions []backend.Decision)
 
-func (f checker) Check(ctx context.Context, c *limiter.Call) error { return f(ctx, c) }
+func (f storeFunc) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
+	f(decisions)
+}
+
+func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
+	tb.Helper()
+	l := limiter.New(f, nil)
+	l.Swap(snapshot(&descriptors.Policy{
+		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
+	}))
+	return l
+}
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
-	s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), nil), Options{})
-	noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
-	for _, c := range []struct {
-		wire []byte
-		text string
-		why  string
-	}{
-		{noDomain, "rate limit domain must not be empty", NoDomain},
-		{nil, "rate limit domain must not be empty", NoDomain},
-		{request(), "rate limit descriptor list must not be empty", NoDescriptors},
-		{request("k"), "no rate limit configuration loaded", NoConfig},
-	} {
-		before := counted.count(c.why)
-		_, err := s.ask(t.Context(), c.wire)
-		if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != c.text {
-			t.Errorf("%v, want %q", err, c.text)
+	each(t, func(t *testing.T, ask asker) {
+		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), nil), Options{})
+		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
+		for _, c := range []struct {
+			wire []byte
+			text string
+			why  string
+		}{
+			{noDomain, "rate limit domain must not be empty", NoDomain},
+			{nil, "rate limit domain must not be empty", NoDomain},
+			{request(), "rate limit descriptor list must not be empty", NoDescriptors},
+			{request("k"), "no rate limit configuration loaded", NoConfig},
+		} {
+			before := counted.count(c.why)
+			_, err := ask(s, t.Context(), c.wire)
+			if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != c.text {
+				t.Errorf("%v, want %q", err, c.text)
+			}
+			if counted.count(c.why) != before+1 {
+				t.Errorf("%q is not counted", c.text)
+			}
 		}
-		if counted.count(c.why) != before+1 {
-			t.Errorf("%q is not counted", c.text)
+		if _, err := ask(s, t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
+			t.Errorf("malformed: %v", err)
 		}
-	}
-	if _, err := s.ask(t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
-		t.Errorf("malformed: %v", err)
-	}
+	})
 }
 
 func TestTooMuchIsDenied(t *testing.T) {
-	s, counted := newServer(t, newLimiter(), Options{})
-	keys := make([]string, maxDescriptors+1)
-	got, err := s.ask(t.Context(), request(keys...))
-	if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 {
-		t.Errorf("%v, %v", got, err)
-	}
-	if got, err := s.ask(t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
-		t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
-	}
+	each(t, func(t *testing.T, ask asker) {
+		s, counted := newServer(t, newLimiter(), Options{})
+		keys := make([]string, maxDescriptors+1)
+		got, err := ask(s, t.Context(), request(keys...))
+		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 {
+			t.Errorf("%v, %v", got, err)
+		}
+		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
+			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
+		}
+	})
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	each(t, func(t *testing.T, ask asker) {
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
-		s, err := New(checker(func(context.Context, *limiter.Call) error { panic("bug") }), &counted, Options{}, zap.New(core))
+		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, descriptors.Deny), &counted, Options{}, zap.New(core))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 10 {
-			got, err := s.ask(t.Context(), request("k"))
+			got, err := ask(s, t.Context(), request("k"))
 			if err != nil || got.OverallCode != over {
 				t.Fatalf("%v, %v", got, err)
 			}
@@ -178,7 +239,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			t.Errorf("%d counted, %d logged", counted.count(Panicked), logged.Len())
 		}
 		time.Sleep(time.Second)
-		if _, err := s.ask(t.Context(), request("k")); err != nil {
+		if _, err := ask(s, t.Context(), request("k")); err != nil {
 			t.Error(err)
 		}
 		if logged.Len() != 2 {
@@ -188,25 +249,23 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 }
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
-	s, _ := newServer(t, checker(func(_ context.Context, c *limiter.Call) error {
-		c.Err = backend.ErrUnavailable
-		return nil
-	}), Options{})
-	if _, err := s.ask(t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
-		t.Error(err)
-	}
+	each(t, func(t *testing.T, ask asker) {
+		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, descriptors.Error), Options{})
+		if _, err := ask(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
+			t.Error(err)
+		}
+	})
 }
 
 func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
-	s, _ := newServer(t, checker(func(context.Context, *limiter.Call) error {
-		t.Error("asked")
-		return nil
-	}), Options{})
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := s.ask(ctx, request("k")); grpcstatus.Code(err) != codes.Canceled {
-		t.Error(err)
-	}
+	each(t, func(t *testing.T, ask asker) {
+		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("asked") }).limiter(t, descriptors.Deny), Options{})
+		ctx, cancel := context.WithTimeout(t.Context(), -1)
+		defer cancel()
+		if _, err := ask(s, ctx, request("k")); grpcstatus.Code(err) != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+	})
 }
 
 func leaky(t *testing.T) *descriptors.Policy {
@@ -218,11 +277,11 @@ func leaky(t *testing.T) *descriptors.Policy {
 }
 
 func TestAnswersAreHeldForTheirTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	each(t, func(t *testing.T, ask asker) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
 		for i := range 3 {
-			got, err := s.ask(t.Context(), request("jobs"))
+			got, err := ask(s, t.Context(), request("jobs"))
 			if err != nil || got.OverallCode != ok {
 				t.Fatalf("%v, %v", got, err)
 			}
@@ -231,28 +290,28 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 			}
 		}
 		// Turns are a second apart, so the next but one is further away than this caller waits.
-		go s.mustAsk(t, "jobs")
+		go ask.must(t, s, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
-		if got, err := s.ask(ctx, request("jobs")); err != nil || got.OverallCode != over {
+		if got, err := ask(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("too late: %v, %v", got, err)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second+3*time.Millisecond)
 		defer cancel()
-		if got, err := s.ask(ctx, request("jobs")); err != nil || got.OverallCode != ok {
+		if got, err := ask(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("in time: %v, %v", got, err)
 		}
 	})
 }
 
 func TestHoldingEndsWithTheCaller(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	each(t, func(t *testing.T, ask asker) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		s.mustAsk(t, "jobs")
+		ask.must(t, s, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		if _, err := s.ask(ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
+		if _, err := ask(s, ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
 		if s.held.Held() != 0 {
@@ -262,15 +321,15 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 }
 
 func TestHeldAnswersAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	each(t, func(t *testing.T, ask asker) {
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		s.mustAsk(t, "jobs")
+		ask.must(t, s, "jobs")
 		s.held.Most = -1
-		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != over {
+		if got, err := ask(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("%v, %v", got, err)
 		}
 		time.Sleep(time.Second)
-		if got, err := s.ask(t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
+		if got, err := ask(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("whose turn is now: %v, %v", got, err)
 		}
 	})
@@ -308,10 +367,7 @@ func TestJSON(t *testing.T) {
 	if counted.count(Malformed) != 3 {
 		t.Errorf("%d malformed", counted.count(Malformed))
 	}
-	s.limiter = checker(func(_ context.Context, c *limiter.Call) error {
-		c.Err = errors.New("away")
-		return nil
-	})
+	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("away") }).limiter(t, descriptors.Error)
 	if code, got := s.AnswerJSON(t.Context(), []byte(body)); code != 503 || string(got) != "away\n" {
 		t.Errorf("%d %s", code, got)
 	}
@@ -378,6 +434,36 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 			if len(value) > 1 && strings.Contains(string(raw), value) {
 				t.Errorf("%s: echoed", name)
 			}
+		}
+	}
+}
+
+// BenchmarkBatch answers as many requests as a proxy under load has under way on a connection.
+func BenchmarkBatch(b *testing.B) {
+	const many = 16
+	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
+	s, _ := newServer(b, newLimiter(p), Options{})
+	ask := batchOf(s, many)
+	b.ReportAllocs()
+	for b.Loop() {
+		ask()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*many), "ns/request")
+}
+
+// batchOf returns what asks n questions and prints the answers.
+func batchOf(s *Server, n int) (ask func()) {
+	batch, message, now, room := s.NewBatch(), request("k"), time.Now(), make([]byte, 0, 4096)
+	return func() {
+		batch.Reset()
+		for range n {
+			batch.Add(message, now, 0)
+		}
+		batch.Take(context.Background())
+		out := room
+		for i := range n {
+			batch.Finish(context.Background(), i)
+			out, _ = batch.Append(out, i)
 		}
 	}
 }

@@ -31,19 +31,27 @@ type Room struct {
 // Longest is how long an answer may be held: until shortly before the caller's deadline. While
 // there is no place it is next to nothing.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return r.LongestFor(0)
+	}
+	return r.LongestFor(max(1, time.Until(deadline)))
+}
+
+// LongestFor is Longest for a caller that waits for so long still; 0: for ever.
+func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {
 		most = defaultMost
 	}
-	if r.held.Load() >= most {
+	switch {
+	case r.held.Load() >= most:
 		return none
-	}
-	deadline, ok := ctx.Deadline()
-	if !ok {
+	case left == 0:
 		return longest
+	default:
+		return max(none, min(algorithms.Micros((left-margin).Microseconds()), longest))
 	}
-	left := algorithms.Micros((time.Until(deadline) - margin).Microseconds())
-	return max(none, min(left, longest))
 }
 
 // Wait waits for d; the error is ctx's.
@@ -57,6 +65,21 @@ func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Later calls answer after d, unless it is stopped before.
+func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
+	r.held.Add(1)
+	leave := func() { r.held.Add(-1) }
+	timer := time.AfterFunc(time.Duration(d)*time.Microsecond, func() {
+		leave()
+		answer()
+	})
+	return func() {
+		if timer.Stop() {
+			leave()
+		}
 	}
 }
 

@@ -1,0 +1,186 @@
+package grpcapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Batch answers many requests with one Take of the store, each as ShouldRateLimit over gRPC would be.
+// It is for doors that have several at hand, and is used again and again so that a request costs no
+// allocation. Requests are numbered from 0 in the order of Add.
+//
+// Reset, Add, Take, then Finish and Append for each. Where Take lasts longer than a request can
+// wait, GiveUp takes the place of Finish for it; that may be while Take is under way.
+type Batch struct {
+	server   *Server
+	checks   *limiter.Batch
+	requests []*batched
+	used     int
+}
+
+// batched is a request in a Batch.
+type batched struct {
+	exchange
+	arrived time.Time
+	state   batchState
+	err     error // a gRPC status, where the state is failed
+}
+
+type batchState uint8
+
+const (
+	toFinish batchState = iota
+	answered
+	refused // is denied without having been looked at
+	failed
+)
+
+// NewBatch makes an empty Batch.
+func (s *Server) NewBatch() *Batch {
+	return &Batch{server: s, checks: s.limiter.NewBatch()}
+}
+
+// Reset empties b. Messages that were added are not looked at again.
+func (b *Batch) Reset() {
+	for i, r := range b.requests[:b.used] {
+		if r.large() {
+			b.requests[i] = &batched{}
+		}
+	}
+	b.used = 0
+	b.checks.Reset()
+}
+
+// Len is how many requests there are.
+func (b *Batch) Len() int { return b.used }
+
+// Add adds a RateLimitRequest, which stays what it is until Reset. It arrived at some time, and is
+// waited for as long as left; 0: for ever, negative: no more.
+func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
+	if b.used == len(b.requests) {
+		b.requests = append(b.requests, &batched{})
+	}
+	r := b.requests[b.used]
+	b.used++
+	r.arrived, r.state, r.err, r.wire = arrived, answered, nil, message
+	defer b.deny(r)
+	if err := r.decode(); err != nil {
+		b.server.observer.Refused(Malformed)
+		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: error unmarshalling request: %v", err)) // gRPC's own words
+		return
+	}
+	if is, err := b.server.refuse(&r.exchange); is {
+		r.fail(err)
+		return
+	}
+	if left < 0 { // nobody waits for the answer, so nothing is charged for it
+		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
+		return
+	}
+	r.call.Request.Hold = b.server.held.LongestFor(left)
+	planned, err := b.checks.Add(&r.call)
+	if !planned {
+		r.answered(b.server, err)
+		return
+	}
+	r.state = toFinish
+}
+
+// fail makes err the answer, or a denial where there is none.
+func (r *batched) fail(err error) {
+	if r.state, r.err = failed, err; err == nil {
+		r.state = refused
+	}
+}
+
+// answered makes what the limiter said the answer.
+func (r *batched) answered(s *Server, err error) {
+	r.state = answered
+	if err := s.failure(&r.call, err); err != nil {
+		r.fail(err)
+	}
+}
+
+// deny is deferred where r is worked at: it is denied if that panics.
+func (b *Batch) deny(r *batched) {
+	if p := recover(); p != nil {
+		b.server.panicked(p)
+		r.fail(nil)
+	}
+}
+
+// Take asks the store about all requests.
+func (b *Batch) Take(ctx context.Context) {
+	defer func() {
+		if p := recover(); p != nil {
+			for _, r := range b.requests[:b.used] {
+				if r.state == toFinish {
+					b.server.panicked(p)
+					r.fail(nil)
+				}
+			}
+		}
+	}()
+	b.checks.Take(ctx)
+}
+
+// Finish answers request i from what Take brought.
+func (b *Batch) Finish(ctx context.Context, i int) {
+	r := b.requests[i]
+	if r.state != toFinish {
+		return
+	}
+	defer b.deny(r)
+	b.checks.Finish(ctx, &r.call)
+	r.answered(b.server, nil)
+}
+
+// GiveUp answers request i as its limits say for a store that failed with err.
+func (b *Batch) GiveUp(ctx context.Context, i int, err error) {
+	r := b.requests[i]
+	if r.state != toFinish {
+		return
+	}
+	defer b.deny(r)
+	b.checks.GiveUp(ctx, &r.call, err)
+	r.answered(b.server, nil)
+}
+
+// Append appends the RateLimitResponse to request i. Where there is none err is a gRPC status.
+func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
+	r := b.requests[i]
+	switch r.state {
+	case failed:
+		return to, r.err
+	case answered:
+		return b.server.appendReply(to, &r.exchange), nil
+	case toFinish, refused:
+	}
+	return appendCode(to, responseCode, true), nil
+}
+
+// Hold is how long the answer to request i is to be held back.
+func (b *Batch) Hold(i int) algorithms.Micros {
+	if r := b.requests[i]; r.state == answered {
+		return r.call.Verdict.Hold
+	}
+	return 0
+}
+
+// Later calls answer after d, unless it is stopped before.
+func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {
+	return s.held.Later(d, answer)
+}
+
+// Answered counts an answer to a request that arrived then, where anybody asks.
+func (s *Server) Answered(arrived time.Time) {
+	if s.options.Answered != nil {
+		s.options.Answered(time.Since(arrived))
+	}
+}
