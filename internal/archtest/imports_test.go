@@ -38,6 +38,8 @@ var forbidden = map[edge]string{
 	{"internal/xds", "internal/server"}:         "a control plane is followed for whoever asks",
 	{"internal/grpcapi", "internal/config"}:     "a door asks the limiter; it sees no files",
 	{"internal/grpcapi", "internal/server"}:     "a door is opened by the server and does not know it",
+	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 stays apart from what the messages mean",
+	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 stays apart from what the messages mean",
 	{"internal/server", "cmd"}:                  "the program starts the server",
 	{"internal", "html/template"}:               largeProgram,
 	{"internal", "text/template"}:               largeProgram,

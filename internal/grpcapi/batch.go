@@ -22,6 +22,7 @@ type Batch struct {
 	checks   *limiter.Batch
 	requests []*batched
 	used     int
+	panicked any // what Take did
 }
 
 // batched is a request in a Batch.
@@ -53,7 +54,7 @@ func (b *Batch) Reset() {
 			b.requests[i] = &batched{}
 		}
 	}
-	b.used = 0
+	b.used, b.panicked = 0, nil
 	b.checks.Reset()
 }
 
@@ -117,16 +118,7 @@ func (b *Batch) deny(r *batched) {
 
 // Take asks the store about all requests.
 func (b *Batch) Take(ctx context.Context) {
-	defer func() {
-		if p := recover(); p != nil {
-			for _, r := range b.requests[:b.used] {
-				if r.state == toFinish {
-					b.server.panicked(p)
-					r.fail(nil)
-				}
-			}
-		}
-	}()
+	defer func() { b.panicked = recover() }()
 	b.checks.Take(ctx)
 }
 
@@ -134,6 +126,11 @@ func (b *Batch) Take(ctx context.Context) {
 func (b *Batch) Finish(ctx context.Context, i int) {
 	r := b.requests[i]
 	if r.state != toFinish {
+		return
+	}
+	if b.panicked != nil {
+		b.server.panicked(b.panicked)
+		r.fail(nil)
 		return
 	}
 	defer b.deny(r)
@@ -172,6 +169,9 @@ func (b *Batch) Hold(i int) algorithms.Micros {
 	}
 	return 0
 }
+
+// Denial is the RateLimitResponse to what was not looked at.
+func (s *Server) Denial() []byte { return denial().data }
 
 // Later calls answer after d, unless it is stopped before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {

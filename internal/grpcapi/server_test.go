@@ -179,7 +179,7 @@ func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limi
 }
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), nil), Options{})
 		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
 		for _, c := range []struct {
@@ -208,7 +208,7 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 }
 
 func TestTooMuchIsDenied(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, counted := newServer(t, newLimiter(), Options{})
 		keys := make([]string, maxDescriptors+1)
 		got, err := ask(s, t.Context(), request(keys...))
@@ -222,7 +222,7 @@ func TestTooMuchIsDenied(t *testing.T) {
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
 		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, descriptors.Deny), &counted, Options{}, zap.New(core))
@@ -249,7 +249,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 }
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, descriptors.Error), Options{})
 		if _, err := ask(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
 			t.Error(err)
@@ -258,7 +258,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 }
 
 func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("asked") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
@@ -277,7 +277,7 @@ func leaky(t *testing.T) *descriptors.Policy {
 }
 
 func TestAnswersAreHeldForTheirTurn(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
 		for i := range 3 {
@@ -306,7 +306,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 }
 
 func TestHoldingEndsWithTheCaller(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		ask.must(t, s, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -321,7 +321,7 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 }
 
 func TestHeldAnswersAreBounded(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		ask.must(t, s, "jobs")
 		s.held.Most = -1

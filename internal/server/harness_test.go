@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -22,7 +23,23 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// engine serves the gRPC doors of the tests that are running.
+var engine Engine
+
+// bothEngines runs all tests with each engine: nothing may tell them apart.
+type bothEngines struct{ *testing.M }
+
+func (m bothEngines) Run() (code int) {
+	for _, engine = range []Engine{FastEngine, GRPCEngine} {
+		if c := m.M.Run(); c != 0 {
+			fmt.Printf("FAILED with the %s engine\n", engine)
+			code = c
+		}
+	}
+	return code
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
 
 // instance is a server that runs, and a client of it.
 type instance struct {
@@ -43,7 +60,7 @@ func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
 	x.write(tb, yaml)
 	c := Config{
 		Paths: []string{x.file}, Hangup: x.hangup,
-		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second,
+		GRPC: "127.0.0.1:0", HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", DrainTimeout: 10 * time.Second, Engine: engine,
 	}
 	for _, e := range edit {
 		e(&c)

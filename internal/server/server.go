@@ -62,6 +62,8 @@ type Config struct {
 	APIInlineConfig bool
 	// TLS of the gRPC door.
 	TLS TLSFiles
+	// Engine of the gRPC door; "": the default.
+	Engine Engine
 	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
 	// under way later; 0: never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
@@ -114,7 +116,7 @@ func (c *Config) Check() error {
 			return err
 		}
 	}
-	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check())
+	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
 }
 
 // Running is what has been started.

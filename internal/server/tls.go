@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"google.golang.org/grpc/credentials"
 )
 
 // TLSFiles are PEM files. Without Cert there is no TLS; with ClientCA clients must show a
@@ -33,18 +32,18 @@ func (f TLSFiles) check() error {
 	return nil
 }
 
-// credentials reads the files.
-func (f TLSFiles) credentials(log *zap.Logger) (credentials.TransportCredentials, error) {
+// server reads the files.
+func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	k := &keeper{files: f, log: log}
 	k.seen = f.stamps()
 	var err error
 	if k.config, err = f.load(); err != nil {
 		return nil, err
 	}
-	return credentials.NewTLS(&tls.Config{
+	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return k.current(), nil },
-	}), nil
+	}, nil
 }
 
 // load makes a configuration of the files.

@@ -1,0 +1,124 @@
+package h2grpc
+
+import (
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// respond writes the answer to a stream, which is over then: headers, a message, trailers. s is nil
+// for one that needed no place of its own. c.mu is held.
+func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
+	tell, filled := c.table.tell, c.table.filled
+	start := len(c.out)
+	use := &plainBlocks
+	if !tell {
+		use = c.table.next()
+	}
+	if tell {
+		block := append(c.table.appendSize(nil), use.headers...)
+		c.out = appendHeaders(c.out, id, false, block)
+	} else {
+		c.out = append(appendFrame(c.out, len(use.headers), http2.FrameHeaders, http2.FlagHeadersEndHeaders, id), use.headers...)
+	}
+	data := len(c.out)
+	c.out = append(appendFrame(c.out, 0, http2.FrameData, 0, id), 0, 0, 0, 0, 0)
+	out, status := message(c.out)
+	if status != nil {
+		c.out = c.out[:start] // nothing has been sent after all
+		c.table.tell, c.table.filled = tell, filled
+		c.out = c.table.appendFailure(c.out, id, 200, status)
+		c.over(id, s)
+		return
+	}
+	c.out = out
+	n := len(c.out) - data - frameHeaderLen
+	binary.BigEndian.PutUint32(c.out[data+frameHeaderLen+1:], uint32(n-prefixLen))
+	window := c.initial
+	if s != nil {
+		window += s.window
+	}
+	if n > maxFrame || int64(n) > c.window || int64(n) > window {
+		rest := append([]byte(nil), c.out[data+frameHeaderLen:]...)
+		c.out = c.out[:data]
+		if c.table.filled && !filled {
+			// What goes into the table with the trailers must go there right after this.
+			c.table.filled = false
+			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
+		}
+		c.getStuck(id, s, rest)
+		return
+	}
+	c.out[data], c.out[data+1], c.out[data+2] = byte(n>>16), byte(n>>8), byte(n)
+	c.window -= int64(n)
+	c.out = append(appendFrame(c.out, len(use.trailers), http2.FrameHeaders,
+		http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, id), use.trailers...)
+	c.over(id, s)
+}
+
+// over ends a stream on which all is said.
+func (c *conn) over(id uint32, s *stream) {
+	if s != nil {
+		s.state = coming // it waits for nothing
+		c.drop(s)
+	}
+}
+
+// getStuck keeps DATA that does not fit into the client's windows, or into one frame.
+func (c *conn) getStuck(id uint32, s *stream, rest []byte) {
+	if s == nil {
+		s = &stream{id: id, ended: true}
+		c.streams[id] = s
+	}
+	s.state, s.rest = stuck, rest
+	c.stalled = append(c.stalled, s)
+	c.push()
+}
+
+// push sends what the client's windows let through of what is stuck, the oldest first.
+func (c *conn) push() {
+	for i := 0; i < len(c.stalled) && c.window > 0; {
+		s := c.stalled[i]
+		for len(s.rest) > 0 {
+			n := min(int64(len(s.rest)), c.window, c.initial+s.window, maxFrame)
+			if n <= 0 {
+				break
+			}
+			c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), s.rest[:n]...)
+			s.rest = s.rest[n:]
+			c.window -= n
+			s.window -= n
+		}
+		if len(s.rest) > 0 {
+			i++
+			continue
+		}
+		block := append(c.table.appendSize(nil), plainBlocks.trailers...)
+		c.out = appendHeaders(c.out, s.id, true, block)
+		c.over(s.id, s)
+		c.stalled = append(c.stalled[:i], c.stalled[i+1:]...)
+	}
+}
+
+// hold keeps the answer to request i of b back for d. c.mu is held.
+func (c *conn) hold(id uint32, s *stream, b Batch, i int, arrived time.Time, d algorithms.Micros) {
+	answer, status := b.Append(nil, i)
+	if s == nil {
+		s = &stream{id: id, ended: true}
+		c.streams[id] = s
+	}
+	s.state = holding
+	s.stop = c.server.config.Method.Later(d, func() {
+		c.mu.Lock()
+		if c.streams[id] != s || c.closed {
+			c.mu.Unlock()
+			return
+		}
+		c.respond(id, s, func(to []byte) ([]byte, *Status) { return append(to, answer...), status })
+		c.server.config.Method.Answered(arrived)
+		c.flush()
+	})
+}

@@ -1,0 +1,161 @@
+package h2grpc
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// The header blocks of answers. Two fields are put into the client's table with the first answer,
+// content-type and grpc-status; from then on a block is a byte or two. Nothing else is ever put there,
+// so the two stay where they are.
+
+// blocks of an answer that is OK.
+type blocks struct{ headers, trailers []byte }
+
+var (
+	plainBlocks  = encodeBlocks(false) // the table is not used
+	firstBlocks  = encodeBlocks(true)  // put both into it
+	laterBlocks  = blocks{[]byte{0x88, 0xbf}, []byte{0xbe}}
+	typeField    = hpack.HeaderField{Name: "content-type", Value: "application/grpc"}
+	statusField  = hpack.HeaderField{Name: "grpc-status", Value: "0"}
+	okField      = hpack.HeaderField{Name: ":status", Value: "200"}
+	smallestSize = uint32(256) // of a table that is used: the two are 104
+)
+
+func encodeBlocks(indexed bool) blocks {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	if !indexed {
+		e.SetMaxDynamicTableSizeLimit(0)
+		_ = e.WriteField(okField) // says once that the table is not used
+		b.Reset()
+	}
+	_ = e.WriteField(okField)
+	_ = e.WriteField(typeField)
+	headers := bytes.Clone(b.Bytes())
+	b.Reset()
+	_ = e.WriteField(statusField)
+	return blocks{headers, bytes.Clone(b.Bytes())}
+}
+
+// table is what a client's table has.
+type table struct {
+	size   uint32
+	filled bool
+	// tell: the client has to hear of size at the start of the next block.
+	tell bool
+}
+
+// resize is for SETTINGS_HEADER_TABLE_SIZE.
+func (t *table) resize(size uint32) {
+	const most = 4096
+	was := t.size
+	if t.size = min(size, most); t.size < smallestSize {
+		t.size = 0
+	}
+	if t.size != was {
+		t.tell, t.filled = true, t.filled && t.size > 0
+	}
+}
+
+// appendSize begins a block.
+func (t *table) appendSize(b []byte) []byte {
+	if !t.tell {
+		return b
+	}
+	t.tell = false
+	if t.size < 31 { // RFC 7541, 6.3
+		return append(b, 0x20|byte(t.size))
+	}
+	b = append(b, 0x3f)
+	n := t.size - 31
+	for ; n >= 1<<7; n >>= 7 {
+		b = append(b, byte(n)|1<<7)
+	}
+	return append(b, byte(n))
+}
+
+// next are the blocks of the next answer whose two blocks go out together.
+func (t *table) next() *blocks {
+	switch {
+	case t.filled:
+		return &laterBlocks
+	case t.size == 0:
+		return &plainBlocks
+	default:
+		t.filled = true
+		return &firstBlocks
+	}
+}
+
+// appendField appends a literal that stays out of the table.
+func appendField(b []byte, name, value string) []byte {
+	b = append(b, 0)
+	b = appendString(b, name)
+	return appendString(b, value)
+}
+
+func appendString(b []byte, s string) []byte {
+	n := uint64(len(s))
+	if n < 127 {
+		b = append(b, byte(n))
+	} else {
+		b = append(b, 127)
+		for n -= 127; n >= 1<<7; n >>= 7 {
+			b = append(b, byte(n)|1<<7)
+		}
+		b = append(b, byte(n))
+	}
+	return append(b, s...)
+}
+
+// appendHeaders appends a header block as HEADERS and, where it is long, CONTINUATION frames.
+func appendHeaders(b []byte, stream uint32, end bool, block []byte) []byte {
+	kind, flags := http2.FrameHeaders, http2.Flags(0)
+	if end {
+		flags = http2.FlagHeadersEndStream
+	}
+	for {
+		n := min(len(block), maxFrame)
+		if n == len(block) {
+			flags |= http2.FlagHeadersEndHeaders
+		}
+		b = append(appendFrame(b, n, kind, flags, stream), block[:n]...)
+		if block = block[n:]; len(block) == 0 {
+			return b
+		}
+		kind, flags = http2.FrameContinuation, 0
+	}
+}
+
+// appendFailure appends an answer that is a status alone.
+func (t *table) appendFailure(b []byte, stream uint32, httpStatus int, s *Status) []byte {
+	block := t.appendSize(nil)
+	block = appendField(block, ":status", strconv.Itoa(httpStatus))
+	block = appendField(block, typeField.Name, typeField.Value)
+	block = appendField(block, statusField.Name, strconv.Itoa(int(s.Code)))
+	if s.Message != "" {
+		block = appendField(block, "grpc-message", percentEncode(s.Message))
+	}
+	return appendHeaders(b, stream, true, block)
+}
+
+// percentEncode is gRPC's encoding of messages: printable ASCII but for % stays as it is.
+func percentEncode(s string) string {
+	s = strings.ToValidUTF8(s, string(utf8.RuneError))
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; c >= ' ' && c <= '~' && c != '%' {
+			b.WriteByte(c)
+		} else {
+			const hex = "0123456789ABCDEF"
+			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+		}
+	}
+	return b.String()
+}

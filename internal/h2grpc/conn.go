@@ -1,0 +1,350 @@
+package h2grpc
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// conn is a connection. Who reads it does nearly all of the work; what else has a part in it (flights,
+// streams that were handed over, held answers, the watch) only adds to what is to be written, and
+// writes it if nobody else is at it.
+type conn struct {
+	server *Server
+	nc     net.Conn
+	tls    *tls.ConnectionState
+
+	// The reader's own.
+	heads    *headReader
+	block    openBlock
+	settled  bool // the client's first SETTINGS have come
+	now      time.Time
+	batch    Batch    // nil while there is nothing to ask
+	ready    []uint32 // streams of the requests in batch
+	received int      // bytes the client's window for the connection has not got back
+
+	mu      sync.Mutex
+	changed *sync.Cond // out, windows or streams have
+	table   table
+	out     []byte // to be written
+	spare   []byte // what out may be next
+	writing bool
+	writes  uint64 // how many there have been
+	greeted bool   // from now on may be written
+	closed  bool   // nothing is read or written any more
+
+	window  int64 // what the client takes on the connection
+	initial int64 // and on a stream from its start
+	stalled []*stream
+	fresh   stream // the one opened last; only in streams when others come in between
+	streams map[uint32]*stream
+	last    uint32     // the greatest stream there has been
+	undead  int        // streams that were reset, but what they asked for is under way
+	others  int        // streams that are handed over
+	gone    [64]uint32 // streams that were reset here: what the client had sent by then is ignored
+	goneAt  int        // where in gone the next goes
+	// Bytes of requests that are not whole, and of those that wait for a flight.
+	buffered, boarded int
+
+	flying  int       // flights under way
+	filling *flight   // takes requests; nil: none yet
+	queue   []*flight // full, and waiting
+	inAir   []*flight
+	timer   *time.Timer
+	timerAt time.Time // when timer fires; zero: it does not
+
+	born      time.Time
+	age       time.Duration // when to end; 0: never
+	heard     time.Time     // when the client was last heard of
+	asked     bool          // whether it is there still
+	calm      int           // see the constant
+	pinged    time.Time
+	strikes   int
+	sent      bool // something, since the last ping
+	draining  bool
+	drained   time.Time // when
+	seen      uint64    // what writes was when the watch first saw the write under way
+	seenAt    time.Time
+	finalized bool // the client knows which streams are answered
+	leaving   bool // and all of them are
+}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	c := &conn{
+		server: s, nc: nc, heads: newHeadReader(s.config.Path),
+		table: table{size: 4096}, window: 65535, initial: 65535,
+		streams: map[uint32]*stream{}, born: time.Now(), calm: calm,
+	}
+	c.changed = sync.NewCond(&c.mu)
+	c.heard = c.born
+	if a := s.config.MaxConnectionAge; a > 0 {
+		c.age = jittered(a)
+	}
+	return c
+}
+
+var errNoH2 = errors.New("the client does not speak HTTP/2")
+
+// serve is the reader.
+func (c *conn) serve() {
+	err := c.greet()
+	if err == nil {
+		err = c.read()
+	}
+	if e, is := errors.AsType[*connError](err); is {
+		c.fail(e)
+		c.linger()
+	}
+	c.close()
+}
+
+// greet does what comes before the first frame.
+func (c *conn) greet() error {
+	_ = c.nc.SetDeadline(time.Now().Add(greeting))
+	if config := c.server.config.TLS; config != nil {
+		t := tls.Server(c.nc, config)
+		if err := t.Handshake(); err != nil {
+			return err
+		}
+		state := t.ConnectionState()
+		if state.NegotiatedProtocol != http2.NextProtoTLS {
+			return errNoH2
+		}
+		c.mu.Lock()
+		c.nc, c.tls = t, &state
+		c.mu.Unlock()
+	}
+	c.mu.Lock()
+	c.greeted = true
+	c.out = appendSettings(c.out,
+		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders})
+	c.out = appendWindowUpdate(c.out, 0, connWindow-65535)
+	c.flush()
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(c.nc, preface); err != nil {
+		return err
+	}
+	if string(preface) != http2.ClientPreface {
+		return protocolError("no HTTP/2 preface")
+	}
+	return c.nc.SetDeadline(time.Time{})
+}
+
+var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
+
+// read reads until the connection ends. All requests that one read has brought are answered before the
+// next: in is theirs until then.
+func (c *conn) read() error {
+	buffer := readBuffers.Get().(*[readBuffer]byte)
+	defer readBuffers.Put(buffer)
+	in, have := buffer[:], 0
+	for {
+		n, err := c.nc.Read(in[have:])
+		if err != nil {
+			return err
+		}
+		have += n
+		c.mu.Lock()
+		c.now = time.Now()
+		c.heard, c.asked = c.now, false
+		used, err := c.frames(in[:have])
+		c.answerReady()
+		c.takeOff()
+		if c.batch != nil {
+			c.server.batches.Put(c.batch)
+			c.batch = nil
+		}
+		if c.fresh.id != 0 {
+			c.park()
+		}
+		if err != nil {
+			c.mu.Unlock()
+			return err
+		}
+		c.flush()
+		have = copy(in, in[used:have])
+		c.awaitRoom()
+	}
+}
+
+// awaitRoom waits while there is so much to be written, or waiting for its turn, that nothing more is
+// to be read.
+func (c *conn) awaitRoom() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.closed && (c.writing && len(c.out) > maxOut || c.boarded > maxBuffered) {
+		c.changed.Wait()
+	}
+}
+
+// frames handles the whole frames at the start of in, and returns how long they are. c.mu is held.
+func (c *conn) frames(in []byte) (used int, err error) {
+	for !c.closed && len(in)-used >= frameHeaderLen {
+		f := readFrameHeader(in[used:])
+		if f.length > maxFrame {
+			return used, sizeError("frame too long")
+		}
+		end := used + frameHeaderLen + f.length
+		if end > len(in) {
+			break
+		}
+		if err := c.frame(f, in[used+frameHeaderLen:end]); err != nil {
+			return used, err
+		}
+		used = end
+	}
+	return used, nil
+}
+
+func (c *conn) frame(f frameHeader, payload []byte) error {
+	if c.block.stream != 0 && (f.kind != http2.FrameContinuation || f.stream != c.block.stream) {
+		return protocolError("a header block is not whole")
+	}
+	if !c.settled && (f.kind != http2.FrameSettings || f.flags.Has(http2.FlagSettingsAck)) {
+		return protocolError("the first frame is no SETTINGS")
+	}
+	switch f.kind {
+	case http2.FrameData:
+		return c.onData(f, payload)
+	case http2.FrameHeaders:
+		return c.onHeaders(f, payload)
+	case http2.FrameContinuation:
+		return c.onContinuation(f, payload)
+	case http2.FrameRSTStream:
+		return c.onReset(f, payload)
+	case http2.FrameWindowUpdate:
+		return c.onWindowUpdate(f, payload)
+	case http2.FrameSettings:
+		return c.onSettings(f, payload)
+	case http2.FramePing:
+		return c.onPing(f, payload)
+	case http2.FramePriority:
+		return c.onPriority(f, payload)
+	case http2.FrameGoAway:
+		if f.stream != 0 {
+			return protocolError("GOAWAY on a stream")
+		}
+		return c.idle(1)
+	case http2.FramePushPromise:
+		return protocolError("PUSH_PROMISE from a client")
+	case http2.FramePriorityUpdate:
+		fallthrough
+	default: // RFC 9113, 5.5: to be ignored
+		return c.idle(1)
+	}
+}
+
+// idle counts frames that mean no work. Too many of them are an attack.
+func (c *conn) idle(n int) error {
+	if c.calm -= n; c.calm < 0 {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames that ask for nothing"}
+	}
+	return nil
+}
+
+// flush writes what is to be written, unless somebody does already. c.mu is held, and let go of.
+func (c *conn) flush() {
+	if c.writing || c.closed {
+		c.mu.Unlock()
+		return
+	}
+	c.writing = true
+	for len(c.out) > 0 && !c.closed {
+		b := c.out
+		c.out, c.spare = c.spare[:0], nil
+		c.writes++
+		c.sent = true
+		c.mu.Unlock()
+		_, err := c.nc.Write(b)
+		c.mu.Lock()
+		if cap(b) <= maxOut {
+			c.spare = b[:0]
+		}
+		if err != nil {
+			c.shut()
+		}
+	}
+	c.writing = false
+	c.changed.Broadcast()
+	if c.finalized && !c.leaving && !c.busy() {
+		c.leave()
+	}
+	c.mu.Unlock()
+}
+
+// leave ends a connection on which all is answered: the client is to close it. c.mu is held.
+func (c *conn) leave() {
+	c.leaving = true
+	c.closeWrite()
+	_ = c.nc.SetReadDeadline(time.Now().Add(leaving))
+}
+
+func (c *conn) closeWrite() {
+	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+}
+
+// fail ends the connection, with a word to the client where there is a reason.
+func (c *conn) fail(reason *connError) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return
+	}
+	if reason == nil || !c.greeted {
+		c.shut()
+		c.mu.Unlock()
+		return
+	}
+	c.out = appendGoAway(c.out, c.last, reason.code, reason.text)
+	c.finalized, c.draining = true, true
+	_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
+	c.flush()
+}
+
+// linger lets the client read why: what it has sent meanwhile would otherwise make the kernel discard
+// what is on its way to it.
+func (c *conn) linger() {
+	c.closeWrite()
+	_ = c.nc.SetReadDeadline(time.Now().Add(lingering))
+	_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
+}
+
+// shut ends the connection at once. c.mu is held.
+func (c *conn) shut() {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	c.nc.Close()
+	c.changed.Broadcast()
+}
+
+// close lets go of everything; the reader's last.
+func (c *conn) close() {
+	c.mu.Lock()
+	c.shut()
+	for _, s := range c.streams {
+		c.drop(s)
+	}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	for c.flying > 0 || c.others > 0 { // they end soon: nobody waits for them
+		c.changed.Wait()
+	}
+	c.mu.Unlock()
+	c.server.gone(c)
+}
+
+// context of what is asked for this connection.
+func (c *conn) context() context.Context { return c.server.context }

@@ -1,0 +1,228 @@
+package h2grpc
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+func (c *conn) onReset(f frameHeader, payload []byte) error {
+	switch {
+	case f.stream == 0 || f.stream > c.last:
+		return protocolError("RST_STREAM of a stream that is not open")
+	case len(payload) != 4:
+		return sizeError("RST_STREAM")
+	}
+	c.answerReady() // it came too late for these
+	s := c.find(f.stream)
+	cost := 1
+	if s != nil {
+		if s.state == handed {
+			cost = otherReset
+		}
+		c.drop(s)
+	}
+	return c.idle(cost)
+}
+
+func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
+	if len(payload) != 4 {
+		return sizeError("WINDOW_UPDATE")
+	}
+	if f.stream > c.last {
+		return protocolError("WINDOW_UPDATE on a stream that is not open")
+	}
+	n := int64(binary.BigEndian.Uint32(payload) & (1<<31 - 1))
+	if f.stream == 0 {
+		switch {
+		case n == 0:
+			return protocolError("WINDOW_UPDATE of 0")
+		case c.window+n > math.MaxInt32:
+			return &connError{http2.ErrCodeFlowControl, "window too large"}
+		}
+		c.window += n
+	} else {
+		c.answerReady() // one of them may be meant
+		s := c.find(f.stream)
+		switch {
+		case s == nil:
+		case n == 0:
+			c.abort(f.stream, http2.ErrCodeProtocol)
+		case c.initial+s.window+n > math.MaxInt32:
+			c.abort(f.stream, http2.ErrCodeFlowControl)
+		default:
+			c.kept(s).window += n
+		}
+	}
+	c.push()
+	c.changed.Broadcast()
+	return c.idle(1)
+}
+
+func (c *conn) onSettings(f frameHeader, payload []byte) error {
+	switch {
+	case f.stream != 0:
+		return protocolError("SETTINGS on a stream")
+	case f.flags.Has(http2.FlagSettingsAck) && len(payload) > 0, len(payload)%6 != 0:
+		return sizeError("SETTINGS")
+	case f.flags.Has(http2.FlagSettingsAck):
+		return c.idle(1)
+	}
+	c.settled = true
+	for ; len(payload) > 0; payload = payload[6:] {
+		s := http2.Setting{ID: http2.SettingID(binary.BigEndian.Uint16(payload)), Val: binary.BigEndian.Uint32(payload[2:])}
+		if err := s.Valid(); err != nil {
+			code := http2.ErrCodeProtocol
+			if s.ID == http2.SettingInitialWindowSize {
+				code = http2.ErrCodeFlowControl
+			}
+			return &connError{code, "SETTINGS out of range"}
+		}
+		if s.ID == http2.SettingHeaderTableSize {
+			c.answerReady() // in the order of what came
+			c.table.resize(s.Val)
+		}
+		if s.ID == http2.SettingInitialWindowSize {
+			c.initial = int64(s.Val)
+			for _, s := range c.streams {
+				if c.initial+s.window > math.MaxInt32 {
+					return &connError{http2.ErrCodeFlowControl, "window too large"}
+				}
+			}
+		}
+	}
+	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+	c.push()
+	c.changed.Broadcast()
+	return c.idle(1)
+}
+
+// drainPing asks whether the client has seen that the connection ends.
+var drainPing = [8]byte{'d', 'r', 'a', 'i', 'n', 'i', 'n', 'g'}
+
+func (c *conn) onPing(f frameHeader, payload []byte) error {
+	switch {
+	case f.stream != 0:
+		return protocolError("PING on a stream")
+	case len(payload) != 8:
+		return sizeError("PING")
+	}
+	data := [8]byte(payload)
+	if f.flags.Has(http2.FlagPingAck) {
+		if c.draining && data == drainPing {
+			c.finalize()
+		}
+		return c.idle(1)
+	}
+	c.out = appendPing(c.out, http2.FlagPingAck, data)
+	// As grpc-go: pings that come too often, with nothing sent in between.
+	since := c.now.Sub(c.pinged)
+	c.pinged = c.now
+	switch {
+	case c.sent:
+		c.strikes = 0
+	case since < pingEvery:
+		c.strikes++
+	}
+	c.sent = false
+	if c.strikes > pingStrikes {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients know this word
+	}
+	return c.idle(1)
+}
+
+func (c *conn) onPriority(f frameHeader, payload []byte) error {
+	switch {
+	case f.stream == 0:
+		return protocolError("PRIORITY of no stream")
+	case len(payload) != 5:
+		c.abort(f.stream, http2.ErrCodeFrameSize)
+	case binary.BigEndian.Uint32(payload)&(1<<31-1) == f.stream:
+		c.abort(f.stream, http2.ErrCodeProtocol)
+	}
+	return c.idle(1)
+}
+
+// drain tells the client to open no more streams here. It may not have heard yet, so those that it
+// opens until it has are answered still.
+func (c *conn) drain() {
+	c.mu.Lock()
+	if !c.greeted { // it has asked nothing yet
+		c.shut()
+	}
+	if c.draining || c.closed {
+		c.mu.Unlock()
+		return
+	}
+	c.draining, c.drained = true, time.Now()
+	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
+	c.out = appendPing(c.out, 0, drainPing)
+	c.flush()
+}
+
+// finalize ends the streams' coming for good.
+func (c *conn) finalize() {
+	if c.finalized {
+		return
+	}
+	c.finalized = true
+	c.out = appendGoAway(c.out, c.last, http2.ErrCodeNo, "")
+}
+
+// tick looks after the connection.
+func (c *conn) tick(now time.Time) {
+	c.mu.Lock()
+	if c.closed || !c.greeted {
+		c.mu.Unlock()
+		return
+	}
+	c.calm = calm
+	grace := c.server.config.MaxConnectionGrace
+	late := func(since time.Time, d time.Duration) bool { return now.Sub(since) > d }
+	if !c.writing || c.seen != c.writes {
+		c.seen, c.seenAt = c.writes, now
+	}
+	switch {
+	case late(c.seenAt, writeTimeout), c.asked && late(c.heard, idlePing+idleAnswer),
+		c.draining && c.age > 0 && grace > 0 && late(c.born, c.age+grace):
+		c.shut()
+		c.mu.Unlock()
+		return
+	case c.block.stream != 0 && late(c.block.since, blockTimeout):
+		c.mu.Unlock()
+		c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block does not come to its end"})
+		c.fail(nil)
+		return
+	case c.draining && !c.finalized && late(c.drained, drainAnswer):
+		c.finalize()
+	case !c.asked && late(c.heard, idlePing):
+		c.asked = true
+		c.out = appendPing(c.out, 0, [8]byte{})
+	}
+	for id, s := range c.streams {
+		if s.state == coming && late(s.opened, comingTimeout(s.head.timeout)) {
+			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
+		}
+	}
+	old := c.age > 0 && !c.draining && late(c.born, c.age)
+	c.flush()
+	if old {
+		c.drain()
+	}
+}
+
+// comingTimeout is how long a request that has this grpc-timeout may take to come.
+func comingTimeout(d time.Duration) time.Duration {
+	if d <= 0 {
+		return wholeTimeout
+	}
+	return min(d, wholeTimeout)
+}
+
+// jittered is d, a tenth more or less, so that connections made together do not end together; as grpc-go.
+func jittered(d time.Duration) time.Duration {
+	return d + time.Duration((rand.Float64()*2-1)*0.1*float64(d))
+}

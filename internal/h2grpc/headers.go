@@ -1,0 +1,203 @@
+package h2grpc
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
+)
+
+// head is what the header fields of a request come to.
+type head struct {
+	// ours: it is for the Method, and nothing about it is unusual.
+	ours    bool
+	timeout time.Duration // grpc-timeout; 0: none
+	// length is the content-length; -1: not said.
+	length int64
+	// malformed as RFC 9113, 8.1.1 has it.
+	malformed bool
+	// tooLong: there are more fields than maxHeaders lets through; only their effect on hpack is left.
+	tooLong bool
+	// noAuthority: there is neither an :authority nor a host; what is gRPC must have one.
+	noAuthority bool
+}
+
+// headReader decodes header blocks. Proxies send the same block again and again, for all of its
+// fields are in hpack's table by then: such a block is not decoded again.
+type headReader struct {
+	path    string
+	decoder *hpack.Decoder
+	fields  []hpack.HeaderField // of the block read last; not kept longer
+	size    int
+	tooLong bool
+
+	known     []byte // a block that consists of references to the table; empty: none
+	knownHead head   // what it means, as long as the table stays what it is
+}
+
+func newHeadReader(path string) *headReader {
+	r := &headReader{path: path}
+	r.decoder = hpack.NewDecoder(4096, r.field)
+	r.decoder.SetMaxStringLength(maxHeaders)
+	return r
+}
+
+func (r *headReader) field(f hpack.HeaderField) {
+	r.size += int(f.Size())
+	if r.size > maxHeaders {
+		r.tooLong = true
+		return
+	}
+	r.fields = append(r.fields, f)
+}
+
+// read decodes a whole block. The error is of compression: the connection cannot go on.
+func (r *headReader) read(block []byte, trailers bool) (head, error) {
+	if len(r.known) > 0 && !trailers && bytes.Equal(block, r.known) {
+		r.fields = r.fields[:0]
+		return r.knownHead, nil
+	}
+	clear(r.fields)
+	r.fields, r.size, r.tooLong = r.fields[:0], 0, false
+	if _, err := r.decoder.Write(block); err != nil {
+		return head{}, err
+	}
+	if err := r.decoder.Close(); err != nil {
+		return head{}, err
+	}
+	if trailers {
+		h := head{malformed: r.malformedTrailers(), tooLong: r.tooLong}
+		if !onlyReferences(block) {
+			r.known = r.known[:0]
+		}
+		return h, nil
+	}
+	h := r.head()
+	switch {
+	case !onlyReferences(block):
+		r.known = r.known[:0] // the table may have changed
+	case h.ours:
+		r.known, r.knownHead = append(r.known[:0], block...), h
+	}
+	return h, nil
+}
+
+// onlyReferences tells whether each byte of a block names a field of the table, which then stays what
+// it is (RFC 7541, 6.1).
+func onlyReferences(block []byte) bool {
+	for _, b := range block {
+		if b < 0x81 || b == 0xff {
+			return false
+		}
+	}
+	return true
+}
+
+// head reads the fields of a request.
+func (r *headReader) head() head {
+	h := head{length: -1, tooLong: r.tooLong}
+	var method, path, scheme, authority, host, contentType string
+	var pseudo [4]int // how often each came
+	regular, usual, hosts := false, true, 0
+	for i := range r.fields {
+		f := &r.fields[i]
+		if strings.HasPrefix(f.Name, ":") {
+			var at int
+			switch f.Name {
+			case ":method":
+				at, method = 0, f.Value
+			case ":path":
+				at, path = 1, f.Value
+			case ":scheme":
+				at, scheme = 2, f.Value
+			case ":authority":
+				at, authority = 3, f.Value
+			default:
+				h.malformed = true
+			}
+			pseudo[at]++
+			h.malformed = h.malformed || regular || !httpguts.ValidHeaderFieldValue(f.Value)
+			continue
+		}
+		regular = true
+		if !validField(f) {
+			h.malformed = true
+		}
+		switch f.Name {
+		case "content-type":
+			usual = usual && contentType == ""
+			contentType = f.Value
+		case "grpc-encoding":
+			usual = usual && f.Value == "identity"
+		case "grpc-timeout":
+			timeout, ok := parseTimeout(f.Value)
+			usual = usual && ok && h.timeout == 0
+			h.timeout = timeout
+		case "content-length":
+			n, err := strconv.ParseUint(f.Value, 10, 62)
+			h.malformed = h.malformed || err != nil || h.length >= 0 && h.length != int64(n)
+			h.length = int64(n)
+		case "host":
+			host = f.Value
+			hosts++
+		}
+	}
+	_ = host
+	h.noAuthority = pseudo[3] == 0 && hosts == 0
+	connect := method == "CONNECT"
+	h.malformed = h.malformed || pseudo[0] != 1 || pseudo[3] > 1 || hosts > 1 ||
+		connect && (pseudo[1] != 0 || pseudo[2] != 0 || authority == "") ||
+		!connect && (pseudo[1] != 1 || pseudo[2] != 1 || path == "" || scheme == "" || path[0] != '/' && path != "*")
+	h.ours = usual && !h.malformed && method == "POST" && path == r.path && contentType == "application/grpc"
+	return h
+}
+
+// malformedTrailers: no pseudo field may be in them.
+func (r *headReader) malformedTrailers() bool {
+	for i := range r.fields {
+		if f := &r.fields[i]; strings.HasPrefix(f.Name, ":") || !validField(f) {
+			return true
+		}
+	}
+	return false
+}
+
+// validField is RFC 9113, 8.2.
+func validField(f *hpack.HeaderField) bool {
+	switch f.Name {
+	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+		return false
+	case "te":
+		return f.Value == "trailers"
+	}
+	for i := 0; i < len(f.Name); i++ {
+		if c := f.Name[i]; 'A' <= c && c <= 'Z' || !httpguts.IsTokenRune(rune(c)) {
+			return false
+		}
+	}
+	return f.Name != "" && httpguts.ValidHeaderFieldValue(f.Value)
+}
+
+// parseTimeout reads a grpc-timeout: up to eight digits and a unit. One of 0 is as short as can be.
+func parseTimeout(s string) (time.Duration, bool) {
+	if len(s) < 2 || len(s) > 9 {
+		return 0, false
+	}
+	units := map[byte]time.Duration{
+		'H': time.Hour, 'M': time.Minute, 'S': time.Second,
+		'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
+	}
+	unit, ok := units[s[len(s)-1]]
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
+	if !ok || err != nil {
+		return 0, false
+	}
+	if n > math.MaxInt64/uint64(unit) {
+		return math.MaxInt64, true
+	}
+	return max(1, time.Duration(n)*unit), true
+}

@@ -1,0 +1,65 @@
+package h2grpc
+
+import "time"
+
+// The bounds of one connection. Proxies are far from all of them.
+const (
+	// maxFrame is the longest frame taken, and sent: what every HTTP/2 implementation takes.
+	maxFrame = 16 << 10
+	// readBuffer holds a frame of the greatest length, and some more.
+	readBuffer = 32 << 10
+
+	// maxStreams is how many requests may be under way; more are refused, and may be sent again. Envoy
+	// does not wait to hear of it, so it is more than it sends.
+	maxStreams = 16 << 10
+	// maxOthers is how many of those may be handed over: each costs goroutines.
+	maxOthers = 256
+
+	// maxHeaders bounds what the header fields of a request come to (RFC 9113, 6.5.2), maxHeaderBlock
+	// their encoded form and maxContinuations the frames in which that comes.
+	maxHeaders       = 256 << 10
+	maxHeaderBlock   = 256 << 10
+	maxContinuations = 64
+
+	// maxMessage is grpc-go's.
+	maxMessage = 4 << 20
+	// streamWindow is what a client may send on one stream unasked: a message of the greatest length.
+	streamWindow = maxMessage + 64<<10
+	// connWindow is what it may send on the connection before it hears of us.
+	connWindow = 4 * streamWindow
+	// maxBuffered bounds the bytes of requests that are not whole, or wait for their turn. One more that
+	// is not whole is denied.
+	maxBuffered = 2 * streamWindow
+	// maxOut is how much may wait to be written before nothing more is read.
+	maxOut = 256 << 10
+
+	// maxBatch is how many requests are put to the method together.
+	maxBatch = 256
+
+	// calm is how many frames that mean no work may come in a Tick beyond one for each answer; the
+	// connection ends then. They are resets, settings, priorities, window updates, empty frames, and
+	// frames of streams that are over. Each costs some 100 ns.
+	calm = 10_000
+	// otherReset is what the reset of a stream that was handed over counts for.
+	otherReset = 50
+
+	// greeting is how long the TLS handshake and the client's preface may take.
+	greeting = 20 * time.Second
+	// blockTimeout is how long the frames of one header block may take.
+	blockTimeout = 20 * time.Second
+	// wholeTimeout is how long a request without a deadline may take to come.
+	wholeTimeout = time.Minute
+	// writeTimeout is how long the client may take none of what is written.
+	writeTimeout = 20 * time.Second
+	// lingering is how long a client that has been told why its connection ends may take to read it.
+	lingering = 250 * time.Millisecond
+	// leaving is how long it may take to close a connection on which all is answered.
+	leaving = time.Second
+
+	// An idle client is asked whether it is there still, and has so long to answer; grpc-go's.
+	idlePing, idleAnswer = 2 * time.Hour, 20 * time.Second
+	// drainAnswer is how long a client may take to see that the connection ends; grpc-go's.
+	drainAnswer = 5 * time.Second
+	// Pings may come so often without anything being sent in between; as often as these more.
+	pingEvery, pingStrikes = 5 * time.Second, 2
+)

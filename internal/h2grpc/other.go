@@ -1,0 +1,308 @@
+package h2grpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/textproto"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// other is a stream that was handed over: a request of package http for Config.Others.
+type other struct {
+	body   *body
+	cancel context.CancelCauseFunc
+}
+
+// end tells the handler that nobody waits for it any more.
+func (o *other) end(cause error) {
+	o.cancel(cause)
+	o.body.end(cause)
+}
+
+// handOver has s, with these header fields, answered by Config.Others.
+func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
+	if c.others >= maxOthers {
+		c.abort(s.id, http2.ErrCodeRefusedStream)
+		return c.idle(otherReset)
+	}
+	r := &http.Request{
+		Proto: "HTTP/2.0", ProtoMajor: 2, Header: http.Header{}, ContentLength: s.head.length,
+		RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
+	}
+	for _, f := range fields {
+		switch f.Name {
+		case ":method":
+			r.Method = f.Value
+		case ":path":
+			r.RequestURI = f.Value
+		case ":authority":
+			r.Host = f.Value
+		case ":scheme":
+		case "host":
+			if r.Host == "" {
+				r.Host = f.Value
+			}
+		default:
+			r.Header.Add(textproto.CanonicalMIMEHeaderKey(f.Name), f.Value)
+		}
+	}
+	var err error
+	if r.URL, err = url.ParseRequestURI(r.RequestURI); err != nil {
+		r.URL = &url.URL{Path: r.RequestURI} // grpc-go answers that it knows no such method
+	}
+	s.other = &other{body: newBody(c, s)}
+	var ctx context.Context
+	ctx, s.other.cancel = context.WithCancelCause(context.WithValue(c.server.context, http.LocalAddrContextKey, c.nc.LocalAddr()))
+	r.Body = s.other.body
+	s.state = handed
+	if s.ended {
+		s.other.body.end(nil)
+	}
+	c.others++
+	w := &responseWriter{conn: c, stream: s, header: http.Header{}}
+	c.server.goroutines.Go(func() {
+		defer c.handlerEnds(w)
+		c.server.config.Others.ServeHTTP(w, r.WithContext(ctx))
+	})
+	return nil
+}
+
+// handOverBody hands a stream over whose message turned out to be unusual: what there is of it is in
+// s.body, its header fields are the usual ones.
+func (c *conn) handOverBody(s *stream) error {
+	fields := []hpack.HeaderField{
+		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
+		{Name: ":authority", Value: "localhost"}, {Name: "te", Value: "trailers"}, typeField,
+	}
+	if s.head.timeout > 0 {
+		ms := min(s.head.timeout.Milliseconds()+1, 99_999_999)
+		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
+	}
+	got := s.body
+	s.body = nil
+	c.buffered -= s.buffered
+	s.buffered = 0
+	ended := s.ended
+	s.ended = false
+	if err := c.handOver(s, fields); err != nil || s.state != handed {
+		return err
+	}
+	s.ended = ended
+	if len(got) > 0 {
+		s.buffered, c.buffered = len(got), c.buffered+len(got)
+		s.other.body.write(got)
+	}
+	if ended {
+		s.other.body.end(nil)
+	}
+	return nil
+}
+
+// handlerEnds says what is left to say on w's stream.
+func (c *conn) handlerEnds(w *responseWriter) {
+	w.finish()
+	w.stream.other.cancel(nil)
+	c.mu.Lock()
+	c.others--
+	c.changed.Broadcast()
+	c.flush()
+}
+
+// body is what the client sends on a stream that was handed over.
+type body struct {
+	conn   *conn
+	stream *stream
+
+	mu    sync.Mutex
+	more  *sync.Cond
+	data  []byte
+	cause error // why no more comes
+}
+
+func newBody(c *conn, s *stream) *body {
+	b := &body{conn: c, stream: s}
+	b.more = sync.NewCond(&b.mu)
+	return b
+}
+
+func (b *body) write(data []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.data = append(b.data, data...)
+	b.more.Broadcast()
+}
+
+// end: after what has come there is no more, for a reason, or because that was all.
+func (b *body) end(cause error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cause == nil {
+		if b.cause = cause; cause == nil {
+			b.cause = io.EOF
+		}
+	}
+	b.more.Broadcast()
+}
+
+// Read implements io.Reader. What is read the client may send again.
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	for len(b.data) == 0 && b.cause == nil {
+		b.more.Wait()
+	}
+	n := copy(p, b.data)
+	if b.data = b.data[n:]; len(b.data) == 0 {
+		b.data = nil
+	}
+	cause := b.cause
+	b.mu.Unlock()
+	if n == 0 {
+		return 0, cause
+	}
+	b.conn.consumed(b.stream, n)
+	return n, nil
+}
+
+// Close implements io.Closer.
+func (b *body) Close() error {
+	b.end(errors.New("body closed by handler")) // grpc-go knows these words
+	return nil
+}
+
+// consumed gives the client its window back.
+func (c *conn) consumed(s *stream, n int) {
+	c.mu.Lock()
+	if c.streams[s.id] != s {
+		c.mu.Unlock()
+		return
+	}
+	s.buffered -= n
+	c.buffered -= n
+	if read := s.unread - int64(s.buffered); !s.ended && read >= streamWindow/2 {
+		s.unread -= read
+		c.out = appendWindowUpdate(c.out, s.id, uint32(read))
+	}
+	c.flush()
+}
+
+// responseWriter is an http.ResponseWriter for one goroutine.
+type responseWriter struct {
+	conn     *conn
+	stream   *stream
+	header   http.Header
+	began    bool
+	declared []string // trailers
+}
+
+var errGone = errors.New("the stream is over")
+
+// Header implements http.ResponseWriter.
+func (w *responseWriter) Header() http.Header { return w.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *responseWriter) WriteHeader(code int) {
+	if w.began {
+		return
+	}
+	w.began = true
+	for _, name := range w.header["Trailer"] {
+		w.declared = append(w.declared, textproto.CanonicalMIMEHeaderKey(name))
+	}
+	block := appendField(nil, ":status", strconv.Itoa(code))
+	for name, values := range w.header {
+		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(w.declared, name) {
+			continue
+		}
+		for _, v := range values {
+			block = appendField(block, strings.ToLower(name), v)
+		}
+	}
+	w.headers(block, false)
+}
+
+// headers writes a header block.
+func (w *responseWriter) headers(block []byte, end bool) {
+	c, s := w.conn, w.stream
+	c.mu.Lock()
+	if c.streams[s.id] != s || c.closed {
+		c.mu.Unlock()
+		return
+	}
+	c.out = appendHeaders(c.out, s.id, end, append(c.table.appendSize(nil), block...))
+	if end {
+		s.state = coming
+		c.drop(s)
+		if !s.ended {
+			c.abort(s.id, http2.ErrCodeNo)
+		}
+	}
+	c.flush()
+}
+
+// Write implements http.ResponseWriter. It waits until the client takes what is written.
+func (w *responseWriter) Write(p []byte) (written int, err error) {
+	w.WriteHeader(http.StatusOK)
+	c, s := w.conn, w.stream
+	for len(p) > 0 {
+		c.mu.Lock()
+		n := 0
+		for {
+			if c.streams[s.id] != s || c.closed {
+				c.mu.Unlock()
+				return written, errGone
+			}
+			if n = int(min(int64(len(p)), c.window, c.initial+s.window, maxFrame)); n > 0 && len(c.out) <= maxOut {
+				break
+			}
+			c.changed.Wait()
+		}
+		c.out = append(appendFrame(c.out, n, http2.FrameData, 0, s.id), p[:n]...)
+		c.window -= int64(n)
+		s.window -= int64(n)
+		p, written = p[n:], written+n
+		c.flush()
+	}
+	return written, nil
+}
+
+// Flush implements http.Flusher.
+func (w *responseWriter) Flush() { w.WriteHeader(http.StatusOK) }
+
+// finish writes the trailers.
+func (w *responseWriter) finish() {
+	w.WriteHeader(http.StatusOK)
+	var block []byte
+	for name, values := range w.header {
+		trailer, is := strings.CutPrefix(name, http.TrailerPrefix)
+		if !is && !slices.Contains(w.declared, name) {
+			continue
+		}
+		for _, v := range values {
+			block = appendField(block, strings.ToLower(trailer), v)
+		}
+	}
+	if len(block) > 0 {
+		w.headers(block, true)
+		return
+	}
+	c, s := w.conn, w.stream
+	c.mu.Lock()
+	if c.streams[s.id] == s && !c.closed {
+		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
+		s.state = coming
+		c.drop(s)
+		if !s.ended {
+			c.abort(s.id, http2.ErrCodeNo)
+		}
+	}
+	c.flush()
+}

@@ -1,0 +1,441 @@
+package h2grpc
+
+import (
+	"context"
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// stream is a request that has not been answered in full. One that comes whole in one read and is
+// answered at once never leaves conn.fresh.
+type stream struct {
+	id    uint32
+	state streamState
+	head  head
+	// body is what there is of a request that is not whole.
+	body     []byte
+	length   int64 // of what has come, padding aside
+	unread   int64 // bytes that were sent, and whose window the client has not got back
+	window   int64 // what the client takes beyond conn.initial, which may be negative
+	opened   time.Time
+	ended    bool // the client has said all
+	buffered int  // bytes counted in conn.buffered
+
+	rest []byte // DATA that the client does not take yet
+	stop func() // of an answer that is held
+	// other is set where the stream is handed over.
+	other *other
+}
+
+type streamState uint8
+
+const (
+	coming  streamState = iota // the request is not whole
+	waiting                    // for its answer
+	holding                    // the answer waits for its turn
+	stuck                      // the client does not take the answer yet
+	handed                     // over
+)
+
+// find returns a stream that is open, or nil.
+func (c *conn) find(id uint32) *stream {
+	if c.fresh.id == id && id != 0 {
+		return &c.fresh
+	}
+	return c.streams[id]
+}
+
+// park makes a stream of its own of the one opened last.
+func (c *conn) park() *stream {
+	s := &stream{}
+	*s = c.fresh
+	c.fresh = stream{}
+	c.streams[s.id] = s
+	return s
+}
+
+// kept is s in a place where it can stay.
+func (c *conn) kept(s *stream) *stream {
+	if s == &c.fresh {
+		return c.park()
+	}
+	return s
+}
+
+// drop lets go of s, whatever it waits for.
+func (c *conn) drop(s *stream) {
+	if s == &c.fresh {
+		c.fresh = stream{}
+		return
+	}
+	delete(c.streams, s.id)
+	c.buffered -= s.buffered
+	s.buffered = 0
+	switch s.state {
+	case waiting:
+		c.undead++ // until its flight has landed
+	case holding:
+		s.stop()
+	case handed:
+		s.other.end(context.Canceled)
+	case stuck:
+		for i, have := range c.stalled {
+			if have == s {
+				c.stalled = append(c.stalled[:i], c.stalled[i+1:]...)
+				break
+			}
+		}
+	case coming:
+	}
+}
+
+// busy tells whether something is still to be answered.
+func (c *conn) busy() bool {
+	return len(c.streams) > 0 || c.fresh.id != 0 || len(c.ready) > 0 || c.others > 0 || len(c.out) > 0
+}
+
+// abort resets a stream. What the client has sent on it meanwhile is ignored.
+func (c *conn) abort(id uint32, code http2.ErrCode) {
+	if s := c.find(id); s != nil {
+		c.drop(s)
+	}
+	c.forget(id)
+	c.out = appendReset(c.out, id, code)
+}
+
+// forget remembers that frames of a stream may still come.
+func (c *conn) forget(id uint32) {
+	c.gone[c.goneAt] = id
+	c.goneAt = (c.goneAt + 1) % len(c.gone)
+}
+
+func (c *conn) forgotten(id uint32) bool {
+	for _, gone := range c.gone {
+		if gone == id {
+			return true
+		}
+	}
+	return false
+}
+
+// openBlock is a header block that is not whole.
+type openBlock struct {
+	stream uint32 // 0: there is none
+	end    bool
+	data   []byte
+	frames int
+	since  time.Time
+}
+
+func (c *conn) onHeaders(f frameHeader, payload []byte) error {
+	if f.stream%2 == 0 {
+		return protocolError("a stream of a client has an odd number")
+	}
+	b, ok := unpad(f.flags, payload)
+	if !ok {
+		return protocolError("more padding than payload")
+	}
+	if f.flags.Has(http2.FlagHeadersPriority) {
+		if len(b) < 5 {
+			return sizeError("HEADERS without its priority")
+		}
+		if binary.BigEndian.Uint32(b)&(1<<31-1) == f.stream {
+			// The block is lost, and with it the state of its compression.
+			return protocolError("a stream depends on itself")
+		}
+		b = b[5:]
+	}
+	end := f.flags.Has(http2.FlagHeadersEndStream)
+	if f.flags.Has(http2.FlagHeadersEndHeaders) {
+		return c.headers(f.stream, b, end)
+	}
+	c.block = openBlock{stream: f.stream, end: end, data: append(c.block.data[:0], b...), since: c.now}
+	return nil
+}
+
+func (c *conn) onContinuation(f frameHeader, payload []byte) error {
+	o := &c.block
+	if o.stream == 0 {
+		return protocolError("CONTINUATION of nothing")
+	}
+	o.frames++
+	if o.frames > maxContinuations || len(o.data)+len(payload) > maxHeaderBlock {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "header block too long"}
+	}
+	o.data = append(o.data, payload...)
+	if !f.flags.Has(http2.FlagContinuationEndHeaders) {
+		return nil
+	}
+	id, block, end := o.stream, o.data, o.end
+	o.stream = 0
+	if err := c.headers(id, block, end); err != nil {
+		return err
+	}
+	o.data = nil // long ones are rare
+	return nil
+}
+
+// headers handles a whole header block.
+func (c *conn) headers(id uint32, block []byte, end bool) error {
+	if id <= c.last {
+		return c.trailers(id, block, end)
+	}
+	c.last = id
+	h, err := c.heads.read(block, false)
+	if err != nil {
+		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+	}
+	switch {
+	case c.finalized: // the client has been told that this one is not answered
+		c.forget(id)
+		return nil
+	case h.malformed:
+		c.abort(id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	case len(c.streams)+c.undead+len(c.ready) >= maxStreams:
+		c.abort(id, http2.ErrCodeRefusedStream)
+		return c.idle(1)
+	}
+	if c.fresh.id != 0 {
+		c.park()
+	}
+	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, h, c.now, end
+	switch {
+	case h.tooLong && h.ours:
+		c.denyUnread(&c.fresh)
+	case h.tooLong:
+		return c.refuse(431, &Status{8, "header list too long"})
+	case h.noAuthority:
+		return c.refuse(400, &Status{13, "no host or :authority header present"})
+	case !h.ours:
+		return c.handOver(c.park(), c.heads.fields)
+	case end: // a request without a message
+		return c.handOverBody(c.park())
+	}
+	return nil
+}
+
+// refuse answers the stream opened last with a status, without looking at the rest of it.
+func (c *conn) refuse(httpStatus int, s *Status) error {
+	id, ended := c.fresh.id, c.fresh.ended
+	c.drop(&c.fresh)
+	c.out = c.table.appendFailure(c.out, id, httpStatus, s)
+	if !ended {
+		c.abort(id, http2.ErrCodeNo)
+	}
+	return c.idle(1)
+}
+
+// denyUnread answers what is too much to be looked at.
+func (c *conn) denyUnread(s *stream) {
+	id, ended := s.id, s.ended
+	c.drop(s)
+	c.respond(id, nil, func(b []byte) ([]byte, *Status) { return append(b, c.server.config.Method.Denial()...), nil })
+	if !ended {
+		c.out = appendReset(c.out, id, http2.ErrCodeNo)
+		c.forget(id)
+	}
+}
+
+// trailers handles a header block on a stream that is not new.
+func (c *conn) trailers(id uint32, block []byte, end bool) error {
+	h, err := c.heads.read(block, true)
+	if err != nil {
+		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+	}
+	s := c.find(id)
+	switch {
+	case s == nil && c.forgotten(id):
+		return c.idle(1)
+	case s == nil:
+		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a stream that is over"}
+	case s.ended:
+		c.abort(id, http2.ErrCodeStreamClosed)
+		return c.idle(1)
+	case h.malformed || h.tooLong || !end:
+		c.abort(id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	}
+	return c.whole(s, nil)
+}
+
+func (c *conn) onData(f frameHeader, payload []byte) error {
+	if f.stream == 0 {
+		return protocolError("DATA on no stream")
+	}
+	c.received += f.length
+	if c.received > connWindow {
+		return &connError{http2.ErrCodeFlowControl, "more data than the connection's window"}
+	}
+	if c.received >= connWindow/2 {
+		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
+		c.received = 0
+	}
+	data, ok := unpad(f.flags, payload)
+	if !ok {
+		return protocolError("more padding than payload")
+	}
+	s := c.find(f.stream)
+	if s == nil {
+		switch {
+		case f.stream > c.last:
+			return protocolError("DATA on a stream that is not open")
+		case !c.forgotten(f.stream):
+			c.abort(f.stream, http2.ErrCodeStreamClosed)
+		}
+		return c.idle(1)
+	}
+	if s.ended {
+		c.abort(s.id, http2.ErrCodeStreamClosed)
+		return c.idle(1)
+	}
+	end := f.flags.Has(http2.FlagDataEndStream)
+	if len(data) == 0 && !end {
+		if err := c.idle(1); err != nil {
+			return err
+		}
+	}
+	if s.unread += int64(f.length); s.unread > streamWindow {
+		c.abort(s.id, http2.ErrCodeFlowControl)
+		return c.idle(1)
+	}
+	s.length += int64(len(data))
+	if end {
+		return c.whole(s, data)
+	}
+	return c.part(c.kept(s), data)
+}
+
+// part handles data that is not the last of its stream.
+func (c *conn) part(s *stream, data []byte) error {
+	if s.state != handed {
+		s.body = append(s.body, data...)
+		s.buffered += len(data)
+		c.buffered += len(data)
+		switch {
+		case unusual(s.body):
+			return c.handOverBody(s)
+		case c.buffered > maxBuffered:
+			c.denyUnread(s)
+		}
+		return nil
+	}
+	if c.buffered+len(data) > maxBuffered {
+		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
+		return c.idle(otherReset)
+	}
+	s.buffered += len(data)
+	c.buffered += len(data)
+	s.other.body.write(data)
+	return nil
+}
+
+// whole handles the last of a request; what came before it is in s.body.
+func (c *conn) whole(s *stream, data []byte) error {
+	s.ended = true
+	if s.head.length >= 0 && s.head.length != s.length {
+		c.abort(s.id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	}
+	if s.state == handed {
+		if len(data) > 0 {
+			s.ended = false // until this has found its place
+			if err := c.part(s, data); err != nil {
+				return err
+			}
+			s.ended = true
+		}
+		s.other.body.end(nil)
+		return nil
+	}
+	message := data
+	if len(s.body) > 0 {
+		s.body = append(s.body, data...)
+		message = s.body
+	}
+	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
+		s = c.kept(s)
+		s.body = append(s.body[:0], message...)
+		return c.handOverBody(s)
+	}
+	c.request(s, message[prefixLen:])
+	return nil
+}
+
+// prefixLen is what gRPC puts before a message: whether it is compressed, and its length.
+const prefixLen = 5
+
+// unusual tells whether what there is of a body cannot become one message: that is for grpc-go to
+// answer.
+func unusual(body []byte) bool {
+	if len(body) == 0 {
+		return false
+	}
+	if body[0] != 0 {
+		return true
+	}
+	if len(body) < prefixLen {
+		return false
+	}
+	n := int(binary.BigEndian.Uint32(body[1:]))
+	return n > maxMessage || len(body)-prefixLen > n
+}
+
+// request puts a whole request among those to be answered.
+func (c *conn) request(s *stream, message []byte) {
+	left := s.head.timeout
+	if left > 0 {
+		if left -= c.now.Sub(s.opened); left == 0 {
+			left = -1
+		}
+	}
+	if c.server.config.Flights > 0 {
+		c.board(c.kept(s), message, left)
+		return
+	}
+	if c.batch == nil {
+		c.batch = c.server.batches.Get().(Batch)
+	}
+	c.ready = append(c.ready, s.id)
+	c.batch.Add(message, c.now, left)
+	if s == &c.fresh {
+		c.fresh = stream{}
+	} else {
+		s.state = waiting
+	}
+	if len(c.ready) >= maxBatch {
+		c.answerReady()
+	}
+}
+
+// answerReady answers the requests that have come.
+func (c *conn) answerReady() {
+	if len(c.ready) == 0 {
+		return
+	}
+	ctx := c.context()
+	c.batch.Take(ctx)
+	for i, id := range c.ready {
+		c.batch.Finish(ctx, i)
+		c.answer(id, c.streams[id], c.batch, i, c.now)
+	}
+	c.ready = c.ready[:0]
+	c.batch.Reset()
+}
+
+// answer answers request i of b, which s asked, where it had to be kept.
+func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time) {
+	if s != nil {
+		c.buffered -= s.buffered
+		s.buffered, s.body = 0, nil
+	}
+	if d := b.Hold(i); d > 0 {
+		c.hold(id, s, b, i, arrived, d)
+		return
+	}
+	c.respond(id, s, func(to []byte) ([]byte, *Status) { return b.Append(to, i) })
+	c.calm = min(calm, c.calm+1)
+	c.server.config.Method.Answered(arrived)
+}
