@@ -42,9 +42,9 @@ const (
 	failed
 )
 
-// NewBatch makes an empty Batch.
-func (s *Server) NewBatch() *Batch {
-	return &Batch{server: s, checks: s.limiter.NewBatch()}
+// NewBatch makes an empty Batch, whose requests are put to l.
+func (s *Server) NewBatch(l *limiter.Limiter) *Batch {
+	return &Batch{server: s, checks: l.NewBatch()}
 }
 
 // Reset empties b. Messages that were added are not looked at again.

@@ -42,9 +42,14 @@ type Observer interface {
 	Refused(reason string)
 }
 
+// Checker is a limiter.Limiter.
+type Checker interface {
+	Check(context.Context, *limiter.Call) error
+}
+
 // Server answers ShouldRateLimit.
 type Server struct {
-	limiter  *limiter.Limiter
+	limiter  Checker
 	observer Observer
 	options  Options
 	panics   *zap.Logger // at most one line a second
@@ -52,7 +57,7 @@ type Server struct {
 }
 
 // New makes a Server. The error is of a header name.
-func New(l *limiter.Limiter, observer Observer, o Options, log *zap.Logger) (*Server, error) {
+func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, error) {
 	if o.Headers != nil {
 		h, err := o.Headers.check()
 		if err != nil {

@@ -102,7 +102,7 @@ func askByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitRespo
 }
 
 func askInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
-	b := s.NewBatch()
+	b := s.NewBatch(s.limiter.(*limiter.Limiter))
 	deadline, ok := ctx.Deadline()
 	left := time.Duration(0)
 	if ok {
@@ -453,7 +453,7 @@ func BenchmarkBatch(b *testing.B) {
 
 // batchOf returns what asks n questions and prints the answers.
 func batchOf(s *Server, n int) (ask func()) {
-	batch, message, now, room := s.NewBatch(), request("k"), time.Now(), make([]byte, 0, 4096)
+	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {
 		batch.Reset()
 		for range n {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/h2grpc"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -22,7 +23,7 @@ var errLate = fmt.Errorf("%w: no answer in time", backend.ErrUnavailable)
 // fastServer makes the door that answers ShouldRateLimit itself, and has others do the rest.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	c := h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api}, Others: others, TLS: tls,
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace,
 	}
 	if s.stack.redis != nil { // memory answers at once
@@ -32,9 +33,12 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 }
 
 // fastMethod is ShouldRateLimit as package h2grpc knows methods.
-type fastMethod struct{ *grpcapi.Server }
+type fastMethod struct {
+	*grpcapi.Server
+	limiter *limiter.Limiter
+}
 
-func (m fastMethod) NewBatch() h2grpc.Batch { return fastBatch{m.Server.NewBatch()} }
+func (m fastMethod) NewBatch() h2grpc.Batch { return fastBatch{m.Server.NewBatch(m.limiter)} }
 
 type fastBatch struct{ *grpcapi.Batch }
 

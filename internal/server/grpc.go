@@ -53,7 +53,12 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 	}
 	h := newHealthServer()
 	d := door{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
-	if cmp.Or(s.config.Engine, defaultEngine) == FastEngine {
+	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
+	if fast && s.tracing != nil { // a span for each call is what this engine saves
+		s.log.Info("grpc-go serves the gRPC door, for calls are traced")
+		fast = false
+	}
+	if fast {
 		others := newGRPCServer(api, h)
 		f := s.fastServer(api, others, tls)
 		d.serve = f.Serve
