@@ -2,21 +2,24 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 type explainCmd struct {
 	Config      []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
-	Domain      string   `required:"" help:"The domain the proxy names."`
-	Descriptors []string `arg:"" name:"descriptor" help:"key=value[,key=value]… ; several are one request."`
+	Domain      string   `help:"The domain the proxy names."`
+	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"key=value[,key=value]… ; several are one request."`
 	Format      string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	askedRequest
 	configFlags
 }
 
@@ -26,10 +29,14 @@ func (explainCmd) Help() string {
 it met, which limits apply and which bucket is charged, or what it nearly met. No
 store is asked. In a key or value, \, stands for a comma and \= for an equals sign.
 
+With --request: which route of the section auth it takes, what is asked about it,
+and the same for each descriptor. What is given is taken as what a trusted proxy says.
+
 Example:
 
   rlsidecar explain --config limits.yaml --domain edge user_id=bob
-  rlsidecar explain --config limits.yaml --domain edge path=/login,remote_address=192.0.2.7 user_id=bob`
+  rlsidecar explain --config limits.yaml --domain edge path=/login,remote_address=192.0.2.7 user_id=bob
+  rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
 
 // explained is what became of one descriptor.
@@ -78,13 +85,16 @@ type limitApplied struct {
 
 // Run explains the request.
 func (c *explainCmd) Run(a *app) error {
-	request, err := parseDescriptors(c.Descriptors)
+	request, about, err := c.question()
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
 	snapshot, err := c.load(a, c.Config)
 	if err != nil {
 		return err
+	}
+	if about != nil {
+		return c.explainRequest(a, snapshot, about)
 	}
 	if snapshot.Domains[c.Domain] == nil {
 		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so nothing in it is limited; there is %s",
@@ -101,6 +111,25 @@ func (c *explainCmd) Run(a *app) error {
 		return writeJSON(a.stdout, all)
 	}
 	return writeExplained(a.stdout, all)
+}
+
+// question is what is to be explained: descriptors of a domain, or a request.
+func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) {
+	switch {
+	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
+		return nil, nil, errors.New("--request goes without --domain and descriptors, which its route says")
+	case c.Request != "":
+		about, err := c.read()
+		return nil, about, err
+	case c.ClientIP != "" || len(c.Header) > 0:
+		return nil, nil, errors.New("--header and --client-ip go with --request")
+	case c.Domain == "":
+		return nil, nil, errors.New("missing flags: --domain=STRING, or --request")
+	case len(c.Descriptors) == 0:
+		return nil, nil, errors.New("there is no descriptor; write key=value[,key=value]…, or --request")
+	}
+	request, err := parseDescriptors(c.Descriptors)
+	return request, nil, err
 }
 
 func parseDescriptors(texts []string) (all []limiter.Descriptor, err error) {

@@ -16,6 +16,7 @@ type simulateCmd struct {
 	File          string   `arg:"" optional:"" help:"Trace or access log, may be compressed with gzip; standard input without it."`
 	Format        string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Of FILE: jsonl, nginx (combined) or envoy (default or JSON)."`
 	Descriptor    []string `sep:"none" placeholder:"KEY=%X,…" help:"What becomes of a line of an access log; may be repeated."`
+	Auth          bool     `help:"Ask about a line of an access log what the routes of the section auth ask, instead of --descriptor."`
 	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
 	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
 	MemoryMaxKeys int      `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
@@ -34,6 +35,7 @@ For an access log, --descriptor names the entries. In their values stand
 %s status, %u user, %{NAME}i a request header (nginx: Referer and User-Agent), %%
 a percent sign. A descriptor of which a line lacks a part is dropped, as Envoy does.
 Of nginx's paths the escapes are decoded and //, . and .. resolved, as /v1/auth does.
+With --auth the routes of the section auth say what is asked, as they do at /v1/auth.
 
 The report goes to standard output: what was denied, by which limit, for which keys,
 and at which number none would have been.
@@ -41,7 +43,8 @@ and at which number none would have been.
 Example:
 
   rlsidecar simulate --config limits.yaml trace.jsonl --decisions decisions.jsonl
-  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U access.log.gz`
+  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U access.log.gz
+  rlsidecar simulate --config limits.yaml --format nginx --auth access.log.gz`
 }
 
 // Run replays the input.
@@ -53,6 +56,12 @@ func (c *simulateCmd) Run(a *app) error {
 	snapshot, err := c.load(a, c.Config)
 	if err != nil {
 		return err
+	}
+	if c.Auth {
+		if snapshot.Auth == nil {
+			return exitError{exitUsage, errors.New("--auth: the configuration has no section auth")}
+		}
+		templates = simulate.RouteTemplates(simulate.Format(c.Format), snapshot.Auth)
 	}
 	domain, err := c.domain(snapshot)
 	if err != nil {
@@ -109,8 +118,14 @@ func replay(a *app, run simulate.Config, report io.Writer) error {
 func (c *simulateCmd) templates() (simulate.Templates, error) {
 	isLog := simulate.Format(c.Format) != simulate.JSONL
 	switch {
+	case c.Auth && !isLog:
+		return simulate.Templates{}, errors.New("--auth goes with --format nginx or envoy; a trace names its descriptors itself")
+	case c.Auth && len(c.Descriptor) > 0:
+		return simulate.Templates{}, errors.New("--auth and --descriptor both say what is asked; give one")
+	case c.Auth:
+		return simulate.Templates{}, nil // the configuration has them
 	case isLog && len(c.Descriptor) == 0:
-		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U", c.Format)
+		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.Format)
 	case !isLog && len(c.Descriptor) > 0:
 		return simulate.Templates{}, errors.New("--descriptor goes with --format nginx or envoy; a trace names its descriptors itself")
 	}
@@ -122,7 +137,9 @@ func (c *simulateCmd) domain(s *limiter.Snapshot) (string, error) {
 	switch names := sortedKeys(s.Domains); {
 	case c.Domain != "" && s.Domains[c.Domain] == nil:
 		return "", fmt.Errorf("domain %q is not configured; there is %v", c.Domain, names)
-	case c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
+	case c.Auth && c.Domain != "":
+		return "", errors.New("--auth goes without --domain, which the routes say")
+	case c.Auth || c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
 		return c.Domain, nil
 	case len(names) != 1:
 		return "", fmt.Errorf("--format %s needs --domain, one of %v", c.Format, names)

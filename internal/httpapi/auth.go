@@ -13,6 +13,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/hold"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
@@ -127,13 +128,12 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 		return d.unrouted(of, NoRoute)
 	}
 	of.read(own, query)
-	route := of.route()
+	route := routing.Find(of.auth, &of.Request)
 	if route == nil {
 		return d.unrouted(of, NoRoute)
 	}
 	c := &x.call
-	c.Request.Domain, c.Look = route.Domain, route.Look
-	if of.fill(c, route); len(c.Descriptors) == 0 {
+	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 {
 		return d.unrouted(of, NoDescriptor)
 	}
 	c.Request.Hold = d.held.Longest(r.Context())

@@ -29,6 +29,8 @@ func (a *Auth) Trusts(addr netip.Addr) bool {
 
 // Route is what is asked for the requests that it matches.
 type Route struct {
+	// Place is where it is written, file:line.
+	Place string
 	// Path is compared with a request's path in its one form; as a prefix if PathPrefix. "": any.
 	Path       string
 	PathPrefix bool
@@ -61,6 +63,14 @@ type AuthEntry struct {
 	Value string
 }
 
+// Source is where the value comes from, as it is written in the configuration.
+func (e *AuthEntry) Source() string {
+	if e.Name == "" {
+		return e.From.String()
+	}
+	return e.From.String() + ":" + e.Name
+}
+
 // AuthSource is where the value of an entry comes from.
 type AuthSource uint8
 
@@ -76,3 +86,8 @@ const (
 	FromCookie
 	FromJWT // a claim of the bearer token, whose signature nobody has checked here
 )
+
+// String is its name in the configuration.
+func (f AuthSource) String() string {
+	return [...]string{"value", "client_ip", "method", "path", "host", "header", "query", "cookie", "jwt"}[f]
+}

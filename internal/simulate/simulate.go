@@ -109,6 +109,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s := r.Templates.routes; s != nil {
+		r.tally.leftOut = s.leftOut
+	}
 	return &Report{r.tally}, nil
 }
 
@@ -194,7 +197,10 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 		// Descriptors come through a proxy, where a wait longer than max_delay is a denial.
 		c.Request.Hold = algorithms.MaxTime
 	}
-	if err := r.limiter.Check(ctx, c); err != nil {
+	if s := r.Templates.routes; s != nil && s.unrouted {
+		r.tally.unrouted++
+		c.Denied = !s.auth.Allow
+	} else if err := r.limiter.Check(ctx, c); err != nil {
 		return err
 	}
 	r.tally.count(at, c)

@@ -19,6 +19,8 @@ const (
 type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that met no limit
+	unrouted         int64 // requests about which no limit was asked, having no route or no descriptor
+	leftOut          int64 // descriptors of routes
 	first, last      algorithms.Micros
 	steppedBack      int64
 	unread           int64 // lines

@@ -37,6 +37,7 @@ type Templates struct {
 	format      Format
 	descriptors []template
 	headers     []string // names, in one spelling; their field is firstHeader + index
+	routes      *routes  // makes the descriptors instead; nil: they are as above
 }
 
 // template is one descriptor.
@@ -155,9 +156,13 @@ func (t *Templates) set(r record, name, value string) {
 	}
 }
 
-// apply adds the descriptors of r to c. A descriptor of which a part is absent is dropped, as
+// apply adds the descriptors of r to c, or makes it ask what a route says. A descriptor of which a part is absent is dropped, as
 // Envoy does.
 func (t *Templates) apply(r record, c *limiter.Call) {
+	if t.routes != nil {
+		t.routes.apply(r, c)
+		return
+	}
 next:
 	for _, d := range t.descriptors {
 		for _, e := range d {

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/routing"
+	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// askedRequest is a request that a proxy would ask /v1/auth about.
+type askedRequest struct {
+	Request  string   `placeholder:"'METHOD TARGET'" help:"Explain what /v1/auth asks about a request, such as 'POST /login?next=1', instead of descriptors."`
+	Header   []string `short:"H" sep:"none" placeholder:"'NAME: VALUE'" help:"One of the request's headers; may be repeated."`
+	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"The address of the request's client."`
+}
+
+// read is the request in the form in which routes are compared with it.
+func (a askedRequest) read() (*routing.Request, error) {
+	method, uri, ok := strings.Cut(a.Request, " ")
+	if !ok || method == "" || uri == "" {
+		return nil, fmt.Errorf("--request %q is not METHOD TARGET, such as 'GET /'", a.Request)
+	}
+	q := &routing.Request{Method: method, Header: map[string][]string{}}
+	q.Path, q.Query = target.Split(uri)
+	q.Path = target.Path(q.Path)
+	for _, line := range a.Header {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("--header %q is not NAME: VALUE", line)
+		}
+		name, value = http.CanonicalHeaderKey(name), strings.Trim(value, " \t")
+		if name == "Host" {
+			q.Host = routing.HostName(value)
+			continue
+		}
+		q.Header[name] = append(q.Header[name], value)
+	}
+	if a.ClientIP != "" {
+		addr, err := netip.ParseAddr(a.ClientIP)
+		if err != nil {
+			return nil, fmt.Errorf("--client-ip: %w", err)
+		}
+		q.Client = addr.Unmap().WithZone("")
+	}
+	return q, nil
+}
+
+// explainedRequest is what becomes of a request.
+type explainedRequest struct {
+	Request string      `json:"request"`
+	Route   *routeTaken `json:"route,omitempty"`
+	// LeftOut are the descriptors of which a value is missing.
+	LeftOut []leftOut `json:"left_out,omitempty"`
+	// Unasked: no limit is asked, and this is the answer: allow or deny.
+	Unasked     string      `json:"unasked,omitempty"`
+	Descriptors []explained `json:"descriptors"`
+}
+
+type routeTaken struct {
+	Place  string `json:"place"`
+	Domain string `json:"domain"`
+	Hits   int64  `json:"hits"`
+	Check  bool   `json:"check,omitempty"`
+}
+
+// leftOut is a descriptor, by its keys, and the first value that is missing.
+type leftOut struct {
+	Descriptor string `json:"descriptor"`
+	Missing    string `json:"missing"`
+}
+
+// explainRequest says what the HTTP door makes of the request.
+func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Request) error {
+	x := explainedRequest{Request: c.Request, Descriptors: []explained{}}
+	if s.Auth == nil {
+		return exitError{exitNo, errors.New("the configuration has no section auth, so /v1/auth denies everything")}
+	}
+	if route := routing.Find(s.Auth, q); route != nil {
+		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.Look}
+		x.LeftOut = missing(s.Auth, route, q)
+		var call limiter.Call
+		routing.Fill(&call, s.Auth, route, q)
+		if len(call.Descriptors) > 0 && s.Domains[route.Domain] != nil {
+			all, err := explain(a.ctx, s, route.Domain, call.Descriptors)
+			if err != nil {
+				return err
+			}
+			for i := range all {
+				all[i].Descriptor = entriesText(call.Descriptors[i].Entries)
+			}
+			x.Descriptors = all
+		}
+	}
+	if len(x.Descriptors) == 0 {
+		x.Unasked = "deny"
+		if s.Auth.Allow {
+			x.Unasked = "allow"
+		}
+	}
+	if c.Format == "json" {
+		return writeJSON(a.stdout, x)
+	}
+	return x.write(a.stdout)
+}
+
+// missing are the descriptors that a request leaves out.
+func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {
+	for _, entries := range route.Descriptors {
+		var keys []string
+		for i := range entries {
+			keys = append(keys, descriptors.Printable(entries[i].Key))
+		}
+		lacks := slices.IndexFunc(entries, func(e limiter.AuthEntry) bool {
+			_, ok := routing.Value(auth, &e, q)
+			return !ok
+		})
+		if lacks >= 0 {
+			out = append(out, leftOut{strings.Join(keys, ","), entries[lacks].Source()})
+		}
+	}
+	return out
+}
+
+func entriesText(entries []descriptors.Entry) string {
+	var texts []string
+	for _, e := range entries {
+		texts = append(texts, entryText(e))
+	}
+	return strings.Join(texts, ",")
+}
+
+// write writes it for people.
+func (x *explainedRequest) write(w io.Writer) error {
+	var out strings.Builder
+	out.WriteString(descriptors.Printable(x.Request) + "\n")
+	if r := x.Route; r != nil {
+		fmt.Fprintf(&out, "  route %s: domain %s, hits %d", r.Place, descriptors.Printable(r.Domain), r.Hits)
+		if r.Check {
+			out.WriteString(", which are only looked for")
+		}
+		out.WriteString("\n")
+	} else {
+		out.WriteString("  no route matches\n")
+	}
+	for _, l := range x.LeftOut {
+		fmt.Fprintf(&out, "  left out: %s, as the request has no %s\n", l.Descriptor, l.Missing)
+	}
+	if x.Unasked != "" {
+		fmt.Fprintf(&out, "  no limit is asked; default: %s\n", x.Unasked)
+	}
+	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {
+		return err
+	}
+	if _, err := io.WriteString(w, "\n"); err != nil {
+		return err
+	}
+	return writeExplained(w, x.Descriptors)
+}

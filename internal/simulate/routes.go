@@ -1,0 +1,89 @@
+package simulate
+
+import (
+	"net/http"
+	"net/netip"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/routing"
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
+
+// routes asks about the lines of an access log what /v1/auth would, had its proxy said what the line
+// says.
+type routes struct {
+	auth      *limiter.Auth
+	asWritten bool // paths are as the client wrote them
+	request   routing.Request
+	headers   []string // by field, less firstHeader; canonical
+	// unrouted: no limit was asked about the last line, and it is denied unless auth says otherwise.
+	unrouted bool
+	// leftOut counts descriptors for which a line had no value.
+	leftOut int64
+}
+
+// RouteTemplates has auth's routes make the descriptors. Sources that a log does not have are missing.
+func RouteTemplates(format Format, auth *limiter.Auth) Templates {
+	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
+	add := func(canonical string) {
+		t.headers = append(t.headers, headerName(canonical))
+		t.routes.headers = append(t.routes.headers, canonical)
+		t.routes.request.Header[canonical] = nil
+	}
+	seen := map[string]bool{"": true}
+	want := func(name string) {
+		if name = http.CanonicalHeaderKey(name); !seen[name] {
+			seen[name] = true
+			add(name)
+		}
+	}
+	for _, name := range []string{"Host", "Cookie", "Authorization"} {
+		want(name)
+	}
+	for _, r := range auth.Routes {
+		for _, h := range r.Headers {
+			want(h.Name)
+		}
+		for _, entries := range r.Descriptors {
+			for _, e := range entries {
+				if e.From == limiter.FromHeader {
+					want(e.Name)
+				}
+			}
+		}
+	}
+	return t
+}
+
+// apply makes c ask about r what its route says. What is no request was never asked about.
+func (s *routes) apply(r record, c *limiter.Call) {
+	if s.unrouted = false; r[method] == "" {
+		return
+	}
+	q := &s.request
+	q.Method, q.Path, q.Query = r[method], r[path], r[query]
+	if s.asWritten {
+		q.Path = target.Path(q.Path)
+	}
+	q.Client, _ = netip.ParseAddr(r[host])
+	q.Client = q.Client.Unmap().WithZone("")
+	for i, name := range s.headers {
+		if value := r[int(firstHeader)+i]; value != "" {
+			q.Header[name] = append(q.Header[name][:0], value)
+		} else {
+			q.Header[name] = q.Header[name][:0]
+		}
+	}
+	q.Host = ""
+	if lines := q.Header["Host"]; len(lines) > 0 {
+		q.Host = routing.HostName(lines[0])
+	}
+	route := routing.Find(s.auth, q)
+	if route == nil {
+		s.unrouted = true
+		return
+	}
+	routing.Fill(c, s.auth, route, q)
+	s.leftOut += int64(len(route.Descriptors) - len(c.Descriptors))
+	s.unrouted = len(c.Descriptors) == 0
+}
