@@ -34,6 +34,8 @@ type Charge struct {
 	// Shards, where there are any, is how a Store of several nodes splits the bucket, as
 	// algorithms.Split made them.
 	Shards []algorithms.Limit
+	// Lease, where there is one, lets a process borrow from the bucket (LeaseStore).
+	Lease *algorithms.Lease
 	// Group numbers the charges that are taken together.
 	Group int
 	// Once, the same for all of a Group, makes it one that is taken once; nil: each time.

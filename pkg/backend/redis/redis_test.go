@@ -64,7 +64,7 @@ func TestClusterExact(t *testing.T) {
 	conforms(t, c.URL(), flush)
 	t.Run("groups over several slots", func(t *testing.T) {
 		flush()
-		storetest.Bounded(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 			t.Helper()
 			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
 		})

@@ -91,7 +91,7 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 		seen[i] = sight{state: algorithms.State{By: &shards[i], Value: d.Value, At: d.At}, at: time.Now()}
 		for j := range seen {
 			if seen[j].state.By == nil {
-				sum += shards[j].Capacity * unit(&shards[j])
+				sum += shards[j].Capacity * shards[j].Unit()
 			} else {
 				sum += max(0, seen[j].state.Value)
 			}
@@ -117,7 +117,7 @@ func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decisi
 			left := c.shards.saw(charge.Key, shards, i, &d)
 			if d.Err != nil || d.Allowed {
 				*decision = d
-				decision.Remaining = left / unit(&shards[i])
+				decision.Remaining = left / shards[i].Unit()
 				return
 			}
 		}
@@ -236,7 +236,7 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 		c.background.Do(func(ctx context.Context) {
 			given, err := c.giveToShard(ctx, &copied, i, undo)
 			// Others may have filled it.
-			if rest := (-undo.Cost - given) / unit(&copied.Shards[i]); err == nil && rest > 0 {
+			if rest := (-undo.Cost - given) / copied.Shards[i].Unit(); err == nil && rest > 0 {
 				copied.Ask = algorithms.Ask{Cost: -rest, Hash: ask.Hash, Of: undo.Of}
 				c.giveToShards(ctx, &copied, &backend.Decision{})
 			}
@@ -271,7 +271,7 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 		}
 	}
 	wg.Wait()
-	rest := -ask.Cost * unit(&charge.Shards[0])
+	rest := -ask.Cost * charge.Shards[0].Unit()
 	for i := range asks {
 		rest -= given[i]
 		err = cmp.Or(err, errs[i])
@@ -303,12 +303,4 @@ func (c *cluster) giveToShard(ctx context.Context, charge *backend.Charge, i int
 		return 0, d[1].Err
 	}
 	return d[1].Value - d[0].Value, nil
-}
-
-// unit is how many of a Value make one unit.
-func unit(l *algorithms.Limit) int64 {
-	if l.Kind == algorithms.FixedWindow {
-		return 1
-	}
-	return l.Q
 }

@@ -158,7 +158,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				if rng.IntN(8) == 0 {
 					cost = 1 + rng.Int64N(capacity)
 				}
-				one := unit(&c.Shards[0])
+				one := c.Shards[0].Unit()
 				there := sum(values(t, s, c))
 				d := takeOne(t, s, c, algorithms.Ask{Cost: cost})
 				if d.Allowed != (cost*one <= there) {
@@ -274,7 +274,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	s, clock := patient(t, url)
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
-	one := unit(&c.Shards[0])
+	one := c.Shards[0].Unit()
 	for i, cost := range []int64{1, 3, 0, 2} { // make them uneven: 2 0 3 1
 		s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: cost})
 	}

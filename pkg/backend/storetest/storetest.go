@@ -115,19 +115,26 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	})
 }
 
-// Bounded checks Stores that cannot take a group in one step where its buckets have no Slot in
-// common: they are never over a limit, and what a denied group took comes back.
-func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+// Bounded checks Stores that may hold units back for a while: because they cannot take a group in one
+// step where its buckets have no Slot in common, or because they lend. Charges let slack units of a
+// bucket be lent (0: none). Such a Store is never over a limit; while it is asked it is under by slack
+// at most; and what was taken for denied groups, and lent and not used, comes back.
+func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
 	clock.Set(Start)
 	store := newStore(t, clock.Now)
+	var lease *algorithms.Lease
+	if slack > 0 {
+		lease = &algorithms.Lease{Most: slack, For: algorithms.Second / 4}
+	}
 	const keys = 6
 	limits := [keys]int64{100, 150, 200, 250, 300, 350}
 	var all []backend.Charge
 	for i, n := range limits {
 		c := window(n, algorithms.Day)
 		c.Key, c.Slot = fmt.Appendf(nil, "bucket %d", i), 0
+		c.Lease = lease
 		all = append(all, c)
 	}
 	var taken [keys]atomic.Int64
@@ -155,7 +162,7 @@ func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 			t.Errorf("bucket %d admitted %d, limit %d", i, got, n)
 		}
 		c := all[i]
-		c.Ask.Cost = 0
+		c.Ask.Cost, c.Lease = 0, nil
 		left := int64(-1)
 		for range 500 { // until what was taken for denied groups has come back
 			if left = take(store, c)[0].Remaining; left == n-taken[i].Load() {
@@ -166,6 +173,12 @@ func Bounded(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 		if want := n - taken[i].Load(); left != want {
 			t.Errorf("bucket %d has %d left, want %d: admitted %d of %d", i, left, want, taken[i].Load(), n)
 		}
+	}
+	const most = 1000
+	c := window(most, algorithms.Day)
+	c.Key, c.Lease = []byte("asked until it denies"), lease
+	if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
+		t.Errorf("admitted %d of %d asked, limit %d, of which %d may be held back", n, 2*most, most, slack)
 	}
 }
 

@@ -1,0 +1,40 @@
+package algorithms
+
+// Lease is how much of one bucket a process may borrow, and for how long: units charged ahead of
+// time, which are spent when they are lent. It belongs to token buckets and fixed windows.
+type Lease struct {
+	// Most units on loan to a process at a time; 0: none.
+	Most int64
+	// For is how long after they were lent units may be given out.
+	For Micros
+}
+
+// LentFor is how long after at, when they were charged, units of a bucket may be given out. Of a
+// fixed window that is at most to its end, so that it never gives out more than it holds; a token
+// bucket admits at most capacity + floor((T + most)*rate/period) in any span T.
+func (l *Limit) LentFor(at, most Micros, hash uint64) Micros {
+	if l.Kind != FixedWindow {
+		return most
+	}
+	phase := l.PhaseOf(hash)
+	window := floorDiv(int64(at/l.Tick)-phase, l.Period)
+	return min(most, Micros(phase+(window+1)*l.Period)*l.Tick-at)
+}
+
+// Unit is how many of State.Value make one unit.
+func (l *Limit) Unit() int64 {
+	switch l.Kind {
+	case TokenBucket, LeakyBucket, Guaranteed:
+		return l.Q
+	case FixedWindow, SlidingWindow, SlidingLog:
+	}
+	return 1
+}
+
+// Unused is how much of units that were lent, and not used, comes back so long after (Ask.Lent).
+func (l *Limit) Unused(units int64, after Micros) int64 {
+	if l.Kind != TokenBucket {
+		return units
+	}
+	return l.back(units*l.Q, after, Ask{Lent: true}) / l.Q
+}

@@ -1,0 +1,382 @@
+package backend
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Lease answers charges of hot keys from units borrowed of next, so that a key asked a hundred
+// thousand times a second costs next a few charges a second. It does so for charges that bring
+// lease terms (Charge.Lease), and only for keys that are asked often.
+//
+// When such a key has nothing on loan, more than its cost is charged, in the same step: that is spent
+// in next. What is more serves those who come after, until it is used or its time is over, and
+// what is then left is given back. So
+//
+//   - a fixed window never gives out more than it holds, nor later than its end, by the clock of next;
+//   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
+//   - it denies up to Most units a process early while they are on loan elsewhere. What a process
+//     that dies had on loan is lost, and so is what next was asked to lend without an answer. A token
+//     bucket is given back what is left less what has flowed in since it was lent (Ask.Lent).
+//
+// It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
+// bucket has been given back before. An answer from a loan is what next would say had nobody else
+// asked since. Only plain charges are answered so: reservations, give-backs and looks are next's to
+// answer, and do not see what is on loan. Of a group, what is on loan is used if the rest of it is
+// allowed by next.
+//
+// Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
+// more to be given back.
+func Lease(next Store, c LeaseConfig) *LeaseStore {
+	if c.Timeout <= 0 {
+		c.Timeout = time.Second
+	}
+	if c.MaxKeys <= 0 {
+		c.MaxKeys = 16_384
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	s := &LeaseStore{next: next, config: c, start: c.Clock(), wake: make(chan struct{}, 1)}
+	for i := range s.shards {
+		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
+		s.shards[i].loans = map[string]*loan{}
+	}
+	s.trips.New = func() any { return &leaseTrip{} }
+	return s
+}
+
+// LeaseConfig configures Lease; zero fields are the defaults.
+type LeaseConfig struct {
+	Timeout time.Duration    // of giving back (1 s)
+	MaxKeys int              // about how many keys may be leased at a time (16,384)
+	Clock   func() time.Time // time.Now; must not step back
+	// GaveBack is told of each bucket that was given something back; nil: nobody.
+	GaveBack func(key []byte)
+}
+
+// LeaseStore is the Store that Lease makes.
+type LeaseStore struct {
+	next   Store
+	config LeaseConfig
+	start  time.Time
+	wake   chan struct{} // there are loans again
+	trips  sync.Pool
+	shards [leaseShards]leaseShard
+}
+
+// Take implements Store.
+func (s *LeaseStore) Take(ctx context.Context, charges []Charge, decisions []Decision) {
+	if !anyLease(charges) {
+		s.next.Take(ctx, charges, decisions)
+		return
+	}
+	now := s.now()
+	if len(charges) == 1 && s.serve(&charges[0], &decisions[0], now) {
+		return
+	}
+	t := s.trips.Get().(*leaseTrip)
+	defer s.trips.Put(t)
+	defer t.reset()
+	for at := 0; at < len(charges); {
+		end := at + GroupLen(charges[at:])
+		s.plan(ctx, t, charges[at:end], decisions[at:end], now)
+		at = end
+	}
+	for t.ask(ctx, s.next) {
+		s.settle(t, now)
+	}
+}
+
+func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }
+
+func anyLease(charges []Charge) bool {
+	for i := range charges {
+		if charges[i].Lease != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// canLease tells whether c may be answered from a loan.
+func canLease(c *Charge) bool {
+	a := &c.Ask
+	return c.Lease != nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied()
+}
+
+// leaseTrip is what one Take asks of next. It is reused.
+type leaseTrip struct {
+	asked   []Charge
+	answers []Decision
+	groups  []leaseGroup
+	parts   []leasePart // of all groups, in order
+}
+
+// leaseGroup is one group of the caller's that next is asked of.
+type leaseGroup struct {
+	charges   []Charge
+	decisions []Decision
+	parts     int // its first part
+	done      bool
+}
+
+// leasePart is one charge of a group.
+type leasePart struct {
+	loan   *loan // where its key is a hot one
+	spent  bool
+	serial int // of the loan that units were spent of, when it was charged, and when that was here
+	of     algorithms.Micros
+	lentAt time.Duration
+	borrow int64 // units asked for beyond the cost
+	asked  int   // its place among those asked
+}
+
+func (t *leaseTrip) reset() {
+	clear(t.asked)
+	clear(t.groups)
+	clear(t.parts)
+	t.asked, t.groups, t.parts = t.asked[:0], t.groups[:0], t.parts[:0]
+}
+
+// add puts c on the trip. Groups on it have even numbers, what is given back before them odd ones.
+func (t *leaseTrip) add(c *Charge, group int) int {
+	t.asked = append(t.asked, *c)
+	t.asked[len(t.asked)-1].Group = group
+	return len(t.asked) - 1
+}
+
+// plan answers a group from loans, or puts on the trip what next must be asked.
+func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, decisions []Decision, now time.Duration) {
+	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
+	whole := true
+	for i := range charges {
+		p := s.spendPart(&charges[i], &decisions[i], now)
+		whole = whole && p.spent
+		t.parts = append(t.parts, p)
+	}
+	parts := t.parts[g.parts:]
+	if whole {
+		t.parts = t.parts[:g.parts]
+		for i := range charges {
+			s.served(&charges[i])
+		}
+		return
+	}
+	t.groups = append(t.groups, g)
+	for i := range charges {
+		p := &parts[i]
+		if p.spent && !s.outlasts(ctx, &charges[i], p, now) {
+			s.putBack(&charges[i], p, &decisions[i], now)
+		}
+		if p.spent || !canLease(&charges[i]) {
+			continue
+		}
+		var back Charge
+		p.loan, p.borrow, back = s.borrow(&charges[i], now)
+		if back.Ask.Cost < 0 {
+			t.add(&back, 2*len(t.groups)-1)
+		}
+	}
+	s.askFor(t, &t.groups[len(t.groups)-1], len(t.groups))
+}
+
+// outlasts tells whether the loan that p was spent of lasts until next has answered, by ctx.
+func (s *LeaseStore) outlasts(ctx context.Context, c *Charge, p *leasePart, now time.Duration) bool {
+	end, ok := ctx.Deadline()
+	return ok && s.lasts(c, p, now+time.Until(end))
+}
+
+// askFor puts a group on the trip: what is not spent of loans already.
+func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup, number int) {
+	for i := range g.charges {
+		p := &t.parts[g.parts+i]
+		if p.spent {
+			continue
+		}
+		p.asked = t.add(&g.charges[i], 2*number)
+		t.asked[p.asked].Ask.Cost += p.borrow
+	}
+}
+
+// ask sends the trip; it reports false if there is nothing to send.
+func (t *leaseTrip) ask(ctx context.Context, next Store) bool {
+	if len(t.asked) == 0 {
+		return false
+	}
+	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
+	clear(t.answers)
+	next.Take(ctx, t.asked, t.answers)
+	return true
+}
+
+// settle answers the groups that were on a trip that began at asked, and puts those on the next that
+// were denied for what they would have borrowed.
+func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
+	now := s.now()
+	clear(t.asked)
+	t.asked = t.asked[:0]
+	for n := range t.groups {
+		g := &t.groups[n]
+		if g.done {
+			continue
+		}
+		parts := t.parts[g.parts : g.parts+len(g.charges)]
+		var failed error
+		all, again := true, false
+		for i := range parts {
+			if p := &parts[i]; !p.spent {
+				d := &t.answers[p.asked]
+				failed, all = d.Err, all && d.Allowed
+				again = again || d.Err == nil && !d.Allowed && p.borrow > 0
+			}
+		}
+		if again {
+			for i := range parts {
+				if parts[i].borrow > 0 {
+					s.lend(&g.charges[i], &parts[i], 0, nil, asked, now)
+				}
+			}
+			s.askFor(t, g, n+1)
+			continue
+		}
+		g.done = true
+		for i := range parts {
+			p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
+			switch {
+			case p.spent && !all:
+				s.putBack(c, p, d, now)
+			case p.spent:
+				s.served(c)
+			default:
+				s.tell(c, p, &t.answers[p.asked], d, all, asked, now)
+			}
+			if failed != nil {
+				*d = Decision{Err: failed}
+			}
+		}
+	}
+}
+
+// tell answers c in d by what next said, all of its group having been allowed or not.
+func (s *LeaseStore) tell(c *Charge, p *leasePart, said, d *Decision, all bool, asked, now time.Duration) {
+	*d = *said
+	switch {
+	case p.loan == nil:
+	case said.Err != nil:
+		s.lend(c, p, 0, nil, asked, now)
+	case !all:
+		s.lend(c, p, 0, said, asked, now)
+	default:
+		*d = c.with(*said, p.borrow, 0)
+		s.lend(c, p, p.borrow, said, asked, now)
+	}
+}
+
+// with is the answer d to c, were so many units more in the bucket, passed later, if nobody asked
+// meanwhile.
+func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decision {
+	if units == 0 && passed == 0 {
+		return d
+	}
+	if len(c.Shards) > 0 { // d.Value is of one of them
+		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
+		d.ResetAfter = max(0, d.ResetAfter-passed)
+		d.At += passed
+		return d
+	}
+	is := algorithms.State{By: c.Limit, Value: d.Value + units*c.Limit.Unit(), At: d.At}
+	d.At += passed
+	_, there := c.Limit.Take(is, d.At, algorithms.Ask{Hash: c.Ask.Hash, Look: true})
+	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
+	return d
+}
+
+// Reset implements Resetter where the Store below does. What is on loan of the bucket is dropped;
+// what other processes have on loan they may give out until its time is over.
+func (s *LeaseStore) Reset(ctx context.Context, charge Charge) error {
+	s.drop(charge.Key)
+	defer s.drop(charge.Key) // what was being borrowed meanwhile
+	return Reset(ctx, s.next, charge)
+}
+
+// Run gives back what is left of loans whose time is over, until ctx ends.
+func (s *LeaseStore) Run(ctx context.Context) {
+	const turn = 50 * time.Millisecond
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		}
+		for rest := 1; rest > 0; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(turn):
+			}
+			rest = s.GiveBack(ctx)
+		}
+	}
+}
+
+// GiveBack gives back what is left of loans whose time is over, and returns how many keys it still
+// keeps an eye on. Run calls it.
+func (s *LeaseStore) GiveBack(ctx context.Context) (keys int) {
+	now := s.now()
+	var backs []Charge
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		backs = sh.over(backs, now)
+		sh.cool(now)
+		keys += len(sh.loans)
+		sh.mu.Unlock()
+	}
+	s.giveBack(ctx, backs)
+	return keys
+}
+
+// Forget gives back everything that is on loan, and forgets which keys are hot. What is being
+// borrowed meanwhile is dropped.
+func (s *LeaseStore) Forget(ctx context.Context) {
+	now := s.now()
+	var backs []Charge
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		backs = append(backs, sh.backs...)
+		sh.backs = nil
+		for key, l := range sh.loans {
+			if back := sh.takeBack(l, now); back.Ask.Cost < 0 {
+				backs = append(backs, back)
+			}
+			sh.drop([]byte(key))
+		}
+		sh.mu.Unlock()
+	}
+	s.giveBack(ctx, backs)
+}
+
+// giveBack sends backs. What does not arrive is lost: whether it did is not known.
+func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
+	const most = 256 // of one Take
+	ctx, cancel := context.WithTimeout(ctx, s.config.Timeout)
+	defer cancel()
+	for part := range slices.Chunk(backs, most) {
+		for i := range part {
+			part[i].Group = i
+		}
+		answers := make([]Decision, len(part))
+		s.next.Take(ctx, part, answers)
+		for i := range part {
+			if answers[i].Err == nil && s.config.GaveBack != nil {
+				s.config.GaveBack(part[i].Key)
+			}
+		}
+	}
+}

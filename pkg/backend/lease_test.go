@@ -1,0 +1,413 @@
+package backend_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// lending is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
+// asked.
+func lending() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
+	below = memory.New(memory.Config{Clock: wall})
+	asked = &recorder{next: below}
+	return backend.Lease(asked, backend.LeaseConfig{}), below, asked
+}
+
+// leased is a charge of a bucket that may lend so much, for 250 ms.
+func leased(limit *algorithms.Limit, key string, cost, most int64) backend.Charge {
+	c := of(limit, key, cost)
+	c.Lease = &algorithms.Lease{Most: most, For: 250_000}
+	return c
+}
+
+// fixed is a window that starts at multiples of period.
+func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limit {
+	tb.Helper()
+	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
+}
+
+// warm asks for c, 1 ms apart, until a loan has been made; it returns how many asks that took.
+func warm(t *testing.T, s *backend.LeaseStore, c backend.Charge) (asks int64) {
+	t.Helper()
+	for s.Stats().Lent == 0 {
+		if asks++; asks > 100 {
+			t.Fatal("asked 100 times and nothing was lent")
+		}
+		if d := take(t.Context(), s, c)[0]; !d.Allowed {
+			t.Fatalf("denied: %+v", d)
+		}
+		time.Sleep(ms)
+	}
+	return asks
+}
+
+// left is what below has left of c's bucket.
+func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
+	t.Helper()
+	c.Ask.Cost, c.Lease = 0, nil
+	return take(t.Context(), below, c)[0].Remaining
+}
+
+// A key asked often is served from loans, and the answers are those of an exact store.
+func TestAHotKeyIsServedFromLoans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		exact := memory.New(memory.Config{Clock: wall})
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
+		for i := range 100_000 {
+			got, want := take(t.Context(), s, c)[0], take(t.Context(), exact, c)[0]
+			if got.Decision != want.Decision || got.Err != nil || got.At > want.At {
+				t.Fatalf("ask %d: got %+v, want %+v", i, got, want)
+			}
+			time.Sleep(10 * time.Microsecond)
+		}
+		// 8 asks to find that it is hot; then loans that grow to last for half of 250 ms.
+		if n := asked.count(); n > 30 {
+			t.Errorf("next was asked %d times for 100,000 asks in 1 s", n)
+		}
+		if stats := s.Stats(); stats.Served < 99_000 || stats.Keys != 1 {
+			t.Errorf("%+v", stats)
+		}
+	})
+}
+
+// Keys that are asked seldom are next's alone.
+func TestAColdKeyBorrowsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		limit := fixed(t, 1_000_000, algorithms.Day)
+		for i := range 1000 {
+			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
+			take(t.Context(), s, leased(limit, fmt.Sprint(i), 1, 50_000))
+			time.Sleep(40 * ms) // 7 in 250 ms
+		}
+		if stats := s.Stats(); stats != (backend.LeaseStats{}) || asked.count() != 2000 {
+			t.Errorf("%+v, next was asked %d times", stats, asked.count())
+		}
+	})
+}
+
+// Near exhaustion nothing is lent, and the last unit is given out.
+func TestLoansShrinkNearExhaustion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, asked := lending()
+		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
+		for i := range 1000 {
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
+				t.Fatalf("ask %d: %+v", i, d)
+			}
+			time.Sleep(100 * time.Microsecond)
+			if rest := left(t, below, c); s.Stats().Lent > (rest+s.Stats().Lent)/8+1 {
+				t.Fatalf("ask %d: %d are lent, %d are left", i, s.Stats().Lent, rest)
+			}
+		}
+		n := asked.count()
+		d := take(t.Context(), s, c)[0]
+		if d.Allowed || d.Remaining != 0 || asked.count() != n+1 {
+			t.Errorf("ask 1001: %+v", d)
+		}
+		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
+			t.Errorf("retry after %d, the window ends in %d", d.RetryAfter, algorithms.Day-at%algorithms.Day)
+		}
+	})
+}
+
+// What is left of a loan is given back when its time is over: all of it within its window.
+func TestWhatIsLeftIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := lending()
+		ctx, cancel := context.WithCancel(t.Context())
+		go s.Run(ctx)
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		asks := warm(t, s, c)
+		if lent := s.Stats().Lent; left(t, below, c) != 10_000-asks-lent {
+			t.Errorf("%d of 10000 were asked for and %d are lent, but %d are left", asks, lent, left(t, below, c))
+		}
+		time.Sleep(400 * ms)
+		if stats := s.Stats(); stats.Lent != 0 || left(t, below, c) != 10_000-asks {
+			t.Errorf("%d were used, %d are left: %+v", asks, left(t, below, c), stats)
+		}
+		time.Sleep(2 * time.Second)
+		if stats := s.Stats(); stats.Keys != 0 || stats.Borrowed == 0 || stats.Borrowed != stats.Returned+stats.Served {
+			t.Errorf("nobody asks any more: %+v", stats)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// A loan ends with its window: the next window's asks are charged to the next.
+func TestALoanEndsWithItsWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, asked := lending()
+		period := algorithms.Second
+		c := leased(fixed(t, 10_000, period), "a", 1, 500)
+		rest := func() time.Duration {
+			return time.Duration(period-wall()%period) * time.Microsecond
+		}
+		time.Sleep(rest() - 30*ms)
+		warm(t, s, c)
+		time.Sleep(rest() - time.Microsecond)
+		n := asked.count()
+		time.Sleep(time.Microsecond) // the edge
+		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
+			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
+		}
+		if lent := s.Stats().Lent; left(t, below, c) != 9999-lent { // what came back too late was dropped
+			t.Errorf("%d are left, %d are lent", left(t, below, c), lent)
+		}
+	})
+}
+
+// A token bucket is given back what is left less what has flowed in since.
+func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := lending()
+		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)
+		for range 7 {
+			take(t.Context(), s, c)
+		}
+		take(t.Context(), s, c) // hot
+		take(t.Context(), s, c) // lends
+		lent, before := s.Stats().Lent, left(t, below, c)
+		time.Sleep(100 * ms) // 10 flow in
+		s.Forget(t.Context())
+		if lent < 11 || left(t, below, c) != min(10_000, before+10+lent-10) {
+			t.Errorf("%d were lent, %d left: after 100 ms %d are left", lent, before, left(t, below, c))
+		}
+	})
+}
+
+// A denial is next's, with nothing on loan here: what there is is there for it.
+func TestADenialLeavesNothingOnLoan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, _ := lending()
+		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
+		asks := warm(t, s, c)
+		c.Ask.Cost = 1000 - asks
+		all := c
+		all.Ask.Cost++
+		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-asks {
+			t.Errorf("asked one more than there is: %+v", d)
+		}
+		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
+			t.Errorf("asked all there is: %+v", d)
+		}
+	})
+}
+
+// Of a group, what is on loan is used only if next allows the rest.
+func TestALoanIsPutBackWhereAnotherLimitDenies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
+		other := of(fixed(t, 1, algorithms.Day), "other", 1)
+		asks := warm(t, s, hot)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*ms)
+		defer cancel()
+		lent := s.Stats().Lent
+		got := take(ctx, s, hot, other)
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 || s.Stats().Lent != lent-1 {
+			t.Errorf("both have enough: %+v, %d of %d are lent", got, s.Stats().Lent, lent)
+		}
+		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
+			t.Errorf("next was asked %+v", last)
+		}
+		got = take(ctx, s, hot, other)
+		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-asks-1 || s.Stats().Lent != lent-1 {
+			t.Errorf("the other has nothing left: %+v, %d of %d are lent", got, s.Stats().Lent, lent)
+		}
+	})
+}
+
+// A loan that could be over before next has answered is not used in a group.
+func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
+		other := of(fixed(t, 100, algorithms.Day), "other", 1)
+		asks := warm(t, s, hot)
+		ctx, cancel := context.WithTimeout(t.Context(), 250*ms)
+		defer cancel()
+		got := take(ctx, s, hot, other)
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 {
+			t.Errorf("%+v", got)
+		}
+		// What was left is given back first, and a new loan is made on the way.
+		if last := asked.last(t); len(last) != 3 || last[0].Ask.Cost >= 0 || last[1].Ask.Cost <= 1 {
+			t.Errorf("next was asked %+v", last)
+		}
+	})
+}
+
+// While next fails a loan is served until its time is over; then next's failure is the answer.
+func TestLoansOutliveAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := false
+		store := memory.New(memory.Config{Clock: wall})
+		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if down {
+				fail(decisions)
+				return
+			}
+			store.Take(ctx, charges, decisions)
+		}), backend.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		warm(t, s, c)
+		began := time.Now().Add(-ms)
+		down = true
+		served := 0
+		for time.Since(began) < 240*ms {
+			if s.Stats().Lent > 0 {
+				if d := take(t.Context(), s, c)[0]; !d.Allowed {
+					t.Fatalf("after %v: %+v", time.Since(began), d)
+				}
+				served++
+			}
+			time.Sleep(20 * ms)
+		}
+		time.Sleep(20 * ms)
+		if d := take(t.Context(), s, c)[0]; d.Err == nil || d.Allowed || served < 5 {
+			t.Errorf("after %v and %d served: %+v", time.Since(began), served, d)
+		}
+		down = false
+		if d := take(t.Context(), s, c)[0]; d.Err != nil || !d.Allowed {
+			t.Errorf("next answers again: %+v", d)
+		}
+	})
+}
+
+// Changed numbers drop what is on loan; the same numbers anew do not.
+func TestChangedNumbersDropLoans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		warm(t, s, c)
+		n, lent := asked.count(), s.Stats().Lent
+		c = leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		if take(t.Context(), s, c); asked.count() != n || s.Stats().Lent != lent-1 {
+			t.Errorf("the same numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
+		}
+		c.Limit = fixed(t, 9_000, algorithms.Day)
+		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Lent != 0 {
+			t.Errorf("other numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
+		}
+	})
+}
+
+// A bucket that is reset is as one never seen, and its loan is forgotten.
+func TestResetDropsTheLoan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: wall})
+		s := backend.Lease(store, backend.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		warm(t, s, c)
+		if err := s.Reset(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		s.Forget(t.Context())
+		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
+			t.Errorf("%d are left, %+v", rest, s.Stats())
+		}
+	})
+}
+
+// Reservations, give-backs and looks are next's.
+func TestOnlyPlainChargesAreLeased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		c := leased(tokens(t, 10_000, algorithms.Day, 10_000), "a", 1, 500)
+		warm(t, s, c)
+		lent := s.Stats().Lent
+		for _, a := range []algorithms.Ask{{Cost: 0}, {Cost: -1}, {Cost: 1, Look: true}, {Cost: 1, Reserve: true}} {
+			n := asked.count()
+			c.Ask = a
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Ask != a || s.Stats().Lent != lent {
+				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are lent", a, d, asked.last(t), s.Stats().Lent, lent)
+			}
+		}
+	})
+}
+
+// Where there is less than was thought, the cost alone is asked for.
+func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, asked := lending()
+		limit := fixed(t, 1000, algorithms.Day)
+		c := leased(limit, "a", 1, 500)
+		for range 8 {
+			take(t.Context(), s, c)
+		}
+		take(t.Context(), below, of(limit, "a", 991)) // another process
+		n := asked.count()
+		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || asked.count() != n+2 {
+			t.Errorf("%+v, next was asked %d times", d, asked.count()-n)
+		}
+		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// Several groups in one Take are answered each for itself, and asked of next in one.
+func TestManyGroupsAreAskedInOneTake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := lending()
+		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
+		asks := warm(t, s, hot)
+		var many []backend.Charge
+		for i := range 6 {
+			c := hot
+			if c.Group = i; i%2 == 1 {
+				c = of(fixed(t, 1, algorithms.Day), fmt.Sprint(i%4), 1)
+				c.Group = i
+			}
+			many = append(many, c)
+		}
+		n := asked.count()
+		got := take(t.Context(), s, many...)
+		if asked.count() != n+1 || len(asked.last(t)) != 3 {
+			t.Errorf("next was asked %d times, last %+v", asked.count()-n, asked.last(t))
+		}
+		for i, want := range []struct {
+			allowed   bool
+			remaining int64
+		}{{true, 10_000 - asks - 1}, {true, 0}, {true, 10_000 - asks - 2}, {true, 0}, {true, 10_000 - asks - 3}, {false, 0}} {
+			if got[i].Allowed != want.allowed || got[i].Remaining != want.remaining {
+				t.Errorf("%d: got %+v, want %+v", i, got[i], want)
+			}
+		}
+	})
+}
+
+// Charges without terms pass through, and what is leased is answered, without an allocation.
+func TestLeaseAllocatesNothing(t *testing.T) {
+	store := memory.New(memory.Config{})
+	s := backend.Lease(store, backend.LeaseConfig{})
+	limit := fixed(t, 1_000_000_000, algorithms.Day)
+	var d [1]backend.Decision
+	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
+		charges := []backend.Charge{c}
+		if n := testing.AllocsPerRun(1000, func() { s.Take(t.Context(), charges, d[:]) }); n > 0 {
+			t.Errorf("%s: %.1f allocations", name, n)
+		}
+	}
+}
+
+// A LeaseStore is under the limit by what it may lend, and not for long.
+func TestLeaseIsBounded(t *testing.T) {
+	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		t.Helper()
+		s := backend.Lease(memory.New(memory.Config{Clock: now}), backend.LeaseConfig{})
+		go s.Run(t.Context())
+		return s
+	})
+}

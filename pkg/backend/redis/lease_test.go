@@ -1,0 +1,96 @@
+package redis
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+func lending(t *testing.T, c Config) *backend.LeaseStore {
+	t.Helper()
+	c.Timeout = 5 * time.Second
+	s := backend.Lease(open(t, c), backend.LeaseConfig{})
+	go s.Run(t.Context())
+	return s
+}
+
+func TestLeasesAreBounded(t *testing.T) {
+	urls := map[string]string{"standalone": "redis://" + redistest.Start(t).Addr, "cluster": redistest.StartCluster(t, 3).URL()}
+	for name, url := range urls {
+		t.Run(name, func(t *testing.T) {
+			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+				t.Helper()
+				return lending(t, Config{URL: url, Clock: now})
+			})
+		})
+	}
+}
+
+// Sidecars that lease from one Redis never give out more than a window holds, nor more than a token
+// bucket's bound; by Redis's clock, through many windows.
+func TestSidecarsThatLeaseShareALimit(t *testing.T) {
+	const sidecars, workers, span = 4, 4, 3 * time.Second
+	url := "redis://" + redistest.Start(t).Addr
+	for name, spec := range map[string]algorithms.Spec{
+		"fixed window": {Kind: algorithms.FixedWindow, Rate: 2000, Period: algorithms.Second / 2},
+		"token bucket": {Kind: algorithms.TokenBucket, Rate: 4000, Period: algorithms.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			limit, err := algorithms.Compile(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lease := &algorithms.Lease{Most: limit.Capacity / 20, For: 250_000}
+			c := backend.Charge{Key: []byte(name), Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: 123_456_789}, Owner: "test", Lease: lease}
+			var mu sync.Mutex
+			admitted, served := map[algorithms.Micros]int64{}, uint64(0) // in each window, or altogether
+			first, last := algorithms.MaxTime, algorithms.Micros(0)
+			window := func(at algorithms.Micros) algorithms.Micros {
+				if limit.Kind != algorithms.FixedWindow {
+					return 0
+				}
+				return (at - algorithms.Micros(limit.PhaseOf(c.Ask.Hash))) / spec.Period
+			}
+			var wg sync.WaitGroup
+			end := time.Now().Add(span)
+			for range sidecars {
+				s := lending(t, Config{URL: url})
+				for range workers {
+					wg.Go(func() {
+						var d [1]backend.Decision
+						for time.Now().Before(end) {
+							s.Take(context.Background(), []backend.Charge{c}, d[:])
+							if d[0].Err != nil {
+								t.Errorf("not answered: %v", d[0].Err)
+							}
+							if mu.Lock(); d[0].Allowed {
+								admitted[window(d[0].At)]++
+								first, last = min(first, d[0].At), max(last, d[0].At)
+							}
+							mu.Unlock()
+							time.Sleep(500 * time.Microsecond)
+						}
+					})
+				}
+				defer func() { served += s.Stats().Served }()
+			}
+			wg.Wait()
+			most := limit.Capacity
+			if limit.Kind == algorithms.TokenBucket {
+				most += int64(last-first+lease.For) * limit.P / limit.Q
+			}
+			for at, n := range admitted {
+				if n > most {
+					t.Errorf("admitted %d in window %d, at most %d may be", n, at, most)
+				}
+			}
+			t.Logf("%d windows, %v", len(admitted), admitted)
+		})
+	}
+}
