@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
@@ -247,6 +248,9 @@ func notes(p *descriptors.Policy) (notes []string) {
 	add(p.Alone, "charged on its own, whatever the others answer (consume: each)")
 	add(len(p.Replaces) > 0, "replaces "+strings.Join(p.Replaces, ", "))
 	add(len(p.Shards) > 0, fmt.Sprintf("split into %d shards where the store has several nodes", len(p.Shards)))
+	if l := p.Lease; l != nil {
+		add(true, fmt.Sprintf("with Redis, a process may borrow up to %d of a hot bucket at a time, for %v", l.Most, time.Duration(l.For)*time.Microsecond))
+	}
 	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+p.OnFailure.String())
 	return notes
 }

@@ -103,6 +103,7 @@ type limit struct {
 	Overdraw    boolean   `key:"overdraw" form:"algorithm"`
 	Guaranteed  minimum   `key:"guaranteed" form:"algorithm"`
 	Shards      whole     `key:"shards" form:"algorithm"`
+	Lease       loan      `key:"lease" form:"algorithm"`
 	MaxDelay    span      `key:"max_delay" form:"algorithm"`
 
 	Name       text         `key:"name"`
@@ -117,6 +118,12 @@ type limit struct {
 type guaranteed struct {
 	Rate   whole `key:"rate"`
 	Period span  `key:"period"`
+}
+
+// lease is what a process may borrow of a bucket.
+type lease struct {
+	Max share `key:"max"`
+	For span  `key:"for"`
 }
 
 // replacement is one item of replaces.
@@ -170,6 +177,7 @@ type (
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
 	minimum        struct{ given[*guaranteed] }
+	loan           struct{ given[*lease] }
 	metadata       struct{ given[map[string]any] }
 	oneLimit       struct{ given[*limit] }
 	limitList      struct{ given[[]*limit] } // a map or a list of maps
@@ -209,6 +217,7 @@ var levels = []*level{
 	newLevel[limit]("a limit", "inside rate_limit or a named limit"),
 	newLevel[document]("the top level", "at the top level of the file"),
 	newLevel[guaranteed]("guaranteed", "inside guaranteed"),
+	newLevel[lease]("lease", "inside lease"),
 	newLevel[replacement]("replaces", "in an item of replaces"),
 	newLevel[auth]("auth", "inside auth"),
 	newLevel[route]("a route", "in an item of routes"),

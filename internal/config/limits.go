@@ -234,6 +234,9 @@ func (c *compiler) own(l *limit, p *descriptors.Policy) {
 	if c.numbers(l, p, s); l.Shards.ok && c.mistakes == before {
 		c.shards(l, p, s)
 	}
+	if l.Lease.ok && c.mistakes == before {
+		c.lease(l, p)
+	}
 }
 
 // missing reports what a limit with an algorithm cannot do without.
@@ -276,6 +279,38 @@ func (c *compiler) shards(l *limit, p *descriptors.Policy, s algorithms.Spec) {
 			what = "shards: of one shard, " + what
 		}
 		c.mistake(l.Shards.at, "%s %s", what, w.Problem)
+	}
+}
+
+// The times a loan may last: less is over before it is of use, and more withholds units from others.
+const minLease, maxLease = 1000, 60 * algorithms.Second
+
+// lease checks that p can be leased.
+func (c *compiler) lease(l *limit, p *descriptors.Policy) {
+	terms := l.Lease.value
+	switch {
+	case !p.Limit.CanReserve():
+		c.mistake(l.Lease.at, "lease belongs to algorithm fixed_window, and to token_bucket without guaranteed")
+	case l.Overdraw.value:
+		c.mistake(l.Lease.at, "lease cannot be combined with overdraw")
+	case terms.For.value < minLease || terms.For.value > maxLease:
+		c.mistake(terms.For.at, "for must be between 1ms and 1m")
+	default:
+		p.Lease = &algorithms.Lease{Most: algorithms.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
+		c.warnLease(l, p)
+	}
+}
+
+// warnLease says what a lease costs that does not fit its limit.
+func (c *compiler) warnLease(l *limit, p *descriptors.Policy) {
+	terms := l.Lease.value
+	if p.Lease.Most < 2 {
+		c.warn(terms.Max.at, "lease has no effect: %s of %d is less than 2", percent(terms.Max.value), p.Limit.Capacity)
+	}
+	const much = 0.05
+	brought := float64(p.Limit.Rate) * float64(p.Lease.For) / float64(l.Period.value)
+	if share := brought / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
+		c.warn(terms.For.at, "while units are on loan (for) %.0f more flow in, %s of capacity: any span may admit so much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
 	}
 }
 

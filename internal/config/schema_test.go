@@ -152,6 +152,7 @@ func schemaLevels() map[string][]string {
 		"rate_limit":  limitLevel.keys,
 		"named_limit": slices.DeleteFunc(slices.Clone(limitLevel.keys), func(k string) bool { return limitLevel.form(k) == "reference" }),
 		"guaranteed":  levelOf(reflect.TypeFor[guaranteed]()).keys,
+		"lease":       levelOf(reflect.TypeFor[lease]()).keys,
 		"replacement": levelOf(reflect.TypeFor[replacement]()).keys,
 		"auth":        levelOf(reflect.TypeFor[auth]()).keys,
 		"auth_route":  levelOf(reflect.TypeFor[route]()).keys,
@@ -272,7 +273,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 func levelField(name, key string) reflect.Type {
 	typ := map[string]reflect.Type{
 		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),
-		"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "replacement": reflect.TypeFor[replacement](),
+		"named_limit": reflect.TypeFor[limit](), "guaranteed": reflect.TypeFor[guaranteed](), "lease": reflect.TypeFor[lease](), "replacement": reflect.TypeFor[replacement](),
 		"auth": reflect.TypeFor[auth](), "auth_route": reflect.TypeFor[route](), "auth_entry": reflect.TypeFor[authEntry](),
 	}[name]
 	return typ.Field(levelOf(typ).field[key]).Type

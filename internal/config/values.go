@@ -324,6 +324,15 @@ func (m *minimum) read(p *parser, key string, n *yaml.Node) {
 	m.set(p, n, g, p.mistakes == before)
 }
 
+func (l *loan) read(p *parser, key string, n *yaml.Node) {
+	terms, before := &lease{}, p.mistakes
+	p.object(n, key, terms)
+	if p.mistakes == before && (!terms.Max.ok || !terms.For.ok) {
+		p.mistake(p.at(n), "%s needs max and for: {max: 5%%, for: 250ms}", key)
+	}
+	l.set(p, n, terms, p.mistakes == before)
+}
+
 func (d *descriptorList) read(p *parser, key string, n *yaml.Node) {
 	var list []*descriptor
 	p.each(key, n, func(item *yaml.Node) {

@@ -173,7 +173,7 @@ func (c *Call) add(r *Result, group int) {
 	r.charge = len(c.charges)
 	c.charges = append(c.charges, backend.Charge{
 		Key: r.Key, Limit: &r.Policy.Limit, Ask: ask, Owner: r.Policy.Owner, Group: group,
-		Shards: r.Policy.Shards, Slot: r.slot,
+		Shards: r.Policy.Shards, Slot: r.slot, Lease: r.Policy.Lease,
 	})
 }
 
@@ -186,7 +186,7 @@ func (c *Call) standIn(ctx context.Context, local backend.Store) {
 			continue
 		}
 		charge := c.charges[r.charge]
-		charge.Limit, charge.Shards = r.Policy.Local, nil
+		charge.Limit, charge.Shards, charge.Lease = r.Policy.Local, nil, nil
 		var own [1]backend.Decision
 		if local.Take(ctx, []backend.Charge{charge}, own[:]); own[0].Err == nil {
 			c.decisions[r.charge], r.local = own[0], true

@@ -61,6 +61,23 @@ func (b *timed) Reset(ctx context.Context, charge backend.Charge) error {
 	return err
 }
 
+// WatchLeases adds the metrics of what this process borrows of the backend's buckets; once.
+func (m *Metrics) WatchLeases(stats func() backend.LeaseStats) {
+	gauge := func(name, help string, value func(backend.LeaseStats) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
+	}
+	total := func(name, help string, value func(backend.LeaseStats) float64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
+	}
+	m.registry.MustRegister(
+		total("rlsidecar_lease_served_total", "Charges answered from units on loan, without asking the backend.", func(s backend.LeaseStats) float64 { return float64(s.Served) }),
+		total("rlsidecar_lease_borrowed_units_total", "Units borrowed.", func(s backend.LeaseStats) float64 { return float64(s.Borrowed) }),
+		total("rlsidecar_lease_returned_units_total", "Units handed back, less what had flowed in meanwhile.", func(s backend.LeaseStats) float64 { return float64(s.Returned) }),
+		gauge("rlsidecar_lease_units", "Units on loan to this process.", func(s backend.LeaseStats) float64 { return float64(s.Lent) }),
+		gauge("rlsidecar_lease_keys", "Keys that are asked often enough to be leased.", func(s backend.LeaseStats) float64 { return float64(s.Keys) }),
+	)
+}
+
 // WatchBreakers adds a gauge for each server of the backend: 1 while it is not asked because it
 // fails. It is called once; what it returns is told when that starts and ends.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {

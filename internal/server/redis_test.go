@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"io"
 	"regexp"
 	"strings"
@@ -220,5 +221,60 @@ func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
 func TestNoRedisForSecondsAlone(t *testing.T) {
 	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
 		t.Error(err)
+	}
+}
+
+// Sidecars that lease stay within the limit together, and give back what is left: on a reload and when
+// they stop. A reset counts for what is on loan.
+func TestSidecarsLease(t *testing.T) {
+	redis := redistest.Start(t)
+	const limit, most = 10_000, 500
+	leased := strings.Replace(shared, "rate: 300, period: 365d", "lease: {max: 5%, for: 1m}, rate: 10000, period: 365d", 1)
+	a, b := start(t, leased, onRedis("redis://"+redis.Addr)), start(t, leased, onRedis("redis://"+redis.Addr))
+	for range 300 {
+		for _, x := range []*instance{a, b} {
+			if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
+				t.Fatalf("%v", got)
+			}
+		}
+	}
+	left := func(x *instance) (n int) {
+		t.Helper()
+		r := get(t, x.HTTP, "/v1/limits/all?key=1")
+		if _, err := fmt.Sscanf(regexp.MustCompile(`"remaining":\d+`).FindString(body(t, r)), `"remaining":%d`, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := left(a); n >= limit-600 || n < limit-600-2*most {
+		t.Errorf("%d are left after 600 of %d, two may have borrowed up to %d each", n, limit, most)
+	}
+	for _, series := range []string{"rlsidecar_lease_served_total", "rlsidecar_lease_borrowed_units_total", "rlsidecar_lease_units", "rlsidecar_lease_keys"} {
+		if text := body(t, get(t, a.Admin, "/metrics")); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {
+			t.Errorf("no %s", series)
+		}
+	}
+	a.write(t, leased+"# changed\n")
+	a.reload(t)
+	if err := b.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if n := left(a); n != limit-600 {
+		t.Errorf("%d are left after 600 of %d, all is back", n, limit)
+	}
+	for range 300 {
+		a.ask(t, "all=1")
+	}
+	if code, answer := post(t, a.HTTP, "/v1/reset", `{"name":"all","key":"1"}`); code != 200 {
+		t.Fatalf("%d %s", code, answer)
+	}
+	if n := left(a); n != limit {
+		t.Errorf("%d are left after a reset", n)
+	}
+	if code, answer := post(t, a.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"all","key":"1","count":%d}`, limit)); code != 200 {
+		t.Errorf("all there is: %d %s", code, answer)
+	}
+	if got := a.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("one more: %v", got)
 	}
 }

@@ -199,6 +199,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	wg.Go(func() { s.stack.memory.Run(background) })
+	if s.stack.lease != nil {
+		wg.Go(func() { s.stack.lease.Run(background) })
+	}
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)

@@ -47,6 +47,9 @@ const (
 	// firstAnswer is how long readiness waits for Redis to answer once: a cold connection must not
 	// deny everybody. It never depends on Redis again.
 	firstAnswer = 3 * time.Second
+	// leaseTimeout bounds giving back what is on loan. What does not arrive in time is lost: the limits
+	// stay under by it.
+	leaseTimeout = time.Second
 )
 
 // stack is the stores, from what the limiter asks down to the wire.
@@ -54,6 +57,7 @@ type stack struct {
 	top    backend.Store
 	memory *memory.Store        // all buckets; with Redis those that stand in for it
 	denied *backend.DeniedStore // nil: in memory
+	lease  *backend.LeaseStore  // nil: in memory
 	redis  []*redis.Store       // one, or that for limits by the second too; none: in memory
 	// undo is what is given back where a request's limits are in both.
 	undo *backend.Background
@@ -92,9 +96,14 @@ func (s *server) newStack() (stack, error) {
 		st.undo = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 		buckets = backend.Divided(buckets, st.redis[1], bySecond, st.undo)
 	}
-	st.denied = backend.Denied(
+	st.lease = backend.Lease(
 		s.metrics.Backend(buckets, s.backendFailed()), // what Redis costs, and how often it fails
-		backend.DeniedConfig{})                        // the cheapest answer is a remembered no
+		backend.LeaseConfig{ // above what fails: what is on loan outlives an outage
+			Timeout:  leaseTimeout,
+			GaveBack: func(key []byte) { st.denied.ForgetBucket(key) },
+		})
+	s.metrics.WatchLeases(st.lease.Stats)
+	st.denied = backend.Denied(st.lease, backend.DeniedConfig{}) // the cheapest answer is a remembered no
 	// Outermost, so that whatever happens below, the answer is in time.
 	st.top = backend.Deadline(st.denied, c.Timeout, answerMargin)
 	return st, nil
@@ -106,8 +115,11 @@ func bySecond(c *backend.Charge) bool {
 	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
 }
 
-// close ends all connections.
+// close gives back what is on loan, nobody asking any more, and ends all connections.
 func (st *stack) close() {
+	if st.lease != nil {
+		st.lease.Forget(context.Background())
+	}
 	if st.undo != nil {
 		st.undo.Close()
 	}
@@ -163,6 +175,9 @@ func (s *server) backendFailed() func(error) {
 // swap makes snapshot the configuration in use.
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
+	if s.stack.lease != nil {
+		s.stack.lease.Forget(context.Background()) // while the numbers it was lent under are in use
+	}
 	s.limiter.Swap(snapshot)
 	if s.stack.denied != nil {
 		s.stack.denied.Forget() // a higher limit counts at once

@@ -82,14 +82,19 @@ func (e SpecErrors) Error() string {
 	return strings.Join(s, "; ")
 }
 
+// PartOf is share (0 to 1) of n, rounded down.
+func PartOf(n int64, share float64) int64 {
+	const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less
+	return min(n, int64(float64(n)*(share+grain)))
+}
+
 // Part is share (0 to 1) of s: its amounts rounded down, a rate and a capacity of at least 1.
 func (s Spec) Part(share float64) Spec {
 	part := func(n *int64, least int64) *int64 {
 		if n == nil {
 			return nil
 		}
-		const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less
-		m := min(*n, max(least, int64(float64(*n)*(share+grain))))
+		m := min(*n, max(least, PartOf(*n, share)))
 		return &m
 	}
 	s.Rate = *part(&s.Rate, 1)

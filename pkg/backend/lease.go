@@ -364,6 +364,9 @@ func (s *LeaseStore) Forget(ctx context.Context) {
 
 // giveBack sends backs. What does not arrive is lost: whether it did is not known.
 func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
+	if len(backs) == 0 {
+		return
+	}
 	const most = 256 // of one Take
 	ctx, cancel := context.WithTimeout(ctx, s.config.Timeout)
 	defer cancel()

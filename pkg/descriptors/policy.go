@@ -31,6 +31,8 @@ type Policy struct {
 	Whole bool
 	// Shards is how a store of several nodes splits each bucket; none: not at all.
 	Shards []algorithms.Limit
+	// Lease is what a process may borrow of each bucket, with a store that others share; nil: nothing.
+	Lease *algorithms.Lease
 	// Slot says which buckets a store of several nodes keeps in one place, so that limits of one
 	// request can be charged in one step; the zero Slot: each on its own.
 	Slot Slot
