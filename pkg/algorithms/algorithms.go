@@ -253,7 +253,9 @@ func (s State) FreshAt() Micros {
 	at := s.At
 	switch l.Kind {
 	case FixedWindow:
-		at += Micros(l.Period*l.windowsToFull(s.Value)) * l.Tick
+		if at = l.fullAt(s, 0); l.Calendar == nil {
+			at = s.At + Micros(l.Period*l.windowsToFull(s.Value))*l.Tick
+		}
 	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow, SlidingLog:
 		at = l.fullAt(s, 0)
 	}
@@ -274,7 +276,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	case FixedWindow:
 		if s.Value < l.Capacity {
 			phase := l.PhaseOf(hash)
-			at = phase + (floorDiv(at-phase, l.Period)+l.windowsToFull(s.Value))*l.Period
+			return l.windowStart(l.windowOf(s.At, phase)+l.windowsToFull(s.Value), phase)
 		}
 	case SlidingWindow:
 		e := at % l.Period

@@ -86,6 +86,10 @@ func (roll dice) spec(kind Kind) Spec {
 			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, new(Micros(0))
 			s.PerRequest = !s.TakesDenied
 		}
+		if roll.once(4) {
+			s.Calendar, s.Start = calendars[roll(int64(len(calendars)))], nil
+			s.Period = s.Calendar.Nominal() // for the tests
+		}
 	}
 	return s
 }

@@ -12,20 +12,42 @@ package algorithms
 // Most admitted in one window: capacity. With TakesDenied what is denied is counted too, but the
 // next window starts at capacity: no debt is carried. So it is with PerRequest, where a count may
 // exceed the limit that the next request brings.
+//
+// Windows of a Calendar start where it says instead, and have no phase.
+
+// windowOf is the number of the window that t lies in.
+func (l *Limit) windowOf(t Micros, phase int64) int64 {
+	if l.Calendar != nil {
+		return l.Calendar.Window(t)
+	}
+	return floorDiv(int64(t/l.Tick)-phase, l.Period)
+}
+
+// windowStart is the moment at which the n-th window starts.
+func (l *Limit) windowStart(n, phase int64) Micros {
+	if l.Calendar != nil {
+		return l.Calendar.Start(n)
+	}
+	return Micros(phase+n*l.Period) * l.Tick
+}
 
 // roll grants what the window starts between s and now brought. It also returns the window now
 // lies in and the phase.
 func (l *Limit) roll(s State, now Micros, hash uint64) (value, window, phase int64) {
 	phase = l.PhaseOf(hash)
-	window = floorDiv(int64(now/l.Tick)-phase, l.Period)
-	k := window - floorDiv(int64(s.At/l.Tick)-phase, l.Period)
+	window = l.windowOf(now, phase)
+	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
+}
+
+// granted is what value has become k window starts later.
+func (l *Limit) granted(value, k int64) int64 {
 	switch {
 	case k <= 0:
-		return s.Value, window, phase
-	case l.clears() || k >= ceilDiv(l.Capacity-s.Value, l.Rate): // compared before multiplying
-		return l.Capacity, window, phase
+		return value
+	case l.clears() || k >= ceilDiv(l.Capacity-value, l.Rate): // compared before multiplying
+		return l.Capacity
 	default:
-		return s.Value + k*l.Rate, window, phase
+		return value + k*l.Rate
 	}
 }
 
@@ -40,7 +62,7 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	}
 	value, window, phase := l.roll(s, now, a.Hash)
 	// until is the time to the n-th window start from now on.
-	until := func(n int64) Micros { return Micros(phase+(window+n)*l.Period)*l.Tick - now }
+	until := func(n int64) Micros { return l.windowStart(window+n, phase) - now }
 	switch {
 	case cost < 0 && l.windowOver(a, now):
 		d.Allowed = true
@@ -80,7 +102,7 @@ func (l *Limit) windowOver(a Ask, now Micros) bool {
 		return false
 	}
 	phase := l.PhaseOf(a.Hash)
-	return floorDiv(int64(a.Of/l.Tick)-phase, l.Period) != floorDiv(int64(now/l.Tick)-phase, l.Period)
+	return l.windowOf(a.Of, phase) != l.windowOf(now, phase)
 }
 
 // windowsToFull is how many window starts fill a bucket that holds value.

@@ -22,6 +22,8 @@ type Spec struct {
 	MaxReserved *int64
 	// Start is a moment at which some fixed window starts; nil: each key has its own.
 	Start *Micros
+	// Calendar sets the edges of a fixed window, instead of Period and Start; nil: they do.
+	Calendar *Calendar
 	// Overdraw always takes the cost, below zero if need be, and denies where it was not there.
 	Overdraw bool
 	// TakesDenied makes a fixed window count what it denies, within that window only.
@@ -56,6 +58,8 @@ type Limit struct {
 	MaxReserved int64  // units
 	Reach       int64  // units: the largest debt the numbers can express
 	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
+	// Calendar, of a fixed window, sets the edges; Period is its Nominal then, and Phase is 0.
+	Calendar *Calendar
 
 	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
 	P, Q, V int64
@@ -129,6 +133,9 @@ func Compile(s Spec) (Limit, error) {
 
 // fits tells whether the spans of s are a whole number of ticks.
 func (s Spec) fits(tick Micros) bool {
+	if s.Calendar != nil {
+		return tick == 1
+	}
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
@@ -137,7 +144,10 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
 	}
-	l := Limit{Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
+	if s.Calendar != nil {
+		s.Period = s.Calendar.Nominal()
+	}
+	l := Limit{Calendar: s.Calendar, Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
 	if s.Kind == TokenBucket && s.Minimum != nil {
 		l.Kind = Guaranteed
 	}
@@ -198,7 +208,12 @@ func check(s Spec) (errs SpecErrors) {
 	if s.Rate < 0 {
 		add("rate", "must be at least 1, is %d", s.Rate)
 	}
-	if s.Period <= 0 {
+	switch {
+	case s.Calendar != nil && s.Kind != FixedWindow:
+		add("time_zone", "belongs to algorithm fixed_window, not to %s", s.Kind)
+	case s.Calendar != nil && s.Start != nil:
+		add("start", "does not go with time_zone: the calendar says when windows start")
+	case s.Calendar == nil && s.Period <= 0:
 		add("period", "must be longer than 0")
 	}
 	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
@@ -288,7 +303,11 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		return l.scaleGuaranteed(s)
 	case FixedWindow:
 		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
-		windows := (maxExact-int64(MaxTime))/l.Period - 1
+		longest := l.Period
+		if l.Calendar != nil {
+			longest = int64(l.Calendar.Longest())
+		}
+		windows := (maxExact-int64(MaxTime))/longest - 1
 		if windows < 0 {
 			return false, "capacity", 0
 		}
@@ -299,7 +318,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		if l.Capacity > most-reserved {
 			return false, "capacity", most - reserved
 		}
-		if l.PhaseFromKey = s.Start == nil; s.Start != nil {
+		if l.PhaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
 			start := floorDiv(int64(*s.Start), int64(l.Tick))
 			l.Phase = start - floorDiv(start, l.Period)*l.Period
 		}
@@ -382,7 +401,7 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 		return l.Tick == old.Tick && l.P == old.P && l.Q == old.Q && l.V == old.V && l.P1 == old.P1 && l.V1 == old.V1
 	case FixedWindow:
 		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
-			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash)
+			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash) && l.Calendar.same(old.Calendar)
 	case SlidingWindow, SlidingLog:
 		return l.Period == old.Period && l.Tick == old.Tick
 	}
@@ -404,7 +423,12 @@ func (l *Limit) convert(s State, now Micros, hash uint64) State {
 		s.At = l.tickOf(now)
 	case FixedWindow:
 		old.TakesDenied, old.PerRequest = l.TakesDenied, l.PerRequest
-		v, _, _ := old.roll(s, now, hash)
+		phase := old.PhaseOf(hash)
+		k := old.windowOf(now, phase) - old.windowOf(s.At, phase)
+		if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
+			k = min(k, 1) // of the windows of a calendar that is gone a script knows only the next
+		}
+		v := old.granted(s.Value, k)
 		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1, l.Reach), l.tickOf(now)
 		if l.PerRequest {
 			s.Value = max(l.Capacity-(old.Capacity-v), -l.Reach)

@@ -54,6 +54,9 @@ func show(s Spec) string {
 			fmt.Fprintf(&b, " %s %d", f.name, *f.n)
 		}
 	}
+	if s.Calendar != nil {
+		fmt.Fprintf(&b, " each %s", s.Calendar)
+	}
 	if s.Minimum != nil {
 		fmt.Fprintf(&b, " guaranteed %d/%dus", s.Minimum.Units, int64(s.Minimum.Period))
 	}

@@ -166,14 +166,11 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 
 // waitAt is the moment at which a debt in s has been paid.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
-	at := int64(s.At / l.Tick)
 	if l.Kind == FixedWindow {
 		phase := l.PhaseOf(hash)
-		at = phase + (floorDiv(at-phase, l.Period)+ceilDiv(-s.Value, l.Rate))*l.Period
-	} else {
-		at += ceilDiv(-s.Value, l.P)
+		return l.windowStart(l.windowOf(s.At, phase)+ceilDiv(-s.Value, l.Rate), phase)
 	}
-	return Micros(at) * l.Tick
+	return Micros(int64(s.At/l.Tick)+ceilDiv(-s.Value, l.P)) * l.Tick
 }
 
 // full is the Value of a full shard.

@@ -4,16 +4,24 @@ import (
 	"math/big"
 	"slices"
 	"sort"
+	"sync"
+	"time"
 )
 
-// edges finds the window edges: moments that differ from phase by whole periods.
-type edges struct{ phase, period Micros }
+// edges finds the window edges: moments that differ from phase by whole periods, or those of a
+// calendar.
+type edges struct {
+	phase, period Micros
+	calendar      *Calendar
+}
 
 func edgesOf(s Spec, tick Micros, hash uint64) edges {
-	e := edges{period: s.Period}
-	if s.Start != nil {
+	e := edges{period: s.Period, calendar: s.Calendar}
+	switch {
+	case s.Calendar != nil:
+	case s.Start != nil:
 		e.phase = ((*s.Start % s.Period) + s.Period) % s.Period / tick * tick
-	} else {
+	default:
 		e.phase = Micros(hash%uint64(s.Period/tick)) * tick
 	}
 	return e
@@ -21,12 +29,84 @@ func edgesOf(s Spec, tick Micros, hash uint64) edges {
 
 // start is the edge at or before t.
 func (e edges) start(t Micros) Micros {
+	if e.calendar != nil {
+		return firstShown(e.calendar, e.date(t, 0))
+	}
 	into := (t - e.phase) % e.period
 	if into < 0 {
 		into += e.period
 	}
 	return t - into
 }
+
+// step is the n-th edge after the one at or before t.
+func (e edges) step(t, n Micros) Micros {
+	if e.calendar != nil {
+		return firstShown(e.calendar, e.date(t, int(n)))
+	}
+	return e.start(t) + n*e.period
+}
+
+// came is how many edges there are after from, up to to.
+func (e edges) came(from, to Micros) Micros {
+	if e.calendar == nil {
+		return (e.start(to) - e.start(from)) / e.period
+	}
+	a, b := e.date(from, 0), e.date(to, 0)
+	switch e.calendar.unit {
+	case CalendarDay:
+		return Micros(b.Sub(a) / (24 * time.Hour))
+	case CalendarWeek:
+		return Micros(b.Sub(a) / (7 * 24 * time.Hour))
+	case CalendarMonth:
+		return Micros((b.Year()-a.Year())*12 + int(b.Month()-a.Month()))
+	default:
+		return Micros(b.Year() - a.Year())
+	}
+}
+
+// date is the first day of the n-th window after the one of t.
+func (e edges) date(t Micros, n int) time.Time {
+	y, m, d := time.UnixMicro(int64(t)).In(e.calendar.zone).Date()
+	switch e.calendar.unit {
+	case CalendarDay:
+		return time.Date(y, m, d+n, 0, 0, 0, 0, time.UTC)
+	case CalendarWeek:
+		monday := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
+		for monday.Weekday() != time.Monday {
+			monday = monday.AddDate(0, 0, -1)
+		}
+		return monday.AddDate(0, 0, 7*n)
+	case CalendarMonth:
+		return time.Date(y, m+time.Month(n), 1, 0, 0, 0, 0, time.UTC)
+	default:
+		return time.Date(y+n, 1, 1, 0, 0, 0, 0, time.UTC)
+	}
+}
+
+// firstShown looks, every quarter of an hour, whether clocks already show the date. (No clock is set
+// at another moment from 2020 on.)
+func firstShown(c *Calendar, date time.Time) Micros {
+	type when struct {
+		c    *Calendar
+		date time.Time
+	}
+	if at, known := shown.Load(when{c, date}); known {
+		return at.(Micros)
+	}
+	at := date.Add(-15 * time.Hour)
+	for {
+		y, m, d := at.In(c.zone).Date()
+		if !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(date) {
+			break
+		}
+		at = at.Add(15 * time.Minute)
+	}
+	shown.Store(when{c, date}, Micros(at.UnixMicro()))
+	return Micros(at.UnixMicro())
+}
+
+var shown sync.Map
 
 // windowTwin grants rate at each edge, and keeps what is left over up to capacity.
 type windowTwin struct {
@@ -50,7 +130,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	if kept.seen && initial < capacity {
 		full := kept.ts
 		if kept.value < capacity {
-			full = e.start(kept.ts) + grants(capacity-kept.value)*e.period
+			full = e.step(kept.ts, grants(capacity-kept.value))
 		}
 		if at >= full+Day && at >= kept.ts+Day {
 			kept.seen = false
@@ -62,12 +142,12 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 		restarted = kept.seen
 	}
 	value := kept.value
-	if came := (e.start(at) - e.start(kept.ts)) / e.period; came >= grants(capacity-value) {
+	if came := e.came(kept.ts, at); came >= grants(capacity-value) {
 		value = capacity
 	} else if came > 0 {
 		value += int64(came) * rate
 	}
-	edge := func(n Micros) Micros { return e.start(at) + n*e.period - at }
+	edge := func(n Micros) Micros { return e.step(at, n) - at }
 	r := int64(0)
 	if a.Reserve {
 		r = reserved
@@ -137,11 +217,11 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 			count = max(count, min(count+cost, capacity+reserved))
 		}
 		if d.Never = cost > capacity; !d.Never {
-			d.RetryAfter = e.start(at) + e.period - at
+			d.RetryAfter = e.step(at, 1) - at
 		}
 	}
 	d.Value, d.Remaining = capacity-count, max(0, capacity-count)
-	d.ResetAfter = e.start(at) + e.period - at
+	d.ResetAfter = e.step(at, 1) - at
 	switch {
 	case a.Look || a.Cost < 0 && !b.seen || d.Never && !takes:
 	case takes && a.Cost != 0:
@@ -304,6 +384,9 @@ func mostTokens(s Spec, tick Micros) int64 {
 // at MaxTime: half of the exact range is gone then.
 func mostWindow(s Spec, tick Micros) int64 {
 	period := big.NewInt(int64(s.Period / tick))
+	if s.Calendar != nil {
+		period = big.NewInt(int64(s.Calendar.Longest()))
+	}
 	windows := new(big.Int).Div(new(big.Int).Sub(exact, big.NewInt(int64(MaxTime))), period)
 	windows.Sub(windows, big.NewInt(1))
 	n := windows.Mul(windows, big.NewInt(s.Rate))
