@@ -68,9 +68,10 @@ func (c *Calendar) Nominal() Micros {
 	return [...]Micros{Day, 7 * Day, 30 * Day, 365 * Day}[c.unit]
 }
 
-// Longest is the most that a window can last. (Where the date line was moved, a day was lived twice.)
+// Longest is the most that a window lasts. Since 1970 no clocks have been set back by more than two
+// hours in one.
 func (c *Calendar) Longest() Micros {
-	return [...]Micros{2 * Day, 8 * Day, 32 * Day, 367 * Day}[c.unit]
+	return [...]Micros{Day, 7 * Day, 31 * Day, 366 * Day}[c.unit] + 2*3600*Second
 }
 
 // Window is the number of the window that t lies in; the one after it has the next number.
@@ -132,13 +133,11 @@ func (u CalendarUnit) number(year int, month time.Month, day int) int64 {
 		return int64(year) - 1970
 	case CalendarMonth:
 		return (int64(year)-1970)*12 + int64(month) - 1
-	case CalendarWeek, CalendarDay:
+	case CalendarWeek:
+		return floorDiv(CalendarDay.number(year, month, day)+3, 7) // 1970 began on a Thursday
+	case CalendarDay:
 	}
-	days := floorDiv(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix(), 86400)
-	if u == CalendarWeek {
-		return floorDiv(days+3, 7) // 1970 began on a Thursday
-	}
-	return days
+	return floorDiv(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix(), 86400)
 }
 
 // begins is what clocks show when window n begins, in seconds since they showed 1970.

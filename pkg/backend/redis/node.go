@@ -25,13 +25,18 @@ type node struct {
 	// elsewhere, in a cluster, runs a command that this node said belongs to another.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil: the server's clock
+	wall      func() algorithms.Micros // about what the server's clock shows
 	replicas  replicas
 	plain     atomic.Bool // the server does not know a shebang
 	flights   sync.Pool
 }
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
-	return &node{client: client, keys: keys, now: now, flights: sync.Pool{New: func() any { return &flight{} }}}
+	return &node{
+		client: client, keys: keys, now: now,
+		wall:    func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
+		flights: sync.Pool{New: func() any { return &flight{} }},
+	}
 }
 
 // flight is the trips of one Take.
@@ -67,7 +72,7 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 		n.run(ctx, f, trips)
 	}
 	for _, t := range trips {
-		t.answer(decisions)
+		t.answer(charges, decisions)
 	}
 }
 
@@ -99,24 +104,32 @@ func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
 		now = n.now()
 	}
 	for _, t := range f.trips[:f.used] {
-		t.finish(now)
+		t.finish(now, n.wall)
 	}
 	return f.trips[:f.used]
 }
 
-// run sends trips, again in full where the server has not got the script, and without the shebang
-// where it does not know one.
+// run sends trips, again in full where the server has not got the script, without the shebang where
+// it does not know one, and with other windows of a calendar where its clock shows none of those given.
 func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 	old := n.plain.Load()
 	n.send(ctx, f, trips, old, false)
-	if again := failed(trips, func(err error) bool { return isReply(err, "NOSCRIPT") }); len(again) > 0 {
+	if again := failed(trips, func(t *trip) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.send(ctx, f, again, old, true)
 	}
 	if !old {
-		if again := failed(trips, isCompileError); len(again) > 0 {
+		if again := failed(trips, func(t *trip) bool { return isCompileError(t.err) }); len(again) > 0 {
 			n.plain.Store(true)
-			n.send(ctx, f, again, true, true)
+			old = true
+			n.send(ctx, f, again, old, true)
 		}
+	}
+	if again := failed(trips, func(t *trip) bool { _, yes := t.elsewhen(); return yes }); len(again) > 0 {
+		for _, t := range again {
+			now, _ := t.elsewhen()
+			t.near(now)
+		}
+		n.send(ctx, f, again, old, false)
 	}
 }
 
@@ -177,12 +190,12 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner) (unconfir
 	}
 }
 
-// failed returns those of trips whose error is such.
-func failed(trips []*trip, such func(error) bool) []*trip {
-	if !slices.ContainsFunc(trips, func(t *trip) bool { return such(t.err) }) {
+// failed returns those of trips that did so.
+func failed(trips []*trip, so func(*trip) bool) []*trip {
+	if !slices.ContainsFunc(trips, so) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(trips), func(t *trip) bool { return !such(t.err) })
+	return slices.DeleteFunc(slices.Clone(trips), func(t *trip) bool { return !so(t) })
 }
 
 // once is a command that is never sent again when its answer is lost: it may have been charged.

@@ -96,7 +96,11 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		if spec.Initial != nil {
 			needed += 24 * time.Hour
 		}
-		if left < needed-200*time.Millisecond || left > needed+needed/8+2*time.Millisecond {
+		most := needed
+		if limit.Calendar != nil { // of windows further off the script knows the longest they can be
+			most += 2 * time.Hour
+		}
+		if left < needed-200*time.Millisecond || left > most+most/8+2*time.Millisecond {
 			t.Errorf("%s: lives %v more, is full in %v", limit.Kind, left, needed)
 		}
 	}

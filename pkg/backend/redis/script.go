@@ -7,6 +7,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -45,6 +48,7 @@ type trip struct {
 	index   map[string]int // key -> its number, from 1
 	limits  []*algorithms.Limit
 	limitsB []byte
+	limitsI int // where in args they are
 	charges []byte
 
 	reply string
@@ -116,20 +120,12 @@ func (t *trip) limit(l *algorithms.Limit) int {
 		}
 	}
 	t.limits = append(t.limits, l)
-	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest} {
-		if set {
-			flags += float64(int(1) << i)
-		}
-	}
-	t.limitsB = doubles(t.limitsB, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
-		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
-		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
 	return len(t.limits)
 }
 
-// finish completes the arguments; now is the time to decide by, 0: the server's own.
-func (t *trip) finish(now algorithms.Micros) {
+// finish completes the arguments; now is the time to decide by, 0: the server's own, which is thought
+// to be near wall.
+func (t *trip) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 	declared := len(t.keys)
 	if t.slots {
 		declared = 1
@@ -138,10 +134,55 @@ func (t *trip) finish(now algorithms.Micros) {
 	for _, key := range t.keys[:declared] {
 		t.args = append(t.args, key)
 	}
-	t.args = append(t.args, doubles(nil, float64(now)), t.limitsB, t.charges)
+	t.limitsI = len(t.args) + 1
+	t.args = append(t.args, doubles(nil, float64(now)), nil, t.charges)
 	for _, key := range t.keys[declared:] {
 		t.args = append(t.args, key)
 	}
+	near := now
+	if near == 0 && slices.ContainsFunc(t.limits, func(l *algorithms.Limit) bool { return l.Calendar != nil }) {
+		near = wall()
+	}
+	t.near(near)
+}
+
+// near writes the limits, with the windows of calendars around now.
+func (t *trip) near(now algorithms.Micros) {
+	t.limitsB = t.limitsB[:0]
+	for _, l := range t.limits {
+		t.limitsB = appendLimit(t.limitsB, l, now)
+	}
+	t.args[t.limitsI] = t.limitsB
+}
+
+func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
+	flags := 0.0
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil} {
+		if set {
+			flags += float64(int(1) << i)
+		}
+	}
+	dst = doubles(dst, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
+		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
+		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
+	if c := l.Calendar; c != nil {
+		first, edges := c.Around(now)
+		// As many bits of a hash as a double holds tell calendars apart.
+		dst = doubles(dst, float64(xxhash.Sum64String(c.String())>>11), float64(first), float64(c.Longest()))
+		for _, edge := range edges {
+			dst = doubles(dst, float64(edge))
+		}
+	}
+	return dst
+}
+
+// elsewhen tells whether the server's time was in none of the windows given, so that nothing was
+// decided, and what it was.
+func (t *trip) elsewhen() (now algorithms.Micros, yes bool) {
+	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
+		return 0, false
+	}
+	return moment(t.reply), true
 }
 
 // form is the script for t.
@@ -172,7 +213,7 @@ const (
 )
 
 // answer puts the script's answer into the decisions of the Take.
-func (t *trip) answer(decisions []backend.Decision) {
+func (t *trip) answer(charges []backend.Charge, decisions []backend.Decision) {
 	if t.err == nil && len(t.reply) != headSize+answerSize*len(t.of) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
 	}
@@ -206,6 +247,11 @@ func (t *trip) answer(decisions []backend.Decision) {
 			continue
 		}
 		decisions[i] = decode(text)
+		if c := charges[i].Limit.Calendar; c != nil {
+			for _, span := range [...]*algorithms.Micros{&decisions[i].RetryAfter, &decisions[i].ResetAfter, &decisions[i].Wait} {
+				*span = c.After(at, int64(*span))
+			}
+		}
 		decisions[i].At, decisions[i].Replayed = at, replayed
 	}
 }

@@ -5,11 +5,14 @@
 -- KEYS     the buckets, each once; of several cluster slots the first only, and the others in
 -- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
--- ARGV[2]  the limits, 14 doubles each
+-- ARGV[2]  the limits, 14 doubles each, and of a calendar 8 more: its number, that of the first window,
+-- the longest a window can be, and the starts of five windows
 -- ARGV[3]  the charges, 64 bytes each: 8 doubles; a run of equal group is taken together or not at all.
 -- One of limit 0 heads a group that is taken once: the key is that of its record, the cost how many
 -- ms it is remembered, and the last 32 bytes tell what is asked
--- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles
+-- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; of a
+-- calendar the three times are counted in windows. Nothing but the time: it is not among the windows
+-- given, and nothing is charged
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
@@ -51,6 +54,31 @@ end
 
 local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
 
+-- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
+-- t before them is in some window before, t after them in some window after.
+local function window_of(l, phase, t)
+  if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
+  local n = 0
+  while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
+  return l.first + n - 1
+end
+
+-- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
+-- is two windows ago and more, and infinity for one after them.
+local function calendar_start(l, window)
+  if window < l.first then return 0 end
+  return l.edges[window - l.first + 1] or math.huge
+end
+
+-- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
+local function locate(l, s)
+  if l.edges then
+    s.window = window_of(l, 0, s.at)
+    s.next = calendar_start(l, s.window + 1)
+  end
+  return s
+end
+
 -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
 local function fresh(l, t, log)
   local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, reset = 0 }
@@ -58,6 +86,7 @@ local function fresh(l, t, log)
     s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
   elseif l.kind == WINDOW then
     s.value = l.initial
+    locate(l, s)
   end
   return s
 end
@@ -123,7 +152,8 @@ local function full_at(l, s, phase)
     at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
   elseif l.kind == WINDOW then
     if s.value < l.capacity then
-      at = phase + (floor((at - phase) / l.period) + windows_to_full(l, s.value)) * l.period
+      if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
+      at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
     end
   elseif l.kind == SLIDING then
     local e = at % l.period
@@ -182,19 +212,25 @@ local function flow(value, full, p, e)
   return value + e * p
 end
 
--- roll grants what the window starts between s and t brought; old has the numbers s is written in.
-local function roll(l, old, phase, s, t)
-  local window = floor((floor(t / old.tick) - phase) / old.period)
-  local k = window - floor((floor(s.at / old.tick) - phase) / old.period)
-  if k <= 0 then return s.value, window end
-  if l.clears or k >= ceil_div(old.capacity - s.value, old.rate) then return old.capacity, window end
-  return s.value + k * old.rate, window
+-- granted is what value has become k window starts later; old has the numbers it is written in.
+local function granted(l, old, value, k)
+  if k <= 0 then return value end
+  if l.clears or k >= ceil_div(old.capacity - value, old.rate) then return old.capacity end
+  return value + k * old.rate
+end
+
+-- windows_since is how many windows have started from s to t, by the numbers s is written in. Of a
+-- calendar that is gone it is known whether the next has.
+local function windows_since(l, old, phase, s, t)
+  if not old.calendar then return window_of(old, phase, t) - window_of(old, phase, s.at) end
+  if old.calendar == l.calendar then return window_of(l, phase, t) - s.window end
+  return t >= s.next and 1 or 0
 end
 
 local function same_scale(l, phase, old)
   if l.kind == WINDOW then
     return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-      and l.capacity == old.capacity and phase == old.phase
+      and l.capacity == old.capacity and phase == old.phase and l.calendar == old.calendar
   elseif l.kind == SLIDING or l.kind == LOG then
     return true
   end
@@ -206,10 +242,10 @@ local function convert(l, phase, s, t)
   local old = s.by
   local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
   if l.kind == WINDOW then
-    local v = roll(l, old, old.phase, s, t)
+    local v = granted(l, old, s.value, windows_since(l, old, old.phase, s, t))
     c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
     if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
-    return c
+    return locate(l, c)
   end
   local e = elapsed(old, s.at, t)
   c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q, l.reach)
@@ -228,7 +264,8 @@ local function begin(l, phase, s, t)
     if s.at - t <= STEP_BACK then
       at = s.at
     else
-      s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log }
+      s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next }
+      locate(l, s)
       if s.log then log_clamp(s.log, t) end
     end
   end
@@ -347,9 +384,13 @@ end
 local function take_window(l, phase, s, t, a, d)
   local cost, r = a.cost, 0
   if a.reserve then r = l.max_reserved end
-  local value, window = roll(l, l, phase, s, t)
-  local function starts_in(n) return (phase + (window + n) * l.period) * l.tick - t end
-  if cost < 0 and a.of > 0 and floor((floor(a.of / l.tick) - phase) / l.period) ~= window then
+  local window = window_of(l, phase, t)
+  local value = granted(l, l, s.value, window - (s.window or window_of(l, phase, s.at)))
+  local function starts_in(n)
+    if l.edges then return window - l.window + n end
+    return (phase + (window + n) * l.period) * l.tick - t
+  end
+  if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
     d.allowed = true
   elseif cost < 0 then
     value = min(l.capacity, value + give_back(l, cost))
@@ -374,7 +415,7 @@ local function take_window(l, phase, s, t, a, d)
   end
   d.value, d.remaining = value, max(0, value)
   d.reset = starts_in(max(1, windows_to_full(l, value)))
-  return { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 }
+  return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 })
 end
 
 -- sliding_counter.go ------------------------------------------------------------------------------
@@ -494,7 +535,7 @@ local function take(l, phase, s, a, d, look)
   else
     next = take_log(l, kept, at, a, d, look)
   end
-  if at > now then later(d, at - now) end
+  if at > now and not l.edges then later(d, at - now) end
   if d.never and not l.takes_denied then return s end
   if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
   if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
@@ -535,11 +576,17 @@ local function load(k, l, phase)
       state[k] = false
       return false
     end
-    local tick = byte(b) == 0 and 1 or 1000
-    if l.kind == WINDOW then
+    local tick = byte(b) == 1 and 1000 or 1
+    if byte(b) == 2 then
+      local value, at, rate, capacity, calendar, window, next = unpack_at('<ddddddd', b, 2)
+      s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
+      if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
+        s.by = { tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar }
+      end
+    elseif l.kind == WINDOW then
       local value, at, rate, period, capacity, old = unpack_at('<dddddd', b, 2)
       s = { by = l, value = value, prev = 0, at = at }
-      if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick then
+      if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
         s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
       end
     elseif l.kind == SLIDING then
@@ -578,18 +625,27 @@ local function lifetime(ms)
   return text
 end
 
+-- calendar_time is the time until the n-th window start from now on, or more.
+local function calendar_time(l, n)
+  local start = calendar_start(l, l.window + n)
+  if start < math.huge then return start - now end
+  return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
+end
+
 -- save writes the state of key k, which lives until it equals a bucket never seen: until the reset
 -- that its last charge was told.
 local function save(k)
   local s = state[k]
   local l = s.by
-  local ttl = floor(s.reset / 1000) + 2
+  local ttl = floor((l.edges and calendar_time(l, s.reset) or s.reset) / 1000) + 2
   if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
   if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
   ttl = lifetime(ttl)
   local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
   if kind == TOKEN or kind == LEAKY then
     b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
+  elseif l.edges then
+    b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next)
   elseif kind == WINDOW then
     b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
   elseif kind == SLIDING then
@@ -649,8 +705,16 @@ while at <= #ARGV[2] do
   local l, flags = {}
   l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
     l.reach, l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<dddddddddddddd', ARGV[2], at)
-  l.overdraw, l.takes_denied, l.per_request = flags % 2 == 1, floor(flags / 2) % 2 == 1, flags >= 4
+  l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
+  l.per_request = floor(flags / 4) % 2 == 1
   l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+  if floor(flags / 8) % 2 == 1 then
+    local e = {}
+    l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
+    if now < e[2] or now + STEP_BACK >= e[5] then return pack('<d', now) end
+    l.edges = e
+    l.window = window_of(l, 0, now)
+  end
   limits[#limits + 1] = l
 end
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	_ "time/tzdata" // the suite needs no files of the machine's
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -267,6 +268,23 @@ func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int6
 	return admitted.Load()
 }
 
+// calendars are days and weeks of places whose clocks are set twice a year; nil: none.
+var calendars = func() []*algorithms.Calendar {
+	zone := func(name string) *time.Location {
+		zone, err := time.LoadLocation(name)
+		if err != nil {
+			panic(err)
+		}
+		return zone
+	}
+	return []*algorithms.Calendar{
+		algorithms.NewCalendar(algorithms.CalendarDay, zone("Europe/Berlin")),
+		algorithms.NewCalendar(algorithms.CalendarDay, zone("America/New_York")),
+		algorithms.NewCalendar(algorithms.CalendarWeek, zone("Europe/Berlin")),
+		nil,
+	}
+}()
+
 // Specs is one limit of each kind and some of their variants.
 func Specs() []algorithms.Spec {
 	n := func(v int64) *int64 { return &v }
@@ -288,6 +306,8 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.SlidingLog, Rate: 6, Period: s},
 		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4)},
 		{Kind: algorithms.FixedWindow, Rate: 0, Period: s, Start: &epoch},
+		{Kind: algorithms.FixedWindow, Rate: 5, Calendar: calendars[0]},
+		{Kind: algorithms.FixedWindow, Rate: 4, Capacity: n(11), Initial: n(1), MaxReserved: n(30), Calendar: calendars[0]},
 	}
 }
 
@@ -317,6 +337,12 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 		if i := rng.IntN(len(specs)); rng.IntN(20) == 0 && specs[i].Rate > 0 {
 			specs[i].Rate = 1 + rng.Int64N(30)
 			specs[i].Capacity, specs[i].Initial = nil, nil
+			if specs[i].Kind == algorithms.FixedWindow && !specs[i].TakesDenied {
+				specs[i].Period, specs[i].Calendar = algorithms.Day, calendars[rng.IntN(len(calendars))]
+				if specs[i].Calendar != nil {
+					specs[i].Start = nil
+				}
+			}
 			compile(i)
 		}
 		var charges []backend.Charge

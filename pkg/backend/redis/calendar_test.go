@@ -1,0 +1,91 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// days is a limit of so many a day in Berlin.
+func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
+	tb.Helper()
+	zone, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	l, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.FixedWindow, Rate: rate, Capacity: &capacity,
+		Calendar: algorithms.NewCalendar(algorithms.CalendarDay, zone),
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &l
+}
+
+// The script finds its own time among the days it is given, and asks for others where it is in none of
+// them: whatever this process takes the time to be, the answer is that of the server's clock.
+func TestCalendarGoesByTheServersClock(t *testing.T) {
+	server := redistest.Start(t)
+	for name, ahead := range map[string]time.Duration{
+		"right": 0, "a day ahead": 25 * time.Hour, "a day behind": -25 * time.Hour,
+		"a month ahead": 31 * 24 * time.Hour, "a year behind": -365 * 24 * time.Hour, "1970": -time.Duration(time.Now().UnixNano()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			server.Do("FLUSHALL")
+			n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
+			n.wall = func() algorithms.Micros { return algorithms.Micros(time.Now().Add(ahead).UnixMicro()) }
+			l := days(t, 2, 2)
+			for i, admitted := range []bool{true, true, false, false} {
+				var d [1]backend.Decision
+				n.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+				night := l.Calendar.After(d[0].At, 1)
+				want := algorithms.Decision{Allowed: admitted, Remaining: max(0, 1-int64(i)), ResetAfter: night}
+				if want.Value = want.Remaining; !admitted {
+					want.RetryAfter = night
+				}
+				if d[0].Err != nil || d[0].Decision != want {
+					t.Errorf("ask %d: got %+v, want %+v", i, d[0], want)
+				}
+			}
+		})
+	}
+}
+
+// A day that ends between two asks is over by the server's clock, to the microsecond, also where clocks
+// are set; what was reserved is due so many days on.
+func TestCalendarEdgesInRedis(t *testing.T) {
+	server := redistest.Start(t)
+	var now algorithms.Micros
+	s := open(t, Config{URL: "redis://" + server.Addr, Clock: func() algorithms.Micros { return now }, Timeout: 5 * time.Second})
+	l := days(t, 10, 25)
+	const hour = 3600 * algorithms.Second
+	for i, is := range []struct {
+		at      string
+		cost    int64
+		reserve bool
+		want    algorithms.Decision
+	}{
+		{"2026-03-28T12:00:00+01:00", 25, false, algorithms.Decision{Allowed: true, ResetAfter: (12 + 23 + 24) * hour}},
+		{"2026-03-28T23:59:59.999999+01:00", 11, false, algorithms.Decision{RetryAfter: 23*hour + 1, ResetAfter: (23+24)*hour + 1}},
+		{"2026-03-29T00:00:00+01:00", 10, false, algorithms.Decision{Allowed: true, ResetAfter: (23 + 24 + 24) * hour}},
+		{"2026-03-29T00:00:00+01:00", 250, true, algorithms.Decision{Allowed: true, Value: -250, Wait: (23 + 24*24) * hour, ResetAfter: (23 + 27*24) * hour}},
+		{"2026-10-25T00:00:00+02:00", 25, false, algorithms.Decision{Allowed: true, ResetAfter: (25 + 24 + 24) * hour}},
+	} {
+		at, err := time.Parse(time.RFC3339Nano, is.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now = algorithms.Micros(at.UnixMicro())
+		var d [1]backend.Decision
+		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: is.cost, Reserve: is.reserve}}}, d[:])
+		if d[0].Err != nil || d[0].Decision != is.want {
+			t.Errorf("step %d:\n got %+v\nwant %+v", i, d[0], is.want)
+		}
+	}
+}
