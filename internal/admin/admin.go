@@ -95,13 +95,17 @@ func (c *Config) rlconfig(w http.ResponseWriter, _ *http.Request) {
 func numbers(p *descriptors.Policy) string {
 	l := &p.Limit
 	period := algorithms.Micros(l.Period) * l.Tick
+	length, zone := descriptors.Span(period), ""
+	if l.Calendar != nil {
+		length, zone = l.Calendar.Unit, " time_zone="+l.Calendar.Zone
+	}
 	switch {
 	case p.Unlimited:
 		return "unlimited: true"
 	case p.Reference:
-		return fmt.Sprintf("unit=%s requests_per_unit=%d", unit(period), l.Rate)
+		return fmt.Sprintf("unit=%s requests_per_unit=%d%s", unit(period), l.Rate, zone)
 	default:
-		return fmt.Sprintf("algorithm=%s rate=%d period=%s capacity=%d", l.Kind, l.Rate, descriptors.Span(period), l.Capacity)
+		return fmt.Sprintf("algorithm=%s rate=%d period=%s capacity=%d%s", l.Kind, l.Rate, length, l.Capacity, zone)
 	}
 }
 

@@ -82,6 +82,7 @@ var only = map[string]map[string]string{
 // carries these along.
 var beyond = map[string][]string{
 	"pkg/algorithms":     {},
+	"pkg/calendar":       {"pkg/algorithms"},
 	"pkg/descriptors":    {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2", "github.com/sony/gobreaker/v2"},
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},

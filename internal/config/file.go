@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -95,7 +97,7 @@ type limit struct {
 
 	Algorithm   algorithm `key:"algorithm" form:"algorithm"`
 	Rate        whole     `key:"rate" form:"algorithm"`
-	Period      span      `key:"period" form:"algorithm"`
+	Period      period    `key:"period" form:"algorithm"`
 	Capacity    whole     `key:"capacity" form:"algorithm"`
 	Initial     whole     `key:"initial" form:"algorithm"`
 	MaxReserved whole     `key:"max_reserved" form:"algorithm"`
@@ -106,6 +108,7 @@ type limit struct {
 	Lease       loan      `key:"lease" form:"algorithm"`
 	MaxDelay    span      `key:"max_delay" form:"algorithm"`
 
+	TimeZone   zone         `key:"time_zone"`
 	Name       text         `key:"name"`
 	Replaces   replacements `key:"replaces"`
 	Shadow     boolean      `key:"shadow_mode"`
@@ -167,6 +170,8 @@ type (
 	boolean   struct{ given[bool] }                  // true or false, and the other words of YAML 1.1
 	whole     struct{ given[int64] }                 // an integer
 	span      struct{ given[algorithms.Micros] }     // "1h30m"; longer than 0
+	period    struct{ given[cycle] }                 // a span, or day, week, month, year
+	zone      struct{ given[*time.Location] }        // its name in the IANA database
 	moment    struct{ given[algorithms.Micros] }     // RFC 3339
 	share     struct{ given[float64] }               // "20%" or 0.2; in (0, 1]
 	algorithm struct{ given[algorithms.Kind] }       // its name
@@ -192,6 +197,12 @@ type (
 	matchMap     struct{ given[[]matchItem] }
 	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps
 )
+
+// cycle is a period: a span, or a unit of the calendar.
+type cycle struct {
+	span algorithms.Micros // 0: unit it is
+	unit calendar.Unit
+}
 
 // namedLimit is one entry of limits.
 type namedLimit struct {

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -96,6 +99,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p descriptors.Policy
 	switch isReference, ok := c.form(l, name != ""); {
 	case !ok:
 	case isReference:
+		c.zoned(l, true)
 		c.reference(d, l, &p)
 	default:
 		c.own(l, &p)
@@ -203,29 +207,66 @@ func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	if p.Unlimited || l.broken || c.mistakes > before {
 		return
 	}
-	epoch := algorithms.Micros(0)
-	c.numbers(l, p, algorithms.Spec{
-		Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: &epoch, TakesDenied: d.Alone,
-	})
+	s := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, TakesDenied: d.Alone}
+	if l.TimeZone.ok {
+		s.Calendar = calendarOf(calendarUnits[strings.ToLower(l.Unit.value)], l.TimeZone.value)
+	} else {
+		s.Start = new(algorithms.Micros)
+	}
+	c.numbers(l, p, s)
 }
+
+// zoned checks that l has a time_zone where its unit, or its period, is of the calendar.
+func (c *compiler) zoned(l *limit, isReference bool) {
+	unit, period := strings.ToLower(l.Unit.value), l.Period.value
+	_, ofCalendar := calendarUnits[unit]
+	switch {
+	case l.TimeZone.stated() && !l.TimeZone.ok: // reported
+	case isReference && l.TimeZone.ok && l.Unlimited.value:
+		c.mistake(l.TimeZone.at, "time_zone does not go with unlimited; remove it")
+	case isReference && l.TimeZone.ok && l.UnitMultiplier.or(1) != 1:
+		c.mistake(l.TimeZone.at, "time_zone does not go with unit_multiplier; remove one")
+	case isReference && l.TimeZone.ok && l.Unit.ok && !ofCalendar:
+		c.mistake(l.TimeZone.at, "time_zone goes with unit day, week, month or year, not with %s; remove it", short(unit))
+	case isReference, !l.Period.ok:
+	case l.TimeZone.ok && period.span > 0:
+		c.mistake(l.TimeZone.at, "time_zone goes with period day, week, month or year, which the calendar sets; write one of these, or remove time_zone")
+	case !l.TimeZone.ok && period.span == 0:
+		c.mistake(l.Period.at, "period %s is one of the calendar, and needs the time_zone of a place; add \"time_zone: UTC\" or another, or write %s", period.unit, descriptors.Span(units[period.unit.String()]))
+	}
+}
+
+// calendarOf is the one Calendar of a unit and a zone, so that limits with it are equal.
+func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
+	c := unit.In(zone)
+	one, _ := calendars.LoadOrStore(c.Unit+" "+c.Zone, c)
+	return one.(*algorithms.Calendar)
+}
+
+// calendars are those in use: at most one for each unit and time zone there is.
+var calendars sync.Map
 
 // own compiles the form that names its algorithm.
 func (c *compiler) own(l *limit, p *descriptors.Policy) {
 	before := c.mistakes
 	c.missing(l)
+	c.zoned(l, false)
 	if l.Rate.ok && l.Rate.value == 0 {
 		c.mistake(l.Rate.at, "rate must be at least 1, is 0")
 	}
 	if l.MaxDelay.ok && l.Algorithm.ok && l.Algorithm.value != algorithms.LeakyBucket {
 		c.mistake(l.MaxDelay.at, "max_delay belongs to algorithm leaky_bucket, not to %s", l.Algorithm.value)
 	}
-	if l.broken || !l.Algorithm.ok || !l.Rate.ok || !l.Period.ok {
+	if l.broken || !l.Algorithm.ok || !l.Rate.ok || !l.Period.ok || c.mistakes > before && l.Period.value.span == 0 {
 		return
 	}
 	s := algorithms.Spec{
-		Kind: l.Algorithm.value, Rate: l.Rate.value, Period: l.Period.value,
+		Kind: l.Algorithm.value, Rate: l.Rate.value, Period: l.Period.value.span,
 		Capacity: l.Capacity.pointer(), Initial: l.Initial.pointer(), MaxReserved: l.MaxReserved.pointer(),
 		Start: l.Start.pointer(), Overdraw: l.Overdraw.value,
+	}
+	if l.TimeZone.ok && s.Period == 0 {
+		s.Calendar = calendarOf(l.Period.value.unit, l.TimeZone.value)
 	}
 	if g := l.Guaranteed.value; g != nil {
 		s.Minimum = &algorithms.Rate{Units: g.Rate.value, Period: g.Period.value}

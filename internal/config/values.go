@@ -7,11 +7,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	_ "time/tzdata" // the image has no files
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -97,6 +99,48 @@ func (s *span) read(p *parser, key string, n *yaml.Node) {
 		p.mistake(p.at(n), "%s: %v", key, err)
 	}
 	s.set(p, n, value, err == nil)
+}
+
+// calendarUnits are the periods of the calendar.
+var calendarUnits = func() map[string]calendar.Unit {
+	byName := map[string]calendar.Unit{}
+	for _, u := range calendar.Units {
+		byName[u.String()] = u
+	}
+	return byName
+}()
+
+func (c *period) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	unit, known := calendarUnits[v.Value]
+	isWord := v.Kind == yaml.ScalarNode && v.Value != "" && !strings.ContainsAny(v.Value, "0123456789")
+	switch {
+	case isWord && known:
+		c.set(p, n, cycle{unit: unit}, true)
+		return
+	case isWord:
+		p.mistake(p.at(n), "%s must be a duration such as 30s, 1h or 1d, or, with a time_zone, one of day, week, month, year; is %s%s",
+			key, describe(n), didYouMean(v.Value, sortedKeys(calendarUnits)))
+		c.set(p, n, cycle{}, false)
+		return
+	}
+	var s span
+	s.read(p, key, n)
+	c.set(p, n, cycle{span: s.value}, s.ok)
+}
+
+func (z *zone) read(p *parser, key string, n *yaml.Node) {
+	name, ok := p.scalar(key, n)
+	var location *time.Location
+	if ok {
+		var err error
+		// "" and "Local" are the zone of the machine: what a limit means must not depend on that.
+		if location, err = time.LoadLocation(name); err != nil || name == "" || name == "Local" {
+			p.mistake(p.at(n), "%s %q is not known; write a name of the IANA database: Europe/Berlin, America/New_York, UTC", key, short(name))
+			ok = false
+		}
+	}
+	z.set(p, n, location, ok)
 }
 
 // spanUnits are the units of durations. A day is 24 hours.

@@ -19,6 +19,8 @@ type description struct {
 	Algorithm   string `json:"algorithm"`
 	Rate        int64  `json:"rate"`
 	PeriodUS    int64  `json:"period_us"`
+	Calendar    string `json:"calendar,omitempty"`
+	TimeZone    string `json:"time_zone,omitempty"`
 	Capacity    int64  `json:"capacity"`
 	MaxReserved int64  `json:"max_reserved,omitempty"`
 	Shards      int    `json:"shards,omitempty"`
@@ -45,6 +47,9 @@ func describe(p *descriptors.Policy) description {
 		Domain: p.Domain, Name: p.Name, Algorithm: l.Kind.String(), Rate: l.Rate,
 		PeriodUS: l.Period * int64(max(1, l.Tick)), Capacity: l.Capacity,
 		Shards: len(p.Shards), Shadow: p.Shadow, OnFailure: p.OnFailure.String(),
+	}
+	if l.Calendar != nil {
+		d.Calendar, d.TimeZone = l.Calendar.Unit, l.Calendar.Zone
 	}
 	if l.CanReserve() {
 		d.MaxReserved = l.MaxReserved

@@ -89,7 +89,11 @@ func (r *row) peakText() string {
 		return "-"
 	}
 	l := &r.policy.Limit
-	text := fmt.Sprintf("%d per %s", r.peak, descriptors.Span(algorithms.Micros(l.Period)*l.Tick))
+	period := descriptors.Span(algorithms.Micros(l.Period) * l.Tick)
+	if l.Calendar != nil {
+		period = l.Calendar.Unit
+	}
+	text := fmt.Sprintf("%d per %s", r.peak, period)
 	if len(r.peakBy) > 0 {
 		text += ", " + descriptors.Printable(string(r.peakBy))
 	}

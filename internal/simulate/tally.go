@@ -123,7 +123,7 @@ func (t *tally) use(now algorithms.Micros, c *limiter.Call, r *limiter.Result, r
 	row.need = max(row.need, u.charge(now, r.Cost))
 	if u.cur > row.peak {
 		row.peak = u.cur
-		row.peakAt = algorithms.Micros(u.window*r.Policy.Limit.Period+u.phase) * r.Policy.Limit.Tick
+		row.peakAt = u.windowStart()
 		if !bytes.Equal(row.peakKey, r.Key) {
 			row.peakKey = append(row.peakKey[:0], r.Key...)
 			row.peakBy = t.show(row.peakBy[:0], c, r)

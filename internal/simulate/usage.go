@@ -83,6 +83,9 @@ func (u *usage) advance(now algorithms.Micros) {
 	l := &u.row.policy.Limit
 	tick := int64(now / l.Tick)
 	window := floorDiv(tick-u.phase, l.Period)
+	if l.Calendar != nil {
+		window = l.Calendar.Window(now)
+	}
 	windows := window - u.window
 	switch l.Kind {
 	case algorithms.TokenBucket, algorithms.LeakyBucket:
@@ -104,6 +107,15 @@ func (u *usage) advance(now algorithms.Micros) {
 		}
 	}
 	u.at, u.window = tick, window
+}
+
+// windowStart is when the period began that the last ask lies in.
+func (u *usage) windowStart() algorithms.Micros {
+	l := &u.row.policy.Limit
+	if l.Calendar != nil {
+		return l.Calendar.Start(u.window)
+	}
+	return algorithms.Micros(u.window*l.Period+u.phase) * l.Tick
 }
 
 // clears tells whether p's windows start full whatever the last one left.

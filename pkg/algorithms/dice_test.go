@@ -88,7 +88,7 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 		if roll.once(4) {
 			s.Calendar, s.Start = calendars[roll(int64(len(calendars)))], nil
-			s.Period = s.Calendar.Nominal() // for the tests
+			s.Period = s.Calendar.Usual // for the tests
 		}
 	}
 	return s

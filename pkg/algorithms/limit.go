@@ -58,7 +58,7 @@ type Limit struct {
 	MaxReserved int64  // units
 	Reach       int64  // units: the largest debt the numbers can express
 	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
-	// Calendar, of a fixed window, sets the edges; Period is its Nominal then, and Phase is 0.
+	// Calendar, of a fixed window, sets the edges; Period is its Usual then, and Phase is 0.
 	Calendar *Calendar
 
 	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
@@ -145,7 +145,7 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 		return Limit{}, errs
 	}
 	if s.Calendar != nil {
-		s.Period = s.Calendar.Nominal()
+		s.Period = s.Calendar.Usual
 	}
 	l := Limit{Calendar: s.Calendar, Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
 	if s.Kind == TokenBucket && s.Minimum != nil {
@@ -305,7 +305,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
 		longest := l.Period
 		if l.Calendar != nil {
-			longest = int64(l.Calendar.Longest())
+			longest = int64(l.Calendar.Longest)
 		}
 		windows := (maxExact-int64(MaxTime))/longest - 1
 		if windows < 0 {

@@ -55,7 +55,7 @@ func show(s Spec) string {
 		}
 	}
 	if s.Calendar != nil {
-		fmt.Fprintf(&b, " each %s", s.Calendar)
+		fmt.Fprintf(&b, " each %s of %s", s.Calendar.Unit, s.Calendar.Zone)
 	}
 	if s.Minimum != nil {
 		fmt.Fprintf(&b, " guaranteed %d/%dus", s.Minimum.Units, int64(s.Minimum.Period))

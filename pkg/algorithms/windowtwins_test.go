@@ -4,7 +4,6 @@ import (
 	"math/big"
 	"slices"
 	"sort"
-	"sync"
 	"time"
 )
 
@@ -30,7 +29,7 @@ func edgesOf(s Spec, tick Micros, hash uint64) edges {
 // start is the edge at or before t.
 func (e edges) start(t Micros) Micros {
 	if e.calendar != nil {
-		return firstShown(e.calendar, e.date(t, 0))
+		return e.calendar.Edges.(civil).shows(e.date(t, 0))
 	}
 	into := (t - e.phase) % e.period
 	if into < 0 {
@@ -42,71 +41,24 @@ func (e edges) start(t Micros) Micros {
 // step is the n-th edge after the one at or before t.
 func (e edges) step(t, n Micros) Micros {
 	if e.calendar != nil {
-		return firstShown(e.calendar, e.date(t, int(n)))
+		return e.calendar.Edges.(civil).shows(e.date(t, int(n)))
 	}
 	return e.start(t) + n*e.period
 }
 
 // came is how many edges there are after from, up to to.
-func (e edges) came(from, to Micros) Micros {
+func (e edges) came(from, to Micros) (n Micros) {
 	if e.calendar == nil {
 		return (e.start(to) - e.start(from)) / e.period
 	}
-	a, b := e.date(from, 0), e.date(to, 0)
-	switch e.calendar.unit {
-	case CalendarDay:
-		return Micros(b.Sub(a) / (24 * time.Hour))
-	case CalendarWeek:
-		return Micros(b.Sub(a) / (7 * 24 * time.Hour))
-	case CalendarMonth:
-		return Micros((b.Year()-a.Year())*12 + int(b.Month()-a.Month()))
-	default:
-		return Micros(b.Year() - a.Year())
+	for t := e.start(from); t < e.start(to); t = e.step(t, 1) {
+		n++
 	}
+	return n
 }
 
 // date is the first day of the n-th window after the one of t.
-func (e edges) date(t Micros, n int) time.Time {
-	y, m, d := time.UnixMicro(int64(t)).In(e.calendar.zone).Date()
-	switch e.calendar.unit {
-	case CalendarDay:
-		return time.Date(y, m, d+n, 0, 0, 0, 0, time.UTC)
-	case CalendarWeek:
-		monday := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
-		for monday.Weekday() != time.Monday {
-			monday = monday.AddDate(0, 0, -1)
-		}
-		return monday.AddDate(0, 0, 7*n)
-	case CalendarMonth:
-		return time.Date(y, m+time.Month(n), 1, 0, 0, 0, 0, time.UTC)
-	default:
-		return time.Date(y+n, 1, 1, 0, 0, 0, 0, time.UTC)
-	}
-}
-
-// firstShown looks, every quarter of an hour, whether clocks already show the date. (No clock is set
-// at another moment from 2020 on.)
-func firstShown(c *Calendar, date time.Time) Micros {
-	type when struct {
-		c    *Calendar
-		date time.Time
-	}
-	if at, known := shown.Load(when{c, date}); known {
-		return at.(Micros)
-	}
-	at := date.Add(-15 * time.Hour)
-	for {
-		y, m, d := at.In(c.zone).Date()
-		if !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(date) {
-			break
-		}
-		at = at.Add(15 * time.Minute)
-	}
-	shown.Store(when{c, date}, Micros(at.UnixMicro()))
-	return Micros(at.UnixMicro())
-}
-
-var shown sync.Map
+func (e edges) date(t Micros, n int) time.Time { return e.calendar.Edges.(civil).date(t, n) }
 
 // windowTwin grants rate at each edge, and keeps what is left over up to capacity.
 type windowTwin struct {
@@ -385,7 +337,7 @@ func mostTokens(s Spec, tick Micros) int64 {
 func mostWindow(s Spec, tick Micros) int64 {
 	period := big.NewInt(int64(s.Period / tick))
 	if s.Calendar != nil {
-		period = big.NewInt(int64(s.Calendar.Longest()))
+		period = big.NewInt(int64(s.Calendar.Longest))
 	}
 	windows := new(big.Int).Div(new(big.Int).Sub(exact, big.NewInt(int64(MaxTime))), period)
 	windows.Sub(windows, big.NewInt(1))

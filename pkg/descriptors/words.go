@@ -55,6 +55,7 @@ func reserved(l *algorithms.Limit) (n int64, given bool) {
 	}
 	most, err := algorithms.Compile(algorithms.Spec{
 		Kind: l.Kind, Rate: l.Rate, Period: algorithms.Micros(l.Period) * l.Tick, Capacity: &l.Capacity,
+		Calendar: l.Calendar,
 	})
 	return l.MaxReserved, err == nil && l.MaxReserved < most.MaxReserved
 }
@@ -67,11 +68,16 @@ func guaranteedRate(l *algorithms.Limit) string {
 }
 
 func windowWords(l *algorithms.Limit, period string) string {
+	if l.Calendar != nil {
+		period = l.Calendar.Unit
+	}
 	text := fmt.Sprintf("fixed window: %d in each %s", l.Rate, period)
 	if l.Capacity != l.Rate {
 		text += fmt.Sprintf(", saved up to %d", l.Capacity)
 	}
 	switch {
+	case l.Calendar != nil:
+		return text + ", by the calendar of " + l.Calendar.Zone
 	case l.PhaseFromKey:
 		return text + ", each key's windows starting at a moment of its own"
 	case l.Phase == 0:

@@ -9,6 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
 // days is a limit of so many a day in Berlin.
@@ -20,7 +21,7 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	}
 	l, err := algorithms.Compile(algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: rate, Capacity: &capacity,
-		Calendar: algorithms.NewCalendar(algorithms.CalendarDay, zone),
+		Calendar: calendar.Day.In(zone),
 	})
 	if err != nil {
 		tb.Fatal(err)

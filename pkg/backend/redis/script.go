@@ -166,11 +166,11 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
 		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
 	if c := l.Calendar; c != nil {
-		first, edges := c.Around(now)
+		first := c.Window(now) - 2
 		// As many bits of a hash as a double holds tell calendars apart.
-		dst = doubles(dst, float64(xxhash.Sum64String(c.String())>>11), float64(first), float64(c.Longest()))
-		for _, edge := range edges {
-			dst = doubles(dst, float64(edge))
+		dst = doubles(dst, float64(xxhash.Sum64String(c.Unit+" "+c.Zone)>>11), float64(first), float64(c.Longest))
+		for n := range int64(5) {
+			dst = doubles(dst, float64(c.Start(first+n)))
 		}
 	}
 	return dst

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
 // Clock is a time that a test sets.
@@ -278,9 +279,9 @@ var calendars = func() []*algorithms.Calendar {
 		return zone
 	}
 	return []*algorithms.Calendar{
-		algorithms.NewCalendar(algorithms.CalendarDay, zone("Europe/Berlin")),
-		algorithms.NewCalendar(algorithms.CalendarDay, zone("America/New_York")),
-		algorithms.NewCalendar(algorithms.CalendarWeek, zone("Europe/Berlin")),
+		calendar.Day.In(zone("Europe/Berlin")),
+		calendar.Day.In(zone("America/New_York")),
+		calendar.Week.In(zone("Europe/Berlin")),
 		nil,
 	}
 }()

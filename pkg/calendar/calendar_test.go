@@ -1,0 +1,156 @@
+package calendar
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+	_ "time/tzdata" // the tests need no files of the machine's
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func in(tb testing.TB, u Unit, zone string) *algorithms.Calendar {
+	tb.Helper()
+	z, err := time.LoadLocation(zone)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return u.In(z)
+}
+
+// at reads a moment.
+func at(tb testing.TB, text string) algorithms.Micros {
+	tb.Helper()
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return algorithms.Micros(t.UnixMicro())
+}
+
+func TestCalendarEdges(t *testing.T) {
+	for name, c := range map[string]struct {
+		unit  Unit
+		zone  string
+		edges []string // in turn
+	}{
+		"UTC has plain days":       {Day, "UTC", []string{"2026-02-28T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"}},
+		"a day of 23 hours":        {Day, "Europe/Berlin", []string{"2026-03-28T00:00:00+01:00", "2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"}},
+		"a day of 25 hours":        {Day, "Europe/Berlin", []string{"2026-10-25T00:00:00+02:00", "2026-10-26T00:00:00+01:00"}},
+		"half an hour":             {Day, "Australia/Lord_Howe", []string{"2026-04-05T00:00:00+11:00", "2026-04-06T00:00:00+10:30"}},
+		"midnight is skipped":      {Day, "Asia/Beirut", []string{"2026-03-28T00:00:00+02:00", "2026-03-29T01:00:00+03:00", "2026-03-30T00:00:00+03:00"}},
+		"back over midnight":       {Day, "America/Santiago", []string{"2026-04-04T00:00:00-03:00", "2026-04-05T00:00:00-04:00"}},
+		"midnight comes twice":     {Day, "Atlantic/Azores", []string{"2026-10-25T00:00:00Z", "2026-10-26T00:00:00-01:00"}},
+		"back, a minute after it":  {Day, "America/St_Johns", []string{"2006-10-28T00:00:00-02:30", "2006-10-29T00:00:00-02:30", "2006-10-30T00:00:00-03:30"}},
+		"a date that never was":    {Day, "Pacific/Apia", []string{"2011-12-29T00:00:00-10:00", "2011-12-31T00:00:00+14:00", "2011-12-31T00:00:00+14:00", "2012-01-01T00:00:00+14:00"}},
+		"weeks start on Monday":    {Week, "America/New_York", []string{"2026-03-02T00:00:00-05:00", "2026-03-09T00:00:00-04:00", "2026-03-16T00:00:00-04:00"}},
+		"a week over New Year":     {Week, "UTC", []string{"2025-12-29T00:00:00Z", "2026-01-05T00:00:00Z"}},
+		"months":                   {Month, "Europe/Berlin", []string{"2026-02-01T00:00:00+01:00", "2026-03-01T00:00:00+01:00", "2026-04-01T00:00:00+02:00", "2026-05-01T00:00:00+02:00"}},
+		"a February of 29 days":    {Month, "UTC", []string{"2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z"}},
+		"2100 is no leap year":     {Month, "UTC", []string{"2100-02-01T00:00:00Z", "2100-03-01T00:00:00Z"}},
+		"years":                    {Year, "Asia/Kathmandu", []string{"2027-01-01T00:00:00+05:45", "2028-01-01T00:00:00+05:45", "2029-01-01T00:00:00+05:45"}},
+		"long after the last rule": {Day, "Europe/Berlin", []string{"2111-03-29T00:00:00+01:00", "2111-03-30T00:00:00+02:00"}},
+		"the end of a leap year":   {Day, "Europe/Berlin", []string{"2056-12-30T00:00:00+01:00", "2056-12-31T00:00:00+01:00", "2057-01-01T00:00:00+01:00"}},
+		"before 1970":              {Month, "America/New_York", []string{"1969-12-01T00:00:00-05:00", "1970-01-01T00:00:00-05:00"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			calendar := in(t, c.unit, c.zone)
+			first := calendar.Window(at(t, c.edges[0]))
+			for i, text := range c.edges {
+				edge := at(t, text)
+				if got := calendar.Start(first + int64(i)); got != edge {
+					t.Errorf("window %d starts at %s, want %s", i, time.UnixMicro(int64(got)).UTC(), text)
+				}
+				if got := calendar.Window(edge - 1); got >= first+int64(i) {
+					t.Errorf("1 us before edge %d it is window %d", i, got-first)
+				}
+				if got := calendar.Window(edge); got < first+int64(i) {
+					t.Errorf("at edge %d it is window %d", i, got-first)
+				}
+			}
+		})
+	}
+}
+
+// zones are places whose clocks differ by hours, halves and quarters, are set twice a year, at midnight,
+// by half an hour, or not at all.
+var zones = []string{
+	"UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Asia/Beirut", "Africa/Cairo",
+	"Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Kiritimati", "America/St_Johns", "Africa/Casablanca",
+}
+
+// A window starts where, looking every quarter of an hour, its date is first shown. (No clocks are set at
+// another moment from 2020 on.)
+func TestAgreesWithLooking(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, zone := range zones {
+		for _, u := range Units {
+			c := in(t, u, zone)
+			place, _ := time.LoadLocation(zone)
+			for range 50 {
+				now := at(t, "2020-01-01T00:00:00Z") + algorithms.Micros(rng.Int64N(int64(90*365*algorithms.Day)))
+				n := c.Window(now)
+				first, next := c.Start(n), c.Start(n+1)
+				if first > now || now >= next || next-first > c.Longest {
+					t.Fatalf("%s %s: %d is in window %d, from %d to %d", u, zone, now, n, first, next)
+				}
+				day := firstDay(u, time.UnixMicro(int64(first)).In(place))
+				if want := firstShown(place, day); first != want {
+					t.Fatalf("%s %s: the window of %s starts at %d, want %d", u, zone, day, first, want)
+				}
+				if got := c.After(now, 1); got != next-now {
+					t.Fatalf("%s %s: after %d the next starts in %d, want %d", u, zone, now, got, next-now)
+				}
+			}
+		}
+	}
+}
+
+// firstDay is the date of the first day of the window of a date.
+func firstDay(u Unit, t time.Time) time.Time {
+	y, m, d := t.Date()
+	switch u {
+	case Year:
+		m, d = 1, 1
+	case Month:
+		d = 1
+	case Week:
+		d -= (int(t.Weekday()) + 6) % 7
+	case Day:
+	}
+	return time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
+}
+
+func firstShown(place *time.Location, day time.Time) algorithms.Micros {
+	t := day.Add(-15 * time.Hour)
+	for {
+		y, m, d := t.In(place).Date()
+		if !time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Before(day) {
+			return algorithms.Micros(t.UnixMicro())
+		}
+		t = t.Add(15 * time.Minute)
+	}
+}
+
+// What was asked before does not matter, nor in which order.
+func TestIsAFunction(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, u := range Units {
+		one := in(t, u, "Europe/Berlin")
+		for range 2000 {
+			now := at(t, "2026-01-01T00:00:00Z") + algorithms.Micros(rng.Int64N(int64(800*algorithms.Day)))
+			other := in(t, u, "Europe/Berlin")
+			if n := other.Window(now); one.Window(now) != n || one.Start(n+1) != other.Start(n+1) || one.Start(n-3) != other.Start(n-3) {
+				t.Fatalf("%s: at %d: window %d and %d", u, now, one.Window(now), n)
+			}
+		}
+	}
+}
+
+func BenchmarkWindow(b *testing.B) {
+	c := in(b, Day, "Europe/Berlin")
+	now := at(b, "2026-07-01T00:00:00Z")
+	for b.Loop() {
+		c.Window(now)
+	}
+}
