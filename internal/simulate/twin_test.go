@@ -122,7 +122,7 @@ func (w *twin) meets(c *limiter.Call) (all []*met) {
 		if l.Name == "lone" {
 			domain = "each"
 		}
-		m := &met{domain: domain, name: l.Name, values: l.Key, alone: domain == "each", wait: l.Reserve || l.Name == "leaky"}
+		m := &met{domain: domain, name: l.Name, values: l.Key, wait: l.Reserve || l.Name == "leaky"}
 		m.ask = algorithms.Ask{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
 		all = append(all, m)
 	}

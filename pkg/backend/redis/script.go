@@ -247,12 +247,22 @@ func (t *trip) answer(charges []backend.Charge, decisions []backend.Decision) {
 			continue
 		}
 		decisions[i] = decode(text)
-		if c := charges[i].Limit.Calendar; c != nil {
-			for _, span := range [...]*algorithms.Micros{&decisions[i].RetryAfter, &decisions[i].ResetAfter, &decisions[i].Wait} {
-				*span = c.After(at, int64(*span))
-			}
+		if text[0]&16 != 0 {
+			fromWindows(charges[i].Limit.Calendar, at, &decisions[i].Decision)
 		}
 		decisions[i].At, decisions[i].Replayed = at, replayed
+	}
+}
+
+// fromWindows makes times of the numbers of windows in d, which was decided at a time. c is nil where
+// the limit had a calendar when it was charged, and has none now that the answer is given again.
+func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
+	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
+		if n := int64(*span); c != nil {
+			*span = c.After(at, n)
+		} else {
+			*span = 0
+		}
 	}
 }
 

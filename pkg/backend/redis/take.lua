@@ -10,8 +10,8 @@
 -- ARGV[3]  the charges, 64 bytes each: 8 doubles; a run of equal group is taken together or not at all.
 -- One of limit 0 heads a group that is taken once: the key is that of its record, the cost how many
 -- ms it is remembered, and the last 32 bytes tell what is asked
--- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; of a
--- calendar the three times are counted in windows. Nothing but the time: it is not among the windows
+-- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
+-- flag 16 the three times are counted in windows of a calendar. Nothing but the time: it is not among the windows
 -- given, and nothing is charged
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
@@ -736,7 +736,8 @@ local answers, n = { pack('<d', now) }, 1
 
 local function answer(c)
   n = n + 1
-  answers[n] = pack('<Bddddd', (c.allowed and 1 or 0) + (c.never and 2 or 0), c.value, c.remaining, c.retry, c.reset, c.wait)
+  local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.limit.edges and 16 or 0)
+  answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.wait)
 end
 
 -- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the

@@ -69,6 +69,14 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		t.Errorf("asked again with others: got %+v", d)
 	}
 
+	day := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendars[0]})
+	day.Key = []byte("once a day")
+	first = take(store, once(6, day)...)
+	clock.Set(clock.Now() + minute)
+	if d := take(store, once(6, day)...); !first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
+		t.Errorf("of a calendar: first %+v, again %+v", first[0], d[0])
+	}
+
 	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
 	debt.Key, debt.Ask.Cost = []byte("once debt"), 15
 	first = take(store, once(5, debt)...)

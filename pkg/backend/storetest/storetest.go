@@ -359,6 +359,9 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 				if rng.IntN(50) == 0 {
 					cost = rng.Int64() - rng.Int64()
 				}
+				if limits[i].Calendar != nil {
+					once = nil // takesOnce asks under an id of one calendar
+				}
 				charges = append(charges, backend.Charge{
 					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
 					Ask: algorithms.Ask{
