@@ -349,7 +349,7 @@ func (c *compiler) warnLease(l *limit, p *descriptors.Policy) {
 		c.warn(terms.Max.at, "lease has no effect: %s of %d is less than 2", percent(terms.Max.value), p.Limit.Capacity)
 	}
 	const much = 0.05
-	brought := float64(p.Limit.Rate) * float64(p.Lease.For) / float64(l.Period.value)
+	brought := float64(p.Limit.Rate) * float64(p.Lease.For) / float64(l.Period.value.span)
 	if share := brought / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
 		c.warn(terms.For.at, "while units are on loan (for) %.0f more flow in, %s of capacity: any span may admit so much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
 	}

@@ -17,8 +17,7 @@ func (l *Limit) LentFor(at, most Micros, hash uint64) Micros {
 		return most
 	}
 	phase := l.PhaseOf(hash)
-	window := floorDiv(int64(at/l.Tick)-phase, l.Period)
-	return min(most, Micros(phase+(window+1)*l.Period)*l.Tick-at)
+	return min(most, l.windowStart(l.windowOf(at, phase)+1, phase)-at)
 }
 
 // Unit is how many of State.Value make one unit.
