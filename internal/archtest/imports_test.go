@@ -57,10 +57,12 @@ var only = map[string]map[string]string{
 		"internal/tracing": "hears of its calls",
 	},
 	"google.golang.org/protobuf": {
+		"internal/rlstest": "is for tests",
 		"internal/grpcapi": "is where messages become requests",
 		"internal/xds":     "is where messages become configuration",
 	},
 	"github.com/envoyproxy": {
+		"internal/rlstest": "is for tests",
 		"internal/grpcapi": "is where messages become requests",
 		"internal/xds":     "is where messages become configuration",
 	},

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/rlstest"
 )
 
 const (
@@ -40,24 +41,7 @@ descriptors:
   - {key: replacing, rate_limit: {unit: year, requests_per_unit: 5, name: other, replaces: [{name: yearly}]}}
 `
 
-// told is one status in a line.
-func told(s *rls.RateLimitResponse_DescriptorStatus) string {
-	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
-	if l := s.CurrentLimit; l != nil {
-		text += fmt.Sprintf(" of %d/%s", l.RequestsPerUnit, l.Unit)
-		if l.Name != "" {
-			text += " " + l.Name
-		}
-	}
-	switch d := s.DurationUntilReset; {
-	case d == nil:
-	case d.Seconds < 1 || d.Seconds > 365*86400 || d.Nanos != 0:
-		text += " reset " + d.String()
-	default:
-		text += " reset"
-	}
-	return text
-}
+func told(s *rls.RateLimitResponse_DescriptorStatus) string { return rlstest.Status(s) }
 
 // expect compares an answer with an overall code and told statuses.
 func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse_Code, statuses ...string) {

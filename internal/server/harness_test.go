@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -21,6 +20,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rlsidecar/rlsidecar/internal/rlstest"
 )
 
 // engine serves the gRPC doors of the tests that are running.
@@ -131,19 +132,10 @@ func (x *instance) reload(tb testing.TB) {
 	x.hangup <- os.Interrupt
 }
 
-// descriptor is key=value,key=value…
-func descriptor(text string) *ratelimit.RateLimitDescriptor {
-	d := &ratelimit.RateLimitDescriptor{}
-	for part := range strings.SplitSeq(text, ",") {
-		key, value, _ := strings.Cut(part, "=")
-		d.Entries = append(d.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: key, Value: value})
-	}
-	return d
-}
-
-func request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
-	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
-}
+var (
+	descriptor = rlstest.Descriptor
+	request    = rlstest.Request
+)
 
 // ask asks domain "d".
 func (x *instance) ask(tb testing.TB, texts ...string) *rls.RateLimitResponse {

@@ -67,8 +67,7 @@ func loginOverExtAuthz(t *testing.T, s *stack) {
 func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 	t.Helper()
 	envoy := programPath(t, "ENVOY", "envoy") // may skip
-	pid := os.Getpid()
-	s := &stack{owner: t, addr: fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)), client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
+	s := &stack{owner: t, addr: loopback(), client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
 	t.Cleanup(s.client.CloseIdleConnections)
 	s.serveApplication(t)
 	s.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/envoy-extauthz/rlsidecar.yaml",

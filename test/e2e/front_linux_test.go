@@ -57,9 +57,8 @@ type front struct {
 // newFront starts the application and the sidecar, with more arguments.
 func newFront(t *testing.T, socket string, args ...string) *front {
 	t.Helper()
-	pid := os.Getpid()
 	s := &front{
-		stack: &stack{owner: t, addr: fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)), socket: socket},
+		stack: &stack{owner: t, addr: loopback(), socket: socket},
 		dir:   t.TempDir(), args: args,
 	}
 	s.serveApp(t)

@@ -194,10 +194,9 @@ func limitsFile(t *testing.T, others object) string {
 // Deployment, but for addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
-	pid := os.Getpid()
 	s := &stack{
 		owner:  t,
-		addr:   fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)),
+		addr:   loopback(),
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
 	}
 	t.Cleanup(s.client.CloseIdleConnections)

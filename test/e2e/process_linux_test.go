@@ -35,8 +35,16 @@ func start(t *testing.T, program string, args ...string) *process {
 // startIn starts it in a folder.
 func startIn(t *testing.T, dir, program string, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
-	p.cmd.Dir = dir
+	cmd := exec.Command(program, args...)
+	cmd.Dir = dir
+	return startCommand(t, cmd)
+}
+
+// startCommand starts cmd, which says in which folder and environment.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	program, args := cmd.Args[0], cmd.Args[1:]
+	p := &process{cmd: cmd, exited: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also when go test is killed
 	if err := p.cmd.Start(); err != nil {

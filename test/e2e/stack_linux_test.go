@@ -69,6 +69,12 @@ func overSocket(path string) change {
 
 var stacks atomic.Int32
 
+// loopback is 127.100.0.1 and up, by process and by stack: no port there is taken by somebody else.
+func loopback() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1))
+}
+
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
 	programPath(t, "ENVOY", "envoy") // may skip
@@ -83,11 +89,9 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 // bareStack is one of which nothing has been started.
 func bareStack(t *testing.T, socket string) *stack {
 	t.Helper()
-	pid := os.Getpid()
 	s := &stack{
-		owner: t,
-		// 127.100.0.1 and up, by process and by stack: no port there is taken by somebody else.
-		addr:   fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1)),
+		owner:  t,
+		addr:   loopback(),
 		socket: socket,
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
 	}

@@ -1,0 +1,89 @@
+// Package rlstest writes requests and answers of RateLimitService v3 as lines, for tests that read as
+// scripts.
+package rlstest
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Descriptor is key=value,key=value… and after that, each with a semicolon: hits=N, refund, and
+// limit=N/UNIT, where UNIT is a name or a number. It panics where text is wrong, for it is
+// the test's.
+func Descriptor(text string) *ratelimit.RateLimitDescriptor {
+	entries, extras, _ := strings.Cut(text, ";")
+	d := &ratelimit.RateLimitDescriptor{}
+	for part := range strings.SplitSeq(entries, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		d.Entries = append(d.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: key, Value: value})
+	}
+	for extra := range strings.SplitSeq(extras, ";") {
+		name, value, _ := strings.Cut(extra, "=")
+		switch name {
+		case "":
+		case "hits":
+			d.HitsAddend = wrapperspb.UInt64(number(value))
+		case "refund":
+			d.IsNegativeHits = true
+		case "limit":
+			n, unit, _ := strings.Cut(value, "/")
+			d.Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: uint32(number(n))}
+			if known, ok := typev3.RateLimitUnit_value[unit]; ok {
+				d.Limit.Unit = typev3.RateLimitUnit(known)
+			} else {
+				d.Limit.Unit = typev3.RateLimitUnit(number(unit))
+			}
+		default:
+			panic(fmt.Sprintf("%s: %q is not known", text, extra))
+		}
+	}
+	return d
+}
+
+func number(text string) uint64 {
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// Request asks domain for descriptors.
+func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
+	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
+}
+
+// Status is one status in a line: its code, what is left, and the limit if there is one. That there
+// is a time to wait, if it can be one, is told; how long it is depends on the clock.
+func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
+	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
+	if l := s.CurrentLimit; l != nil {
+		text += fmt.Sprintf(" of %d/%s", l.RequestsPerUnit, l.Unit)
+		if l.Name != "" {
+			text += " " + l.Name
+		}
+	}
+	switch d := s.DurationUntilReset; {
+	case d == nil:
+	case d.Seconds < 1 || d.Seconds > 365*86400 || d.Nanos != 0:
+		text += " reset " + d.String()
+	default:
+		text += " reset"
+	}
+	return text
+}
+
+// Response is the overall code and all statuses in a line.
+func Response(r *rls.RateLimitResponse) string {
+	parts := []string{r.OverallCode.String()}
+	for _, s := range r.Statuses {
+		parts = append(parts, Status(s))
+	}
+	return strings.Join(parts, " | ")
+}

@@ -1,0 +1,563 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+)
+
+// What users of the reference server ran into, each named after what happened there, with the same
+// environment and files. Numbers are of its threads (envoyproxy/ratelimit).
+
+// inMemory is one in memory with limits.
+func inMemory(t *testing.T, limits string, env ...string) *reference {
+	t.Helper()
+	t.Parallel()
+	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
+}
+
+// onRedis is one with limits on a Redis of its own.
+func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
+	t.Helper()
+	t.Parallel()
+	redis := redistest.Start(t)
+	env = append([]string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis.Addr}, env...)
+	return newReference(t, map[string]string{"limits.yaml": limits}, env...), redis
+}
+
+// expect asks domain d and compares the answer.
+func (r *reference) expect(t *testing.T, want string, texts ...string) {
+	t.Helper()
+	request := rlstest.Request("d")
+	for _, text := range texts {
+		request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
+	}
+	answer, problem := r.overGRPC(t, request)
+	got := problem
+	if answer != nil {
+		got = rlstest.Response(answer)
+	}
+	if got != want {
+		t.Errorf("%v\n got %s\nwant %s", texts, got, want)
+	}
+}
+
+const plain = `
+domain: d
+descriptors:
+  - {key: two, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
+`
+
+// #1202: a request with an override whose unit is not known ended the process.
+func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
+	r := inMemory(t, plain)
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/0")
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/99")
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a;limit=5/99") // the configured one applies
+	if !r.running() {
+		t.Error("it ended")
+	}
+}
+
+// The metadata of a limit was lost where its metrics were named after values.
+func TestBugMetadataLostWithDetailedMetric(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - {key: a, metadata: {tier: gold}, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
+  - {key: b, metadata: {tier: gold}, value_to_metric: true, rate_limit: {unit: year, requests_per_unit: 9}}
+`, "RESPONSE_DYNAMIC_METADATA=true")
+	for _, text := range []string{"a=1", "b=1"} {
+		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(text)))
+		if got := answer.GetDynamicMetadata().AsMap()["metadata"]; fmt.Sprint(got) != "map[tier:gold]" {
+			t.Errorf("%s: %v %s", text, got, problem)
+		}
+	}
+}
+
+// Two limits with metadata under one key: one's leaked into the other's for good, and requests at the
+// same time could end the process.
+func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - {key: a, metadata: {info: {a: 1}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
+  - {key: b, metadata: {info: {b: 2}}, rate_limit: {unit: year, requests_per_unit: 1000000}}
+`, "RESPONSE_DYNAMIC_METADATA=true")
+	metadata := func(texts ...string) string {
+		request := rlstest.Request("d")
+		for _, text := range texts {
+			request.Descriptors = append(request.Descriptors, rlstest.Descriptor(text))
+		}
+		answer, err := r.rls.ShouldRateLimit(t.Context(), request)
+		if err != nil {
+			t.Error(err)
+		}
+		return fmt.Sprint(answer.GetDynamicMetadata().AsMap()["metadata"])
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 100 {
+				if got := metadata("a=1", "b=1"); got != "map[info:map[a:1 b:2]]" {
+					t.Errorf("both: %s", got)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if a, b := metadata("a=1"), metadata("b=1"); a != "map[info:map[a:1]]" || b != "map[info:map[b:2]]" {
+		t.Errorf("alone: %s, %s", a, b)
+	}
+}
+
+// Wildcards of one level in several files were tried in another order after each load.
+func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{}
+	for i := range 8 {
+		files[fmt.Sprintf("%d.yaml", i)] = fmt.Sprintf("domain: d\ndescriptors: [{key: k, value: \"%s*\", rate_limit: {unit: year, requests_per_unit: %d}}]\n", "abcdefgh"[:8-i], 10+i)
+	}
+	r := newReference(t, files, "BACKEND_TYPE=memory", "MERGE_DOMAIN_CONFIG=true")
+	for i := range 5 {
+		r.expect(t, "OK | OK left 9 of 10/YEAR reset", fmt.Sprintf("k=abcdefgh%d", i))
+	}
+	r.expect(t, "OK | OK left 13 of 14/YEAR reset", "k=abcdx")
+}
+
+// Hits that a remembered denial denied were counted twice by Prometheus, below the first level.
+func TestBugOverLimitCountedTwiceWithLocalCache(t *testing.T) {
+	r, _ := onRedis(t, `
+domain: d
+descriptors:
+  - {key: a, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
+`, "LOCAL_CACHE_SIZE_IN_BYTES=1000000", "RLSIDECAR_CONSUME=each")
+	for range 5 {
+		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("a=1,b=1")))
+	}
+	if got := r.metric(`ratelimit_service_rate_limit_over_limit{domain="d",key1="a",key2="b"}`); got != "4" {
+		t.Errorf("%s over the limit, want 4", got)
+	}
+	if strings.Contains(r.metrics(), "local_cache") {
+		t.Error("there are series for one limit each")
+	}
+}
+
+// #785 and others: counters moved every ten seconds only, and none was there before it was needed.
+func TestBugMetricsAreLateAndAbsent(t *testing.T) {
+	r := inMemory(t, plain)
+	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
+	if got := r.metric(over); got != "0" {
+		t.Errorf("before the first request: %q", got)
+	}
+	for range 3 {
+		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
+	}
+	if got := r.metric(over); got != "1" {
+		t.Errorf("at once: %q", got)
+	}
+}
+
+// The page with the statistics, at the debug port, had none of the rate limits.
+func TestBugDebugPageHasNoLimits(t *testing.T) {
+	r := inMemory(t, plain)
+	if _, page := r.fetch("http://" + r.debug + "/metrics"); !strings.Contains(page, `ratelimit_service_rate_limit_total_hits{domain="d",key1="two"`) {
+		t.Errorf("%.300s", page)
+	}
+}
+
+// #275, #1132: with each value of an override, or of a detailed limit, and each domain that is not
+// configured, there was one more series for good.
+func TestBugMetricsGrowWithoutBound(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - {key: user, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}
+`)
+	ask := func(request *rls.RateLimitRequest) {
+		if _, err := r.rls.ShouldRateLimit(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := strings.Count(r.metrics(), "\n")
+	for i := range 300 {
+		ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
+		ask(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
+	}
+	if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
+		t.Errorf("%d more lines", grown)
+	}
+	// Values are what detailed_metric is for, up to 10,000 of them.
+	for i := range 10_050 {
+		ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
+	}
+	if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
+		t.Errorf("%d series", n)
+	}
+}
+
+// With memcached the server was never ready, and limits by the month and year never held.
+func TestBugMemcacheIsNeverReady(t *testing.T) {
+	t.Parallel()
+	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
+	r.killed = true // it ends by itself, and not well
+	select {
+	case <-r.exited:
+	case <-time.After(patience):
+		t.Fatal("it runs")
+	}
+	if code := r.cmd.ProcessState.ExitCode(); code != 2 || !strings.Contains(r.output.tail(), "set redis (with REDIS_URL) or memory") {
+		t.Errorf("%d: %s", code, r.output.tail())
+	}
+}
+
+// #1103: whoever watched the health kept the server from ending, and it closed its port before
+// anybody knew.
+func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
+	r := inMemory(t, plain, "RLSIDECAR_DRAIN_DELAY=300ms")
+	watch, err := r.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first, err := watch.Recv(); err != nil || first.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatal(first, err)
+	}
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Fatal(next, err)
+	}
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // it goes on meanwhile
+	select {
+	case <-r.exited:
+	case <-time.After(patience):
+		t.Error("it does not end")
+	}
+}
+
+// A probe that asks for no service in particular never failed.
+func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
+	t.Parallel()
+	r := launchReference(t, nil, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1", "FORCE_START_WITHOUT_INITIAL_CONFIG=true")
+	for _, name := range []string{"", "ratelimit"} {
+		eventually(t, "an answer", func() bool {
+			h, err := r.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name}, grpc.WaitForReady(true))
+			if err == nil && h.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+				t.Errorf("%q: %v without a configuration", name, h.Status)
+			}
+			return err == nil
+		})
+	}
+}
+
+// SIGHUP, which asks others to read their files again, ended the process.
+func TestBugHangupEndsTheProcess(t *testing.T) {
+	r := inMemory(t, plain)
+	before := r.metric("ratelimit_service_config_load_success")
+	if err := r.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
+}
+
+// A socket that a crash left behind kept the server from starting.
+func TestBugStaleSocketIsFatal(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "rls.sock")
+	for range 2 {
+		r := newReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_UDS="+socket)
+		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), rlstest.Request("d", rlstest.Descriptor("two=a"))); err != nil {
+			t.Error(err)
+		}
+		conn.Close()
+		r.kill()
+		if _, err := os.Stat(socket); err != nil {
+			t.Fatal("nothing is left behind")
+		}
+	}
+}
+
+// A first configuration with a mistake: the server ran, and each call was an error, which lets
+// requests pass.
+func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
+	t.Parallel()
+	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
+	r.killed = true // it ends by itself, and not well
+	select {
+	case <-r.exited:
+	case <-time.After(patience):
+		t.Fatal("it runs")
+	}
+	if out := r.output.tail(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "limits.yaml:2:") || !strings.Contains(out, "invalid rate limit unit 'fortnight'") {
+		t.Errorf("%d: %s", r.cmd.ProcessState.ExitCode(), out)
+	}
+}
+
+// No port was open, not even that of the health check, before Redis had answered.
+func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
+	t.Parallel()
+	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
+	r.expect(t, "OK | OK left 0", "nothing=a")
+}
+
+// #462, #978, #1188: while Redis stalled, calls hung, for REDIS_TIMEOUT was for connecting only.
+func TestBugCallsHangWhileRedisStalls(t *testing.T) {
+	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
+	redis.Pause()
+	defer redis.Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for range 50 {
+		answer, err := r.rls.ShouldRateLimit(ctx, rlstest.Request("d", rlstest.Descriptor("two=a")))
+		if err != nil || answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+			t.Fatal(answer, err)
+		}
+	}
+}
+
+// With on_backend_failure error, /json said 400 Bad Request of Redis.
+func TestBugJSONSaysBadRequestOfRedis(t *testing.T) {
+	t.Parallel()
+	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
+	if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {
+		t.Error(problem)
+	}
+}
+
+// A server whose Redis came back, or was failed over, had to be started again (#750).
+func TestBugRedisIsNotFoundAgain(t *testing.T) {
+	r, redis := onRedis(t, plain)
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+	redis.Kill()
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
+	redis.Restart()
+	eventually(t, "limits count again", func() bool {
+		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=b;hits=0")))
+		return answer.GetOverallCode() == rls.RateLimitResponse_OK
+	})
+}
+
+// #427, #440, #1060: a request that one limit denied was charged to the others.
+func TestBugDenialsConsumeOtherLimits(t *testing.T) {
+	r, _ := onRedis(t, plain)
+	for range 5 {
+		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a"), rlstest.Descriptor("ten=a")))
+	}
+	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
+}
+
+// 5 hits where 3 were left: denied, and nothing was left.
+func TestBugDenialBurnsTheWindow(t *testing.T) {
+	r := inMemory(t, plain)
+	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 3 of 10/YEAR reset", "ten=a;hits=5")
+	r.expect(t, "OK | OK left 0 of 10/YEAR reset", "ten=a;hits=3")
+}
+
+// Keys were joined by "_" in Redis: different descriptors shared a bucket.
+func TestBugDifferentDescriptorsShareABucket(t *testing.T) {
+	r, _ := onRedis(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: year, requests_per_unit: 1}, descriptors: [{key: b, rate_limit: {unit: year, requests_per_unit: 1}}]}
+  - {key: a_b, rate_limit: {unit: year, requests_per_unit: 1}}
+`)
+	for _, text := range []string{"a=b_c", "a_b=c", "a=x_b_y", "a=x,b=y"} {
+		r.expect(t, "OK | OK left 0 of 1/YEAR reset", text)
+	}
+	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q;limit=1/YEAR") // nor with an override
+	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q")
+}
+
+// A connection lost between two commands left a key that never expired (and each hit made it live
+// longer: #80, #595).
+func TestBugKeysThatNeverExpire(t *testing.T) {
+	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
+	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
+	r.expect(t, "OK | OK left 9 of 10/YEAR reset", "ten=a")
+	for key := range strings.FieldsSeq(strings.Trim(redis.Do("keys", "rl:{}1*"), "[]")) {
+		if ttl := redis.Do("pttl", key); strings.HasPrefix(ttl, "-1") {
+			t.Errorf("%q never expires", key)
+		}
+	}
+	eventually(t, "one of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
+}
+
+// With the local cache a limit that was raised counted from the next window on.
+func TestBugRaisedLimitIsNotSeen(t *testing.T) {
+	r, _ := onRedis(t, plain, "LOCAL_CACHE_SIZE_IN_BYTES=1000000")
+	for range 4 {
+		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
+	}
+	r.write(t, "limits.yaml", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
+	eventually(t, "it is read", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
+	r.expect(t, "OK | OK left 2 of 5/YEAR reset", "two=a")
+}
+
+// #107, #262, #390, #693: two limits for the same descriptor were refused.
+func TestBugOneLimitForADescriptorOnly(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - key: k
+    rate_limit:
+      - {unit: hour, requests_per_unit: 1}
+      - {unit: year, requests_per_unit: 9}
+`)
+	r.expect(t, "OK | OK left 0 of 1/HOUR reset", "k=a")
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
+}
+
+// Sending metrics to two places ended the process, and one of them was on by default: Prometheus
+// needed USE_STATSD=false.
+func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
+	r := inMemory(t, plain, "USE_STATSD=")
+	if r.metric("ratelimit_service_config_load_success") != "1" {
+		t.Error(r.output.tail())
+	}
+}
+
+// #206, #302, #367: what an editor leaves, and the copies of a ConfigMap, broke the load.
+func TestBugOtherFilesBreakTheLoad(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	folder := filepath.Join(data, "ratelimit", "config")
+	mount := func(name, limits string) { // as Kubernetes does
+		at := filepath.Join(folder, name)
+		if err := os.MkdirAll(at, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(at, "limits.yaml"), []byte(limits), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(folder, "..data_tmp")
+		if err := os.Symlink(name, link); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(link, filepath.Join(folder, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount("..2026_01_01", plain)
+	if err := os.Symlink(filepath.Join("..data", "limits.yaml"), filepath.Join(folder, "limits.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, ".limits.yaml.swp"), []byte("\x00vim"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newReference(t, nil, "BACKEND_TYPE=memory", "RUNTIME_ROOT="+data, "RUNTIME_IGNOREDOTFILES=false")
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+	mount("..2026_01_02", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
+	eventually(t, "the new one counts", func() bool {
+		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
+		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
+	})
+	if got := r.metric("ratelimit_service_config_load_error"); got != "0" {
+		t.Errorf("%s loads failed", got)
+	}
+}
+
+// RUNTIME_WATCH_ROOT, the default, did not see files that were edited in place.
+func TestBugEditedFilesAreNotSeen(t *testing.T) {
+	r := inMemory(t, plain, "RUNTIME_WATCH_ROOT=true")
+	file := filepath.Join(r.files, "limits.yaml")
+	if err := os.WriteFile(file, []byte(strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new one counts", func() bool {
+		answer, _ := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a;hits=0")))
+		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
+	})
+}
+
+// #431, #927: of several documents in a file the first was read.
+func TestBugOnlyTheFirstDocumentIsRead(t *testing.T) {
+	r := inMemory(t, "domain: other\n---"+plain)
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
+}
+
+// The config check ended with a stack trace where the file was no YAML, or had a key it did not know.
+func TestBugConfigCheckPanics(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for name, text := range map[string]string{"a.yaml": "domain: d\nlimitz: 1\ndescriptors: [{key: 1.5}]\n", "b.yaml": "domain: [\n"} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := exec.Command(sidecarProgram, "check", folder).CombinedOutput()
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.ExitCode() != 1 || strings.Contains(string(out), "goroutine") || !strings.Contains(string(out), "a.yaml:2:1") || !strings.Contains(string(out), "b.yaml:") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// Two servers could be on one port without a word, each with half of the requests.
+func TestBugSecondServerOnTheSamePort(t *testing.T) {
+	r := inMemory(t, plain)
+	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
+	second.killed = true // it ends by itself, and not well
+	select {
+	case <-second.exited:
+	case <-time.After(patience):
+		t.Fatal("it runs")
+	}
+	if code := second.cmd.ProcessState.ExitCode(); code != 3 || !strings.Contains(second.output.tail(), "address already in use") {
+		t.Errorf("%d: %s", code, second.output.tail())
+	}
+}
+
+// The HTTP port waited for ever for what a client never sent.
+func TestBugHTTPWithoutTimeouts(t *testing.T) {
+	r := inMemory(t, plain)
+	conn, err := net.Dial("tcp", r.addr+":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // and nothing more
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("an answer to nothing")
+	} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		t.Error("it waits")
+	}
+}
+
+// Errors were seen in a counter only (#597).
+func TestBugErrorsAreNotLogged(t *testing.T) {
+	t.Parallel()
+	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
+	if code, _ := r.get("/healthcheck"); code != http.StatusOK {
+		t.Error(code)
+	}
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
+	eventually(t, "the log says so", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })
+}

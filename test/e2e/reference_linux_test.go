@@ -1,0 +1,356 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/rogpeppe/go-internal/txtar"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+)
+
+// reference is rlsidecar in the place of the reference server: under its name, with nothing but its
+// environment and files, and the ports that it has, on a loopback address that no other test uses.
+type reference struct {
+	*process
+	addr   string // HTTP is at :8080, gRPC at :8081, metrics at :9090
+	debug  string
+	files  string // the folder of limits
+	client *http.Client
+	rls    rls.RateLimitServiceClient
+	health healthpb.HealthClient
+}
+
+// asReference is the program under the reference server's name.
+func asReference(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ratelimit")
+	if err := os.Symlink(sidecarProgram, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// newReference starts one with files and more of its environment, and waits until it is ready.
+func newReference(t *testing.T, files map[string]string, env ...string) *reference {
+	t.Helper()
+	r := launchReference(t, files, env...)
+	eventually(t, "it is ready", func() bool {
+		if !r.running() {
+			t.Fatalf("it ended: %v", r.err)
+		}
+		code, _ := r.get("/healthcheck")
+		return code == http.StatusOK
+	})
+	return r
+}
+
+func launchReference(t *testing.T, files map[string]string, env ...string) *reference {
+	t.Helper()
+	data := t.TempDir()
+	r := &reference{
+		addr: loopback(), files: filepath.Join(data, "ratelimit", "config"),
+		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
+	}
+	port := redistest.FreePort(t)
+	r.debug = fmt.Sprintf("127.0.0.1:%d", port) // open to this machine only
+	if err := os.MkdirAll(r.files, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		r.write(t, name, text)
+	}
+	cmd := exec.Command(asReference(t))
+	cmd.Env = append([]string{
+		"RUNTIME_ROOT=" + data, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false",
+		"HOST=" + r.addr, "GRPC_HOST=" + r.addr, fmt.Sprintf("DEBUG_PORT=%d", port),
+		"USE_STATSD=false", "USE_PROMETHEUS=true", "PROMETHEUS_ADDR=" + r.addr + ":9090",
+		"RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
+	}, env...)
+	r.process = startCommand(t, cmd)
+	conn, err := grpc.NewClient("passthrough:///"+r.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	r.rls, r.health = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
+	return r
+}
+
+// write replaces a file in one step.
+func (r *reference) write(t *testing.T, name, text string) {
+	t.Helper()
+	aside := filepath.Join(filepath.Dir(r.files), name+".new") // not where it would be read
+	if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(aside, filepath.Join(r.files, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// get asks the HTTP port; the code is 0 if it does not answer.
+func (r *reference) get(path string) (code int, body string) {
+	return r.fetch("http://" + r.addr + ":8080" + path)
+}
+
+// metrics is what Prometheus would find.
+func (r *reference) metrics() string {
+	_, page := r.fetch("http://" + r.addr + ":9090/metrics")
+	return page
+}
+
+func (r *reference) fetch(url string) (code int, body string) {
+	resp, err := r.client.Get(url)
+	if err != nil {
+		return 0, ""
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+// metric is the value of a series; "" where there is none.
+func (r *reference) metric(name string) string {
+	for line := range strings.Lines(r.metrics()) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// asker asks one of the doors, and returns the answer or an error's text.
+type asker func(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string)
+
+func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
+	t.Helper()
+	answer, err := r.rls.ShouldRateLimit(t.Context(), request)
+	if err != nil {
+		return nil, grpcstatus.Code(err).String() + ": " + grpcstatus.Convert(err).Message()
+	}
+	return answer, ""
+}
+
+// overHTTP asks /json. What would be an error of code Unknown is 400 there.
+func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
+	t.Helper()
+	body, err := protojson.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := r.client.Post("http://"+r.addr+":8080/json", "application/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch resp.StatusCode {
+	case http.StatusBadRequest:
+		return nil, "Unknown: " + strings.TrimSpace(string(text))
+	case http.StatusServiceUnavailable:
+		return nil, "Unavailable: " + strings.TrimSpace(string(text))
+	}
+	answer := &rls.RateLimitResponse{}
+	if err := protojson.Unmarshal(text, answer); err != nil {
+		t.Fatalf("%d %s: %v", resp.StatusCode, text, err)
+	}
+	codes := map[int]rls.RateLimitResponse_Code{http.StatusOK: rls.RateLimitResponse_OK, http.StatusTooManyRequests: rls.RateLimitResponse_OVER_LIMIT}
+	if want, ok := codes[resp.StatusCode]; !ok || want != answer.OverallCode {
+		t.Errorf("%d: %s", resp.StatusCode, text)
+	}
+	if got := resp.Header.Get("Content-Type"); got != "application/json" {
+		t.Errorf("Content-Type %q", got)
+	}
+	return answer, ""
+}
+
+// TestReference plays testdata/reference, each script over gRPC and over /json, in memory and on Redis.
+// README.md there says what stands in them.
+func TestReference(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/reference/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, path := range scripts {
+		archive, err := txtar.ParseFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, place := range []string{"memory", "redis"} {
+			for _, door := range []string{"grpc", "http"} {
+				t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar")+"/"+place+"/"+door, func(t *testing.T) {
+					t.Parallel()
+					play(t, archive, place, door)
+				})
+			}
+		}
+	}
+}
+
+func play(t *testing.T, archive *txtar.Archive, place, door string) {
+	t.Helper()
+	files, aside, env := map[string]string{}, map[string]string{}, []string{"BACKEND_TYPE=memory"}
+	if place == "redis" {
+		env = []string{"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redistest.Start(t).Addr}
+	}
+	for _, f := range archive.Files {
+		switch name, later := strings.CutPrefix(f.Name, "later/"); {
+		case f.Name == "env":
+			env = append(env, strings.Fields(string(f.Data))...)
+		case later:
+			aside[name] = string(f.Data)
+		default:
+			files[name] = string(f.Data)
+		}
+	}
+	r := newReference(t, files, env...)
+	s := &script{T: t, r: r, ask: r.overGRPC, later: aside, lines: strings.Split(string(archive.Comment), "\n")}
+	if door == "http" {
+		s.ask = r.overHTTP
+	}
+	s.run()
+}
+
+// script is one that is being played.
+type script struct {
+	*testing.T
+	r     *reference
+	ask   asker
+	later map[string]string
+	lines []string
+	at    int
+	last  *rls.RateLimitResponse
+}
+
+func (s *script) run() {
+	s.Helper()
+	for ; s.at < len(s.lines); s.at++ {
+		line := strings.TrimSpace(s.lines[s.at])
+		word, rest, _ := strings.Cut(line, " ")
+		rest = strings.TrimSpace(rest)
+		switch word {
+		case "", "#":
+		case ">":
+			s.question(rest)
+		case "+":
+			s.extra(rest)
+		case "metric":
+			name, want, _ := cutLast(rest)
+			if got := s.r.metric(name); got != want {
+				s.wrong(got)
+			}
+		case "page":
+			path, want, _ := strings.Cut(rest, " ")
+			if code, body := s.r.fetch("http://" + s.r.debug + path); code != http.StatusOK || !slices.Contains(strings.Split(body, "\n"), want) {
+				s.wrong(body)
+			}
+		case "reload":
+			s.reload(rest)
+		default:
+			s.Fatalf("line %d: what is %q?", s.at+1, word)
+		}
+	}
+}
+
+// wrong tells what was got instead of what the line wants.
+func (s *script) wrong(got string) {
+	s.Helper()
+	s.Errorf("line %d: %s\n got: %s", s.at+1, strings.TrimSpace(s.lines[s.at]), got)
+}
+
+// question asks, and compares with the line below.
+func (s *script) question(text string) {
+	s.Helper()
+	words := strings.Fields(text)
+	request := rlstest.Request(strings.Trim(words[0], `"`))
+	for _, w := range words[1:] {
+		if _, err := fmt.Sscanf(w, "hits:%d", &request.HitsAddend); err != nil {
+			request.Descriptors = append(request.Descriptors, rlstest.Descriptor(w))
+		}
+	}
+	answer, problem := s.ask(s.T, request)
+	s.last = answer
+	got := "error " + problem
+	if answer != nil {
+		got = rlstest.Response(answer)
+	}
+	if s.at++; s.at == len(s.lines) || !strings.HasPrefix(strings.TrimSpace(s.lines[s.at]), "<") {
+		s.Fatalf("line %d: no answer to compare with; it is\n< %s", s.at, got)
+	}
+	if want := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(s.lines[s.at]), "<")); got != want {
+		s.wrong(got)
+	}
+}
+
+// extra looks for a header, or the metadata, of the answer before.
+func (s *script) extra(want string) {
+	s.Helper()
+	var have []string
+	for _, h := range s.last.ResponseHeadersToAdd {
+		have = append(have, h.Key+": "+h.Value)
+	}
+	if s.last.DynamicMetadata != nil {
+		text, err := protojson.Marshal(s.last.DynamicMetadata)
+		if err != nil {
+			s.Fatal(err)
+		}
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, text); err != nil {
+			s.Fatal(err)
+		}
+		have = append(have, "metadata: "+compact.String())
+	}
+	if want == "nothing" && have == nil {
+		return
+	}
+	matches := func(h string) bool {
+		return h == want || strings.HasSuffix(want, "*") && strings.HasPrefix(h, strings.TrimSuffix(want, "*"))
+	}
+	if !slices.ContainsFunc(have, matches) {
+		s.wrong(strings.Join(have, "\n      "))
+	}
+}
+
+// reload replaces a file by the one of later/, and waits until it has been looked at.
+func (s *script) reload(name string) {
+	s.Helper()
+	text, ok := s.later[name]
+	if !ok {
+		s.Fatalf("line %d: there is no later/%s", s.at+1, name)
+	}
+	seen := func() string {
+		return s.r.metric("ratelimit_service_config_load_success") + " " + s.r.metric("ratelimit_service_config_load_error")
+	}
+	before := seen()
+	s.r.write(s.T, name, text)
+	eventually(s.T, "it has been read again", func() bool { return seen() != before })
+}
+
+// cutLast cuts text at its last space.
+func cutLast(text string) (before, after string, found bool) {
+	i := strings.LastIndexByte(text, ' ')
+	if i < 0 {
+		return text, "", false
+	}
+	return text[:i], text[i+1:], true
+}
