@@ -87,6 +87,32 @@ func ExampleLimiter_Reserve() {
 	// 4000 tokens in 36s <nil>
 }
 
+// What the work came to is known when it is done: the difference is given back, or taken.
+func ExampleLimiter_Settle() {
+	limiter := newLimiter(ratelimit.Limits{"llm_tokens": ratelimit.Per(algorithms.TokenBucket, 40_000, time.Minute)})
+	answers, err := limiter.All(context.Background(), ratelimit.Ask{Name: "llm_tokens", Count: 30_000, Reserve: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	settled, err := limiter.Settle(context.Background(), answers[0].Reservation, 12_500) // counted in the answer
+	fmt.Println(answers[0].Remaining, "left, then", settled.Remaining, err)
+	// Output:
+	// 10000 left, then 27500 <nil>
+}
+
+// A call that got no answer can be made again under its id: it is charged once.
+func ExampleLimiter_Once() {
+	limiter := newLimiter(ratelimit.Limits{"send_message": ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)})
+	for range 2 {
+		answers, err := limiter.Once(context.Background(), "message 4711", ratelimit.Ask{Name: "send_message", Key: []string{"bob"}})
+		fmt.Println(answers[0].Remaining, "left", err)
+	}
+	// Output:
+	// 9 left <nil>
+	// 9 left <nil>
+}
+
 // Several limits at once: none is charged where one denies.
 func ExampleLimiter_All() {
 	limiter := newLimiter(ratelimit.Limits{

@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -45,6 +46,7 @@ type Config struct {
 
 // Limiter answers for a set of limits. It may be used by several goroutines at once.
 type Limiter struct {
+	domain   string
 	store    backend.Store
 	policies map[string]*descriptors.Policy // never edited
 }
@@ -62,7 +64,7 @@ func New(c Config) (*Limiter, error) {
 	if c.Store == nil {
 		return nil, errors.New("ratelimit: there is no Store")
 	}
-	l := &Limiter{store: c.Store, policies: make(map[string]*descriptors.Policy, len(c.Limits))}
+	l := &Limiter{domain: c.Domain, store: c.Store, policies: make(map[string]*descriptors.Policy, len(c.Limits))}
 	for name, spec := range c.Limits {
 		limit, err := algorithms.Compile(spec)
 		if err != nil {
@@ -96,6 +98,20 @@ type Answer struct {
 	Wait time.Duration
 	// ResetAfter is when the bucket will be full again.
 	ResetAfter time.Duration
+	// Reservation is what was reserved, for Settle; zero where nothing was.
+	Reservation Reservation
+}
+
+// Reservation is what was reserved of one bucket. It may be written down, and settled elsewhere.
+type Reservation struct {
+	// ID tells it from all others.
+	ID [16]byte
+	// Name and Key say which bucket it is of, Count how many units were taken.
+	Name  string
+	Key   []string
+	Count int64
+	// At is when, by the Store's clock.
+	At time.Time
 }
 
 // Denied is the error where a limit denied. Nothing was taken, of any limit.
@@ -126,7 +142,7 @@ func (l *Limiter) Limit(ctx context.Context, name string, key ...string) error {
 
 // Check tells what Limit would, and takes nothing.
 func (l *Limiter) Check(ctx context.Context, name string, key ...string) error {
-	_, err := l.take(ctx, []Ask{{Name: name, Key: key}}, true)
+	_, err := l.take(ctx, []Ask{{Name: name, Key: key}}, true, nil)
 	return err
 }
 
@@ -144,7 +160,47 @@ func (l *Limiter) Reserve(ctx context.Context, count int64, name string, key ...
 // denied, the *Denied is the one to wait longest for. (On a Redis Cluster limits in different slots
 // may be charged for a moment before what they gave comes back.)
 func (l *Limiter) All(ctx context.Context, asks ...Ask) ([]Answer, error) {
-	return l.take(ctx, asks, false)
+	return l.take(ctx, asks, false, nil)
+}
+
+// Remembered is how long Once and Settle remember what they did.
+const Remembered = 10 * time.Minute
+
+// Once is All, for a call that may have to be made again because there was no answer: under the same
+// id it takes once, and answers as it did, for as long as it is Remembered. A denial took nothing (but
+// of limits with Overdraw), and is decided anew. An id of another call is backend.ErrReused; one that
+// is under way, or whose outcome is not known, backend.ErrPending.
+func (l *Limiter) Once(ctx context.Context, id string, asks ...Ask) ([]Answer, error) {
+	return l.take(ctx, asks, false, l.once(id, asks))
+}
+
+// Settle says what a Reservation came to: the difference is taken, as a reservation is, or given back
+// where the window that it was taken in is not over. It is done once: made again it answers the same
+// for as long as it is Remembered, with another count it is backend.ErrReused. A *Denied took nothing
+// (but of a limit with Overdraw), and can be tried again.
+func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answer, error) {
+	if count < 0 {
+		return Answer{}, fmt.Errorf("settle limit %q: came to %d; it must be 0 or more", r.Name, count)
+	}
+	p := l.policies[r.Name]
+	if p == nil {
+		return Answer{}, fmt.Errorf("%w: %q", ErrUnknown, r.Name)
+	}
+	c := charge(p, r.Key)
+	c.Ask.Cost, c.Ask.Reserve = count-r.Count, true
+	if c.Ask.Cost < 0 {
+		c.Ask.Of = algorithms.Micros(r.At.UnixMicro())
+	}
+	c.Once = &backend.Once{ID: backend.OnceID("settle", string(r.ID[:])), Of: backend.Digest(strconv.FormatInt(count, 10)), For: remembered}
+	var d [1]backend.Decision
+	l.store.Take(ctx, []backend.Charge{c}, d[:])
+	switch {
+	case d[0].Err != nil:
+		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, d[0].Err)
+	case !d[0].Allowed:
+		return Answer{}, deny(&Ask{Name: r.Name, Key: r.Key}, &c, &d[0])
+	}
+	return Answer{Remaining: d[0].Remaining, ResetAfter: span(d[0].ResetAfter)}, nil
 }
 
 // Reset forgets a bucket, so that it is as one never seen.

@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -138,6 +139,70 @@ func TestReserveSaysWhen(t *testing.T) {
 	}
 	if _, err := l.Reserve(t.Context(), 1, "log"); !errors.Is(err, ratelimit.ErrCannotReserve) {
 		t.Errorf("a log: %v", err)
+	}
+}
+
+func TestOnceTakesOnce(t *testing.T) {
+	l, clock := onClock(t)
+	ctx := t.Context()
+	asks := []ratelimit.Ask{{Name: "burst", Key: []string{"bob"}, Count: 9, Reserve: true}, {Name: "send", Key: []string{"bob"}}}
+	first, err := l.Once(ctx, "call 1", asks...)
+	if err != nil || first[0].Wait != 24*time.Second || first[1].Remaining != 9 {
+		t.Fatalf("%+v %v", first, err)
+	}
+	clock.Set(storetest.Start + 5*algorithms.Second)
+	again, err := l.Once(ctx, "call 1", asks...)
+	if err != nil || !reflect.DeepEqual(again, first) {
+		t.Errorf("again: %+v %v, want %+v", again, err, first)
+	}
+	if _, err := l.Once(ctx, "call 1", asks[1]); !errors.Is(err, backend.ErrReused) {
+		t.Errorf("another call: %v", err)
+	}
+	if answers, err := l.Once(ctx, "call 2", asks[1]); err != nil || answers[0].Remaining != 8 {
+		t.Errorf("another id: %+v %v", answers, err)
+	}
+	denied(t, errOf(l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9})))
+	clock.Set(storetest.Start + 11*algorithms.Second)
+	if _, err := l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9}); err != nil {
+		t.Errorf("a denial is decided anew: %v", err)
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }
+
+func TestAReservationIsSettledOnce(t *testing.T) {
+	l, _ := onClock(t)
+	ctx := t.Context()
+	reserve := func(count int64) ratelimit.Reservation {
+		answers, err := l.All(ctx, ratelimit.Ask{Name: "burst", Count: count, Reserve: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answers[0].Reservation
+	}
+	less, more := reserve(15), reserve(5) // 5 - 20
+	for range 2 {
+		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // 5 - 7
+			t.Errorf("%+v %v", a, err)
+		}
+	}
+	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, backend.ErrReused) {
+		t.Errorf("with another count: %v", err)
+	}
+	if d := denied(t, errOf(l.Settle(ctx, more, 29))); d.RetryAfter != 36*time.Second { // 24 more, of 5 + 20 in all
+		t.Errorf("%+v", d)
+	}
+	if a, err := l.Settle(ctx, more, 8); err != nil || a.ResetAfter != time.Minute {
+		t.Errorf("%+v %v", a, err)
+	}
+	if d := denied(t, errOf(l.Settle(ctx, reserve(1), 27))); !d.Never {
+		t.Errorf("26 more of 25: %+v", d)
+	}
+	if _, err := l.Settle(ctx, more, -1); err == nil {
+		t.Error("it came to -1")
+	}
+	if _, err := l.Settle(ctx, ratelimit.Reservation{Name: "nope"}, 1); !errors.Is(err, ratelimit.ErrUnknown) {
+		t.Errorf("an unknown limit: %v", err)
 	}
 }
 

@@ -3,17 +3,32 @@ package ratelimit
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// take asks for all, or only looks.
-func (l *Limiter) take(ctx context.Context, asks []Ask, look bool) ([]Answer, error) {
+const remembered = algorithms.Micros(Remembered / time.Microsecond)
+
+// once is what makes asks ones that are taken once.
+func (l *Limiter) once(id string, asks []Ask) *backend.Once {
+	parts := make([]string, 0, 4*len(asks))
+	for i := range asks {
+		a := &asks[i]
+		parts = append(parts, a.Name, strconv.FormatInt(a.Count, 10), strconv.FormatBool(a.Reserve), strconv.Itoa(len(a.Key)))
+		parts = append(parts, a.Key...)
+	}
+	return &backend.Once{ID: backend.OnceID("call", l.domain, id), Of: backend.Digest(parts...), For: remembered}
+}
+
+// take asks for all, once or each time, or only looks.
+func (l *Limiter) take(ctx context.Context, asks []Ask, look bool, once *backend.Once) ([]Answer, error) {
 	if len(asks) == 0 {
 		return nil, nil
 	}
@@ -24,6 +39,7 @@ func (l *Limiter) take(ctx context.Context, asks []Ask, look bool) ([]Answer, er
 		if err != nil {
 			return nil, err
 		}
+		c.Once = once
 		charges, of[i] = together(charges, c)
 	}
 	decisions := make([]backend.Decision, len(charges))
@@ -40,6 +56,9 @@ func (l *Limiter) take(ctx context.Context, asks []Ask, look bool) ([]Answer, er
 		answers[i] = Answer{Remaining: d.Remaining, ResetAfter: span(d.ResetAfter)}
 		if asks[i].Reserve || charges[of[i]].Limit.Kind == algorithms.LeakyBucket {
 			answers[i].Wait = span(d.Wait)
+		}
+		if charge := &charges[of[i]]; charge.Ask.Reserve && asks[i].cost() >= 0 && !look {
+			answers[i].Reservation = reservation(&asks[i], i, once, d)
 		}
 	}
 	if denied >= 0 {
@@ -59,11 +78,27 @@ func (l *Limiter) charge(a *Ask, look bool) (backend.Charge, error) {
 		return backend.Charge{}, fmt.Errorf("limit %q: %w", a.Name, ErrCannotReserve)
 	}
 	c := charge(p, a.Key)
-	c.Ask.Cost, c.Ask.Reserve, c.Ask.Look = a.Count, reserve, look
-	if a.Count == 0 {
-		c.Ask.Cost = 1
-	}
+	c.Ask.Cost, c.Ask.Reserve, c.Ask.Look = a.cost(), reserve, look
 	return c, nil
+}
+
+// cost is how many units are asked for.
+func (a *Ask) cost() int64 {
+	if a.Count == 0 {
+		return 1
+	}
+	return a.Count
+}
+
+// reservation is what ask i reserved; of a call that is made again it is the same.
+func reservation(a *Ask, i int, once *backend.Once, d *backend.Decision) Reservation {
+	r := Reservation{Name: a.Name, Key: a.Key, Count: a.cost(), At: time.UnixMicro(int64(d.At)).UTC()}
+	if once == nil {
+		_, _ = rand.Read(r.ID[:]) // never fails
+	} else {
+		r.ID = backend.OnceID("reservation", string(once.ID[:]), strconv.Itoa(i), r.At.String())
+	}
+	return r
 }
 
 // together adds c to charges, or to the charge of the same bucket: costs are added up, and it is
