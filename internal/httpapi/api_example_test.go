@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,48 +17,104 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// TestTheExamplesAnswerWhatTheySay runs what examples/http-api shows, on a clock that stands still.
+// TestTheExamplesAnswerWhatTheySay runs the consoles that examples show.
 func TestTheExamplesAnswerWhatTheySay(t *testing.T) {
-	const folder = "../../examples/http-api/"
-	snapshot, problems := config.Load([]string{folder + "limits.yaml"}, config.Options{})
-	if problems.Bad() {
-		t.Fatal(problems)
-	}
-	text, err := os.ReadFile(folder + "README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return storetest.Start }}), nil)
-	l.Swap(snapshot)
-	h := New(Config{API: &API{Limiter: l, Now: func() time.Time { return time.UnixMicro(int64(storetest.Start)) }}})
-	used := map[string]bool{}
-	var ids []string // of reservations; the text calls them R1, R2, …
-	shown := regexp.MustCompile(`(?m)^\$ curl -s 127\.0\.0\.1:8080(\S+) -d '(.*)'\n(.*)$`).FindAllStringSubmatch(string(text), -1)
-	if n := strings.Count(string(text), "\n$ "); n != len(shown) {
-		t.Errorf("%d commands, %d of them understood", n, len(shown))
-	}
-	for _, s := range shown {
-		body := s[2]
-		for i, id := range ids {
-			body = strings.ReplaceAll(body, fmt.Sprintf(`"R%d"`, i+1), `"`+id+`"`)
-		}
-		got := call(h, "POST", s[1], body).Body.String()
-		for _, found := range regexp.MustCompile(`"reservation":"([^"]*)"`).FindAllStringSubmatch(got, -1) {
-			if !slices.Contains(ids, found[1]) {
-				ids = append(ids, found[1])
+	for _, name := range []string{"http-api", "convex"} {
+		t.Run(name, func(t *testing.T) {
+			folder := "../../examples/" + name + "/"
+			snapshot, problems := config.Load([]string{folder + "limits.yaml"}, config.Options{})
+			if problems.Bad() {
+				t.Fatal(problems)
 			}
-			got = strings.ReplaceAll(got, found[1], fmt.Sprintf("R%d", slices.Index(ids, found[1])+1))
-		}
-		if got != s[3] {
-			t.Errorf("%s %s\n got %s\nsays %s", s[1], s[2], got, s[3])
-		}
-		for name := range snapshot.Domains["app"].Named {
-			used[name] = used[name] || strings.Contains(s[2], `"`+name+`"`)
-		}
+			text, err := os.ReadFile(folder + "README.md")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newConsole(t, snapshot)
+			lines := strings.Split(string(text), "\n")
+			for i, line := range lines {
+				if command, ok := strings.CutPrefix(line, "$ "); ok {
+					c.run(command, lines[i+1])
+				}
+			}
+			for limit := range snapshot.Domains["app"].Named {
+				if !strings.Contains(c.log, `"`+limit+`"`) {
+					t.Errorf("limit %s is not used", limit)
+				}
+			}
+		})
 	}
-	for name, is := range used {
-		if !is {
-			t.Errorf("limit %s is not used", name)
+}
+
+// console runs commands as an example shows them, on a clock that only sleep moves.
+type console struct {
+	t     *testing.T
+	clock storetest.Clock
+	ask   func(method, path, body string) string
+	ids   []string // of reservations; an example calls them R1, R2, …
+	log   string   // what was asked
+}
+
+func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
+	t.Helper()
+	c := &console{t: t}
+	c.clock.Set(storetest.Start)
+	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Now}), nil)
+	l.Swap(snapshot)
+	h := New(Config{API: &API{
+		Limiter: l, Inline: config.Inline, Now: func() time.Time { return time.UnixMicro(int64(c.clock.Now())) },
+	}})
+	c.ask = func(method, path, body string) string { return call(h, method, path, body).Body.String() }
+	return c
+}
+
+var (
+	sleeps = regexp.MustCompile(`^sleep ([0-9.]+)$`)
+	posts  = regexp.MustCompile(`^curl -s 127\.0\.0\.1:8080(\S+) -d '(.*)'$`)
+	gets   = regexp.MustCompile(`^curl -s '127\.0\.0\.1:8080(\S+)'$`)
+	ids    = regexp.MustCompile(`"reservation":"([^"]*)"`)
+)
+
+// run runs a command, which must answer says.
+func (c *console) run(command, says string) {
+	c.t.Helper()
+	got := ""
+	if m := sleeps.FindStringSubmatch(command); m != nil {
+		seconds, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			c.t.Fatal(err)
 		}
+		c.clock.Set(c.clock.Now() + algorithms.Micros(seconds*1e6))
+		return
+	} else if m := posts.FindStringSubmatch(command); m != nil {
+		got = c.ask("POST", m[1], c.named(m[2]))
+	} else if m := gets.FindStringSubmatch(command); m != nil {
+		got = c.ask("GET", m[1], "")
+	} else {
+		c.t.Errorf("not understood: %s", command)
+		return
 	}
+	c.log += command
+	if got = c.naming(got); got != says {
+		c.t.Errorf("%s\n got %s\nsays %s", command, got, says)
+	}
+}
+
+// named puts ids where R1, R2, … stand.
+func (c *console) named(body string) string {
+	for i, id := range c.ids {
+		body = strings.ReplaceAll(body, fmt.Sprintf(`"R%d"`, i+1), `"`+id+`"`)
+	}
+	return body
+}
+
+// naming puts R1, R2, … where ids stand.
+func (c *console) naming(answer string) string {
+	for _, found := range ids.FindAllStringSubmatch(answer, -1) {
+		if !slices.Contains(c.ids, found[1]) {
+			c.ids = append(c.ids, found[1])
+		}
+		answer = strings.ReplaceAll(answer, found[1], fmt.Sprintf("R%d", slices.Index(c.ids, found[1])+1))
+	}
+	return answer
 }

@@ -176,7 +176,7 @@ func (l *Limiter) Once(ctx context.Context, id string, asks ...Ask) ([]Answer, e
 
 // Settle says what a Reservation came to: the difference is taken, as a reservation is, or given back
 // where the window that it was taken in is not over. It is done once: made again it answers the same
-// for as long as it is Remembered, with another count it is backend.ErrReused. A *Denied took nothing
+// for as long as it is Remembered (it must not be made again later), with another count it is backend.ErrReused. A *Denied took nothing
 // (but of a limit with Overdraw), and can be tried again.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answer, error) {
 	if count < 0 {
