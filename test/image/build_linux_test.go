@@ -152,10 +152,10 @@ func (e *engine) build(t *testing.T, tag string, args ...string) {
 			"ENV PATH=/go/root/bin:/usr/bin GOMODCACHE=/go/mod GOCACHE=/go/cache GOTOOLCHAIN=local HOME=/tmp\n"),
 	} {
 		path = filepath.Join(base, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // read in the container
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, data, 0o644); err != nil { //nolint:gosec // the same
+		if err := os.WriteFile(path, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

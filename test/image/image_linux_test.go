@@ -123,7 +123,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(file, []byte(limits), 0o644); err != nil { //nolint:gosec // it is read by that user
+	if err := os.WriteFile(file, []byte(limits), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	e.run(t, "podman", append([]string{

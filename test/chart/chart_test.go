@@ -1,0 +1,279 @@
+package chart
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/helm-unittest/helm-unittest/pkg/unittest"
+	"github.com/helm-unittest/helm-unittest/pkg/unittest/printer"
+	"go.yaml.in/yaml/v3"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+)
+
+const (
+	root  = "../.."
+	ours  = root + "/charts/rlsidecar"
+	limit = "/etc/rlsidecar/limits"
+)
+
+// versions of Kubernetes that what is made must be valid for.
+var versions = []string{"1.25.0", "1.28.0", "1.31.0", "1.34.0", "1.37.0"}
+
+func TestSuites(t *testing.T) {
+	var out bytes.Buffer
+	plain := false
+	runner := unittest.TestRunner{Printer: printer.NewPrinter(&out, &plain), Strict: true, TestFiles: []string{"tests/*_test.yaml"}}
+	if !runner.RunV3([]string{ours}) {
+		t.Errorf("%s", out.String())
+	}
+	if !regexp.MustCompile(`(?m)^Tests: +[1-9]`).MatchString(out.String()) {
+		t.Errorf("no suite has run:\n%s", out.String())
+	}
+}
+
+// object is what Kubernetes would be sent.
+type object = map[string]any
+
+// at follows path in o; nil where there is nothing.
+func at(o any, path ...any) any {
+	for _, step := range path {
+		switch key := step.(type) {
+		case string:
+			m, _ := o.(object)
+			o = m[key]
+		case int:
+			list, _ := o.([]any)
+			if key >= len(list) {
+				return nil
+			}
+			o = list[key]
+		}
+	}
+	return o
+}
+
+func load(t *testing.T, path string) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// render makes what the chart makes of the values in a file; "": its own.
+func render(t *testing.T, c *chart.Chart, file string) []object {
+	t.Helper()
+	values := chartutil.Values{}
+	if file != "" {
+		var err error
+		if values, err = chartutil.ReadValuesFile(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := chartutil.ProcessDependenciesWithMerge(c, values); err != nil {
+		t.Fatal(err)
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.34.0", Major: "1", Minor: "34"}
+	all, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "x", Namespace: "edge"}, capabilities)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Engine{Strict: true}.Render(c, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var objects []object
+	for name, text := range files {
+		if filepath.Ext(name) != ".yaml" {
+			continue
+		}
+		for d := yaml.NewDecoder(strings.NewReader(text)); ; {
+			var o object
+			if err := d.Decode(&o); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v\n%s", name, err, text)
+			}
+			if o != nil {
+				objects = append(objects, o)
+			}
+		}
+	}
+	slices.SortFunc(objects, func(a, b object) int { return strings.Compare(a["kind"].(string), b["kind"].(string)) })
+	return objects
+}
+
+// cases are the values of ci/, and the application with a sidecar.
+func cases(t *testing.T) map[string][]object {
+	t.Helper()
+	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no values in %s/ci: %v", ours, err)
+	}
+	made := map[string][]object{}
+	for _, file := range files {
+		made[filepath.Base(file)] = render(t, load(t, ours), file)
+	}
+	app := load(t, "testdata/app")
+	app.AddDependency(load(t, ours))
+	made["app"] = render(t, app, "")
+	return made
+}
+
+func TestKubernetesTakesIt(t *testing.T) {
+	python := kubernetesValidate(t)
+	for name, objects := range cases(t) {
+		var text bytes.Buffer
+		for _, o := range objects {
+			if o["kind"] == "ServiceMonitor" { // not Kubernetes' own; tests/ looks at it
+				continue
+			}
+			data, err := yaml.Marshal(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&text, "---\n%s", data)
+		}
+		file := filepath.Join(t.TempDir(), "objects.yaml")
+		if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, version := range versions {
+			if name == "app" && version < "1.29" {
+				continue // no native sidecars yet
+			}
+			if out, err := python("--strict", "--quiet", "-k", version, file).CombinedOutput(); err != nil {
+				t.Errorf("%s, Kubernetes %s: %v\n%s", name, version, err, out)
+			}
+		}
+	}
+}
+
+// TestAMistakeIsSeen is what the test above is worth.
+func TestAMistakeIsSeen(t *testing.T) {
+	python := kubernetesValidate(t)
+	file := filepath.Join(t.TempDir(), "objects.yaml")
+	wrong := "apiVersion: v1\nkind: Service\nmetadata: {name: x}\nspec: {ports: [{prot: 1}]}\n"
+	if err := os.WriteFile(file, []byte(wrong), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := python("--strict", "--quiet", "-k", versions[0], file).CombinedOutput(); err == nil {
+		t.Errorf("a wrong key is accepted: %s", out)
+	}
+}
+
+// kubernetesValidate is the program that checks objects.
+func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
+	t.Helper()
+	installed, err := filepath.Abs(root + "/.tools/kubernetes-validate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := func(args ...string) *exec.Cmd {
+		cmd := exec.Command("python3", append([]string{"-m", "kubernetes_validate"}, args...)...)
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+installed)
+		return cmd
+	}
+	if out, err := command("--version").CombinedOutput(); err != nil {
+		remedy := fmt.Sprintf("there is no kubernetes-validate here; scripts/install-tools.sh installs it: %v\n%s", err, out)
+		if os.Getenv("CI") != "" {
+			t.Fatal(remedy)
+		}
+		t.Skip(remedy)
+	}
+	return command
+}
+
+// TestRlsidecarTakesTheFlags starts the program as the pods would. All is well but for the files, which
+// are not here: that is another exit code than that of wrong usage.
+func TestRlsidecarTakesTheFlags(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "rlsidecar")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./cmd/rlsidecar")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build rlsidecar: %v\n%s", err, out)
+	}
+	known, err := exec.Command(program, "env").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	containers := 0
+	for name, objects := range cases(t) {
+		for _, o := range objects {
+			pod := at(o, "spec", "template", "spec")
+			for _, c := range append(list(at(pod, "initContainers")), list(at(pod, "containers"))...) {
+				if at(c, "name") != "rlsidecar" {
+					continue
+				}
+				containers++
+				command := append(words(at(c, "command")), words(at(c, "args"))...)
+				if command[0] != "/bin/rlsidecar" {
+					t.Fatalf("%s: %v", name, command)
+				}
+				cmd := exec.Command(program, command[1:]...)
+				for _, variable := range list(at(c, "env")) {
+					key, _ := at(variable, "name").(string)
+					if strings.HasPrefix(key, "RLSIDECAR_") && !bytes.Contains(known, []byte(key+" ")) {
+						t.Errorf("%s: rlsidecar has no variable %s", name, key)
+					}
+					value := "value"
+					if strings.HasSuffix(key, "_URL") {
+						value = "rediss://redis:6379"
+					}
+					cmd.Env = append(cmd.Env, key+"="+value)
+				}
+				out, err := cmd.CombinedOutput()
+				if cmd.ProcessState.ExitCode() != 3 || !bytes.Contains(out, []byte(limit)) {
+					t.Errorf("%s: %v: %v\n%s", name, command, err, out)
+				}
+			}
+			if o["kind"] == "ConfigMap" {
+				check(t, program, name, o)
+			}
+		}
+	}
+	if containers < 4 {
+		t.Errorf("%d containers have been tried", containers)
+	}
+}
+
+// check checks the limits in a ConfigMap.
+func check(t *testing.T, program, name string, configMap object) {
+	t.Helper()
+	folder := t.TempDir()
+	files, _ := configMap["data"].(object)
+	for file, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, file), []byte(text.(string)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.Command(program, "check", folder).CombinedOutput(); err != nil || len(files) == 0 {
+		t.Errorf("%s: %d files of limits: %v\n%s", name, len(files), err, out)
+	}
+}
+
+func list(o any) []any {
+	l, _ := o.([]any)
+	return l
+}
+
+func words(o any) (all []string) {
+	for _, word := range list(o) {
+		all = append(all, word.(string))
+	}
+	return all
+}
