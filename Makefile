@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test race check fmt fuzz bench chart tools clean
+.PHONY: help build run test race check fmt docs fuzz bench chart tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,8 @@ check: ## test, then the linters and the tidiness of go.mod
 	@scripts/test.sh && scripts/lint.sh
 fmt: ## gofmt, and the rewrites of go fix
 	@gofmt -w bench cmd internal pkg test && go fix ./...
+docs: ## what docs/ takes from the code: reference and pictures
+	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./internal/docgen ./internal/metrics ./cmd/rlsidecar
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@scripts/fuzz.sh
 bench: ## benchmarks: the packages', and against peers

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/rlsidecar/rlsidecar/internal/docgen"
+)
+
+// TestReference holds docs/reference/cli.md to what --help says.
+func TestReference(t *testing.T) {
+	parser, err := kong.New(&commands{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page strings.Builder
+	page.WriteString("# The command line\n\nMade of what `--help` says by `make docs`. Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 could not be done.\n")
+	section := func(args ...string) {
+		var out bytes.Buffer
+		if code := run(t.Context(), append(args, "--help"), nil, &out, &out); code != exitDone {
+			t.Fatalf("%q: exit code %d\n%s", args, code, out.String())
+		}
+		page.WriteString("\n## `" + strings.TrimSpace("rlsidecar "+strings.Join(args, " ")) + "`\n\n```\n" + strings.TrimSpace(out.String()) + "\n```\n")
+	}
+	section()
+	for _, leaf := range parser.Model.Leaves(true) {
+		section(strings.Fields(leaf.Path())...)
+	}
+	docgen.Hold(t, "../..", "reference/cli.md", page.String())
+}

@@ -1,0 +1,76 @@
+package docgen_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	fences  = regexp.MustCompile("(?s)```.*?```")
+)
+
+// fragments are the anchors of a page's headings, as GitHub makes them.
+func fragments(text string) map[string]bool {
+	found := make(map[string]bool)
+	for _, h := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		title := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(h[1], "$1")
+		title = strings.ToLower(strings.TrimSpace(title))
+		title = regexp.MustCompile(`[^\p{L}\p{N}_ -]`).ReplaceAllString(title, "")
+		found[strings.ReplaceAll(title, " ", "-")] = true
+	}
+	return found
+}
+
+// TestLinks follows every link of every page to a file, and to a heading in it.
+func TestLinks(t *testing.T) {
+	const root = "../.."
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+			return fs.SkipDir
+		}
+		if filepath.Ext(path) != ".md" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, found := range link.FindAllStringSubmatch(fences.ReplaceAllString(string(text), ""), -1) {
+			if strings.Contains(found[1], "://") || strings.HasPrefix(found[1], "mailto:") {
+				continue
+			}
+			to, fragment, _ := strings.Cut(found[1], "#")
+			target := path
+			if to != "" {
+				target = filepath.Join(filepath.Dir(path), to)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %s leads nowhere", path, found[1])
+				continue
+			}
+			if fragment == "" || filepath.Ext(target) != ".md" {
+				continue
+			}
+			page, err := os.ReadFile(target)
+			if err != nil {
+				return err
+			}
+			if !fragments(string(page))[fragment] {
+				t.Errorf("%s: %s has no such heading", path, found[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,58 @@
+package docgen
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// sample is a line of Prometheus's text format: name, labels.
+var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? `)
+
+var labelName = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="`)
+
+// Metrics is docs/reference/metrics.md, of what /metrics answers in Prometheus's text format once
+// every metric has been set. Those of Go and of the process are left out.
+func Metrics(text string) string {
+	help, kind, labels := make(map[string]string), make(map[string]string), make(map[string][]string)
+	var names []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
+			name, said, _ := strings.Cut(rest, " ")
+			if !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+				names = append(names, name)
+				help[name] = strings.ReplaceAll(strings.ReplaceAll(said, `\"`, `"`), `\\`, `\`)
+			}
+		} else if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, said, _ := strings.Cut(rest, " ")
+			kind[name] = said
+		} else if m := sample.FindStringSubmatch(line); m != nil {
+			name := m[1]
+			for _, of := range []string{"_bucket", "_sum", "_count"} {
+				if base := strings.TrimSuffix(name, of); kind[base] == "histogram" {
+					name = base
+				}
+			}
+			for _, l := range labelName.FindAllStringSubmatch(m[2], -1) {
+				if l[1] != "le" && !slices.Contains(labels[name], l[1]) {
+					labels[name] = append(labels[name], l[1])
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	p := &page{}
+	p.begin("Metrics", "what `/metrics` answers")
+	p.line("What they are for, and what is worth an alert: [operations](../operations.md#metrics). Beside them there are `go_*` and `process_*`.")
+	p.line()
+	p.table("metric", "type", "labels", "")
+	for _, name := range names {
+		told := ""
+		if len(labels[name]) > 0 {
+			told = code(strings.Join(labels[name], "`, `"))
+		}
+		p.row(code(name), kind[name], told, help[name])
+	}
+	return p.String()
+}

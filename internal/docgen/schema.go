@@ -1,0 +1,364 @@
+package docgen
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// schema is what the pages say of a JSON Schema. Orders of keys are those of the text.
+type schema struct {
+	Ref         string            `json:"$ref"`
+	Description string            `json:"description"`
+	Type        any               `json:"type"`
+	Const       any               `json:"const"`
+	Enum        []any             `json:"enum"`
+	Default     json.RawMessage   `json:"default"`
+	Minimum     json.Number       `json:"minimum"`
+	Maximum     json.Number       `json:"maximum"`
+	MaxLength   int               `json:"maxLength"`
+	MaxItems    int               `json:"maxItems"`
+	Required    []string          `json:"required"`
+	Items       *schema           `json:"items"`
+	OneOf       []schema          `json:"oneOf"`
+	AnyOf       []schema          `json:"anyOf"`
+	AllOf       []schema          `json:"allOf"`
+	Properties  ordered[property] `json:"properties"`
+	Defs        ordered[schema]   `json:"$defs"`
+}
+
+// property is a schema, or false: the key must not be there.
+type property struct{ schema }
+
+func (p *property) UnmarshalJSON(text []byte) error {
+	if string(text) == "false" {
+		return nil
+	}
+	return json.Unmarshal(text, &p.schema)
+}
+
+// ordered is an object whose keys stay in their order.
+type ordered[T any] struct {
+	keys []string
+	of   map[string]*T
+}
+
+func (o *ordered[T]) UnmarshalJSON(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	o.of = make(map[string]*T)
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		value := new(T)
+		if err := d.Decode(value); err != nil {
+			return err
+		}
+		o.keys = append(o.keys, key.(string))
+		o.of[key.(string)] = value
+	}
+	return nil
+}
+
+// schemas finds what a $ref names.
+type schemas map[string]*schema
+
+// of follows references; what stands beside one counts more than what it names.
+func (all schemas) of(s *schema) schema {
+	if s.Ref == "" {
+		return *s
+	}
+	named, ok := all[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
+	if !ok {
+		return *s
+	}
+	merged := all.of(named)
+	if s.Description != "" {
+		merged.Description = s.Description
+	}
+	if s.Default != nil {
+		merged.Default = s.Default
+	}
+	return merged
+}
+
+// kind is what a value may be, in words. link names the section of an object that has one.
+func (all schemas) kind(s *schema, link func(name string) string) string {
+	if s.Ref != "" && link != nil {
+		if to := link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]); to != "" {
+			return to
+		}
+	}
+	of := all.of(s)
+	var words []string
+	switch {
+	case of.Const != nil:
+		return code(fmt.Sprint(of.Const))
+	case len(of.Enum) > 0:
+		for _, value := range of.Enum {
+			words = append(words, code(fmt.Sprint(value)))
+		}
+		return strings.Join(words, ", ")
+	}
+	switch kind := of.Type.(type) {
+	case string:
+		words = append(words, kind)
+	case []any:
+		for _, one := range kind {
+			if one != "null" {
+				words = append(words, one.(string))
+			}
+		}
+	}
+	if len(words) == 0 {
+		for _, choices := range [][]schema{of.OneOf, of.AnyOf} {
+			for i := range choices {
+				if word := all.kind(&choices[i], link); word != "" && word != "null" && !slices.Contains(words, word) {
+					words = append(words, word)
+				}
+			}
+		}
+	}
+	text := strings.Join(words, " or ")
+	if of.Items != nil && (text == "array" || text == "") {
+		text = "list of " + all.kind(of.Items, link)
+	}
+	switch {
+	case of.Minimum != "" && of.Maximum != "":
+		text += fmt.Sprintf(", %s to %s", of.Minimum, of.Maximum)
+	case of.Minimum != "":
+		text += ", at least " + of.Minimum.String()
+	case of.Maximum != "":
+		text += ", at most " + of.Maximum.String()
+	}
+	if of.MaxLength > 0 {
+		text += fmt.Sprintf(", at most %d characters", of.MaxLength)
+	}
+	if of.MaxItems > 0 {
+		text += fmt.Sprintf(", at most %d", of.MaxItems)
+	}
+	return text
+}
+
+// properties is a table of the keys of an object.
+func (p *page) properties(all schemas, s *schema, link func(string) string) {
+	p.table("key", "is", "default", "")
+	for _, key := range s.Properties.keys {
+		value := &s.Properties.of[key].schema
+		of := all.of(value)
+		standard := ""
+		switch {
+		case slices.Contains(s.Required, key):
+			standard = "required"
+		case of.Default != nil:
+			standard = code(strings.Trim(string(of.Default), `"`))
+		}
+		p.row(code(key), all.kind(value, link), standard, of.Description)
+	}
+	p.line()
+}
+
+// Config is docs/reference/config.md, of the JSON Schema of policy files.
+func Config(text []byte) (string, error) {
+	var root schema
+	if err := json.Unmarshal(text, &root); err != nil {
+		return "", err
+	}
+	sections := []struct{ def, title string }{
+		{"", "A file"}, {"descriptor", "A descriptor"}, {"rate_limit", "A limit at a descriptor: `rate_limit`"},
+		{"named_limit", "A named limit: `limits`"}, {"auth", "`auth`"}, {"auth_route", "A route of `auth`"}, {"auth_entry", "An entry of a route's descriptor"},
+	}
+	link := func(name string) string {
+		for _, s := range sections {
+			if s.def == name {
+				return "[" + strings.ReplaceAll(name, "_", " ") + "](#" + anchor(s.title) + ")"
+			}
+		}
+		return ""
+	}
+	p := &page{}
+	p.begin("Policy files: every key", "[`schema.json`](../../internal/config/schema.json)")
+	p.line("What the keys mean together, with examples: [policy files](../config.md), [algorithms](../algorithms.md).")
+	p.line()
+	for _, s := range sections {
+		of := &root
+		if s.def != "" {
+			if of = root.Defs.of[s.def]; of == nil {
+				return "", fmt.Errorf("the schema has no %s", s.def)
+			}
+		}
+		p.line("## ", s.title)
+		p.line()
+		if of.Description != "" && s.def != "" {
+			p.line(of.Description)
+			p.line()
+		}
+		p.properties(root.Defs.of, of, link)
+	}
+	return strings.TrimSuffix(p.String(), "\n"), nil
+}
+
+// anchor is the fragment under which a heading is found.
+func anchor(title string) string {
+	keep := func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		default:
+			return -1
+		}
+	}
+	return strings.Map(keep, strings.ToLower(title))
+}
+
+// openAPI is what the page says of the description of the HTTP API.
+type openAPI struct {
+	Paths      ordered[ordered[operation]] `json:"paths"`
+	Components struct {
+		Schemas       ordered[schema]    `json:"schemas"`
+		Responses     map[string]*answer `json:"responses"`
+		RequestBodies map[string]*body   `json:"requestBodies"`
+	} `json:"components"`
+}
+
+type operation struct {
+	Summary     string `json:"summary"`
+	Description string `json:"description"`
+	Parameters  []struct {
+		Name        string `json:"name"`
+		In          string `json:"in"`
+		Required    bool   `json:"required"`
+		Schema      schema `json:"schema"`
+		Description string `json:"description"`
+	} `json:"parameters"`
+	RequestBody *body           `json:"requestBody"`
+	Responses   ordered[answer] `json:"responses"`
+}
+
+type body struct {
+	Ref         string           `json:"$ref"`
+	Description string           `json:"description"`
+	Content     ordered[content] `json:"content"`
+}
+
+type content struct {
+	Schema   schema         `json:"schema"`
+	Examples ordered[value] `json:"examples"`
+}
+
+type value struct {
+	Value json.RawMessage `json:"value"`
+}
+
+type answer struct {
+	Ref         string           `json:"$ref"`
+	Description string           `json:"description"`
+	Headers     ordered[any]     `json:"headers"`
+	Content     ordered[content] `json:"content"`
+}
+
+func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
+
+// HTTP is docs/reference/http.md, of the OpenAPI description.
+func HTTP(text []byte) (string, error) {
+	var api openAPI
+	if err := json.Unmarshal(text, &api); err != nil {
+		return "", err
+	}
+	all := schemas(api.Components.Schemas.of)
+	link := func(name string) string {
+		if s := all[name]; s != nil && len(s.Properties.keys) > 0 {
+			return "[" + name + "](#" + anchor(name) + ")"
+		}
+		return ""
+	}
+	p := &page{}
+	p.begin("The HTTP API", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` answers,")
+	p.line("With explanations: [for applications](../http-api.md), [for NGINX and other proxies](../nginx.md).")
+	p.line()
+	for _, path := range api.Paths.keys {
+		methods := api.Paths.of[path]
+		for _, method := range methods.keys {
+			p.operation(&api, all, link, strings.ToUpper(method)+" "+path, methods.of[method])
+		}
+	}
+	p.line("# Objects")
+	p.line()
+	for _, name := range api.Components.Schemas.keys {
+		s := all[name]
+		if len(s.Properties.keys) == 0 {
+			continue
+		}
+		p.line("## ", name)
+		p.line()
+		if s.Description != "" {
+			p.line(s.Description)
+			p.line()
+		}
+		p.properties(all, s, link)
+	}
+	return strings.TrimSuffix(p.String(), "\n"), nil
+}
+
+func (p *page) operation(api *openAPI, all schemas, link func(string) string, name string, o *operation) {
+	p.line("## `", name, "`")
+	p.line()
+	p.line(strings.TrimSpace(o.Summary + " " + o.Description))
+	p.line()
+	if len(o.Parameters) > 0 {
+		p.table("parameter", "in", "is", "")
+		for i := range o.Parameters {
+			of := &o.Parameters[i]
+			p.row(code(of.Name), of.In, all.kind(&of.Schema, link), of.Description)
+		}
+		p.line()
+	}
+	if b := o.RequestBody; b != nil {
+		if b.Ref != "" {
+			b = api.Components.RequestBodies[last(b.Ref)]
+		}
+		for _, kind := range b.Content.keys {
+			c := b.Content.of[kind]
+			p.line("Takes ", code(kind), ": ", all.kind(&c.Schema, link), ". ", b.Description)
+			p.line()
+			if len(c.Examples.keys) > 0 {
+				p.line("```json")
+				for _, example := range c.Examples.keys {
+					p.line(string(c.Examples.of[example].Value))
+				}
+				p.line("```")
+				p.line()
+			}
+		}
+	}
+	p.table("status", "answers", "")
+	for _, status := range o.Responses.keys {
+		a := o.Responses.of[status]
+		if a.Ref != "" {
+			a = api.Components.Responses[last(a.Ref)]
+		}
+		var kinds []string
+		for _, kind := range a.Content.keys {
+			c := a.Content.of[kind]
+			text := code(kind)
+			if of := all.kind(&c.Schema, link); of != "" && of != "object" {
+				text += ": " + of
+			}
+			kinds = append(kinds, text)
+		}
+		said := a.Description
+		if names := a.Headers.keys; len(names) > 0 {
+			said += " With " + code(strings.Join(names, "`, `")) + "."
+		}
+		p.row(status, strings.Join(kinds, "; "), said)
+	}
+	p.line()
+}
