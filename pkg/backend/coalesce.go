@@ -192,25 +192,3 @@ func failAll(decisions []Decision, err error) {
 		decisions[i] = Decision{Err: err}
 	}
 }
-
-// Deadline gives each Take at most timeout, and answers margin before the caller's own deadline,
-// so that there is time to give the answer.
-func Deadline(next Store, timeout, margin time.Duration) Store {
-	return deadline{next, timeout, margin}
-}
-
-type deadline struct {
-	next            Store
-	timeout, margin time.Duration
-}
-
-// Take implements Store.
-func (s deadline) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	ctx, cancel := s.bound(ctx)
-	defer cancel()
-	if ctx.Err() != nil { // no time left: nothing is charged
-		failAll(decisions, fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, ctx.Err()))
-		return
-	}
-	s.next.Take(ctx, charges, decisions)
-}

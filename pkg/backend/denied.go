@@ -16,7 +16,9 @@ import (
 // Denied remembers denials, so that a key under attack costs next almost nothing: the same group,
 // asking as much or more, is denied again without asking next until its retry could succeed, but for
 // MaxAge at most. It never admits; it may deny up to MaxAge longer than next would when tokens come
-// back in a way this process did not see (another process gives back, or resets).
+// back in a way this process did not see (another process gives back, or resets). When MaxAge is over
+// and the retry could not succeed yet, one asks next, and what others are answered is as old as that
+// question takes.
 //
 // What this process gives back forgets the bucket's denials at once, and so does Forget.
 func Denied(next Store, c DeniedConfig) *DeniedStore {
@@ -54,9 +56,12 @@ type DeniedStore struct {
 
 // denial is what next answered to a group.
 type denial struct {
+	hash      uint64 // of its group
 	charges   []Charge
 	decisions []Decision
 	at, until time.Time
+	retry     time.Time   // it lasts until then, as far as this process knows
+	asked     atomic.Bool // somebody asks again
 }
 
 // Take implements Store.
@@ -74,11 +79,16 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 	now, forgot := s.config.Clock(), s.forgot.Load()
 	asked := make([]Charge, 0, len(charges))
 	places := make([]int, 0, n)
+	var again []*denial
 	for at := 0; at < len(charges); {
 		end := at + GroupLen(charges[at:])
-		if !s.known(charges[at:end], decisions[at:end], now) {
+		known, old := s.known(charges[at:end], decisions[at:end], now)
+		if !known {
 			asked = append(asked, charges[at:end]...)
 			places = append(places, at)
+		}
+		if old != nil {
+			again = append(again, old)
 		}
 		at = end
 	}
@@ -93,38 +103,60 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 		answers = answers[end:]
 		s.learn(charges[at:at+end], decisions[at:at+end], now, forgot)
 	}
+	if len(again) > 0 {
+		s.forgetOld(again...)
+	}
 	s.forgetGivenBack(charges)
 }
 
 func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions []Decision) {
 	now, forgot := s.config.Clock(), s.forgot.Load()
-	if s.known(charges, decisions, now) {
+	known, old := s.known(charges, decisions, now)
+	if known {
 		return
 	}
 	s.next.Take(ctx, charges, decisions)
 	s.learn(charges, decisions, now, forgot)
+	if old != nil {
+		s.forgetOld(old)
+	}
 }
 
-// known answers a group from memory, if it can.
-func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) bool {
+// known answers a group from memory, if it can. Where the denial has become too old to be believed,
+// the first to ask is told, to ask next and then to forget it.
+func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) (known bool, old *denial) {
 	if charges[0].Once != nil { // it may have been taken before the denial
-		return false
+		return false, nil
 	}
 	s.mu.RLock()
 	d := s.groups[groupHash(charges)]
 	s.mu.RUnlock()
-	if d == nil || !now.Before(d.until) || len(charges) != len(d.charges) {
-		return false
+	if d == nil || !now.Before(d.retry) || len(charges) != len(d.charges) {
+		return false, nil
 	}
 	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
 	denied := false
 	for i := range charges {
 		if !d.answer(i, &charges[i], passed, &decisions[i]) {
-			return false
+			return false, nil
 		}
 		denied = denied || !decisions[i].Allowed
 	}
-	return denied
+	if denied && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
+		return false, d
+	}
+	return denied, nil
+}
+
+// forgetOld forgets denials that next has been asked about again, if they are still remembered.
+func (s *DeniedStore) forgetOld(old ...*denial) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range old {
+		if s.groups[d.hash] == d {
+			delete(s.groups, d.hash)
+		}
+	}
 }
 
 // answer is what charge i of what was denied says of c, which must be the same but for a cost at
@@ -186,9 +218,10 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 	if lasts == 0 {
 		return
 	}
-	d := &denial{decisions: slices.Clone(decisions), at: now}
-	d.until = now.Add(min(s.config.MaxAge, time.Duration(lasts)*time.Microsecond))
 	hash := groupHash(charges)
+	d := &denial{hash: hash, decisions: slices.Clone(decisions), at: now}
+	d.retry = now.Add(time.Duration(lasts) * time.Microsecond)
+	d.until = now.Add(min(s.config.MaxAge, d.retry.Sub(now)))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.forgot.Load() != forgot { // something came back meanwhile: this may be out of date

@@ -25,8 +25,8 @@ import (
 //
 // It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
 // bucket has been given back before. An answer from a loan is what next would say had nobody else
-// asked since. Only plain charges are answered so: reservations, give-backs and looks are next's to
-// answer, and do not see what is on loan. Of a group, what is on loan is used if the rest of it is
+// asked since. Only plain charges are answered so: reservations, give-backs, looks and what is taken
+// once are next's to answer, and do not see what is on loan. Of a group, what is on loan is used if the rest of it is
 // allowed by next.
 //
 // Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
@@ -106,7 +106,7 @@ func anyLease(charges []Charge) bool {
 // canLease tells whether c may be answered from a loan.
 func canLease(c *Charge) bool {
 	a := &c.Ask
-	return c.Lease != nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied()
+	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied()
 }
 
 // leaseTrip is what one Take asks of next. It is reused.

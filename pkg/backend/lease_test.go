@@ -334,6 +334,14 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are lent", a, d, asked.last(t), s.Stats().Lent, lent)
 			}
 		}
+		c.Ask = algorithms.Ask{Cost: 1}
+		c.Once = &backend.Once{ID: backend.OnceID("a"), For: algorithms.Second}
+		for range 2 {
+			n := asked.count()
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Lent != lent {
+				t.Errorf("once: %+v, next was asked %d times", d, asked.count()-n)
+			}
+		}
 	})
 }
 

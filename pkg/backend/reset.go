@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Resetter is a Store that can forget a bucket.
@@ -33,16 +32,6 @@ func (s *DeniedStore) Reset(ctx context.Context, charge Charge) error {
 	return Reset(ctx, s.next, charge)
 }
 
-// Reset implements Resetter where the Store below does.
-func (s deadline) Reset(ctx context.Context, charge Charge) error {
-	ctx, cancel := s.bound(ctx)
-	defer cancel()
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, ctx.Err())
-	}
-	return Reset(ctx, s.next, charge)
-}
-
 // Reset implements Resetter where the Store below does. It does not wait for others.
 func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
 	return Reset(ctx, s.next, charge)
@@ -61,13 +50,4 @@ func (b *breaker) Reset(ctx context.Context, charge Charge) error {
 		done(nil)
 	}
 	return err
-}
-
-// bound is ctx with the time there is.
-func (s deadline) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	until := time.Now().Add(s.timeout)
-	if end, ok := ctx.Deadline(); ok && end.Add(-s.margin).Before(until) {
-		until = end.Add(-s.margin)
-	}
-	return context.WithDeadline(ctx, until)
 }

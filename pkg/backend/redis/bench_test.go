@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // bare is what a token bucket script of one key usually looks like: the ceiling to compare with.
@@ -197,4 +199,102 @@ func BenchmarkCalls(b *testing.B) {
 			compare(b, []*redistest.Server{server}, ours, bareLoad(b, client))
 		})
 	}
+}
+
+// BenchmarkHotKey asks for one key, as a sidecar does, beside the same in memory: allowed and on lease,
+// and denied.
+func BenchmarkHotKey(b *testing.B) {
+	const many = 1 << 40
+	for name, rate := range map[string]int64{"leased": many, "denied": 1} {
+		b.Run(name, func(b *testing.B) {
+			start := algorithms.Micros(0)
+			limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: 365 * algorithms.Day, Start: &start})
+			if err != nil {
+				b.Fatal(err)
+			}
+			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
+			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
+			server := redistest.Start(b)
+			lease := backend.Lease(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), backend.LeaseConfig{})
+			ours := backend.Deadline(backend.Denied(lease, backend.DeniedConfig{}), 5*time.Second, 2*time.Millisecond)
+			beside := memory.New(memory.Config{})
+			load := func(s backend.Store) asks {
+				return func(n int) time.Duration {
+					start := time.Now()
+					var wg sync.WaitGroup
+					for range 4 {
+						wg.Go(func() {
+							charges, d := []backend.Charge{charge}, make([]backend.Decision, 1)
+							for range n / 4 {
+								if s.Take(context.Background(), charges, d); d[0].Err != nil {
+									b.Error(d[0].Err)
+									return
+								}
+							}
+						})
+					}
+					wg.Wait()
+					return time.Since(start)
+				}
+			}
+			compareHot(b, server, load(ours), load(beside))
+		})
+	}
+}
+
+// compareHot runs ours and the same in memory in turn, and reports the CPU of this process for each
+// decision, and what ours asked of Redis.
+func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
+	b.Helper()
+	const each = 1_000_000
+	ours(10_000)
+	inMemory(10_000)
+	calls := func() (n float64) {
+		for name, value := range fields(server.Do("INFO", "commandstats")) {
+			if !strings.HasPrefix(name, "cmdstat_evalsha") {
+				continue
+			}
+			text, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			v, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			n += v
+		}
+		return n
+	}
+	var cpu [2]time.Duration
+	var took [2]time.Duration
+	var redisCPU, redisCalls float64
+	rounds := 0
+	for b.Loop() {
+		rounds++
+		beforeCPU, beforeCalls := cpuSeconds(b, []*redistest.Server{server}), calls()
+		for i, run := range []asks{ours, inMemory} {
+			before := processCPU(b)
+			took[i] += run(each)
+			cpu[i] += processCPU(b) - before
+			if i == 0 {
+				redisCPU += cpuSeconds(b, []*redistest.Server{server}) - beforeCPU
+				redisCalls += calls() - beforeCalls
+			}
+		}
+	}
+	n := float64(rounds * each)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(cpu[0])/n, "cpu-ns/decision")
+	b.ReportMetric(float64(cpu[1])/n, "cpu-ns/memory")
+	b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "rate-ratio")
+	b.ReportMetric(redisCPU/n*1e6, "redis-s/million")
+	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
+}
+
+// processCPU is what this process has used.
+func processCPU(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

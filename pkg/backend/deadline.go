@@ -1,0 +1,111 @@
+package backend
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Deadline gives each Take at most timeout, and answers margin before the caller's own deadline,
+// so that there is time to give the answer.
+func Deadline(next Store, timeout, margin time.Duration) Store {
+	return deadline{next, timeout, margin}
+}
+
+type deadline struct {
+	next            Store
+	timeout, margin time.Duration
+}
+
+// Take implements Store.
+func (s deadline) Take(ctx context.Context, charges []Charge, decisions []Decision) {
+	if err := s.late(ctx); err != nil { // no time left: nothing is charged
+		failAll(decisions, err)
+		return
+	}
+	bound := &dueContext{Context: ctx, deadline: s}
+	defer bound.end()
+	s.next.Take(bound, charges, decisions)
+}
+
+// Reset implements Resetter where the Store below does.
+func (s deadline) Reset(ctx context.Context, charge Charge) error {
+	if err := s.late(ctx); err != nil {
+		return err
+	}
+	bound := &dueContext{Context: ctx, deadline: s}
+	defer bound.end()
+	return Reset(bound, s.next, charge)
+}
+
+// late tells that there is no time left to ask.
+func (s deadline) late(ctx context.Context) error {
+	err := ctx.Err()
+	if end, ok := ctx.Deadline(); ok && err == nil && time.Until(end) <= s.margin {
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
+		return fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, err)
+	}
+	return nil
+}
+
+// dueContext is the caller's context with the time there is. It is not made before somebody looks at
+// it: most of what is answered without waiting, from a loan or a remembered denial, would cost less
+// than a timer.
+type dueContext struct {
+	context.Context // the caller's
+	deadline        deadline
+
+	mu     sync.Mutex
+	armed  context.Context // guarded by mu
+	cancel context.CancelFunc
+}
+
+// arm makes it. The time runs from then on: nothing has waited before.
+func (c *dueContext) arm() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.armed == nil {
+		until := time.Now().Add(c.deadline.timeout)
+		if end, ok := c.Context.Deadline(); ok && end.Add(-c.deadline.margin).Before(until) {
+			until = end.Add(-c.deadline.margin)
+		}
+		c.armed, c.cancel = context.WithDeadline(c.Context, until)
+	}
+	return c.armed
+}
+
+// end lets go of the timer.
+func (c *dueContext) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cancel != nil {
+		c.cancel()
+	} else {
+		c.armed = ended
+	}
+}
+
+// ended is what is looked at only after its time.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+func (c *dueContext) Deadline() (time.Time, bool) { return c.arm().Deadline() }
+func (c *dueContext) Done() <-chan struct{}       { return c.arm().Done() }
+func (c *dueContext) Err() error                  { return c.arm().Err() }
+
+// Value is that of what has been made, so that contexts made of this one find it.
+func (c *dueContext) Value(key any) any {
+	c.mu.Lock()
+	armed := c.armed
+	c.mu.Unlock()
+	if armed != nil && armed != ended {
+		return armed.Value(key)
+	}
+	return c.Context.Value(key)
+}
