@@ -183,6 +183,9 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		return c.trailers(id, block, end)
 	}
 	c.last = id
+	if c.fresh.id != 0 {
+		c.park()
+	}
 	h, err := c.heads.read(block, false)
 	if err != nil {
 		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
@@ -197,9 +200,6 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	case len(c.streams)+c.undead+len(c.ready) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.idle(1)
-	}
-	if c.fresh.id != 0 {
-		c.park()
 	}
 	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, h, c.now, end
 	switch {

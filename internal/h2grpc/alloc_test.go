@@ -1,0 +1,82 @@
+//go:build !race
+
+package h2grpc
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// tape is a connection that brings in what is put on it, and says of each write how long it is.
+type tape struct {
+	net.Conn
+	in  chan []byte
+	out chan int
+}
+
+func (c *tape) Read(b []byte) (int, error) {
+	in, ok := <-c.in
+	if !ok {
+		return 0, io.EOF
+	}
+	return copy(b, in), nil
+}
+
+func (c *tape) Write(b []byte) (int, error) { c.out <- len(b); return len(b), nil }
+
+func (c *tape) Close() error                { return nil }
+func (c *tape) SetDeadline(time.Time) error { return nil }
+func (c *tape) RemoteAddr() net.Addr        { return &net.UnixAddr{} }
+
+// TestARequestAllocatesNothing from what is read to what is written, and is one write with those that
+// came with it. The race detector makes pools forget, so this test is not for it.
+func TestARequestAllocatesNothing(t *testing.T) {
+	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)})
+	nc := &tape{in: make(chan []byte), out: make(chan int, 1)}
+	s.start(nc)
+	defer func() {
+		close(nc.in)
+		s.Stop(context.Background())
+	}()
+	c := &client{t: t}
+	c.to = http2.NewFramer(&c.out, nil)
+	c.encoder, c.next = hpack.NewEncoder(&c.block), 1
+	<-nc.out
+	nc.in <- []byte(http2.ClientPreface)
+	_ = c.to.WriteSettings()
+	_ = c.to.WriteWindowUpdate(0, 1<<30)
+	batch := func() []byte {
+		for range 16 {
+			c.ask("question")
+		}
+		b := append([]byte(nil), c.out.Bytes()...)
+		c.out.Reset()
+		return b
+	}
+	const runs = 1000
+	var batches [][]byte
+	for range runs + 10 {
+		batches = append(batches, batch())
+	}
+	ask := func() int {
+		nc.in <- batches[0]
+		batches = batches[1:]
+		return <-nc.out
+	}
+	first := ask()
+	for range 5 {
+		if n := ask(); n < 16*9 || n > first {
+			t.Fatalf("answered in %d bytes", n)
+		}
+	}
+	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > 0.5 { // the watch may come in between
+		t.Errorf("%v allocations for 16 requests", allocs)
+	}
+}

@@ -1,0 +1,352 @@
+package h2grpc
+
+import (
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// TestAttacks: what asks for nothing, again and again, ends the connection.
+func TestAttacks(t *testing.T) {
+	for name, attack := range map[string]func(c *client){
+		"pings":           func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },
+		"settings":        func(c *client) { _ = c.to.WriteSettings() },
+		"settings acks":   func(c *client) { _ = c.to.WriteSettingsAck() },
+		"priorities":      func(c *client) { _ = c.to.WritePriority(1, http2.PriorityParam{StreamDep: 3}) },
+		"unknown frames":  func(c *client) { _ = c.to.WriteRawFrame(77, 0, 0, []byte("x")) },
+		"window updates":  func(c *client) { _ = c.to.WriteWindowUpdate(0, 1) },
+		"farewells":       func(c *client) { _ = c.to.WriteGoAway(0, http2.ErrCodeNo, nil) },
+		"malformed heads": func(c *client) { c.open(c.encode(":method", "POST")) },
+		"rapid reset": func(c *client) {
+			_ = c.to.WriteRSTStream(c.open(c.fields()), http2.ErrCodeCancel)
+		},
+		"rapid reset of what is handed over": func(c *client) {
+			_ = c.to.WriteRSTStream(c.open(c.fields("grpc-encoding", "gzip")), http2.ErrCodeCancel)
+		},
+		"empty data": func(c *client) {
+			if c.next == 1 {
+				c.open(c.fields())
+			}
+			_ = c.to.WriteData(1, false, nil)
+		},
+		"padding alone": func(c *client) {
+			if c.next == 1 {
+				c.open(c.fields())
+			}
+			_ = c.to.WriteDataPadded(1, false, nil, make([]byte, 255))
+		},
+		"data of a stream that is over": func(c *client) {
+			if c.next == 1 {
+				_ = c.to.WriteRSTStream(c.open(c.fields()), http2.ErrCodeCancel)
+			}
+			_ = c.to.WriteData(1, false, []byte("x"))
+		},
+		"empty continuations": func(c *client) {
+			if c.next == 1 {
+				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+				c.next = 3
+			}
+			_ = c.to.WriteContinuation(1, false, nil)
+		},
+		"an endless header block": func(c *client) {
+			if c.next == 1 {
+				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+				c.next = 3
+			}
+			_ = c.to.WriteContinuation(1, false, make([]byte, 16_000))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := dial(t, serve(t, &echo{}))
+				go func() {
+					for range 3 * calm {
+						attack(c)
+						if c.write() != nil {
+							return
+						}
+					}
+				}()
+				start := time.Now()
+				if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+					t.Errorf("%v", code)
+				}
+				if took := time.Since(start); took > 2*time.Second {
+					t.Errorf("took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// TestBrokenFrames end the connection with the error that RFC 9113 has for them. h2spec has many more.
+func TestBrokenFrames(t *testing.T) {
+	for name, c := range map[string]struct {
+		code  http2.ErrCode
+		write func(c *client)
+	}{
+		"too long":       {http2.ErrCodeFrameSize, func(c *client) { _ = c.to.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, maxFrame+1)) }},
+		"a broken block": {http2.ErrCodeCompression, func(c *client) { c.open([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}) }},
+		"an even stream": {http2.ErrCodeProtocol, func(c *client) { c.next = 2; c.open(c.fields()) }},
+		"more padding": {http2.ErrCodeProtocol, func(c *client) {
+			c.open(c.fields())
+			_ = c.to.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{9, 1})
+		}},
+		"a window too wide": {http2.ErrCodeFlowControl, func(c *client) { _ = c.to.WriteWindowUpdate(0, 1<<31-1) }},
+		"an open block": {http2.ErrCodeProtocol, func(c *client) {
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+			_ = c.to.WritePing(false, [8]byte{})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := dial(t, serve(t, &echo{}))
+				x.must("before", "before")
+				c.write(x)
+				x.flush()
+				if code := x.ends(); code != c.code {
+					t.Errorf("%v, want %v", code, c.code)
+				}
+			})
+		})
+	}
+}
+
+// TestAnHPACKBomb: a few bytes that name one long field again and again.
+func TestAnHPACKBomb(t *testing.T) {
+	for name, path := range map[string]string{"ours": path, "another": "/other"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			bomb := c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", "application/grpc",
+				"x-bomb", strings.Repeat("x", 4000))
+			again := c.encode("x-bomb", strings.Repeat("x", 4000)) // a reference
+			for range 10_000 {
+				bomb = append(bomb, again...)
+			}
+			id := c.next
+			c.next += 2
+			n := min(len(bomb), maxFrame)
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: bomb[:n], EndHeaders: n == len(bomb)})
+			if bomb = bomb[n:]; len(bomb) > 0 {
+				_ = c.to.WriteContinuation(id, true, bomb)
+			}
+			_ = c.to.WriteData(id, true, framed("m"))
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			c.flush()
+			r := c.answer(id)
+			runtime.ReadMemStats(&after)
+			if path == "/other" && r.fields[":status"] != "431" || path != "/other" && r.message() != "denied" {
+				t.Errorf("%s: %+v", name, r)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > 4<<20 {
+				t.Errorf("%s: %d bytes", name, n)
+			}
+			c.must("still", "still")
+		})
+	}
+}
+
+func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		sent, done := 0, make(chan struct{})
+		go func() {
+			defer close(done)
+			for ; ; sent++ {
+				c.ask("long 10000")
+				_ = c.to.WriteWindowUpdate(0, 20_000)
+				if c.write() != nil {
+					return
+				}
+			}
+		}()
+		start := time.Now()
+		<-done // its writes fail once the connection is closed
+		if took := time.Since(start); took < writeTimeout || took > writeTimeout+5*time.Second {
+			t.Errorf("took %v", took)
+		}
+		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most { // what two pipes of 1 MiB hold, and the server
+			t.Errorf("%d requests were taken", sent)
+		}
+	})
+}
+
+func TestHalfOpenConnectionsAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(t, &echo{})
+		silent, err := l.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		left(silent)
+		if took := time.Since(start); took < greeting || took > greeting+2*time.Second {
+			t.Errorf("silent: %v", took)
+		}
+		c := dial(t, l)
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
+		c.flush()
+		start = time.Now()
+		if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("a block that is not whole: %v", code)
+		}
+		if took := time.Since(start); took < blockTimeout || took > blockTimeout+2*time.Second {
+			t.Errorf("a block that is not whole: %v", took)
+		}
+		idle := dial(t, l)
+		idle.must("m", "m")
+		start = time.Now()
+		for { // the client does not answer the ping
+			if _, err := idle.read(); err != nil {
+				break
+			}
+		}
+		if took := time.Since(start); took < idlePing || took > idlePing+idleAnswer+2*time.Second {
+			t.Errorf("idle: %v", took)
+		}
+	})
+}
+
+// left reads until the server closes.
+func left(nc net.Conn) {
+	b := make([]byte, 1024)
+	for {
+		if _, err := nc.Read(b); err != nil {
+			return
+		}
+	}
+}
+
+func TestRequestsThatDoNotComeAreReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for _, test := range []struct {
+			more []string
+			want time.Duration
+		}{{nil, wholeTimeout}, {[]string{"grpc-timeout", "3S"}, 3 * time.Second}} {
+			id := c.open(c.fields(test.more...))
+			_ = c.to.WriteData(id, false, framed("half")[:6])
+			c.flush()
+			start := time.Now()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeCancel {
+				t.Errorf("%+v", r)
+			}
+			if took := time.Since(start); took < test.want || took > test.want+2*time.Second {
+				t.Errorf("after %v, want %v", took, test.want)
+			}
+		}
+		c.must("still", "still")
+	})
+}
+
+func TestTooManyStreamsAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for range maxStreams {
+			c.open(c.fields())
+			if c.out.Len() > 1<<16 {
+				c.flush()
+			}
+		}
+		over := c.ask("m")
+		c.flush()
+		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
+			t.Errorf("%+v", r)
+		}
+		_ = c.to.WriteData(1, true, framed("first"))
+		c.flush()
+		if r := c.answer(1); r.message() != "first" {
+			t.Errorf("%+v", r)
+		}
+		c.must("room", "room")
+	})
+}
+
+func TestTooManyBytesThatAreNotWholeAreDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		go func() {
+			for range 4 {
+				id := c.open(c.fields())
+				_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // 4 MiB are to come
+				for range 250 {
+					_ = c.to.WriteData(id, false, make([]byte, 16_000))
+					if c.write() != nil {
+						return
+					}
+				}
+			}
+		}()
+		for {
+			if _, err := c.read(); err != nil {
+				t.Fatal(err)
+			}
+			for id, r := range c.answers {
+				if r.ended {
+					if r.message() != "denied" {
+						t.Errorf("%d: %+v", id, r)
+					}
+					return
+				}
+			}
+		}
+	})
+}
+
+// FuzzFrames: whatever comes behind the preface, the server neither panics nor hangs nor answers with
+// what is no HTTP/2.
+func FuzzFrames(f *testing.F) {
+	c := client{to: http2.NewFramer(nil, nil)}
+	c.to = http2.NewFramer(&c.out, nil)
+	c.to.AllowIllegalWrites = true
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.next = 1
+	_ = c.to.WriteSettings()
+	c.ask("m")
+	c.ask("hold")
+	c.ask("long 20000", "grpc-timeout", "1m")
+	_ = c.to.WriteRSTStream(3, http2.ErrCodeCancel)
+	_ = c.to.WriteWindowUpdate(5, 1000)
+	_ = c.to.WritePing(false, [8]byte{})
+	f.Add(append([]byte(nil), c.out.Bytes()...), false)
+	f.Add(append([]byte(nil), c.out.Bytes()...), true)
+	f.Fuzz(func(t *testing.T, frames []byte, flights bool) {
+		synctest.Test(t, func(t *testing.T) {
+			m := &echo{}
+			l := serve(t, m, func(c *Config) {
+				if flights {
+					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
+					m.delay.Store(int64(time.Millisecond))
+				}
+			})
+			nc, err := l.Dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			defer func() { <-done }()
+			go func() {
+				defer close(done)
+				_, _ = nc.Write(append([]byte(http2.ClientPreface), frames...))
+				time.Sleep(time.Second)
+				nc.Close()
+			}()
+			from := http2.NewFramer(nil, nc)
+			for {
+				if _, err := from.ReadFrame(); err != nil {
+					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
+						t.Errorf("the server sent what is no frame: %v", err)
+					}
+					return
+				}
+			}
+		})
+	})
+}

@@ -1,0 +1,258 @@
+package h2grpc
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"pgregory.net/rapid"
+)
+
+func TestManyRequestsInOneWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for round := range 3 {
+			var ids []uint32
+			for i := range 3 * maxBatch {
+				ids = append(ids, c.ask(fmt.Sprint(round, "/", i)))
+			}
+			done := make(chan error)
+			go func() { done <- c.write() }()
+			for i, id := range ids {
+				r := c.answer(id)
+				if r.message() != fmt.Sprint(round, "/", i) || r.fields[":status"] != "200" || r.fields["grpc-status"] != "0" || r.fields["content-type"] != "application/grpc" {
+					t.Fatalf("request %d: %+v", i, r)
+				}
+				delete(c.answers, id)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestStatusesArePercentEncoded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.ask("fail")
+		c.flush()
+		if r := c.answer(id); r.fields["grpc-status"] != "2" || r.fields["grpc-message"] != "50%25 of Zo%C3%AB" || r.fields[":status"] != "200" {
+			t.Errorf("%+v", r)
+		}
+		c.must("still", "still")
+	})
+}
+
+// TestHoweverARequestIsCut: into frames, with padding and priorities, and into writes.
+func TestHoweverARequestIsCut(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			want := map[uint32]string{}
+			for range rapid.IntRange(1, 4).Draw(rt, "requests") {
+				message := strings.Repeat("m", rapid.SampledFrom([]int{0, 1, 50, 20_000}).Draw(rt, "length"))
+				var more []string
+				if rapid.Bool().Draw(rt, "more") {
+					more = []string{"x-more", fmt.Sprint(len(want)), "grpc-timeout", "5S", "content-length", fmt.Sprint(len(message) + prefixLen)}
+				}
+				want[c.cut(rt, message, more)] = message
+			}
+			var writes [][]byte
+			for rest := c.out.Bytes(); len(rest) > 0; {
+				n := rapid.IntRange(1, len(rest)).Draw(rt, "write")
+				writes, rest = append(writes, rest[:n]), rest[n:]
+			}
+			go func() {
+				for _, b := range writes {
+					if _, err := c.nc.Write(b); err != nil {
+						return
+					}
+				}
+			}()
+			for id, message := range want {
+				if r := c.answer(id); r.message() != message || r.fields["grpc-status"] != "0" {
+					rt.Fatalf("stream %d: %+v", id, r)
+				}
+			}
+		})
+	})
+}
+
+// cut writes a request in frames of any kind.
+func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
+	id := c.next
+	c.next += 2
+	block := c.fields(more...)
+	pad := func() uint8 { return rapid.SampledFrom([]uint8{0, 0, 1, 255}).Draw(rt, "pad") }
+	n := rapid.IntRange(0, len(block)).Draw(rt, "block")
+	p := http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndHeaders: n == len(block), PadLength: pad()}
+	if rapid.Bool().Draw(rt, "priority") {
+		p.Priority = http2.PriorityParam{StreamDep: 0, Weight: 7}
+	}
+	_ = c.to.WriteHeaders(p)
+	for block = block[n:]; !p.EndHeaders; block = block[n:] {
+		n = rapid.IntRange(0, len(block)).Draw(rt, "block")
+		p.EndHeaders = n == len(block)
+		_ = c.to.WriteContinuation(id, p.EndHeaders, block[:n])
+	}
+	for data, end := framed(message), false; !end; {
+		n := min(len(data), rapid.SampledFrom([]int{1, 5, 100, 16_000}).Draw(rt, "data"))
+		end = n == len(data) && rapid.Bool().Draw(rt, "end")
+		_ = c.to.WriteDataPadded(id, end, data[:n], make([]byte, pad()))
+		data = data[n:]
+	}
+	return id
+}
+
+func TestTrailersEndARequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields())
+		_ = c.to.WriteData(id, false, framed("m"))
+		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.encode("x-sum", "1"), EndHeaders: true, EndStream: true})
+		c.flush()
+		if r := c.answer(id); r.message() != "m" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestAnswersWaitForTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
+		first, second := c.ask("one"), c.ask("two")
+		c.flush()
+		synctest.Wait()
+		_ = c.to.WriteWindowUpdate(second, 5)
+		c.flush()
+		if r := c.answer(second); r.message() != "two" || c.reply(first).ended {
+			t.Errorf("%+v, %+v", r, c.reply(first))
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 7})
+		c.flush()
+		synctest.Wait()
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 70_000})
+		c.flush()
+		if r := c.answer(first); r.message() != "one" {
+			t.Errorf("%+v", r)
+		}
+		long := c.ask("long 100000") // more than either window
+		c.flush()
+		for range 2 {
+			for r := c.reply(long); len(r.data) < 65_000; {
+				if _, err := c.read(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = c.to.WriteWindowUpdate(0, 1<<20)
+		_ = c.to.WriteWindowUpdate(long, 1<<20)
+		c.flush()
+		if r := c.answer(long); len(r.message()) != 100_000 {
+			t.Errorf("%d bytes", len(r.message()))
+		}
+		for i := range 10 { // no byte of the windows is lost
+			c.must(fmt.Sprint(i), fmt.Sprint(i))
+		}
+	})
+}
+
+func TestTheClientsTableMayChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0})
+		c.decoder = hpack.NewDecoder(0, nil)
+		for _, size := range []uint32{0, 4096, 300, 100, 256, 1 << 20, 0, 4096} {
+			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
+			c.decoder.SetAllowedMaxDynamicTableSize(size)
+			c.flush()
+			id := c.ask("fail")
+			c.flush()
+			c.answer(id)
+			for range 3 {
+				c.must("m", "m")
+			}
+		}
+	})
+}
+
+func TestWhatIsUnusualIsHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for name, ask := range map[string]func() uint32{
+			"POST " + path + " 6": func() uint32 { return c.ask("m", "grpc-encoding", "gzip") },
+			"POST /other 5": func() uint32 {
+				id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
+				_ = c.to.WriteData(id, true, framed(""))
+				return id
+			},
+			"GET / 0": func() uint32 {
+				id := c.next
+				c.next += 2
+				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
+					BlockFragment: c.encode(":method", "GET", ":scheme", "http", ":path", "/?x=1", "host", "a")})
+				return id
+			},
+			"POST " + path + " 7": func() uint32 { // compressed
+				id := c.open(c.fields())
+				_ = c.to.WriteData(id, true, []byte{1, 0, 0, 0, 2, 'a', 'b'})
+				return id
+			},
+			"POST " + path + " 3": func() uint32 { // not even a prefix
+				id := c.open(c.fields())
+				_ = c.to.WriteData(id, true, []byte{0, 0, 0})
+				return id
+			},
+			"POST " + path + " 12": func() uint32 { // two messages
+				id := c.open(c.fields())
+				_ = c.to.WriteData(id, true, append(framed("a"), framed("b")...))
+				return id
+			},
+			"POST " + path + " 0": func() uint32 {
+				id := c.next
+				c.next += 2
+				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true, BlockFragment: c.fields()})
+				return id
+			},
+		} {
+			id := ask()
+			c.flush()
+			if r := c.answer(id); string(r.data) != name || r.fields["grpc-status"] != "0" {
+				t.Errorf("%s: %s %+v", name, r.data, r)
+			}
+			c.must("usual", "usual")
+		}
+		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a"))
+		long := 3 * streamWindow
+		go func() { // as much as the window lets through, again and again
+			for range long / 16_000 {
+				_ = c.to.WriteData(id, false, make([]byte, 16_000))
+				if c.write() != nil {
+					return
+				}
+				synctest.Wait()
+			}
+			_ = c.to.WriteData(id, true, nil)
+			_ = c.write()
+		}()
+		if r := c.answer(id); string(r.data) != fmt.Sprint("POST /other ", long/16_000*16_000) {
+			t.Errorf("%s", r.data)
+		}
+	})
+}
+
+func TestTimeouts(t *testing.T) {
+	for text, want := range map[string]int64{
+		"1n": 1, "0m": 1, "20m": 20e6, "99999999H": math.MaxInt64, "1S": 1e9, "2M": 120e9, "7u": 7000,
+		"": -1, "m": -1, "1": -1, "-1m": -1, "123456789m": -1, "1x": -1, "+1m": -1,
+	} {
+		d, ok := parseTimeout(text)
+		if want < 0 && ok || want >= 0 && (!ok || int64(d) != want) {
+			t.Errorf("%q: %v %v", text, d, ok)
+		}
+	}
+}

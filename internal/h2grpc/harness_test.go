@@ -1,0 +1,308 @@
+package h2grpc
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/rlsidecar/rlsidecar/internal/hold"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const path = "/echo.Echo/Echo"
+
+// echo is a Method that answers with the message, unless that tells it otherwise: "fail", "hold" (for a
+// second), "long N" (N bytes).
+type echo struct {
+	room  hold.Room
+	delay atomic.Int64 // how long Take takes
+
+	mu    sync.Mutex
+	takes []int // how many requests each had
+}
+
+var errLate = errors.New("late")
+
+// taken is how many requests each Take had so far.
+func (m *echo) taken() []int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.takes)
+}
+
+func (m *echo) NewBatch() Batch    { return &echoBatch{method: m} }
+func (m *echo) Denial() []byte     { return []byte("denied") }
+func (m *echo) Answered(time.Time) {}
+func (m *echo) Later(d algorithms.Micros, answer func()) func() {
+	return m.room.Later(d, answer)
+}
+
+type echoBatch struct {
+	method   *echo
+	messages [][]byte
+	late     []error
+}
+
+func (b *echoBatch) Reset() { b.messages, b.late = b.messages[:0], b.late[:0] }
+
+func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration) {
+	var late error
+	if left < 0 {
+		late = context.DeadlineExceeded
+	}
+	b.messages, b.late = append(b.messages, message), append(b.late, late)
+}
+
+func (b *echoBatch) Take(context.Context) {
+	if delay := time.Duration(b.method.delay.Load()); delay > 0 {
+		b.method.mu.Lock()
+		b.method.takes = append(b.method.takes, len(b.messages))
+		b.method.mu.Unlock()
+		time.Sleep(delay)
+	}
+}
+
+func (b *echoBatch) Finish(context.Context, int)                 {}
+func (b *echoBatch) GiveUp(_ context.Context, i int, late error) { b.late[i] = late }
+
+func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
+	message := b.messages[i]
+	n, long := bytes.CutPrefix(message, []byte("long "))
+	switch {
+	case errors.Is(b.late[i], errLate):
+		return append(to, "late"...), nil
+	case b.late[i] != nil:
+		return to, &Status{4, b.late[i].Error()}
+	case string(message) == "fail":
+		return to, &Status{2, "50% of Zoë"}
+	case long:
+		size, _ := strconv.Atoi(string(n))
+		return append(to, bytes.Repeat([]byte("x"), size)...), nil
+	}
+	return append(to, message...), nil
+}
+
+func (b *echoBatch) Hold(i int) algorithms.Micros {
+	if string(b.messages[i]) == "hold" {
+		return algorithms.Second
+	}
+	return 0
+}
+
+// others answers what is handed over with its path, once it has read all of the request.
+func others(w http.ResponseWriter, r *http.Request) {
+	n, err := io.Copy(io.Discard, r.Body)
+	if err != nil {
+		return
+	}
+	w.Header().Set("Trailer", "Grpc-Status")
+	_, _ = w.Write([]byte(r.Method + " " + r.URL.Path + " " + strconv.FormatInt(n, 10)))
+	w.Header().Set("Grpc-Status", "0")
+}
+
+// serve runs a server until the test ends.
+func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
+	tb.Helper()
+	c := Config{Path: path, Method: m, Others: http.HandlerFunc(others)}
+	for _, e := range edit {
+		e(&c)
+	}
+	s, l := New(c), bufconn.Listen(1<<20)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	tb.Cleanup(func() {
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		s.Stop(now)
+		if err := <-served; err != nil {
+			tb.Error(err)
+		}
+	})
+	return l
+}
+
+// client speaks HTTP/2 in frames.
+type client struct {
+	t       testing.TB
+	nc      net.Conn
+	to      *http2.Framer // into out
+	out     bytes.Buffer
+	from    *http2.Framer
+	encoder *hpack.Encoder
+	block   bytes.Buffer
+	decoder *hpack.Decoder
+	next    uint32
+	answers map[uint32]*reply
+}
+
+// reply is what came on a stream.
+type reply struct {
+	fields map[string]string
+	data   []byte
+	ended  bool
+	reset  *http2.ErrCode
+}
+
+// message is the one message of an answer.
+func (r *reply) message() string {
+	if len(r.data) < prefixLen {
+		return ""
+	}
+	return string(r.data[prefixLen:])
+}
+
+// dial connects, and greets.
+func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client {
+	tb.Helper()
+	nc, err := l.Dial()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { nc.Close() })
+	c := &client{t: tb, nc: nc, next: 1, answers: map[uint32]*reply{}}
+	c.to, c.from = http2.NewFramer(&c.out, nil), http2.NewFramer(nil, nc)
+	c.to.AllowIllegalWrites = true
+	c.encoder = hpack.NewEncoder(&c.block)
+	c.decoder = hpack.NewDecoder(4096, nil)
+	c.out.WriteString(http2.ClientPreface)
+	_ = c.to.WriteSettings(settings...)
+	c.flush()
+	return c
+}
+
+func (c *client) flush() {
+	c.t.Helper()
+	if err := c.write(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *client) write() error {
+	_, err := c.nc.Write(c.out.Bytes())
+	c.out.Reset()
+	return err
+}
+
+// fields encodes the usual header fields, and more.
+func (c *client) fields(more ...string) []byte {
+	list := append([]string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "test",
+		"content-type", "application/grpc", "te", "trailers"}, more...)
+	return c.encode(list...)
+}
+
+func (c *client) encode(list ...string) []byte {
+	c.block.Reset()
+	for i := 0; i < len(list); i += 2 {
+		_ = c.encoder.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1]})
+	}
+	return bytes.Clone(c.block.Bytes())
+}
+
+// open writes the header block of a new stream.
+func (c *client) open(block []byte) uint32 {
+	id := c.next
+	c.next += 2
+	_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true})
+	return id
+}
+
+func framed(message string) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
+}
+
+// ask writes a request; flush sends it.
+func (c *client) ask(message string, more ...string) uint32 {
+	id := c.open(c.fields(more...))
+	_ = c.to.WriteData(id, true, framed(message))
+	return id
+}
+
+func (c *client) reply(id uint32) *reply {
+	if c.answers[id] == nil {
+		c.answers[id] = &reply{fields: map[string]string{}}
+	}
+	return c.answers[id]
+}
+
+// read reads one frame; the error may be an *http2.GoAwayError.
+func (c *client) read() (http2.Frame, error) {
+	f, err := c.from.ReadFrame()
+	if err != nil {
+		return nil, err
+	}
+	r := c.reply(f.Header().StreamID)
+	switch f := f.(type) {
+	case *http2.HeadersFrame:
+		fields, err := c.decoder.DecodeFull(f.HeaderBlockFragment())
+		if err != nil {
+			c.t.Fatalf("header block of an answer: %v", err)
+		}
+		for _, field := range fields {
+			r.fields[field.Name] = field.Value
+		}
+		r.ended = r.ended || f.StreamEnded()
+	case *http2.DataFrame:
+		r.data = append(r.data, f.Data()...)
+		r.ended = r.ended || f.StreamEnded()
+	case *http2.RSTStreamFrame:
+		code := f.ErrCode
+		r.reset = &code
+	}
+	return f, nil
+}
+
+// answer reads until stream id is over.
+func (c *client) answer(id uint32) *reply {
+	c.t.Helper()
+	r := c.reply(id)
+	for !r.ended && r.reset == nil {
+		f, err := c.read()
+		if err != nil {
+			c.t.Fatalf("stream %d: %v", id, err)
+		}
+		if g, ok := f.(*http2.GoAwayFrame); ok && g.ErrCode != http2.ErrCodeNo {
+			c.t.Fatalf("stream %d: GOAWAY %v %s", id, g.ErrCode, g.DebugData())
+		}
+	}
+	return r
+}
+
+// must asks, and wants the answer.
+func (c *client) must(message, want string) {
+	c.t.Helper()
+	id := c.ask(message)
+	c.flush()
+	if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
+		c.t.Fatalf("%q: %+v", message, r)
+	}
+}
+
+// ends reads until the connection ends, and returns what the server said of it; ErrCodeNo where it
+// said nothing.
+func (c *client) ends() http2.ErrCode {
+	c.t.Helper()
+	code := http2.ErrCodeNo
+	for {
+		f, err := c.read()
+		if err != nil {
+			return code
+		}
+		if g, ok := f.(*http2.GoAwayFrame); ok {
+			code = g.ErrCode
+		}
+	}
+}

@@ -1,0 +1,334 @@
+package h2grpc
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// start is serve for tests that stop the server themselves.
+func start(t *testing.T, edit ...func(*Config)) (*Server, *bufconn.Listener) {
+	t.Helper()
+	c := Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)}
+	for _, e := range edit {
+		e(&c)
+	}
+	s, l := New(c), bufconn.Listen(1<<20)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	t.Cleanup(func() {
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return s, l
+}
+
+func TestStopWaitsForWhatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l := start(t)
+		c, idle, silent := dial(t, l), dial(t, l), dial(t, l)
+		held := c.ask("hold")
+		half := c.open(c.fields())
+		_ = c.to.WriteData(half, false, framed("half")[:7])
+		c.flush()
+		synctest.Wait()
+		stopped := make(chan struct{})
+		go func() { s.Stop(context.Background()); close(stopped) }()
+		go idle.ends()
+		synctest.Wait()
+		if _, err := l.Dial(); err == nil {
+			t.Error("still listens")
+		}
+		// It may not have heard yet: what it asks now is answered, until it has.
+		meanwhile := c.ask("meanwhile")
+		c.flush()
+		pinged := [8]byte{}
+		for c.reply(meanwhile); !c.reply(meanwhile).ended; {
+			f, err := c.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p, ok := f.(*http2.PingFrame); ok {
+				pinged = p.Data
+			}
+		}
+		_ = c.to.WritePing(true, pinged)
+		c.flush()
+		synctest.Wait()
+		late := c.ask("late")
+		_ = c.to.WriteData(half, true, framed("half")[7:])
+		c.flush()
+		for _, id := range []uint32{held, half} {
+			if r := c.answer(id); r.message() != map[uint32]string{held: "hold", half: "half"}[id] {
+				t.Errorf("%d: %+v", id, r)
+			}
+		}
+		if code := c.ends(); code != http2.ErrCodeNo || c.reply(late).ended {
+			t.Errorf("%v, %+v", code, c.reply(late))
+		}
+		<-stopped // also with a client that says nothing
+		silent.ends()
+		s.Stop(context.Background()) // once more is nothing
+	})
+}
+
+func TestStopIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l := start(t)
+		c := dial(t, l)
+		c.open(c.fields()) // never whole
+		c.flush()
+		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a"))
+		c.flush()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		s.Stop(ctx)
+		if took := time.Since(began); took != 3*time.Second {
+			t.Errorf("took %v", took)
+		}
+		c.ends()
+		if c.reply(other).ended {
+			t.Error("answered")
+		}
+	})
+}
+
+func TestOldConnectionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(t, &echo{}, func(c *Config) { c.MaxConnectionAge, c.MaxConnectionGrace = time.Minute, 10*time.Second })
+		c, stubborn := dial(t, l), dial(t, l)
+		began := time.Now()
+		stubborn.open(stubborn.fields("grpc-timeout", "2M"))
+		stubborn.flush()
+		done := make(chan struct{})
+		defer func() { <-done }()
+		go func() {
+			defer close(done)
+			for range 1000 {
+				_ = stubborn.to.WriteData(1, false, []byte{0})
+				if stubborn.write() != nil {
+					return
+				}
+				time.Sleep(time.Second)
+			}
+		}()
+		for gone := false; !gone; {
+			c.ask("m")
+			if c.write() != nil {
+				t.Fatal("closed before it was said")
+			}
+			for {
+				f, err := c.read()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, gone = f.(*http2.GoAwayFrame); gone || c.reply(c.next-2).ended {
+					break
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // a tenth less or more, and a tick
+			t.Errorf("asked to go after %v", age)
+		}
+		stubborn.ends()
+		if age := time.Since(began); age < 60*time.Second || age > 80*time.Second {
+			t.Errorf("cut off after %v", age)
+		}
+	})
+}
+
+func TestPingsAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for i := range 20 { // seldom
+			c.ping(byte(i))
+			time.Sleep(pingEvery)
+		}
+		for i := range 20 { // often, but as often something is answered
+			c.ping(byte(i))
+			c.must("m", "m")
+		}
+	})
+}
+
+func (c *client) ping(data byte) {
+	c.t.Helper()
+	_ = c.to.WritePing(false, [8]byte{data})
+	c.flush()
+	for {
+		f, err := c.read()
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if p, ok := f.(*http2.PingFrame); ok && p.IsAck() {
+			if p.Data[0] != data {
+				c.t.Errorf("%v", p.Data)
+			}
+			return
+		}
+	}
+}
+
+func TestResetsFreeWhatIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		c := dial(t, serve(t, m))
+		id := c.ask("hold")
+		c.flush()
+		synctest.Wait()
+		if m.room.Held() != 1 {
+			t.Errorf("%d held", m.room.Held())
+		}
+		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
+		c.flush()
+		c.must("m", "m")
+		if m.room.Held() != 0 {
+			t.Errorf("%d held after the reset", m.room.Held())
+		}
+		other := c.ask("hold")
+		c.flush()
+		synctest.Wait()
+		c.nc.Close()
+		synctest.Wait()
+		if m.room.Held() != 0 || c.reply(other).ended {
+			t.Errorf("%d held after the connection", m.room.Held())
+		}
+	})
+}
+
+const ms = time.Millisecond
+
+// slow is a server whose Method takes 3 ms; requests may wait for 10, and 2 are kept of the caller's
+// deadline.
+func slow(t *testing.T) (*echo, *client) {
+	t.Helper()
+	m := &echo{}
+	m.delay.Store(int64(3 * ms))
+	return m, dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Margin, c.Late = 2, 10*ms, 2*ms, errLate }))
+}
+
+func TestRequestsRideTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, c := slow(t)
+		var ids []uint32
+		for i := range 20 { // one each 0.5 ms: two fly, those that come meanwhile wait
+			ids = append(ids, c.ask(fmt.Sprint(i)))
+			c.flush()
+			time.Sleep(ms / 2)
+		}
+		for i, id := range ids {
+			if r := c.answer(id); r.message() != fmt.Sprint(i) {
+				t.Errorf("%d: %+v", i, r)
+			}
+		}
+		if sum := 0; true {
+			for _, n := range m.taken() {
+				sum += n
+			}
+			if sum != 20 || len(m.taken()) > 10 {
+				t.Errorf("%v", m.taken())
+			}
+		}
+		for range 3 * maxBatch { // no flight is overloaded
+			c.ask("m")
+		}
+		done := make(chan error)
+		go func() { done <- c.write() }()
+		defer func() {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}()
+		for id := c.next - 2; !c.reply(id).ended; {
+			if _, err := c.read(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if most := slices.Max(m.taken()); most != maxBatch {
+			t.Errorf("%d together", most)
+		}
+	})
+}
+
+// TestAnswersAreInTime: by the timeout, or by the caller's deadline, in the air and before.
+func TestAnswersAreInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, c := slow(t)
+		m.delay.Store(int64(time.Hour))
+		defer func() { time.Sleep(3 * time.Hour) }() // until all flights have landed
+		for _, test := range []struct {
+			timeout string
+			want    time.Duration
+		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on no flight is free
+			id := c.ask("m", "grpc-timeout", test.timeout)
+			c.flush()
+			began := time.Now()
+			if r := c.answer(id); r.message() != "late" {
+				t.Errorf("%s: %+v", test.timeout, r)
+			}
+			if took := time.Since(began); took != test.want {
+				t.Errorf("%s: after %v, want %v", test.timeout, took, test.want)
+			}
+		}
+		if !slices.Equal(m.taken(), []int{1, 1}) {
+			t.Errorf("%v", m.taken())
+		}
+		m.delay.Store(0)
+		gone := c.ask("m", "grpc-timeout", "1n")
+		c.flush()
+		if r := c.answer(gone); r.message() != "late" && r.fields["grpc-status"] != "4" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestAShortDeadlineIsNobodyElses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c := slow(t)
+		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")
+		c.flush()
+		if r := c.answer(short); r.message() != "late" {
+			t.Errorf("%+v", r)
+		}
+		if r := c.answer(long); r.message() != "long" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestResetsInTheAir(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c := slow(t)
+		for range 5 * maxStreams / 1000 { // more than there may be at once
+			for range 1000 {
+				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
+			}
+			done := make(chan error)
+			go func() { done <- c.write() }()
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		c.must("still", "still")
+		for id, r := range c.answers {
+			if id != c.next-2 && (r.ended || r.reset != nil) {
+				t.Errorf("%d: %+v", id, r)
+			}
+		}
+		c.ask("m")
+		c.flush()
+		c.nc.Close() // nobody waits for it any more
+	})
+}
