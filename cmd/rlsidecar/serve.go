@@ -23,6 +23,7 @@ import (
 
 type serveCmd struct {
 	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas). Needed, unless there is --xds-server."`
+	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"A configuration with a mistake is refused as a whole (all), or for the domains with a mistake while the others go live (isolate) (${default})."`
 	configFlags
 	xdsFlags
 
@@ -138,7 +139,7 @@ func (c *serveCmd) Run(a *app) error {
 func (c *serveCmd) settings(plane server.XDS) server.Config {
 	version, revision := build()
 	s := server.Config{
-		Paths: c.Config, XDS: plane, Defaults: c.options(),
+		Paths: c.Config, XDS: plane, Defaults: c.options(), Isolate: c.Reload == "isolate",
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		APIToken: c.APIToken, APIInlineConfig: c.APIInlineConfig,
 		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},

@@ -42,6 +42,8 @@ type Reload struct {
 	// Failed is when a later one was refused; zero: none was. Problems says why, a line each.
 	Failed   time.Time
 	Problems string
+	// Stale are the domains that the last one did not change, because of a mistake in them.
+	Stale []string
 }
 
 // New makes the handler of all paths.

@@ -53,6 +53,9 @@ func (c *Config) configuration(p *page) {
 		p.print("<p>Loaded %s from %s <small>%.12s</small></p>\n", at(reload.Loaded), strings.Join(reload.Paths, ", "), s.Hash)
 		stays = "; the one before it stays in use"
 	}
+	if len(reload.Stale) > 0 {
+		stays = " for these domains, which stay as they were before, or are answered by on_backend_failure if they never were without a mistake: " + strings.Join(reload.Stale, ", ")
+	}
 	if !reload.Failed.IsZero() {
 		p.print("<p>The one found %s was refused%s:</p>\n<pre>%s</pre>\n", at(reload.Failed), stays, reload.Problems)
 	}

@@ -134,7 +134,7 @@ func (c *compiler) auth() {
 	var trusted trustedList
 	var bits whole
 	var allow authDefault
-	for _, doc := range c.docs {
+	for _, doc := range c.authDocs {
 		a := doc.Auth.value
 		if a == nil {
 			continue
@@ -163,7 +163,7 @@ func (c *compiler) auth() {
 	for _, t := range trusted.value {
 		c.trust(all, t)
 	}
-	for _, doc := range c.docs {
+	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue
 		}
@@ -193,7 +193,7 @@ func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 
 // believing is the first entry whose value only a trusted proxy can tell.
 func (c *compiler) believing() text {
-	for _, doc := range c.docs {
+	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue
 		}

@@ -20,30 +20,50 @@ const maxPolicies = 100_000
 
 // Compile compiles files, in the order given. It is a function of its arguments.
 func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
-	return compile(files, o, false)
+	return parseAll(files).compile(o)
 }
 
-// compile is Compile, told whether there are files that could not be read.
-func compile(files []File, o Options, incomplete bool) (*limiter.Snapshot, Problems) {
-	c := newCompiler(o)
-	c.snapshot.Hash = hash(files, o)
-	c.incomplete = incomplete
+// source is a configuration that was read and not yet compiled.
+type source struct {
+	report
+	files []File // in their order
+	docs  []*document
+	hash  string // of what they say
+	// lost are the files of which a part could not be read, so that there is no telling which domains
+	// that was about; also folders. "": any file may be among them.
+	lost []string
+}
+
+// parseAll reads files.
+func parseAll(files []File) *source {
+	s := &source{files: files, hash: hash(files)}
 	nodes := maxNodes
-	var docs []*document
 	for _, f := range files {
-		docs = append(docs, parse(f, &c.report, &nodes)...)
+		before := s.incomplete
+		s.incomplete = false
+		docs := parse(f, &s.report, &nodes)
+		if s.incomplete || len(docs) == 0 || nodes < 0 {
+			s.lost = append(s.lost, f.Name)
+		}
+		s.incomplete = s.incomplete || before
+		s.docs = append(s.docs, docs...)
 	}
-	return c.compile(docs, files)
+	return s
+}
+
+// compile makes a Snapshot of all of it; nil if there is a mistake.
+func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
+	c := newCompiler(o, s)
+	return c.compile(s.docs, s.files)
 }
 
 // hash tells configurations apart by what they say; what their files are called is not part of it.
-func hash(files []File, o Options) string {
+func hash(files []File) string {
 	h := sha256.New()
 	for _, f := range files {
 		h.Write(binary.AppendUvarint(nil, uint64(len(f.Data))))
 		h.Write(f.Data)
 	}
-	fmt.Fprintf(h, "%t %s %g", o.ConsumeEach, o.OnFailure, o.LocalShare)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
@@ -54,19 +74,35 @@ type compiler struct {
 	snapshot *limiter.Snapshot
 	docs     []*document
 	full     bool // there were more than maxPolicies: no more are looked at
+	// bad are the domains in which there is a mistake; badAuth: there is one in auth.
+	bad     map[string]bool
+	badAuth bool
+	// authDocs are those whose auth counts; nil: docs.
+	authDocs []*document
 }
 
-func newCompiler(o Options) *compiler {
-	return &compiler{o: o, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}}
+func newCompiler(o Options, s *source) *compiler {
+	c := &compiler{o: o, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}}
+	c.problems, c.mistakes, c.incomplete = slices.Clone(s.problems), s.mistakes, s.incomplete
+	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %s %g", s.hash, o.ConsumeEach, o.OnFailure, o.LocalShare)}})
+	return c
 }
 
 // compile makes the Snapshot of the documents of files.
 func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
 	c.docs = docs
-	for _, d := range c.domains(docs) {
-		c.domain(d)
+	if c.authDocs == nil {
+		c.authDocs = docs
 	}
+	for _, d := range c.domains(docs) {
+		before := c.mistakes
+		if c.domain(d); c.mistakes > before {
+			c.bad[d.Name] = true
+		}
+	}
+	before := c.mistakes
 	c.auth()
+	c.badAuth = c.mistakes > before
 	c.tidy(files)
 	if c.problems.Bad() {
 		return nil, c.problems

@@ -83,10 +83,18 @@ func (p Problems) Bad() bool {
 // under it, and compiles them. The
 // Snapshot is nil if a Problem is more than a warning; a file that cannot be read is a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
+	return readAll(paths).compile(o)
+}
+
+// readAll reads what paths name.
+func readAll(paths []string) *source {
 	files, problems := read(paths)
-	snapshot, more := compile(files, o, problems.Bad())
-	if problems = append(problems, more...); problems.Bad() {
-		return nil, problems
+	s := parseAll(files)
+	for _, p := range problems { // none of them is a warning
+		s.incomplete = true
+		s.mistakes++
+		s.lost = append(s.lost, p.File)
 	}
-	return snapshot, problems
+	s.problems = append(problems, s.problems...)
+	return s
 }

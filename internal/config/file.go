@@ -20,6 +20,7 @@ import (
 type document struct {
 	at          place
 	doubtful    bool           // a key could not be read, so that none counts as missing
+	bad         bool           // there is a mistake in its shape
 	Domain      text           `key:"domain"`
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`

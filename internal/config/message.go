@@ -15,6 +15,8 @@ type Message struct {
 	Name        string // of the resource
 	Domain      string
 	Descriptors []MessageDescriptor
+	// Unreadable: the resource could not be decoded, which a Problem says. Of its names one may be known.
+	Unreadable bool
 }
 
 // MessageDescriptor is a descriptor of a Message.
@@ -45,22 +47,35 @@ const maxMessageDepth = (maxDepth - 4) / 2
 // the Message starts with the descriptor's place. The order of messages does not matter: control
 // planes have none.
 func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
+	return readMessages(messages).compile(o)
+}
+
+// readMessages reads messages. Those that are Unreadable have been reported.
+func readMessages(messages []Message) *source {
 	messages = slices.Clone(messages)
 	slices.SortStableFunc(messages, func(a, b Message) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
 	})
-	c := newCompiler(o)
 	// The error is of numbers that no JSON has, which are refused below.
 	text, _ := json.Marshal(messages)
-	c.snapshot.Hash = hash([]File{{Data: text}}, o)
-	var docs []*document
-	var files []File
+	s := &source{hash: hash([]File{{Data: text}})}
 	for i := range messages {
-		r := reader{report: &c.report, file: MessageFile(messages[i].Domain, messages[i].Name)}
-		docs = append(docs, r.document(&messages[i]))
-		files = append(files, File{Name: r.file})
+		m := &messages[i]
+		r := reader{report: &s.report, file: MessageFile(m.Domain, m.Name)}
+		s.files = append(s.files, File{Name: r.file})
+		switch name := cmp.Or(m.Domain, m.Name); {
+		case !m.Unreadable:
+			s.docs = append(s.docs, r.document(m))
+		case name == "":
+			s.lost = append(s.lost, "")
+		default:
+			d := &document{at: place{file: r.file}, bad: true}
+			r.text(&d.Domain, "domain", name)
+			s.docs = append(s.docs, d)
+		}
+		s.incomplete = s.incomplete || m.Unreadable
 	}
-	return c.compile(docs, files)
+	return s
 }
 
 // MessageFile is what problems call the message of a domain, or where it names none, of a resource.
@@ -77,9 +92,10 @@ type reader struct {
 func (r *reader) at(path string) place { return place{file: r.file, line: 1, path: path} }
 
 func (r *reader) document(m *Message) *document {
-	d := &document{at: place{file: r.file}}
+	d, before := &document{at: place{file: r.file}}, r.mistakes
 	r.text(&d.Domain, "domain", m.Domain)
 	d.Descriptors.given = given[[]*descriptor]{r.descriptors("", 1, m.Descriptors), r.at("descriptors"), true}
+	d.bad = r.mistakes > before
 	return d
 }
 

@@ -71,8 +71,9 @@ func parse(f File, r *report, nodes *int) (docs []*document) {
 	roots, err := decode(f.Data)
 	for _, root := range roots {
 		if !isNull(root) {
-			d := &document{at: p.at(root)}
+			d, before := &document{at: p.at(root)}, p.mistakes
 			d.doubtful = !p.object(root, "the file", d)
+			d.bad = p.mistakes > before || *p.nodes < 0
 			docs = append(docs, d)
 		}
 	}

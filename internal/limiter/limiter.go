@@ -93,11 +93,14 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 func (l *Limiter) plan(c *Call) (planned bool, err error) {
 	s := l.current.Load() // once: a request sees one configuration
 	if s == nil {
-		return false, l.withoutConfig(c)
+		return false, l.withoutConfig(c, l.early)
 	}
 	c.modes = l.modes
 	if err := c.plan(s); err != nil {
 		return false, err
+	}
+	if d := c.Verdict.Domain; d != nil && d.Broken {
+		return false, l.withoutConfig(c, d.OnFailure)
 	}
 	return true, nil
 }
@@ -113,13 +116,13 @@ func (l *Limiter) finish(ctx context.Context, c *Call) {
 	}
 }
 
-// withoutConfig answers c before there is a configuration. What asks for limits by name is told: it
+// withoutConfig answers c where there is no configuration for it yet. What asks for limits by name is told: it
 // knows what an error means, while a proxy lets the request pass.
-func (l *Limiter) withoutConfig(c *Call) error {
-	if l.early == descriptors.Error || len(c.Limits) > 0 {
+func (l *Limiter) withoutConfig(c *Call, answer descriptors.OnFailure) error {
+	if answer == descriptors.Error || len(c.Limits) > 0 {
 		return ErrNoConfig
 	}
-	denied := l.early != descriptors.Allow
+	denied := answer != descriptors.Allow
 	for range c.Descriptors {
 		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
 	}

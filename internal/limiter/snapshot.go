@@ -26,6 +26,8 @@ type Domain struct {
 	Tree *descriptors.Tree
 	// Named are the named limits.
 	Named map[string]*descriptors.Policy
+	// Broken: its configuration has never been without a mistake. OnFailure answers.
+	Broken bool
 	// Alone: `consume: each`.
 	Alone bool
 	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for limits

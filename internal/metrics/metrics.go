@@ -36,6 +36,7 @@ type Metrics struct {
 	refused        *prometheus.CounterVec
 	loads          *prometheus.CounterVec
 	loadOK         prometheus.Gauge
+	stale          *prometheus.GaugeVec
 	loadedAt       prometheus.Gauge
 	examined       *prometheus.GaugeVec
 
@@ -64,13 +65,17 @@ func New(version, revision string) *Metrics {
 		}, []string{"result"}),
 		loadOK: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_successful",
-			Help: "1 if the last configuration could be used, 0 if the one before it is still in use.",
+			Help: "1 if the last configuration could be used, 0 if the one before it is still in use, wholly or for some domains.",
 		}),
 		loadedAt: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_success_timestamp_seconds",
 			Help: "When a configuration that could be used was last loaded.",
 		}),
 	}
+	m.stale = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "rlsidecar_config_stale",
+		Help: "1 for each domain that is not as it is configured, because there is a mistake in it (--reload isolate).",
+	}, []string{"domain"})
 	m.examined = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_unfit",
 		Help: "1 for each check of the backend's settings, at the start, that found limits at risk: check \"eviction\" means that live buckets may be evicted.",
@@ -87,7 +92,7 @@ func New(version, revision string) *Metrics {
 		},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.examined, m.service.seconds, build,
+	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -134,6 +139,14 @@ func (m *Metrics) Loaded(used bool, at time.Time) {
 	m.loads.WithLabelValues("success").Inc()
 	m.loadOK.Set(1)
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
+}
+
+// Stale says which domains are not as they are configured.
+func (m *Metrics) Stale(domains []string) {
+	m.stale.Reset()
+	for _, name := range domains {
+		m.stale.WithLabelValues(name).Set(1)
+	}
 }
 
 // Refused counts a request that was not put to any limit.

@@ -366,6 +366,44 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
+// TestReloadIsolates: a mistake in one domain leaves it as it was, and the other goes live.
+func TestReloadIsolates(t *testing.T) {
+	two := func(d, e string) string {
+		return fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, %s}\n---\ndomain: e\ndescriptors:\n  - {key: k, %s}\n", d, e)
+	}
+	const five, nine, wrong = "rate_limit: {unit: year, requests_per_unit: 5}", "rate_limit: {unit: year, requests_per_unit: 9}", "nonsense: 1"
+	isolate := func(c *Config) { c.Isolate = true }
+	x := start(t, two(five, five), isolate)
+	x.write(t, two(nine, wrong))
+	x.reload(t)
+	expect(t, x.ask(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
+	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "for these domains") || !strings.Contains(page, "nonsense") {
+		t.Errorf("the page does not tell:\n%s", page)
+	}
+	metrics := body(t, get(t, x.Admin, "/metrics"))
+	for _, line := range []string{`rlsidecar_config_stale{domain="e"} 1`, "rlsidecar_config_last_reload_successful 0"} {
+		if !strings.Contains(metrics, "\n"+line+"\n") {
+			t.Errorf("the metrics have no %s", line)
+		}
+	}
+	if x.logs.FilterMessageSnippet("refused in part").Len() == 0 || x.logs.FilterMessageSnippet("these domains").Len() == 0 {
+		t.Error("the log does not tell")
+	}
+
+	// A domain that was never without a mistake denies: it limits something, and there is no telling what.
+	y := start(t, two(five, wrong), isolate)
+	expect(t, y.ask(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
+	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
+	y.write(t, two(five, nine))
+	y.reload(t)
+	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
+
+	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
+		t.Error("it started without knowing the domains")
+	}
+}
+
 func TestChangedFilesAreReloaded(t *testing.T) {
 	x := start(t, small)
 	n := 1_000_000

@@ -30,8 +30,10 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 			}
 		})
 	})
-	if problems := s.load(); problems.Bad() {
+	if problems := s.load(); s.limiter.Current() == nil {
 		return problems
+	} else if problems.Bad() {
+		s.refused(problems)
 	}
 	wg.Go(func() { s.follow(background, changed) })
 	return nil
@@ -50,11 +52,17 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// refused logs the mistakes in a configuration that came while there was another.
+// refused logs the mistakes in a configuration.
 func (s *server) refused(problems config.Problems) {
+	what := "configuration refused; the one before it stays in use"
+	if stale := s.lastReload().Stale; len(stale) > 0 {
+		what = "configuration refused in part"
+		s.log.Error("these domains stay as they were before, or are answered by on_backend_failure if they never were without a mistake; the others are in use as they are configured",
+			zap.Strings("domains", stale))
+	}
 	for _, p := range problems {
 		if !p.Warning {
-			s.log.Error("configuration refused; the one before it stays in use", zap.Stringer("problem", p))
+			s.log.Error(what, zap.Stringer("problem", p))
 		}
 	}
 }
@@ -62,15 +70,24 @@ func (s *server) refused(problems config.Problems) {
 // load reads the configuration and puts it to use, unless there is a mistake in it. It logs
 // warnings; mistakes are the caller's to tell.
 func (s *server) load() config.Problems {
+	if s.keeper != nil {
+		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
+		s.take(snapshot, problems, stale, s.config.Paths)
+		return problems
+	}
 	snapshot, problems := config.Load(s.config.Paths, s.config.Defaults)
-	s.take(snapshot, problems, s.config.Paths)
+	s.take(snapshot, problems, nil, s.config.Paths)
 	return problems
 }
 
-// take puts what was read from sources to use, if it could be: snapshot is nil otherwise.
-func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, sources []string) {
+// take puts what was read from sources to use, if it could be: snapshot is nil otherwise. The stale
+// domains in it are not as they were read.
+func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string) {
 	now := time.Now()
-	s.metrics.Loaded(snapshot != nil, now)
+	s.metrics.Loaded(!problems.Bad(), now)
+	if snapshot != nil {
+		s.metrics.Stale(stale)
+	}
 	for _, p := range problems {
 		if p.Warning {
 			s.log.Warn("configuration", zap.Stringer("warning", p))
@@ -86,8 +103,10 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, sour
 	s.mu.Lock()
 	s.reload.Paths = sources
 	if snapshot != nil {
-		s.reload.Loaded, s.reload.Failed, s.reload.Problems = now, time.Time{}, ""
-	} else {
+		s.reload.Loaded, s.reload.Stale = now, stale
+	}
+	s.reload.Failed, s.reload.Problems = time.Time{}, ""
+	if problems.Bad() {
 		s.reload.Failed, s.reload.Problems = now, problems.Error()
 	}
 	s.mu.Unlock()

@@ -32,6 +32,8 @@ import (
 type Config struct {
 	// Paths are the configuration files, and folders of them.
 	Paths []string
+	// Isolate keeps mistakes in a configuration to the domains they are in: the others go live.
+	Isolate bool
 	// XDS brings the configuration instead.
 	XDS XDS
 	// Defaults for what the files leave open.
@@ -140,6 +142,8 @@ type server struct {
 	configured   chan struct{}
 	isConfigured func()
 
+	keeper *config.Keeper // of the one goroutine that loads; nil unless Isolate
+
 	mu     sync.Mutex
 	reload admin.Reload // guarded by mu
 }
@@ -159,6 +163,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	ballast = make([]byte, ballastSize)
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{})}
+	if c.Isolate {
+		s.keeper = config.NewKeeper(c.Defaults)
+	}
 	s.isConfigured = sync.OnceFunc(func() { close(s.configured) })
 	if c.NearLimitRatio > 0 {
 		s.metrics.SetNearLimit(c.NearLimitRatio)

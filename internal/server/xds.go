@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/xds"
 )
 
@@ -105,14 +106,22 @@ func (s *server) waitForFirst(ctx context.Context) {
 	}
 }
 
-// useMessages puts a whole configuration to use; the error is all mistakes in it.
+// useMessages puts a whole configuration to use; the error is all mistakes in it. One that is isolated
+// is in use but for the domains with a mistake, and refused all the same: so the protocol has it.
 func (s *server) useMessages(messages []config.Message, problems config.Problems) error {
-	snapshot, more := config.CompileMessages(messages, s.config.Defaults)
-	if problems = append(problems, more...); problems.Bad() {
-		snapshot = nil
+	var snapshot *limiter.Snapshot
+	var stale []string
+	if s.keeper != nil {
+		snapshot, problems, stale = s.keeper.CompileMessages(messages, problems)
+	} else {
+		var more config.Problems
+		snapshot, more = config.CompileMessages(messages, s.config.Defaults)
+		if problems = append(problems, more...); problems.Bad() {
+			snapshot = nil
+		}
 	}
-	s.take(snapshot, problems, []string{"xds:" + s.config.XDS.Server})
-	if snapshot == nil {
+	s.take(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server})
+	if problems.Bad() {
 		s.refused(problems)
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })
 	}

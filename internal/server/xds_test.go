@@ -69,6 +69,12 @@ func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescrip
 	if len(list) > 0 {
 		resources = append(resources, &conf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: list})
 	}
+	p.send(t, version, resources...)
+}
+
+// send makes resources the configuration of node "n".
+func (p *plane) send(t *testing.T, version string, resources ...types.Resource) {
+	t.Helper()
 	s, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
 	if err != nil {
 		t.Fatal(err)
@@ -283,5 +289,32 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 		if err := run(t, c); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// TestControlPlaneIsIsolated: the domains without a mistake of a response that is refused are in use.
+func TestControlPlaneIsIsolated(t *testing.T) {
+	domain := func(name string, list ...*conf.RateLimitDescriptor) types.Resource {
+		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}
+	}
+	p := newPlane(t, "127.0.0.1:0")
+	p.send(t, "1", domain("d", perUnit("k", 5, year)), domain("e", perUnit("k", 5, year)))
+	x := start(t, "", from(p), func(c *Config) { c.Isolate = true })
+	p.send(t, "2", domain("d", perUnit("k", 9, year)), domain("e", perUnit("", 7, year)))
+	x.shows(t, `rlsidecar_config_stale{domain="e"} 1`)
+	x.shows(t, "rlsidecar_config_last_reload_successful 0")
+	left := func(domain string) uint32 {
+		return x.put(t, request(domain, descriptor("k=v"))).Statuses[0].LimitRemaining
+	}
+	if d, e := left("d"), left("e"); d != 8 || e != 4 {
+		t.Errorf("%d left in d, %d in e", d, e)
+	}
+	if why := <-p.refused; !strings.Contains(why, "xds:e") {
+		t.Errorf("refused for %s", why)
+	}
+	p.send(t, "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
+	x.shows(t, "rlsidecar_config_last_reload_successful 1")
+	if e := left("e"); e != 5 || strings.Contains(body(t, get(t, x.Admin, "/metrics")), "rlsidecar_config_stale{") {
+		t.Errorf("%d left in e; it is still stale", e)
 	}
 }

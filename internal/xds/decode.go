@@ -32,25 +32,26 @@ const (
 const maxNesting = 256
 
 // decode reads resources. Those that cannot be read are Problems; the others are read all the same,
-// so that their mistakes are told as well.
+// so that their mistakes are told as well, and these are Unreadable messages.
 func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
 	for i, resource := range resources {
-		refuse := func(name, format string, args ...any) {
+		refuse := func(m *ratelimit.RateLimitConfig, name, format string, args ...any) {
+			messages = append(messages, config.Message{Name: m.GetName(), Domain: m.GetDomain(), Unreadable: true})
 			name = config.MessageFile(name, fmt.Sprintf("resources[%d]", i))
 			problems = append(problems, config.Problem{File: name, Message: fmt.Sprintf(format, args...)})
 		}
 		if resource.GetTypeUrl() != TypeURL {
-			refuse("", "is a %q, want a %s", resource.GetTypeUrl(), TypeURL)
+			refuse(nil, "", "is a %q, want a %s", resource.GetTypeUrl(), TypeURL)
 			continue
 		}
 		var m ratelimit.RateLimitConfig
 		if err := unmarshal(resource.GetValue(), &m); err != nil {
-			refuse(m.GetName(), "cannot be decoded: %v", err)
+			refuse(&m, m.GetName(), "cannot be decoded: %v", err)
 			continue
 		}
 		list, err := descriptors(m.GetDescriptors())
 		if err != nil {
-			refuse(cmp.Or(m.GetDomain(), m.GetName()), "cannot be decoded: %v", err)
+			refuse(&m, cmp.Or(m.GetDomain(), m.GetName()), "cannot be decoded: %v", err)
 			continue
 		}
 		messages = append(messages, config.Message{Name: m.GetName(), Domain: m.GetDomain(), Descriptors: list})

@@ -1,0 +1,192 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// keeper loads a folder again and again.
+type keeper struct {
+	*Keeper
+	t      *testing.T
+	folder string
+}
+
+func newKeeper(t *testing.T) *keeper {
+	t.Helper()
+	return &keeper{NewKeeper(Options{}), t, t.TempDir()}
+}
+
+// load writes files, name=content; a name alone removes one. It returns the domains that are in use,
+// each with its limits, and those that are stale.
+func (k *keeper) load(files ...string) (domains, stale string, problems Problems) {
+	k.t.Helper()
+	for _, f := range files {
+		name, content, write := strings.Cut(f, "=")
+		path := filepath.Join(k.folder, name)
+		if !write {
+			must(k.t, os.Remove(path))
+			continue
+		}
+		must(k.t, os.WriteFile(path, []byte(content), 0o600))
+	}
+	s, problems, names := k.Load([]string{k.folder})
+	return shown(s), strings.Join(names, " "), problems
+}
+
+// shown is the domains of s, each with its rates; "": there is no s.
+func shown(s *limiter.Snapshot) string {
+	if s == nil {
+		return ""
+	}
+	var list []string
+	for name, d := range s.Domains {
+		text := name
+		if d.Broken {
+			text += " broken"
+		}
+		for _, p := range s.Policies {
+			if p.Domain == name {
+				text += fmt.Sprintf(" %d", p.Limit.Rate)
+			}
+		}
+		list = append(list, text)
+	}
+	slices.Sort(list)
+	for i, p := range s.Policies {
+		if p.Index != i {
+			list = append(list, "wrong index")
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
+// of is a domain with one limit of a rate; a rate of -1 is a mistake.
+func of(domain string, rate int) string {
+	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", domain, rate, rate)
+}
+
+func TestAMistakeStaysInItsDomain(t *testing.T) {
+	const half = "domain: a\ndescriptors:\n  - {key: k, rate_limit: {unit: d"
+	route := func(to string) string {
+		return fmt.Sprintf("auth: {default: allow, routes: [{domain: %s, descriptors: [[{key: k, from: path}]]}]}\n", to)
+	}
+	type step struct {
+		what           string
+		files          []string
+		domains, stale string
+	}
+	for name, steps := range map[string][]step{
+		"a bad file, then a good one": {
+			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"a is bad, b goes live", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", 2)}, "a 1; b 2", "a"},
+			{"still", []string{"b.yaml=" + of("b", 3)}, "a 1; b 3", "a"},
+			{"a is mended", []string{"a.yaml=" + of("a", 4)}, "a 4; b 3", ""},
+		},
+		"a file that is half written": {
+			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"half of it", []string{"a.yaml=" + half, "b.yaml=" + of("b", 2)}, "a 1; b 2", "a"},
+			{"nothing of it", []string{"a.yaml=", "b.yaml=" + of("b", 3)}, "a 1; b 3", "a"},
+			{"without its first line", []string{"a.yaml=descriptors: []", "b.yaml=" + of("b", 4)}, "a 1; b 4", "a"},
+			{"all of it", []string{"a.yaml=" + of("a", 2)}, "a 2; b 4", ""},
+		},
+		"a file that is removed takes its domain with it": {
+			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"removed", []string{"a.yaml"}, "b 1", ""},
+			{"another is bad", []string{"b.yaml=" + of("b", -1), "c.yaml=" + of("c", 1)}, "b 1; c 1", "b"},
+			{"and removed", []string{"b.yaml"}, "c 1", ""},
+		},
+		"a domain in two files is kept whole": {
+			{"start", []string{"a1.yaml=" + of("a", 1), "a2.yaml=" + of("a", 2), "b.yaml=" + of("b", 1)}, "a 1 2; b 1", ""},
+			{"one is bad", []string{"a1.yaml=" + of("a", 3), "a2.yaml=" + of("a", -1), "b.yaml=" + of("b", 2)}, "a 1 2; b 2", "a"},
+			{"the other is removed", []string{"a1.yaml"}, "a 1 2; b 2", "a"},
+			{"the bad one too", []string{"a2.yaml"}, "b 2", ""},
+		},
+		"a conflict between files": {
+			{"start", []string{"a1.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"the same key twice", []string{"a2.yaml=" + of("a", 1), "b.yaml=" + of("b", 2)}, "a 1; b 2", "a"},
+		},
+		"two domains in a file": {
+			{"start", []string{"ab.yaml=" + of("a", 1) + "---\n" + of("b", 1)}, "a 1; b 1", ""},
+			{"a mistake in one", []string{"ab.yaml=" + of("a", -1) + "---\n" + of("b", 2)}, "a 1; b 2", "a"},
+			{"no telling in which", []string{"ab.yaml=" + of("a", 3) + "---\n" + half, "c.yaml=" + of("c", 1)}, "a 1; b 2; c 1", "a b"},
+		},
+		"at the start": {
+			{"a mistake", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", 1)}, "a broken; b 1", "a"},
+			{"it is mended", []string{"a.yaml=" + of("a", 1)}, "a 1; b 1", ""},
+		},
+		"a new domain": {
+			{"start", []string{"a.yaml=" + of("a", 1)}, "a 1", ""},
+			{"is bad", []string{"b.yaml=" + of("b", -1)}, "a 1; b broken", "b"},
+		},
+		"nothing is good": {
+			{"start", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", -1)}, "", ""},
+		},
+		"no telling which domain": {
+			{"start", []string{"a.yaml=" + half, "b.yaml=" + of("b", 1)}, "", ""},
+			{"no domain", []string{"a.yaml=descriptors: []"}, "", ""},
+			{"then it is good", []string{"a.yaml=" + of("a", 1)}, "a 1; b 1", ""},
+		},
+		"the only domain": {
+			{"start", []string{"a.yaml=" + of("a", 1)}, "a 1", ""},
+			{"is bad", []string{"a.yaml=" + half}, "a 1", "a"},
+			{"is gone", []string{"a.yaml"}, "a 1", "a"},
+		},
+		"routes": {
+			{"start", []string{"a.yaml=" + of("a", 1) + route("b"), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"to a domain that is bad", []string{"a.yaml=" + of("a", 2) + route("b"), "b.yaml=" + of("b", -1)}, "a 2; b 1", "b"},
+			{"that are bad", []string{"a.yaml=" + of("a", 3) + route("b") + "nonsense: 1", "b.yaml=" + of("b", 2)}, "a 2; b 2", "a"},
+			{"to no domain", []string{"a.yaml=" + of("a", 3) + route("c"), "b.yaml=" + of("b", 3)}, "a 3; b 3", ""},
+			{"kept, to a domain that is removed", []string{"b.yaml"}, "", ""},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKeeper(t)
+			for _, s := range steps {
+				domains, stale, problems := k.load(s.files...)
+				if domains != s.domains || stale != s.stale {
+					t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.what, domains, stale, s.domains, s.stale, problems)
+				}
+				if fine := s.stale == "" && s.domains != "" && s.what != "to no domain"; fine == problems.Bad() {
+					t.Errorf("%s: %v", s.what, problems)
+				}
+			}
+		})
+	}
+}
+
+func TestAMistakeStaysInItsMessage(t *testing.T) {
+	message := func(domain string, rate uint32) Message {
+		return Message{Name: domain, Domain: domain, Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: rate}}}}
+	}
+	wrong := Message{Name: "a", Domain: "a", Descriptors: []MessageDescriptor{{Key: "", Value: "x"}}}
+	said := Problems{{File: "xds", Message: "cannot be decoded"}}
+	k := NewKeeper(Options{})
+	for _, s := range []struct {
+		what           string
+		messages       []Message
+		found          Problems
+		domains, stale string
+	}{
+		{"start", []Message{message("a", 1), message("b", 1)}, nil, "a 1; b 1", ""},
+		{"a mistake", []Message{wrong, message("b", 2)}, nil, "a 1; b 2", "a"},
+		{"one that cannot be decoded", []Message{{Name: "a", Unreadable: true}, message("b", 3)}, said, "a 1; b 3", "a"},
+		{"nor its name", []Message{{Unreadable: true}, message("c", 1)}, said, "a 1; b 3; c 1", "a b"},
+		{"removed", []Message{message("c", 2)}, nil, "c 2", ""},
+		{"all of them", nil, nil, "", ""},
+	} {
+		snapshot, problems, stale := k.CompileMessages(s.messages, s.found)
+		if got := shown(snapshot); got != s.domains || strings.Join(stale, " ") != s.stale {
+			t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.what, got, stale, s.domains, s.stale, problems)
+		}
+		if problems.Bad() != (s.stale != "") {
+			t.Errorf("%s: %v", s.what, problems)
+		}
+	}
+}
