@@ -13,7 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// ErrNoConfig is returned until a first configuration has been loaded; see AnswerEarly.
+// ErrNoConfig is returned until a first configuration, or that of a domain, has been loaded; see
+// AnswerEarly and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
 // Observer is told of every answered Call, and of every configuration before it is used.
@@ -116,8 +117,8 @@ func (l *Limiter) finish(ctx context.Context, c *Call) {
 	}
 }
 
-// withoutConfig answers c where there is no configuration for it yet. What asks for limits by name is told: it
-// knows what an error means, while a proxy lets the request pass.
+// withoutConfig answers c where there is no configuration for it yet. What asks for limits by name is
+// told: it knows what an error means, while a proxy lets the request pass.
 func (l *Limiter) withoutConfig(c *Call, answer descriptors.OnFailure) error {
 	if answer == descriptors.Error || len(c.Limits) > 0 {
 		return ErrNoConfig

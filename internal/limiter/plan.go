@@ -39,6 +39,9 @@ func (c *Call) plan(s *Snapshot) error {
 
 // planLimits plans limits asked for by name, which are all taken together.
 func (c *Call) planLimits(s *Snapshot) error {
+	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
+		return ErrNoConfig
+	}
 	for i := range c.Limits {
 		ask := &c.Limits[i]
 		d, p, err := s.limit(c.Request.Domain, ask)

@@ -395,6 +395,14 @@ func TestReloadIsolates(t *testing.T) {
 	y := start(t, two(five, wrong), isolate)
 	expect(t, y.ask(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
+	asked, err := http.Post("http://"+y.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(`{"domain": "e", "name": "x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	if asked.Body.Close(); asked.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("the API answers %d", asked.StatusCode)
+	}
 	y.write(t, two(five, nine))
 	y.reload(t)
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
