@@ -27,6 +27,7 @@ func TestReference(t *testing.T) {
 	m.Examined("eviction", false)
 	m.WatchControlPlane()(true)
 	m.Loaded(true, time.Unix(1, 0))
+	m.Stale([]string{"d"})
 	m.Refused("malformed")
 	m.Answered(time.Millisecond)
 	l := limiter.New(m.Backend(store, func(error) {}), m)

@@ -142,16 +142,7 @@ func (s *stack) startSidecar(t *testing.T) {
 	}
 	s.sidecar = start(s.owner, sidecarProgram, "serve", "--config", root+"/examples/envoy/rlsidecar.yaml",
 		"--grpc-listen", flag, "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
-	eventually(t, "rlsidecar listens", func() bool {
-		if !s.sidecar.running() {
-			t.Fatalf("rlsidecar ended: %v", s.sidecar.err)
-		}
-		conn, err := net.Dial(network, address)
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	})
+	awaitPort(t, s.sidecar, network, address)
 }
 
 // awaitSidecar returns when Envoy's health check has found the sidecar.
