@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server. About three
-# minutes. docs/performance.md says how to read it. Arguments go to rlbench compare (--help lists
+# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server, and, with wrk
+# and nginx, what NGINX asks beside a bare HTTP handler. About four minutes. docs/performance.md says how to read it. Arguments go to rlbench compare (--help lists
 # them); BENCHTIME (default 0.2s) is how long each benchmark of a package runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,5 +32,12 @@ go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
 go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
 echo
-"$dir/rlbench" compare --sidecar "$dir/rlsidecar" "$@"
+"$dir/rlbench" compare --sidecar "$dir/rlsidecar" "$@" || code=1
+PATH="$PATH:/usr/sbin"
+if command -v wrk >/dev/null && command -v nginx >/dev/null; then
+  echo
+  "$dir/rlbench" http --sidecar "$dir/rlsidecar" --nginx-conf examples/nginx/nginx.conf || code=1
+else
+  echo "no wrk, or no nginx: what NGINX asks is not measured"
+fi
 exit $code

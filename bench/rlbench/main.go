@@ -19,10 +19,12 @@ import (
 )
 
 type commands struct {
-	Load    loadCmd    `cmd:"" default:"withargs" help:"Ask a server and measure; this is what rlbench does without a command."`
-	Ceiling ceilingCmd `cmd:"" help:"Serve an empty RateLimitService on grpc-go: it reads the request and says OK."`
-	Compare compareCmd `cmd:"" help:"Measure rlsidecar and the ceiling in turn, and print the ratios."`
-	Memory  memoryCmd  `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
+	Load        loadCmd        `cmd:"" default:"withargs" help:"Ask a server and measure; this is what rlbench does without a command."`
+	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService on grpc-go: it reads the request and says OK."`
+	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar and the ceiling in turn, and print the ratios."`
+	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure what NGINX asks, beside a bare handler, and NGINX with and without it. Needs wrk and NGINX."`
+	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
+	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
 }
 
 // app is what a command works with.

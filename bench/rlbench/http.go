@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+// httpCeilingCmd is the least that an HTTP door in Go can cost: net/http, nothing done.
+type httpCeilingCmd struct {
+	Listen string `required:"" placeholder:"ADDR" help:"host:port."`
+}
+
+func (c *httpCeilingCmd) Run(a *app) error {
+	listener, err := load.Listen(a, c.Listen)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: 5 * time.Second,
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "0") }),
+	}
+	stop := context.AfterFunc(a, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", c.Listen, err)
+	}
+	return nil
+}
+
+// httpCmd measures what NGINX asks.
+type httpCmd struct {
+	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
+	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"examples/nginx/nginx.conf."`
+	Nginx       string        `default:"nginx" help:"The NGINX program."`
+	Wrk         string        `default:"wrk" help:"The wrk program."`
+	Repeats     int           `default:"5" help:"How often each is measured, in turn."`
+	Duration    time.Duration `default:"2s" help:"Of one measurement."`
+	Connections int           `default:"16"`
+	Admin       string        `placeholder:"ADDR" help:"Where the sidecar's admin port listens, to profile it meanwhile; otherwise anywhere."`
+}
+
+// httpLimits are never reached; the questions are those of examples/nginx/rlsidecar.yaml.
+const httpLimits = `
+domain: bench
+limits: {plenty: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}
+descriptors:
+  - {key: remote_address, limit: plenty}
+  - {key: api_key, limit: plenty}
+  - {key: tenant, limit: plenty}
+auth:
+  trusted_proxies: [127.0.0.1]
+  routes:
+    - match: {path: /login}
+      descriptors: [[{key: remote_address, from: client_ip}]]
+    - match: {path: /static/*}
+      descriptors: [[{key: remote_address, from: client_ip}]]
+    - descriptors:
+        - [{key: remote_address, from: client_ip}]
+        - [{key: api_key, from: "header:X-Api-Key"}]
+        - [{key: tenant, from: "query:tenant"}]
+`
+
+// script makes wrk ask with one of 10,000 keys, as a client, or as NGINX does of rlsidecar.
+const script = `
+local keys = {}
+for i = 1, 10000 do
+  keys[i] = wrk.format("GET", "%s", {["X-Api-Key"] = "key-" .. i %s})
+end
+request = function() return keys[math.random(#keys)] end
+`
+
+const nginxSays = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
+
+// target is what wrk asks, and whose processor time counts.
+type target struct {
+	name, address, script string
+	of                    []*child
+}
+
+func (c *httpCmd) Run(a *app) error {
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	var at [8]string
+	for i := range at {
+		if at[i], err = freeAddress(); err != nil {
+			return err
+		}
+	}
+	if c.Admin != "" {
+		at[3] = c.Admin
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	limits := filepath.Join(dir, "limits.yaml")
+	if err := os.WriteFile(limits, []byte(httpLimits), 0o600); err != nil {
+		return err
+	}
+	var children []*child
+	defer func() {
+		for _, c := range slices.Backward(children) {
+			c.stop()
+		}
+	}()
+	run := func(name, address, program string, args ...string) (*child, error) {
+		p, err := startChild(a, name, address, program, args...)
+		if err == nil {
+			children = append(children, p)
+		}
+		return p, err
+	}
+	bare, err := run("a bare handler", at[0], self, "http-ceiling", "--listen", at[0])
+	if err != nil {
+		return err
+	}
+	sidecar, err := run("rlsidecar", at[1], c.Sidecar, "serve", "--config", limits, "--grpc-listen", at[2],
+		"--http-listen", at[1], "--admin-listen", at[3], "--drain-delay", "0s")
+	if err != nil {
+		return err
+	}
+	targets := []target{
+		{"a bare handler", at[0], fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{bare}},
+		{"rlsidecar", at[1], fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{sidecar}},
+	}
+	for i, change := range [][2]string{{"auth_request     /_rl;", "auth_request off;"}, {"", ""}} {
+		folder := filepath.Join(dir, strconv.Itoa(i))
+		if err := c.nginxFolder(folder, at[4+i], at[1], at[0], change); err != nil {
+			return err
+		}
+		name := []string{"NGINX alone", "NGINX and rlsidecar"}[i]
+		nginx, err := run(name, at[4+i], c.Nginx, "-p", folder, "-e", "stderr", "-c", "nginx.conf")
+		if err != nil {
+			return err
+		}
+		of := []*child{nginx, sidecar}[:1+i]
+		targets = append(targets, target{name, at[4+i], fmt.Sprintf(script, "/a/b?c=d", `, ["Host"] = "shop.test"`), of})
+	}
+	return c.measure(a, dir, targets)
+}
+
+// nginxFolder writes the example, with other addresses and one process.
+func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]string) error {
+	text, err := os.ReadFile(c.NginxConf)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(folder, "tmp"), 0o700); err != nil {
+		return err
+	}
+	user := ""
+	if os.Getuid() == 0 {
+		user = "user root;"
+	}
+	conf := string(text)
+	for _, r := range [][2]string{
+		{"127.0.0.1:8000", listen}, {"127.0.0.1:8080", sidecar}, {"127.0.0.1:9000", app},
+		{"worker_processes auto;", "master_process off;" + user}, {"access_log access.log limited;", "access_log off;"},
+		{"_timeout 50ms", "_timeout 10s"}, {"_timeout    50ms", "_timeout 10s"}, {"_timeout    100ms", "_timeout 10s"}, change,
+	} {
+		if !strings.Contains(conf, r[0]) {
+			return fmt.Errorf("%s no longer has %q", c.NginxConf, r[0])
+		}
+		conf = strings.ReplaceAll(conf, r[0], r[1])
+	}
+	return os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(conf), 0o600)
+}
+
+// measure asks each target in turn, and prints the medians, and the ratios of neighbours.
+func (c *httpCmd) measure(a *app, dir string, targets []target) error {
+	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
+	for i := range targets {
+		costs[i] = make([][]float64, len(targets[i].of))
+	}
+	for round := range c.Repeats {
+		for i := range targets {
+			if round%2 == 1 { // whoever comes first has the better or the worse of it
+				i = len(targets) - 1 - i
+			}
+			rate, cost, err := c.wrk(a, dir, targets[i])
+			if err != nil {
+				return fmt.Errorf("%s: %w", targets[i].name, err)
+			}
+			rates[i] = append(rates[i], rate)
+			for k := range cost {
+				costs[i][k] = append(costs[i][k], cost[k])
+			}
+		}
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "\treq/s\tratio\t(from to)\tCPU us/req\tratio\t(from to)\tof rlsidecar\t")
+	for i, t := range targets {
+		base := i - i%2
+		fmt.Fprintf(w, "%s\t%.0f\t%s\t%.1f\t%s\t", t.name, median(rates[i]), ratios(rates[i], rates[base]), median(costs[i][0]), ratios(costs[i][0], costs[base][0]))
+		if len(t.of) > 1 {
+			fmt.Fprintf(w, "%.1f", median(costs[i][1]))
+		}
+		fmt.Fprintln(w, "\t")
+	}
+	return w.Flush()
+}
+
+// ratios are the median, least and greatest ratio.
+func ratios(of, to []float64) string {
+	var all []float64
+	for i := range of {
+		all = append(all, of[i]/to[i])
+	}
+	return fmt.Sprintf("%.2f\t(%.2f %.2f)", median(all), slices.Min(all), slices.Max(all))
+}
+
+var (
+	wrkCount  = regexp.MustCompile(`(\d+) requests in `)
+	wrkRate   = regexp.MustCompile(`Requests/sec: +([\d.]+)`)
+	wrkErrors = regexp.MustCompile(`(?m)^ +(Non-2xx or 3xx responses|Socket errors): .*$`)
+)
+
+// wrk asks t, and returns requests a second, and the CPU us of each, of each process of t.
+func (c *httpCmd) wrk(a *app, dir string, t target) (rate float64, cost []float64, err error) {
+	file := filepath.Join(dir, "script.lua")
+	if err := os.WriteFile(file, []byte(t.script), 0o600); err != nil {
+		return 0, nil, err
+	}
+	used := func() (all []time.Duration, err error) {
+		for _, p := range t.of {
+			cpu, err := load.CPU(p.pid())
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, cpu)
+		}
+		return all, nil
+	}
+	before, err := used()
+	if err != nil {
+		return 0, nil, err
+	}
+	out, err := exec.CommandContext(a, c.Wrk, "-t1", "-c"+strconv.Itoa(c.Connections), "-d"+c.Duration.String(), "-s", file, "http://"+t.address).CombinedOutput()
+	if err != nil {
+		return 0, nil, fmt.Errorf("wrk: %w: %s", err, out)
+	}
+	after, err := used()
+	if err != nil {
+		return 0, nil, err
+	}
+	if wrong := wrkErrors.Find(out); wrong != nil {
+		return 0, nil, fmt.Errorf("wrong answers: %s", wrong)
+	}
+	count, perSecond := wrkCount.FindSubmatch(out), wrkRate.FindSubmatch(out)
+	if count == nil || perSecond == nil {
+		return 0, nil, fmt.Errorf("wrk says something else: %s", out)
+	}
+	n, err := strconv.ParseFloat(string(count[1]), 64)
+	if err != nil {
+		return 0, nil, err
+	}
+	if rate, err = strconv.ParseFloat(string(perSecond[1]), 64); err != nil {
+		return 0, nil, err
+	}
+	for i := range before {
+		cost = append(cost, (after[i]-before[i]).Seconds()*1e6/n)
+	}
+	return rate, cost, nil
+}
