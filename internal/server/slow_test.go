@@ -1,0 +1,74 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSlowClientsAreCutOff has clients that hold connections without asking: each is closed in time,
+// and meanwhile others are answered.
+func TestSlowClientsAreCutOff(t *testing.T) {
+	x := start(t, "domain: d\nauth: {default: allow}")
+	open := func(send string) net.Conn {
+		conn, err := net.Dial("tcp", x.HTTP.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		_, _ = io.WriteString(conn, send) // the server may have had enough
+		return conn
+	}
+	const head = "GET /v1/auth HTTP/1.1\r\nHost: h\r\n"
+	slow := map[string]net.Conn{
+		"says nothing":     open(""),
+		"stops in a line":  open("GET /v1/au"),
+		"ends no header":   open(head + "X-A: b\r\n"),
+		"drips its header": open(head),
+	}
+	for range 200 {
+		open(head)
+	}
+	go func() { // until it is closed
+		for conn := slow["drips its header"]; ; time.Sleep(500 * time.Millisecond) {
+			if _, err := io.WriteString(conn, "X-A: b\r\n"); err != nil {
+				return
+			}
+		}
+	}()
+	for name, want := range map[string]struct {
+		send string
+		code int
+	}{
+		"a body that never comes": {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n", 200},
+		"chunks that never come":  {"POST /v1/auth HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", 200},
+		"a header without end":    {head + "X-A: " + strings.Repeat("x", 1<<20), 431},
+	} {
+		conn := open(want.send)
+		_ = conn.SetReadDeadline(time.Now().Add(4 * time.Second)) // before any timeout of the server
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || resp.StatusCode != want.code {
+			t.Errorf("%s: %v %v", name, resp, err)
+			continue
+		}
+		resp.Body.Close()
+		if !resp.Close {
+			t.Errorf("%s: the connection is kept", name)
+		}
+	}
+	if got := get(t, x.HTTP, "/v1/auth").StatusCode; got != 200 {
+		t.Errorf("meanwhile: %d", got)
+	}
+	for name, conn := range slow {
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: it is still open", name)
+		}
+	}
+}
