@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -151,6 +153,16 @@ func (s *front) startFrontSidecar(t *testing.T) {
 // do sends a request byte for byte and reads the answer; a "" from is any address.
 func (s *front) do(t *testing.T, from, request string) answer {
 	t.Helper()
+	a, err := s.try(t, from, request)
+	if err != nil {
+		t.Fatalf("%.100q: %v", request, err)
+	}
+	return a
+}
+
+// try is do; the error is of a connection that ended without an answer.
+func (s *front) try(t *testing.T, from, request string) (answer, error) {
+	t.Helper()
 	var dialer net.Dialer
 	if from != "" {
 		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
@@ -164,18 +176,18 @@ func (s *front) do(t *testing.T, from, request string) answer {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	if _, err := io.WriteString(conn, request); err != nil {
-		t.Fatal(err)
+		return answer{}, err
 	}
 	raw, err := io.ReadAll(conn)
 	if err != nil {
-		t.Fatalf("%.100q: %v", request, err)
+		return answer{}, err
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
 	if err != nil {
-		t.Fatalf("%.100q: %v in %.200q", request, err, raw)
+		return answer{}, fmt.Errorf("%w in %.200q", err, raw)
 	}
 	_ = resp.Body.Close()
-	return answer{resp.StatusCode, resp.Header, string(raw)}
+	return answer{resp.StatusCode, resp.Header, string(raw)}, nil
 }
 
 // ask sends GET path with headers ("name: value").
@@ -432,12 +444,17 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 func (s *front) everySizeIsAsked(t *testing.T) {
 	t.Helper()
 	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
-		for _, a := range []answer{
-			s.ask(t, "", "/?tenant=big", "X-Api-Key: "+strings.Repeat("x", n)),
-			s.ask(t, "", "/"+strings.Repeat("x", n)),
+		big := strings.Repeat("x", n)
+		for _, request := range []string{
+			"GET /?tenant=big HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\nX-Api-Key: " + big + "\r\n\r\n",
+			"GET /" + big + " HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\n\r\n",
 		} {
-			if a.code < 400 && a.header.Get("RateLimit") == "" {
-				t.Errorf("%d bytes: %d %v", n, a.code, a.header)
+			a, err := s.try(t, "", request)
+			if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+				continue // turned away before it was read to its end
+			}
+			if err != nil || a.code < 400 && a.header.Get("RateLimit") == "" {
+				t.Errorf("%d bytes: %v %d %v", n, err, a.code, a.header)
 			}
 		}
 	}
