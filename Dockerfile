@@ -15,9 +15,11 @@ ARG VERSION=(unknown)
 ARG REVISION=(unknown)
 # The link is for where envoyproxy/ratelimit's image is replaced: rlsidecar behaves as that server when
 # it is started by that name.
-RUN mkdir -p /out/bin /out/etc/ssl/certs && \
+RUN mkdir -p /out/bin /out/etc/ssl/certs /out/usr/share/licenses/rlsidecar && \
     GOARCH=${TARGETARCH} VERSION=${VERSION} REVISION=${REVISION} scripts/build.sh /out/bin/rlsidecar && \
     ln -s rlsidecar /out/bin/ratelimit && \
+    cp LICENSE /out/usr/share/licenses/rlsidecar/ && \
+    go run ./scripts/bom /out/bin/rlsidecar /tmp/sbom.json /out/usr/share/licenses/rlsidecar/THIRD_PARTY_LICENSES.txt && \
     cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ && \
     echo 'rlsidecar:x:65534:65534::/:' > /out/etc/passwd && \
     echo 'rlsidecar:x:65534:' > /out/etc/group
@@ -34,6 +36,7 @@ LABEL org.opencontainers.image.title="rlsidecar" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/bin/ /bin/
 COPY --from=build /out/etc/ /etc/
+COPY --from=build /out/usr/ /usr/
 USER 65534:65534
 # gRPC and HTTP. Metrics and profiles (6070) are on loopback, unless RLSIDECAR_ADMIN_TOKEN is set.
 EXPOSE 8081 8080

@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test race check fmt docs fuzz bench chart tools clean
+.PHONY: help build run test race check fmt docs fuzz bench chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -14,7 +14,7 @@ race: ## all Go tests under the race detector
 check: ## test, then the linters and the tidiness of go.mod
 	@scripts/test.sh && scripts/lint.sh
 fmt: ## gofmt, and the rewrites of go fix
-	@gofmt -w bench cmd internal pkg test && go fix ./...
+	@gofmt -w bench cmd internal pkg scripts test && go fix ./...
 docs: ## what docs/ takes from the code: reference and pictures
 	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./internal/docgen ./internal/metrics ./cmd/rlsidecar
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
@@ -23,6 +23,8 @@ bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 chart: ## the Helm chart under Helm 3 and 4; the first time it builds both
 	@scripts/chart.sh
+release: ## dist/: archives, SBOMs and checksums of the tag at this commit, or of VERSION
+	@scripts/release.sh
 tools: ## only install what the tests need
 	@scripts/install-tools.sh
 clean: ## remove what these made

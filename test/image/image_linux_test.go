@@ -46,7 +46,8 @@ func TestDockerfileIsWellWritten(t *testing.T) {
 func TestImageHoldsOneProgram(t *testing.T) {
 	e := image(t)
 	folder, found := e.files(t, tag)
-	want := []string{"/bin/ratelimit", "/bin/rlsidecar", "/etc/group", "/etc/passwd", "/etc/ssl/certs/ca-certificates.crt"}
+	want := []string{"/bin/ratelimit", "/bin/rlsidecar", "/etc/group", "/etc/passwd", "/etc/ssl/certs/ca-certificates.crt",
+		"/usr/share/licenses/rlsidecar/LICENSE", "/usr/share/licenses/rlsidecar/THIRD_PARTY_LICENSES.txt"}
 	if got := slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
 		t.Errorf("files: %v, want %v", got, want)
 	}

@@ -1,0 +1,236 @@
+// Command bom tells what a Go program is made of: the modules in it, as CycloneDX, and the texts of
+// their licences, which those who pass the program on must pass on too. It fails where a licence is not
+// one that it knows, so that none comes in unseen. The same program gives the same bytes.
+//
+//	go run ./scripts/bom PROGRAM SBOM.json LICENSES.txt
+package main
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+)
+
+func main() {
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: bom PROGRAM SBOM.json LICENSES.txt")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		fmt.Fprintln(os.Stderr, "bom:", err)
+		os.Exit(1)
+	}
+}
+
+// part is a module in the program, or Go's library.
+type part struct {
+	path, version, sum string
+	folder             string
+	license            string // an SPDX identifier
+	texts              []text
+}
+
+type text struct {
+	file string
+	data []byte
+}
+
+func run(program, sbom, licenses string) error {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	parts := []part{{path: "std", version: strings.TrimPrefix(info.GoVersion, "go")}}
+	for _, m := range info.Deps { // sorted; of one that is replaced, what it stands for
+		parts = append(parts, part{path: m.Path, version: m.Version, sum: m.Sum})
+	}
+	for i := range parts {
+		if err := parts[i].read(); err != nil {
+			return err
+		}
+	}
+	data, err := json.MarshalIndent(describe(info, parts), "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(sbom, append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(licenses, together(parts), 0o644)
+}
+
+// read finds the licence.
+func (p *part) read() error {
+	command := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", p.path+"@"+p.version)
+	if p.path == "std" {
+		command = exec.Command("go", "env", "GOROOT")
+	}
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	p.folder = strings.TrimSpace(string(out))
+	if err != nil {
+		return fmt.Errorf("find %s %s: %w: %s", p.path, p.version, err, stderr.String())
+	}
+	if p.folder == "" {
+		return fmt.Errorf("%s %s is not in the module cache: go mod download", p.path, p.version)
+	}
+	entries, err := os.ReadDir(p.folder)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries { // sorted
+		if e.IsDir() || !regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice)`).MatchString(e.Name()) {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(p.folder, e.Name()))
+		if err != nil {
+			return err
+		}
+		p.texts = append(p.texts, text{e.Name(), data})
+		if license := identify(data); license != "" && p.license == "" {
+			p.license = license
+		}
+	}
+	if p.license == "" {
+		return fmt.Errorf("%s %s: no licence that is known, in %d files; look at it", p.path, p.version, len(p.texts))
+	}
+	return nil
+}
+
+// known are words of licences that allow a program under the Apache License to be made of what is under
+// them, if their texts come with it. The first that has all its words is meant.
+var known = []struct {
+	id    string
+	words []string
+}{
+	{"Apache-2.0", []string{"Apache License", "Version 2.0", "TERMS AND CONDITIONS FOR USE"}},
+	{"BSD-3-Clause", []string{"Redistribution and use in source and binary forms", "endorse or promote"}},
+	{"BSD-2-Clause", []string{"Redistribution and use in source and binary forms"}},
+	{"MIT", []string{"Permission is hereby granted, free of charge, to any person", "THE SOFTWARE IS PROVIDED"}},
+}
+
+// identify tells the SPDX identifier of a licence; "" if it is none that is known.
+func identify(data []byte) string {
+	words := strings.Join(strings.Fields(string(data)), " ")
+	for _, k := range known {
+		if !slices.ContainsFunc(k.words, func(w string) bool { return !strings.Contains(words, w) }) {
+			return k.id
+		}
+	}
+	return ""
+}
+
+// together is all licences in one text; one that many have stands there once for each, with its own
+// copyright.
+func together(parts []part) []byte {
+	var b bytes.Buffer
+	b.WriteString("rlsidecar is under the Apache License 2.0. In it is other people's work, under these licences.\n")
+	for _, p := range parts {
+		for _, t := range p.texts {
+			fmt.Fprintf(&b, "\n%s\n%s %s: %s\n\n%s\n", strings.Repeat("=", 80), p.path, p.version, t.file, bytes.TrimSpace(t.data))
+		}
+	}
+	return b.Bytes()
+}
+
+// What follows is CycloneDX 1.6, as much as is known here.
+
+type document struct {
+	Schema       string       `json:"$schema"`
+	Format       string       `json:"bomFormat"`
+	Spec         string       `json:"specVersion"`
+	Version      int          `json:"version"`
+	Metadata     metadata     `json:"metadata"`
+	Components   []component  `json:"components"`
+	Dependencies []dependency `json:"dependencies"`
+}
+
+type metadata struct {
+	Component component `json:"component"`
+}
+
+type component struct {
+	Ref      string     `json:"bom-ref"`
+	Type     string     `json:"type"`
+	Name     string     `json:"name"`
+	Version  string     `json:"version"`
+	Hashes   []hash     `json:"hashes,omitempty"`
+	Licenses []license  `json:"licenses"`
+	PURL     string     `json:"purl"`
+	Props    []property `json:"properties,omitempty"`
+}
+
+type hash struct {
+	Alg     string `json:"alg"`
+	Content string `json:"content"`
+}
+
+type license struct {
+	License struct {
+		ID string `json:"id"`
+	} `json:"license"`
+}
+
+type property struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+type dependency struct {
+	Ref string   `json:"ref"`
+	On  []string `json:"dependsOn,omitempty"`
+}
+
+func purl(path, version string) string { return "pkg:golang/" + strings.ToLower(path) + "@" + version }
+
+func licensed(id string) []license {
+	var l license
+	l.License.ID = id
+	return []license{l}
+}
+
+func describe(info *debug.BuildInfo, parts []part) document {
+	version := os.Getenv("VERSION")
+	if version == "" {
+		version = info.Main.Version
+	}
+	main := component{
+		Ref: purl(info.Main.Path, version), Type: "application", Name: info.Main.Path, Version: version,
+		Licenses: licensed("Apache-2.0"), PURL: purl(info.Main.Path, version),
+	}
+	for _, s := range info.Settings {
+		if slices.Contains([]string{"GOOS", "GOARCH", "CGO_ENABLED", "-tags"}, s.Key) {
+			main.Props = append(main.Props, property{"go:" + s.Key, s.Value})
+		}
+	}
+	d := document{
+		Schema: "http://cyclonedx.org/schema/bom-1.6.schema.json", Format: "CycloneDX", Spec: "1.6", Version: 1,
+		Metadata: metadata{main},
+	}
+	on := dependency{Ref: main.Ref}
+	for _, p := range parts {
+		c := component{
+			Ref: purl(p.path, p.version), Type: "library", Name: p.path, Version: p.version,
+			Licenses: licensed(p.license), PURL: purl(p.path, p.version),
+		}
+		// Go's sum of a module is the SHA-256 of a list of its files' SHA-256.
+		if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(p.sum, "h1:")); err == nil && len(sum) == 32 {
+			c.Hashes = []hash{{"SHA-256", hex.EncodeToString(sum)}}
+		}
+		d.Components = append(d.Components, c)
+		on.On = append(on.On, c.Ref)
+	}
+	d.Dependencies = []dependency{on}
+	return d
+}

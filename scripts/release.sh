@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# release.sh [FOLDER]: what is published, in FOLDER (default dist): for each processor an archive and an
+# SBOM (CycloneDX), and the checksums of all. The same commit, built with the same Go, gives the same
+# bytes. VERSION is that of the tag at this commit, unless it is given; SOURCE_DATE_EPOCH the commit's time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-dist}
+
+REVISION=${REVISION:-$(git rev-parse HEAD)}
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+VERSION=${VERSION:-$(git describe --tags --exact-match 2>/dev/null || true)}
+export VERSION REVISION
+die() { echo "release.sh: $*" >&2; exit 1; }
+[ -n "$VERSION" ] || die "there is no tag at this commit: git tag v1.2.3, or give VERSION"
+[[ $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]] || die "the version is $VERSION; it must look like v1.2.3"
+if [[ $VERSION != *-* ]]; then # what is not a pre-release is described
+  grep -qF "## [${VERSION#v}]" CHANGELOG.md || die "CHANGELOG.md has no section [${VERSION#v}]"
+  grep -qF "appVersion: \"${VERSION#v}\"" charts/rlsidecar/Chart.yaml || die "appVersion in charts/rlsidecar/Chart.yaml is not ${VERSION#v}"
+fi
+
+rm -rf "$out"
+mkdir -p "$out"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for arch in amd64 arm64; do
+  name=rlsidecar_${VERSION}_linux_$arch
+  mkdir "$work/$name"
+  GOARCH=$arch scripts/build.sh "$work/$name/rlsidecar"
+  go run ./scripts/bom "$work/$name/rlsidecar" "$out/$name.cdx.json" "$work/$name/THIRD_PARTY_LICENSES.txt"
+  cp LICENSE README.md CHANGELOG.md packaging/rlsidecar.service "$work/$name/"
+  chmod 755 "$work/$name/rlsidecar" # whatever the umask is
+  chmod 644 "$work/$name"/*.*
+  chmod 644 "$work/$name/LICENSE"
+  chmod 755 "$work/$name"
+  tar -C "$work" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
+    gzip -n9 >"$out/$name.tar.gz"
+done
+(cd "$out" && sha256sum -- * >SHA256SUMS)
+cat "$out/SHA256SUMS"

@@ -1,0 +1,168 @@
+package release
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	root    = "../.."
+	version = "v0.0.0-test"
+)
+
+// source copies what a release is made of, to another place each time.
+func source(t *testing.T, folder string) string {
+	t.Helper()
+	folder = filepath.Join(t.TempDir(), folder)
+	for _, name := range []string{"cmd", "internal", "pkg", "scripts", "packaging"} {
+		if err := os.CopyFS(filepath.Join(folder, name), os.DirFS(filepath.Join(root, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"go.mod", "go.sum", "LICENSE", "README.md", "CHANGELOG.md"} {
+		data, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, name), data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// release makes one, and returns its files.
+func release(t *testing.T, folder, umask, zone string) map[string][]byte {
+	t.Helper()
+	cmd := exec.Command("bash", "-c", "umask "+umask+"; exec scripts/release.sh")
+	cmd.Dir = source(t, folder)
+	cmd.Env = append(os.Environ(), "VERSION="+version, "REVISION=0123456", "SOURCE_DATE_EPOCH=1767225600", "TZ="+zone)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("scripts/release.sh: %v\n%s", err, out)
+	}
+	dist := os.DirFS(filepath.Join(cmd.Dir, "dist"))
+	files := map[string][]byte{}
+	entries, err := fs.ReadDir(dist, ".")
+	for _, e := range entries {
+		if err == nil {
+			files[e.Name()], err = fs.ReadFile(dist, e.Name())
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	sums := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
+	sums.Dir = filepath.Join(cmd.Dir, "dist")
+	if out, err := sums.CombinedOutput(); err != nil {
+		t.Errorf("sha256sum: %v\n%s", err, out)
+	}
+	return files
+}
+
+func TestReleaseIsWholeAndTheSameTwice(t *testing.T) {
+	one := release(t, "here", "022", "UTC")
+	other := release(t, "somewhere/else", "077", "Asia/Tokyo")
+	if len(one) != 5 || len(other) != len(one) {
+		t.Errorf("%d files, then %d; want 5", len(one), len(other))
+	}
+	for name, data := range one {
+		if !bytes.Equal(data, other[name]) {
+			t.Errorf("%s is not the same when it is built again", name)
+		}
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		name := "rlsidecar_" + version + "_linux_" + arch
+		files := unpack(t, one[name+".tar.gz"], name+"/")
+		for _, want := range []string{"rlsidecar", "LICENSE", "THIRD_PARTY_LICENSES.txt", "README.md", "CHANGELOG.md", "rlsidecar.service"} {
+			if len(files[want]) == 0 {
+				t.Errorf("%s has no %s", name, want)
+			}
+		}
+		if arch == runtime.GOARCH {
+			says(t, files["rlsidecar"])
+		}
+		bom(t, one[name+".cdx.json"])
+	}
+}
+
+func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
+	t.Helper()
+	z, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.ModTime.Unix() != 1767225600 {
+			t.Errorf("%s tells of where it was made: %+v", h.Name, h)
+		}
+		if want := fs.FileMode(0o644); h.Typeflag == tar.TypeReg && h.Name != prefix+"rlsidecar" && h.FileInfo().Mode() != want {
+			t.Errorf("%s has mode %v, want %v", h.Name, h.FileInfo().Mode(), want)
+		}
+		if files[strings.TrimPrefix(h.Name, prefix)], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// says runs the program.
+func says(t *testing.T, program []byte) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "rlsidecar")
+	if err := os.WriteFile(path, program, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(path, "version").Output()
+	if want := "rlsidecar " + version + "\ncommit 0123456\n"; err != nil || !strings.HasPrefix(string(out), want) {
+		t.Errorf("version: %s, %v; want %s", out, err, want)
+	}
+}
+
+// bom looks at what is said of the parts.
+func bom(t *testing.T, data []byte) {
+	t.Helper()
+	type component struct {
+		Name, Version, PURL string
+		Licenses            []struct{ License struct{ ID string } }
+	}
+	var d struct {
+		BOMFormat  string
+		Metadata   struct{ Component component }
+		Components []component
+	}
+	if err := json.Unmarshal(data, &d); err != nil {
+		t.Fatal(err)
+	}
+	if d.BOMFormat != "CycloneDX" || d.Metadata.Component.Version != version {
+		t.Errorf("%s of version %s", d.BOMFormat, d.Metadata.Component.Version)
+	}
+	for _, c := range d.Components {
+		if c.Version == "" || c.PURL == "" || len(c.Licenses) != 1 || c.Licenses[0].License.ID == "" {
+			t.Errorf("not all is said of %+v", c)
+		}
+	}
+	for _, name := range []string{"std", "github.com/alecthomas/kong", "github.com/redis/go-redis/v9", "google.golang.org/grpc"} {
+		if !slices.ContainsFunc(d.Components, func(c component) bool { return c.Name == name }) {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}
