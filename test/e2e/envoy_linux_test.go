@@ -236,3 +236,11 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	}
 	t.Fatal("not as it should be within a minute")
 }
+
+// TestEnvoyAtTheFastDoor runs the same with --grpc-engine fast.
+func TestEnvoyAtTheFastDoor(t *testing.T) {
+	t.Setenv("RLSIDECAR_GRPC_ENGINE", "fast")
+	t.Run("closed", TestEnvoy)
+	t.Run("open", TestEnvoyFailingOpen)
+	t.Run("socket", TestEnvoyOverUnixSocket)
+}
