@@ -45,6 +45,7 @@ from_distribution() {
   has buildah || missing+=(buildah)
   has podman || missing+=(podman)
   has runc || missing+=(runc)
+  has ip || missing+=(iproute2)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&

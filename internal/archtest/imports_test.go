@@ -51,6 +51,8 @@ const largeProgram = "it finds methods by names that the linker cannot see, so t
 // only says of a dependency which packages may import it, each with the reason.
 var only = map[string]map[string]string{
 	"google.golang.org/grpc": {
+		"internal/xdstest": "is for tests",
+		"examples/xds":     "is another program",
 		"internal/grpcapi": "is the gRPC door",
 		"internal/server":  "opens and drains it",
 		"internal/xds":     "asks the control plane",
@@ -62,6 +64,8 @@ var only = map[string]map[string]string{
 		"internal/xds":     "is where messages become configuration",
 	},
 	"github.com/envoyproxy": {
+		"internal/xdstest": "is for tests",
+		"examples/xds":     "is another program",
 		"internal/rlstest": "is for tests",
 		"internal/grpcapi": "is where messages become requests",
 		"internal/xds":     "is where messages become configuration",

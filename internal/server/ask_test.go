@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/certtest"
 )
 
 // askable is an address as its owner would give it.
@@ -20,7 +22,7 @@ func askable(a net.Addr) string {
 }
 
 func TestAsking(t *testing.T) {
-	cert, key := newAuthority(t).issue(t, 1)
+	cert, key := certtest.New(t).Issue(t, 1)
 	files := t.TempDir()
 	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")
 	for name, content := range map[string][]byte{certFile: cert, keyFile: key} {

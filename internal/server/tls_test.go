@@ -1,76 +1,21 @@
 package server
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/rlsidecar/rlsidecar/internal/certtest"
 )
 
-// authority signs certificates.
-type authority struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
-	pem  []byte
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{key, cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
-}
-
-// issue makes a certificate for 127.0.0.1 with a serial number.
-func (a *authority) issue(t *testing.T, serial int64) (cert, key []byte) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}, a.cert, &private.PublicKey, a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
-}
-
 func TestTLSFilesAreReadAgain(t *testing.T) {
-	ca, stranger := newAuthority(t), newAuthority(t)
+	ca, stranger := certtest.New(t), certtest.New(t)
 	folder := t.TempDir()
 	files := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	write := func(name string, data []byte) {
@@ -79,20 +24,20 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cert, key := ca.issue(t, 1)
+	cert, key := ca.Issue(t, 1)
 	write(files.Cert, cert)
 	write(files.Key, key)
-	write(files.ClientCA, ca.pem)
+	write(files.ClientCA, ca.PEM)
 	x := start(t, small, func(c *Config) { c.TLS = files })
 
 	roots := x509.NewCertPool()
-	roots.AddCert(ca.cert)
+	roots.AddCert(ca.Cert)
 	// serial asks over a new connection, and returns the serial number of the server's certificate.
-	serial := func(by *authority) (int64, error) {
+	serial := func(by *certtest.Authority) (int64, error) {
 		t.Helper()
 		clientTLS := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
 		if by != nil {
-			pair, err := tls.X509KeyPair(by.issue(t, 99))
+			pair, err := tls.X509KeyPair(by.Issue(t, 99))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,12 +56,12 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Fatalf("%d, %v", n, err)
 	}
-	for name, by := range map[string]*authority{"no certificate": nil, "of another CA": stranger} {
+	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": stranger} {
 		if _, err := serial(by); err == nil {
 			t.Errorf("%s: let in", name)
 		}
 	}
-	cert, key = ca.issue(t, 2)
+	cert, key = ca.Issue(t, 2)
 	write(files.Cert, cert) // does not go with the old key
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Errorf("half written: %d, %v", n, err)
@@ -125,7 +70,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(ca); err != nil || n != 2 {
 		t.Errorf("%d, %v", n, err)
 	}
-	write(files.ClientCA, stranger.pem)
+	write(files.ClientCA, stranger.PEM)
 	if n, err := serial(stranger); err != nil || n != 2 {
 		t.Errorf("%d, %v", n, err)
 	}

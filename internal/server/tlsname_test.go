@@ -11,15 +11,17 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/rlsidecar/rlsidecar/internal/certtest"
 )
 
 // files writes a certificate of a's, its key and a's own into a new folder.
-func (a *authority) files(t *testing.T) TLSFiles {
+func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
 	t.Helper()
 	folder := t.TempDir()
 	f := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
-	cert, key := a.issue(t, 1)
-	for name, data := range map[string][]byte{f.Cert: cert, f.Key: key, f.ClientCA: a.pem} {
+	cert, key := a.Issue(t, 1)
+	for name, data := range map[string][]byte{f.Cert: cert, f.Key: key, f.ClientCA: a.PEM} {
 		if err := os.WriteFile(name, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -28,14 +30,14 @@ func (a *authority) files(t *testing.T) TLSFiles {
 }
 
 func TestClientNameIsAsked(t *testing.T) {
-	ca := newAuthority(t)
-	files := ca.files(t)
+	ca := certtest.New(t)
+	files := filesOf(t, ca)
 	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	roots := x509.NewCertPool()
-	roots.AddCert(ca.cert)
+	roots.AddCert(ca.Cert)
 	for name, welcome := range map[string]bool{"127.0.0.1": true, "envoy": false} {
 		files.ClientName = name
 		x := start(t, small, func(c *Config) { c.TLS = files })
@@ -50,8 +52,8 @@ func TestClientNameIsAsked(t *testing.T) {
 }
 
 func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
-	ca, stranger := newAuthority(t), newAuthority(t)
-	files := ca.files(t)
+	ca, stranger := certtest.New(t), certtest.New(t)
+	files := filesOf(t, ca)
 	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +81,7 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 	}{
 		"the name counts":  {Redis{CA: files.ClientCA}, false},
 		"any name":         {Redis{CA: files.ClientCA, SkipHostname: true}, true},
-		"of another CA":    {Redis{CA: stranger.files(t).ClientCA, SkipHostname: true}, false},
+		"of another CA":    {Redis{CA: filesOf(t, stranger).ClientCA, SkipHostname: true}, false},
 		"the system's CAs": {Redis{SkipHostname: true}, false},
 	} {
 		conf, err := c.redis.tls()

@@ -2,86 +2,38 @@ package server
 
 import (
 	"context"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	xdsserver "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	conf "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/xdstest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// plane is a control plane.
-type plane struct {
-	cache   cache.SnapshotCache
-	refused chan string // why, of each NACK
-	address string
-	stop    func()
-}
+// plane is a control plane with one domain, "d", for node "n".
+type plane struct{ *xdstest.Plane }
 
 func newPlane(t *testing.T, address string) *plane {
 	t.Helper()
-	p := &plane{cache: cache.NewSnapshotCache(false, cache.IDHash{}, nil), refused: make(chan string, 1000)}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.address = listener.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	g := grpc.NewServer()
-	discovery.RegisterAggregatedDiscoveryServiceServer(g, xdsserver.NewServer(ctx, p.cache, xdsserver.CallbackFuncs{
-		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
-			if r.ErrorDetail != nil {
-				p.refused <- r.ErrorDetail.Message
-			}
-			return nil
-		},
-	}))
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = g.Serve(listener) })
-	p.stop = sync.OnceFunc(func() {
-		cancel()
-		g.Stop()
-		serving.Wait()
-	})
-	t.Cleanup(p.stop)
-	return p
+	return &plane{xdstest.Start(t, address)}
 }
 
-// set makes descriptors those of domain "d", for node "n". None at all: not even the domain.
+// set makes descriptors those of the domain. None at all: not even the domain.
 func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescriptor) {
 	t.Helper()
-	var resources []types.Resource
+	var configs []*conf.RateLimitConfig
 	if len(list) > 0 {
-		resources = append(resources, &conf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: list})
+		configs = append(configs, &conf.RateLimitConfig{Name: "d", Domain: "d", Descriptors: list})
 	}
-	p.send(t, version, resources...)
-}
-
-// send makes resources the configuration of node "n".
-func (p *plane) send(t *testing.T, version string, resources ...types.Resource) {
-	t.Helper()
-	s, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cache.SetSnapshot(t.Context(), "n", s); err != nil {
-		t.Fatal(err)
-	}
+	p.Set(t, "n", version, configs...)
 }
 
 // perUnit is a descriptor with a limit.
@@ -94,7 +46,7 @@ const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // unknown to th
 // from takes the configuration from p.
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {
-		c.Paths, c.XDS = nil, XDS{Server: p.address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
+		c.Paths, c.XDS = nil, XDS{Server: p.Address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
 		for _, e := range edit {
 			e(&c.XDS)
 		}
@@ -133,7 +85,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
 		t.Errorf("%v", a) // all quota limits of the request, the one, deny
 	}
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "xds:"+p.address) || !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "xds:"+p.Address) || !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
 		t.Errorf("the page does not say where limits come from:\n%s", page)
 	}
 	x.shows(t, "rlsidecar_xds_connected 1")
@@ -148,7 +100,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 
 	// A mistake: the control plane is told, and what was there stays.
 	p.set(t, "3", perUnit("k", 9, year), perUnit("k", 9, year), perUnit("z", 9, 99))
-	why := receive(t, p.refused)
+	why := receive(t, p.Refused)
 	for _, want := range []string{
 		"xds:d: descriptors[1](k): duplicate descriptor composite key 'd.k'; it is first at xds:d: descriptors[0](k)",
 		"xds:d: descriptors[2](z).rate_limit: invalid rate limit unit '99'",
@@ -189,12 +141,12 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", perUnit("k", 1, year))
 	x := start(t, "", from(p))
-	p.stop()
+	p.Stop()
 	x.shows(t, "rlsidecar_xds_connected 0")
 	if first, second := x.ask(t, "k=v").OverallCode, x.ask(t, "k=v").OverallCode; first != ok || second != over {
 		t.Errorf("%v, %v", first, second)
 	}
-	p = newPlane(t, p.address)
+	p = newPlane(t, p.Address)
 	p.set(t, "1", perUnit("k", 7, year))
 	eventually(t, "the new limit", func() bool {
 		return x.ask(t, "k=v").Statuses[0].CurrentLimit.GetRequestsPerUnit() == 7
@@ -234,7 +186,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 
 	// One that cannot be used changes nothing.
 	p.set(t, "1", perUnit("", 1, year))
-	receive(t, p.refused)
+	receive(t, p.Refused)
 	if a := x.ask(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
 		t.Errorf("%v", a)
 	}
@@ -264,7 +216,7 @@ func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- Run(ctx, c, zap.NewNop(), func(Running) { close(started) }) }()
 	p.set(t, "1", perUnit("", 1, year))
-	receive(t, p.refused) // it is there, and waits on
+	receive(t, p.Refused) // it is there, and waits on
 	select {
 	case <-started:
 		t.Error("started without")
@@ -294,13 +246,13 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 
 // TestControlPlaneIsIsolated: the domains without a mistake of a response that is refused are in use.
 func TestControlPlaneIsIsolated(t *testing.T) {
-	domain := func(name string, list ...*conf.RateLimitDescriptor) types.Resource {
+	domain := func(name string, list ...*conf.RateLimitDescriptor) *conf.RateLimitConfig {
 		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}
 	}
 	p := newPlane(t, "127.0.0.1:0")
-	p.send(t, "1", domain("d", perUnit("k", 5, year)), domain("e", perUnit("k", 5, year)))
+	p.Set(t, "n", "1", domain("d", perUnit("k", 5, year)), domain("e", perUnit("k", 5, year)))
 	x := start(t, "", from(p), func(c *Config) { c.Isolate = true })
-	p.send(t, "2", domain("d", perUnit("k", 9, year)), domain("e", perUnit("", 7, year)))
+	p.Set(t, "n", "2", domain("d", perUnit("k", 9, year)), domain("e", perUnit("", 7, year)))
 	x.shows(t, `rlsidecar_config_stale{domain="e"} 1`)
 	x.shows(t, "rlsidecar_config_last_reload_successful 0")
 	left := func(domain string) uint32 {
@@ -309,10 +261,10 @@ func TestControlPlaneIsIsolated(t *testing.T) {
 	if d, e := left("d"), left("e"); d != 8 || e != 4 {
 		t.Errorf("%d left in d, %d in e", d, e)
 	}
-	if why := <-p.refused; !strings.Contains(why, "xds:e") {
+	if why := <-p.Refused; !strings.Contains(why, "xds:e") {
 		t.Errorf("refused for %s", why)
 	}
-	p.send(t, "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
+	p.Set(t, "n", "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")
 	if e := left("e"); e != 5 || strings.Contains(body(t, get(t, x.Admin, "/metrics")), "rlsidecar_config_stale{") {
 		t.Errorf("%d left in e; it is still stale", e)

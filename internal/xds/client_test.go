@@ -4,98 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
-	xdsserver "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/xdstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const node = "node-1"
 
-// plane is a control plane.
-type plane struct {
-	cache    cache.SnapshotCache
-	requests chan *discovery.DiscoveryRequest
-	opened   chan metadata.MD // the headers of each stream
-	address  string
-	stop     func()
-}
+// plane is a control plane that knows node.
+type plane struct{ *xdstest.Plane }
 
-// newPlane runs a control plane at address until the test ends.
 func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
 	t.Helper()
-	p := &plane{
-		cache:    cache.NewSnapshotCache(false, cache.IDHash{}, nil),
-		requests: make(chan *discovery.DiscoveryRequest, 100), opened: make(chan metadata.MD, 100),
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.address = listener.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	g := grpc.NewServer(options...)
-	discovery.RegisterAggregatedDiscoveryServiceServer(g, xdsserver.NewServer(ctx, p.cache, xdsserver.CallbackFuncs{
-		StreamOpenFunc: func(ctx context.Context, _ int64, _ string) error {
-			headers, _ := metadata.FromIncomingContext(ctx)
-			p.opened <- headers
-			return nil
-		},
-		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
-			p.requests <- r
-			return nil
-		},
-	}))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = g.Serve(listener)
-	}()
-	p.stop = sync.OnceFunc(func() {
-		cancel()
-		g.Stop()
-		<-done
-	})
-	t.Cleanup(p.stop)
-	return p
+	return &plane{xdstest.Start(t, address, options...)}
 }
 
 // set makes the configs what the server has, for node.
 func (p *plane) set(t *testing.T, version string, configs ...*ratelimit.RateLimitConfig) {
 	t.Helper()
-	list := make([]types.Resource, len(configs))
-	for i, c := range configs {
-		list[i] = c
-	}
-	s, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: list})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cache.SetSnapshot(context.Background(), node, s); err != nil {
-		t.Fatal(err)
-	}
+	p.Set(t, node, version, configs...)
 }
 
 // next is the next request.
 func (p *plane) next(t *testing.T) *discovery.DiscoveryRequest {
 	t.Helper()
-	return receive(t, "a request", p.requests)
+	return receive(t, "a request", p.Requests)
 }
 
 func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
@@ -166,9 +111,9 @@ func domain(name string, keys ...string) *ratelimit.RateLimitConfig {
 func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	uses := follow(t, Config{
-		Server: p.address, Version: "1.2.3", NodeMetadata: map[string]string{"zone": "a"}, Headers: map[string]string{"X-Team": "edge"},
+		Server: p.Address, Version: "1.2.3", NodeMetadata: map[string]string{"zone": "a"}, Headers: map[string]string{"X-Team": "edge"},
 	})
-	if got := receive(t, "a stream", p.opened); len(got["x-team"]) != 1 || got["x-team"][0] != "edge" {
+	if got := receive(t, "a stream", p.Opened); len(got["x-team"]) != 1 || got["x-team"][0] != "edge" {
 		t.Errorf("headers %v", got)
 	}
 	first := p.next(t)
@@ -194,7 +139,7 @@ func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
 
 func TestRefusalSaysWhy(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
-	uses := follow(t, Config{Server: p.address})
+	uses := follow(t, Config{Server: p.Address})
 	p.set(t, "1", domain("a", "x"))
 	receive(t, "a configuration", uses)
 	p.next(t)
@@ -216,7 +161,7 @@ func TestRefusalSaysWhy(t *testing.T) {
 func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", domain("a", "bad"))
-	uses := follow(t, Config{Server: p.address, MinBackoff: time.Hour, MaxBackoff: 1000 * time.Hour})
+	uses := follow(t, Config{Server: p.Address, MinBackoff: time.Hour, MaxBackoff: 1000 * time.Hour})
 	receive(t, "a configuration", uses)
 	receive(t, "the same again", uses)
 	select {
@@ -230,15 +175,15 @@ func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 func TestServerAwayAndBack(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	connected := make(chan bool, 100)
-	uses := follow(t, Config{Server: p.address, Connected: func(up bool) { connected <- up }})
+	uses := follow(t, Config{Server: p.Address, Connected: func(up bool) { connected <- up }})
 	p.set(t, "1", domain("a", "x"))
 	receive(t, "a configuration", uses)
-	p.stop()
+	p.Stop()
 	if up, down := receive(t, "up", connected), receive(t, "down", connected); !up || down {
 		t.Errorf("up %t, down %t", up, down)
 	}
 	time.Sleep(50 * time.Millisecond) // some failures to connect
-	p = newPlane(t, p.address)
+	p = newPlane(t, p.Address)
 	p.set(t, "1", domain("a", "y"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "y" {
 		t.Errorf("%v", got)
@@ -251,9 +196,9 @@ func TestServerAwayAndBack(t *testing.T) {
 func TestResponseTooLarge(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", domain("a", strings.Repeat("x", 2000)))
-	uses := follow(t, Config{Server: p.address, MaxMessage: 1000})
-	receive(t, "a stream", p.opened)
-	receive(t, "another", p.opened)
+	uses := follow(t, Config{Server: p.Address, MaxMessage: 1000})
+	receive(t, "a stream", p.Opened)
+	receive(t, "another", p.Opened)
 	p.set(t, "2", domain("a", "x"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "x" {
 		t.Errorf("%v", got)

@@ -46,7 +46,10 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	program, args := cmd.Args[0], cmd.Args[1:]
 	p := &process{cmd: cmd, exited: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also when go test is killed
+	if p.cmd.SysProcAttr == nil {
+		p.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	p.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // also when go test is killed
 	if err := p.cmd.Start(); err != nil {
 		t.Fatalf("start %s: %v", program, err)
 	}

@@ -30,8 +30,10 @@ func TestMain(m *testing.M) {
 		log.Fatal(err)
 	}
 	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	// Without the commit, which git may refuse to tell in a container.
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar").CombinedOutput(); err != nil {
+	// Without the commit, which git may refuse to tell in a container; static, as in the image.
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
 		log.Fatalf("build rlsidecar: %v\n%s", err, out)
 	}
 	code := m.Run()

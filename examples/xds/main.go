@@ -1,0 +1,68 @@
+// Command xds is a control plane with limits for rlsidecar, as small as one can be: the limits of the
+// reference server's protocol, over ADS, for one node. It is an example; README.md beside it says how
+// to run it.
+package main
+
+import (
+	"context"
+	"flag"
+	"log"
+	"net"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	ratelimit "github.com/envoyproxy/go-control-plane/ratelimit/config/ratelimit/v3"
+	"google.golang.org/grpc"
+)
+
+// limits are one resource for each domain. Together they are the whole configuration.
+func limits(perMinute uint32) []types.Resource {
+	return []types.Resource{&ratelimit.RateLimitConfig{
+		Name: "edge", Domain: "edge",
+		Descriptors: []*ratelimit.RateLimitDescriptor{{
+			Key:       "api_key", // any value: each has a bucket of its own
+			RateLimit: &ratelimit.RateLimitPolicy{Unit: ratelimit.RateLimitUnit_MINUTE, RequestsPerUnit: perMinute},
+		}},
+	}}
+}
+
+func main() {
+	listen := flag.String("listen", "127.0.0.1:18001", "where rlsidecar asks")
+	node := flag.String("node", "edge", "what rlsidecar says it is (--xds-node-id); others get no answer")
+	perMinute := flag.Uint("per-minute", 5, "requests of each key")
+	version := flag.String("version", "1", "a new one is sent, one that rlsidecar has is not")
+	flag.Parse()
+
+	snapshot, err := cache.NewSnapshot(*version, map[resource.Type][]types.Resource{
+		resource.RateLimitConfigType: limits(uint32(*perMinute)),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	snapshots := cache.NewSnapshotCache(false, cache.IDHash{}, nil)
+	if err := snapshots.SetSnapshot(ctx, *node, snapshot); err != nil {
+		log.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", *listen)
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := grpc.NewServer()
+	discovery.RegisterAggregatedDiscoveryServiceServer(s, server.NewServer(ctx, snapshots, server.CallbackFuncs{
+		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
+			switch {
+			case r.ErrorDetail != nil: // all mistakes in it; the limits before stay in use
+				log.Printf("%s refuses: %s", r.Node.GetId(), r.ErrorDetail.Message)
+			case r.VersionInfo != "":
+				log.Printf("version %s is in use", r.VersionInfo)
+			}
+			return nil
+		},
+	}))
+	log.Printf("limits for node %q at %s", *node, listener.Addr())
+	log.Fatal(s.Serve(listener))
+}

@@ -1,0 +1,95 @@
+// Package certtest signs certificates for tests.
+package certtest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// Authority signs certificates.
+type Authority struct {
+	Cert *x509.Certificate
+	PEM  []byte
+	key  *ecdsa.PrivateKey
+}
+
+// New makes an Authority that is valid for an hour.
+func New(tb testing.TB) *Authority {
+	tb.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &Authority{cert, encode("CERTIFICATE", der), key}
+}
+
+// Pool trusts a alone.
+func (a *Authority) Pool() *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AddCert(a.Cert)
+	return pool
+}
+
+// Issue makes a certificate, for servers and clients, for 127.0.0.1 and the DNS names; the first is
+// its common name too. Both are PEM.
+func (a *Authority) Issue(tb testing.TB, serial int64, names ...string) (cert, key []byte) {
+	tb.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial), DNSNames: names, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	if len(names) > 0 {
+		template.Subject.CommonName = names[0]
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, &private.PublicKey, a.key)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return encode("CERTIFICATE", der), encode("PRIVATE KEY", pkcs8)
+}
+
+// Secret writes what a Kubernetes secret of type tls holds into folder: tls.crt, tls.key and ca.crt.
+func (a *Authority) Secret(tb testing.TB, folder string, serial int64, names ...string) {
+	tb.Helper()
+	cert, key := a.Issue(tb, serial, names...)
+	for name, data := range map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": a.PEM} {
+		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // as it is mounted; the key is of no use beyond the test
+			tb.Fatal(err)
+		}
+	}
+}
+
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}

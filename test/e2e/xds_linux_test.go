@@ -1,0 +1,59 @@
+package e2e
+
+import (
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestXDSExample does what examples/xds/README.md says.
+func TestXDSExample(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "xds")
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/xds").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	addr, client := loopback(), &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	plane := start(t, program, "-listen", addr+":18001")
+	sidecar := start(t, sidecarProgram, "serve", "--xds-server", addr+":18001", "--xds-node-id", "edge", "--xds-backoff", "10ms", "--xds-max-backoff", "100ms",
+		"--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--admin-token", "t", "--metrics-listen", addr+":9090", "--drain-delay", "0s")
+	awaitPort(t, sidecar, "tcp", addr+":8080")
+	ask := func(key string) int {
+		t.Helper()
+		resp, err := client.Post("http://"+addr+":8080/json", "application/json",
+			strings.NewReader(`{"domain": "edge", "descriptors": [{"entries": [{"key": "api_key", "value": "`+key+`"}]}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	r := &reference{client: client, addr: addr}
+	// All of it in one minute, or again with another key.
+	sameMinute(t, func(attempt int) bool {
+		key := "bob" + strings.Repeat("b", attempt)
+		count := func(n int) (allowed int) {
+			for range n {
+				if ask(key) == http.StatusOK {
+					allowed++
+				}
+			}
+			return allowed
+		}
+		if attempt > 0 { // the first attempt ended with 8 a minute
+			return count(10) == 8
+		}
+		first := count(6)
+		plane.kill()
+		while := count(1)
+		plane = start(t, program, "-listen", addr+":18001", "-per-minute", "8", "-version", "2")
+		eventually(t, "the second version is in use", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
+		after := count(4)
+		if first != 5 || while != 0 || after != 3 {
+			t.Logf("%d, %d and %d are allowed", first, while, after)
+			return false
+		}
+		return true
+	})
+}
