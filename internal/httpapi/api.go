@@ -107,10 +107,10 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	case err != nil:
 		malformed.write(w, err.Error(), "")
 		return
-	case ask.reservation != "" && !look:
+	case ask.settles && !look:
 		a.settle(w, r, ask)
 		return
-	case ask.reservation != "" || ask.id != "" && look:
+	case ask.settles || ask.id != "" && look:
 		malformed.write(w, "reservation and request_id are of /v1/limit: a look takes nothing", "")
 		return
 	}

@@ -178,7 +178,7 @@ func (a *API) answerOf(ask *apiAsk) apiAnswer {
 		l := answerOfLimit(c, &c.Results[i])
 		said.Degraded = said.Degraded || l.Degraded
 		switch {
-		case ask.reservation != "": // the work is done: nobody waits for it
+		case ask.settles: // the work is done: nobody waits for it
 			l.Wait = 0
 		case said.OK && !c.Look && c.Limits[c.Results[i].Descriptor].Reserve:
 			l.Reservation = a.reservationID(c, i, ask)

@@ -168,7 +168,9 @@ func TestAGiveBackIsOfItsWindow(t *testing.T) {
 
 func TestReservationsCannotBeMadeUp(t *testing.T) {
 	bare, _ := onClock(t)
-	exchangeStep{0, "/v1/limit", settleBody("x", "1"), 404, `reservation is not a reservation of this API, or of one with another token`}.check(t, bare)
+	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
+		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation of this API, or of one with another token`}.check(t, bare)
+	}
 	with := func(token string) func(*API) { return func(a *API) { a.Token = token } }
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)

@@ -39,7 +39,8 @@ type apiAsk struct {
 	jitter int64
 	// configs are those of call's Limits that came with the request; nil for the others.
 	configs [][]byte
-	// reservation, where it is not "", is to be settled: it came to count.
+	// settles: reservation is to be settled, which came to count.
+	settles     bool
 	reservation string
 	count       int64
 }
@@ -72,7 +73,7 @@ func parseAsk(body []byte) (*apiAsk, error) {
 	case err != nil:
 		return nil, err
 	case seen["reservation"]:
-		ask.count = one.Count
+		ask.settles, ask.count = true, one.Count
 		return ask, onlySettles(seen, ask.count)
 	case !seen["limits"] && !seen["name"]:
 		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)

@@ -464,7 +464,7 @@ func FuzzParseAsk(f *testing.F) {
 	for _, s := range []string{
 		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
 		`{"name":"\ud83d\ude00\ufffd"}`, `{"name":"\ud800"}`, `[[[[`, `{"name":"a","count":1e9}`, `{"name":"a","key":[]}`,
-		`{"reservation":"AQ","count":3}`, `{"name":"a","request_id":"x","jitter":10,"config":{"rate":1, "x":["\u0001"]}}`,
+		`{"reservation":"AQ","count":3}`, `{"reservation":"","count":3}`, `{"name":"a","request_id":"x","jitter":10,"config":{"rate":1, "x":["\u0001"]}}`,
 	} {
 		f.Add([]byte(s))
 	}
@@ -476,7 +476,7 @@ func FuzzParseAsk(f *testing.F) {
 		if len(ask.id) > maxID || ask.jitter < 0 || ask.jitter > maxJitter || ask.count < 0 {
 			t.Fatalf("%+v", ask)
 		}
-		if ask.reservation != "" {
+		if ask.settles {
 			return
 		}
 		c := ask.call

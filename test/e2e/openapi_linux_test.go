@@ -1,0 +1,32 @@
+package e2e
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTheAPIIsAsDescribed lets Schemathesis make up requests of the description that a sidecar serves,
+// and of what is next to it, and compare the answers: no 5xx, and nothing that is not described.
+func TestTheAPIIsAsDescribed(t *testing.T) {
+	program := programPath(t, "SCHEMATHESIS", "schemathesis")
+	addr := loopback()
+	sidecar := start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml", "--api-inline-config",
+		"--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", "", "--api-token", "s3cret", "--drain-delay", "0s")
+	awaitPort(t, sidecar, "tcp", addr+":8080")
+	config, err := filepath.Abs("testdata/schemathesis.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, "--config-file", config, "run", "http://"+addr+":8080/openapi.json",
+		"--header", "Authorization: Bearer s3cret",
+		// Valid requests are refused for good reasons too: more than a limit can give, an unknown reservation.
+		"--exclude-checks", "positive_data_acceptance",
+		"--max-examples", "50", "--seed", "1", "--generation-database", "none", "--max-response-time", "5", "--no-color")
+	cmd.Dir = t.TempDir() // it leaves reports
+	out, err := cmd.CombinedOutput()
+	if said := string(out); err != nil || !strings.Contains(said, "Tested: 11") {
+		t.Errorf("%v\n%s", err, said)
+	}
+}
