@@ -1,0 +1,148 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+const tokens = `
+domain: d
+limits:
+  tokens: {algorithm: token_bucket, rate: 1000, period: 365d, max_reserved: 500}
+  pass:   {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
+`
+
+// TestSidecarsTakeOnceAndSettleForEachOther: whichever is asked, an id is charged once, and a
+// reservation of one is settled by another.
+func TestSidecarsTakeOnceAndSettleForEachOther(t *testing.T) {
+	redis := redistest.Start(t)
+	token := func(c *Config) { c.APIToken = "s3cret" }
+	var all []*instance
+	for range 3 {
+		all = append(all, start(t, tokens, onRedis("redis://"+redis.Addr), token))
+	}
+	ask := func(i int, body string) (int, string) {
+		return post(t, all[i%3].HTTP, "/v1/limit", body, "Authorization", "Bearer s3cret")
+	}
+	var wg sync.WaitGroup
+	answers := [10]sync.Map{}
+	for worker := range 6 {
+		wg.Go(func() {
+			for id := range 10 {
+				code, answer := ask(worker+id, fmt.Sprintf(`{"name":"tokens","count":10,"request_id":"%d"}`, id))
+				if code != 200 {
+					t.Errorf("%d %s", code, answer)
+				}
+				answers[id].Store(answer, true)
+			}
+		})
+	}
+	wg.Wait()
+	for id := range answers {
+		n := 0
+		answers[id].Range(func(any, any) bool { n++; return true })
+		if n != 1 {
+			t.Errorf("id %d had %d different answers", id, n)
+		}
+	}
+	left := func(want string) {
+		t.Helper()
+		if _, answer := ask(0, `{"name":"tokens","count":0}`); !strings.Contains(answer, `"remaining":`+want+`,`) {
+			t.Errorf("%s, want %s remaining", answer, want)
+		}
+	}
+	left("900")
+	_, answer := ask(0, `{"name":"tokens","count":800,"reserve":true,"request_id":"work"}`)
+	var said struct{ Reservation string }
+	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
+		t.Fatal(answer, err)
+	}
+	for i := range 6 {
+		if code, answer := ask(i, `{"reservation":"`+said.Reservation+`","count":300}`); code != 200 {
+			t.Errorf("%d %s", code, answer)
+		}
+	}
+	left("600")
+}
+
+// TestASlowRedisIsNotWaitedFor: answers that Redis holds back are answered without it.
+func TestASlowRedisIsNotWaitedFor(t *testing.T) {
+	redis := redistest.Start(t)
+	slow := startSlow(t, redis.Addr)
+	x := start(t, tokens, func(c *Config) { c.Redis = Redis{URL: "redis://" + slow.addr, Timeout: 20 * time.Millisecond} })
+	eventually(t, "it is asked", func() bool {
+		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a"}`)
+		return code == 200
+	})
+	slow.held.Store(true)
+	for body, want := range map[string]int{
+		`{"name":"tokens","key":"a"}`: 503, `{"name":"tokens","key":"a","request_id":"r"}`: 503,
+		`{"name":"tokens","key":"a","count":2,"reserve":true}`: 503, `{"name":"pass"}`: 200,
+	} {
+		code, answer := post(t, x.HTTP, "/v1/limit", body)
+		if code != want || want == 200 && (!strings.Contains(answer, `"degraded":true`) || strings.Contains(answer, "reservation")) {
+			t.Errorf("%s: %d %s, want %d", body, code, answer, want)
+		}
+	}
+	// All of these were answered while Redis had not been heard of.
+	slow.held.Store(false)
+	eventually(t, "it answers again", func() bool {
+		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"b","request_id":"r"}`)
+		return code == 200
+	})
+}
+
+// slowly passes connections on to a server, and holds its answers back while held.
+type slowly struct {
+	addr string
+	held atomic.Bool
+}
+
+func startSlow(t *testing.T, server string) *slowly {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &slowly{addr: l.Addr().String()}
+	var wg sync.WaitGroup
+	t.Cleanup(func() { s.held.Store(false); l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { s.pass(client, server) })
+		}
+	})
+	return s
+}
+
+func (s *slowly) pass(client net.Conn, server string) {
+	defer client.Close()
+	up, err := net.Dial("tcp", server)
+	if err != nil {
+		return
+	}
+	go func() { _, _ = io.Copy(up, client); up.Close() }()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := up.Read(buf)
+		for s.held.Load() {
+			time.Sleep(time.Millisecond)
+		}
+		if _, failed := client.Write(buf[:n]); err != nil || failed != nil {
+			return
+		}
+	}
+}

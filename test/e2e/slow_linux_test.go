@@ -1,0 +1,141 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestSlowClientsKeepNobodyOut lets slowhttptest hold hundreds of connections by slow headers, slow
+// bodies and slow reading, while another client goes on asking.
+func TestSlowClientsKeepNobodyOut(t *testing.T) {
+	program := programPath(t, "SLOWHTTPTEST", "slowhttptest")
+	s := startAPI(t)
+	before := s.memory(t)
+	var slow sync.WaitGroup
+	for name, args := range map[string][]string{
+		"headers": {"-H", "-u", s.url + "/v1/limit"},
+		"body":    {"-B", "-t", "POST", "-f", "application/json", "-s", "60000", "-u", s.url + "/v1/limit"},
+		"reading": {"-X", "-k", "3", "-w", "1", "-y", "8", "-n", "1", "-z", "4", "-u", s.url + "/openapi.json"},
+	} {
+		slow.Go(func() {
+			cmd := exec.Command(program, append(args, "-c", "300", "-r", "300", "-i", "1", "-l", "12", "-p", "5")...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", name, err, out)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); slow.Wait() }()
+	for asked := 0; ; asked++ {
+		code, err := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(asked) + `"}`)
+		if err != nil || code != 200 {
+			t.Errorf("somebody else: %d %v", code, err)
+		}
+		select {
+		case <-done:
+			if more := s.memory(t) - before; more > 64<<10 {
+				t.Errorf("900 slow clients took %d KiB", more)
+			}
+			t.Logf("%d others were answered meanwhile; %d KiB more", asked, s.memory(t)-before)
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// TestOversizedRequestsAreRefused: each is answered, or cut off, and none with a 5xx.
+func TestOversizedRequestsAreRefused(t *testing.T) {
+	s := startAPI(t)
+	before := s.memory(t)
+	endless := "POST /v1/limit HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
+	for name, c := range map[string]struct {
+		request string
+		more    string // sent until the connection is closed
+		want    string
+	}{
+		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
+		"endless":   {endless, chunk, "413"},
+		"deep":      {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 60000\r\n\r\n" + strings.Repeat("[", 60000), "", "400"},
+		"header":    {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nX-Big: ", strings.Repeat("y", 4096), "431"},
+		"path":      {"GET /v1/limits/", strings.Repeat("z", 4096), "431"},
+		"headers":   {"POST /v1/limit HTTP/1.1\r\nHost: x\r\n", strings.Repeat("X-A: b\r\n", 500), "431"},
+		"line":      {"", strings.Repeat("G", 4096), "431"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", s.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(patience))
+			go func() {
+				_, err := io.WriteString(conn, c.request)
+				for sent := 0; err == nil && c.more != "" && sent < 64<<20; sent += len(c.more) {
+					_, err = io.WriteString(conn, c.more)
+				}
+			}()
+			status, err := bufio.NewReader(conn).ReadString('\n')
+			if err != nil || !strings.HasPrefix(status, "HTTP/1.1 "+c.want) {
+				t.Errorf("%q %v, want %s", status, err, c.want)
+			}
+		})
+	}
+	if code, err := s.post(`{"name":"bytes_sent"}`); code != 200 {
+		t.Errorf("afterwards: %d %v", code, err)
+	}
+	if more := s.memory(t) - before; more > 64<<10 {
+		t.Errorf("they took %d KiB", more)
+	}
+}
+
+// api is a sidecar for applications.
+type api struct {
+	*process
+	addr, url string
+	client    http.Client
+}
+
+func startAPI(t *testing.T) *api {
+	t.Helper()
+	a := &api{addr: loopback() + ":8080", client: http.Client{Timeout: patience}}
+	a.url = "http://" + a.addr
+	a.process = start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml",
+		"--grpc-listen", strings.TrimSuffix(a.addr, "0")+"1", "--http-listen", a.addr, "--admin-listen", "", "--drain-delay", "0s")
+	awaitPort(t, a.process, "tcp", a.addr)
+	return a
+}
+
+func (a *api) post(body string) (code int, err error) {
+	answer, err := a.client.Post(a.url+"/v1/limit", "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, err
+}
+
+// memory is what the sidecar holds, in KiB.
+func (a *api) memory(t *testing.T) (kib int) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the most it ever was
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
