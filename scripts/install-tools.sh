@@ -4,8 +4,9 @@
 #
 # Envoy, Caddy, Traefik, Schemathesis and the linters go to .tools/, at the versions below, and nowhere
 # else. redis-server, redis-sentinel, nginx, haproxy and slowhttptest, what builds and runs the image
-# (buildah, podman, runc), and a C compiler for the race detector, come from the distribution (Debian,
-# Ubuntu) where they are missing; their services are not started.
+# (buildah, podman, runc), what reads completions and the manual page (zsh, fish, mandoc), and a C
+# compiler for the race detector, come from the distribution (Debian, Ubuntu) where they are missing;
+# their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,6 +49,9 @@ from_distribution() {
   has podman || missing+=(podman)
   has runc || missing+=(runc)
   has ip || missing+=(iproute2)
+  has zsh || missing+=(zsh)
+  has fish || missing+=(fish)
+  has mandoc || missing+=(mandoc)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&

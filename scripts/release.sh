@@ -22,16 +22,18 @@ rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+rlsidecar() { go run -trimpath -buildvcs=false -ldflags "-X 'main.linkedVersion=$VERSION'" ./cmd/rlsidecar "$@"; }
+mkdir "$work/common" "$work/common/completions"
+rlsidecar man >"$work/common/rlsidecar.1"
+for shell in bash zsh fish; do rlsidecar completion $shell >"$work/common/completions/rlsidecar.$shell"; done
+cp LICENSE README.md CHANGELOG.md packaging/rlsidecar.service "$work/common/"
+
 for arch in amd64 arm64; do
   name=rlsidecar_${VERSION}_linux_$arch
-  mkdir "$work/$name"
+  cp -r "$work/common" "$work/$name"
   GOARCH=$arch scripts/build.sh "$work/$name/rlsidecar"
   go run ./scripts/bom "$work/$name/rlsidecar" "$out/$name.cdx.json" "$work/$name/THIRD_PARTY_LICENSES.txt"
-  cp LICENSE README.md CHANGELOG.md packaging/rlsidecar.service "$work/$name/"
-  chmod 755 "$work/$name/rlsidecar" # whatever the umask is
-  chmod 644 "$work/$name"/*.*
-  chmod 644 "$work/$name/LICENSE"
-  chmod 755 "$work/$name"
+  chmod -R u=rwX,go=rX "$work/$name" # whatever the umask is
   tar -C "$work" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
     gzip -n9 >"$out/$name.tar.gz"
 done

@@ -35,6 +35,8 @@ type commands struct {
 	Migrate     migrateCmd     `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask the server on this machine whether it is ready."`
 	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
+	Completion  completionCmd  `cmd:"" help:"Print a script for the shell's completion."`
+	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
 // app is what a command works with.

@@ -85,7 +85,8 @@ func TestReleaseIsWholeAndTheSameTwice(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
 		name := "rlsidecar_" + version + "_linux_" + arch
 		files := unpack(t, one[name+".tar.gz"], name+"/")
-		for _, want := range []string{"rlsidecar", "LICENSE", "THIRD_PARTY_LICENSES.txt", "README.md", "CHANGELOG.md", "rlsidecar.service"} {
+		for _, want := range []string{"rlsidecar", "LICENSE", "THIRD_PARTY_LICENSES.txt", "README.md", "CHANGELOG.md", "rlsidecar.service",
+			"rlsidecar.1", "completions/rlsidecar.bash", "completions/rlsidecar.zsh", "completions/rlsidecar.fish"} {
 			if len(files[want]) == 0 {
 				t.Errorf("%s has no %s", name, want)
 			}

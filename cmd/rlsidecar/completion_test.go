@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// need finds a tool that scripts/install-tools.sh installs.
+func need(t *testing.T, tool string) string {
+	t.Helper()
+	path, err := exec.LookPath(tool)
+	if err != nil {
+		const remedy = "there is no %s here; scripts/install-tools.sh installs it"
+		if os.Getenv("CI") != "" {
+			t.Fatalf(remedy, tool)
+		}
+		t.Skipf(remedy, tool)
+	}
+	return path
+}
+
+// printed puts what a command prints into a file.
+func printed(t *testing.T, args ...string) (file string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if code := run(t.Context(), args, nil, &stdout, &stderr); code != exitDone {
+		t.Fatalf("%v: exit %d: %s", args, code, stderr.String())
+	}
+	return write(t, stdout.String())
+}
+
+// said runs a shell, and returns its lines.
+func said(t *testing.T, program string, args ...string) []string {
+	t.Helper()
+	out, err := exec.Command(program, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", program, err, out)
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
+}
+
+// What the shells offer for a line; each must have these words.
+var completions = []struct {
+	line []string // the last is what has been typed of the word
+	want []string
+}{
+	{[]string{"rlsidecar", "se"}, []string{"serve"}},
+	{[]string{"rlsidecar", "che"}, []string{"check"}},
+	{[]string{"rlsidecar", "serve", "--log-le"}, []string{"--log-level"}},
+	{[]string{"rlsidecar", "serve", "--log-level", ""}, []string{"debug", "info", "warn", "error"}},
+	{[]string{"rlsidecar", "serve", "--http-listen", "x", "--log-f"}, []string{"--log-format"}},
+	{[]string{"rlsidecar", "completion", "f"}, []string{"fish"}},
+}
+
+func TestBashCompletes(t *testing.T) {
+	bash, script := need(t, "bash"), printed(t, "completion", "bash")
+	for _, c := range completions {
+		words := []string{"-c", `source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
+		if got := said(t, bash, append(words, c.line...)...); !slices.Equal(got, c.want) {
+			t.Errorf("%q: %q, want %q", c.line, got, c.want)
+		}
+	}
+	// bash takes = for a word.
+	words := []string{"-c", `source "$0"; COMP_WORDS=(rlsidecar serve --log-level = w); COMP_CWORD=4; _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
+	if got := said(t, bash, words...); !slices.Equal(got, []string{"warn"}) {
+		t.Errorf("--log-level=w: %q", got)
+	}
+}
+
+func TestFishCompletes(t *testing.T) {
+	fish, script := need(t, "fish"), printed(t, "completion", "fish")
+	for _, c := range completions {
+		var got []string
+		for _, line := range said(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+fishQuote(strings.Join(c.line, " "))) {
+			word, _, _ := strings.Cut(line, "\t")
+			got = append(got, word)
+		}
+		slices.Sort(got)
+		want := slices.Sorted(slices.Values(c.want))
+		if !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", c.line, got, want)
+		}
+	}
+}
+
+// TestZshTakesItsCompletion both ways; what zsh offers can only be seen in a terminal.
+func TestZshTakesItsCompletion(t *testing.T) {
+	zsh, script := need(t, "zsh"), printed(t, "completion", "zsh")
+	const setup = "autoload -U compinit; compinit -u -D; "
+	if got := said(t, zsh, "-fc", setup+"source "+script+"; print $_comps[rlsidecar]; whence -w _rlsidecar"); !slices.Equal(got, []string{"_rlsidecar", "_rlsidecar: function"}) {
+		t.Errorf("sourced: %q", got)
+	}
+	folder := t.TempDir()
+	if err := os.Rename(script, filepath.Join(folder, "_rlsidecar")); err != nil {
+		t.Fatal(err)
+	}
+	if got := said(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
+		t.Errorf("in a folder: %q", got)
+	}
+}
+
+func TestManualPageIsWellFormed(t *testing.T) {
+	mandoc, page := need(t, "mandoc"), printed(t, "man")
+	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", page).CombinedOutput() // its code says how bad the worst is
+	for line := range strings.Lines(string(out)) {
+		if !strings.Contains(line, "missing date") { // the page is the same whenever it is made
+			t.Errorf("mandoc: %s", line)
+		}
+	}
+	text := strings.Join(said(t, mandoc, "-T", "ascii", page), "\n")
+	for strip := strings.Index(text, "\b"); strip >= 0; strip = strings.Index(text, "\b") {
+		text = text[:strip-1] + text[strip+1:] // bold, as printers have it
+	}
+	for _, want := range []string{"--on-backend-failure", "RLSIDECAR_REDIS_URL", "rlsidecar serve --config limits.yaml"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}

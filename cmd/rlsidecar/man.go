@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+type manCmd struct{}
+
+// Help is shown by man --help.
+func (manCmd) Help() string {
+	return `Prints the manual page, for man(1).
+
+Example:
+
+  rlsidecar man > /usr/local/share/man/man1/rlsidecar.1`
+}
+
+// Run prints the page.
+func (manCmd) Run(a *app, parsed *kong.Context) error {
+	var b bytes.Buffer
+	version, _ := build()
+	fmt.Fprintf(&b, ".TH RLSIDECAR 1 \"\" %s\n.SH NAME\nrlsidecar \\- %s\n", roffQuote("rlsidecar "+version), roff(strings.ToLower(parsed.Model.Help[:1])+strings.TrimSuffix(parsed.Model.Help[1:], ".")))
+	b.WriteString(".SH SYNOPSIS\n.B rlsidecar\n.I command\n[\\fIflags\\fR] [\\fIarguments\\fR]\n.SH COMMANDS\n")
+	for _, c := range parsed.Model.Children {
+		manCommand(&b, c)
+	}
+	b.WriteString(`.SH ENVIRONMENT
+Flags that name a variable take its value where they are not given. The variables of envoyproxy/ratelimit count where neither is;
+.B rlsidecar env
+lists them all.
+.SH EXIT STATUS
+.TP
+.B 0
+It is done.
+.TP
+.B 1
+The answer is no: a bad configuration, a failed scenario, a server that is not ready.
+.TP
+.B 2
+It was used wrongly.
+.TP
+.B 3
+It could not be done: a file, a port, the network.
+`)
+	_, err := b.WriteTo(a.stdout)
+	return err
+}
+
+func manCommand(b *bytes.Buffer, c *kong.Node) {
+	fmt.Fprintf(b, ".SS %s\n%s\n", roff(c.Summary()), roff(c.Help))
+	// The text that --help shows is laid out already, its examples are indented.
+	fmt.Fprintf(b, ".PP\n.nf\n%s\n.fi\n", roff(c.Detail))
+	for _, f := range c.Flags {
+		if f.Name == "help" {
+			continue
+		}
+		name := "--" + f.Name
+		if !f.IsBool() {
+			name += "=" + f.FormatPlaceHolder()
+		}
+		fmt.Fprintf(b, ".TP\n.B %s\n%s\n", roff(name), roff(f.Help))
+		if len(f.Envs) > 0 {
+			fmt.Fprintf(b, "Variable: %s.\n", roff(f.Envs[0]))
+		}
+	}
+}
+
+// roff is s as text of a manual page: no character of it is markup.
+func roff(s string) string {
+	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace(s)
+	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
+		s = `\&` + s
+	}
+	return s
+}
+
+// roffQuote is s as one argument of a request.
+func roffQuote(s string) string { return `"` + strings.ReplaceAll(roff(s), `"`, `""`) + `"` }
