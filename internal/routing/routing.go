@@ -30,7 +30,23 @@ func HostName(host string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:i]
 	}
-	return strings.ToLower(strings.TrimSuffix(host, "."))
+	return lower(strings.TrimSuffix(host, "."))
+}
+
+// lower changes ASCII alone, as DNS and proxies do: strings.ToLower makes one of bytes that are not
+// UTF-8, and a k of the sign for Kelvin.
+func lower(text string) string {
+	isUpper := func(c rune) bool { return 'A' <= c && c <= 'Z' }
+	if !strings.ContainsFunc(text, isUpper) {
+		return text
+	}
+	out := []byte(text)
+	for i, c := range out {
+		if isUpper(rune(c)) {
+			out[i] = c + 'a' - 'A'
+		}
+	}
+	return string(out)
 }
 
 // Find is the first route that matches; nil: none.

@@ -1,0 +1,317 @@
+package routing
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
+
+// auth compiles the section auth of a configuration.
+func auth(tb testing.TB, yaml string) *limiter.Auth {
+	tb.Helper()
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nauth:\n" + yaml + "\n---\ndomain: other\n")}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	return s.Auth
+}
+
+// request reads "METHOD TARGET", then headers ("Name: value"), as a proxy would pass them on.
+func request(line string, headers ...string) *Request {
+	method, uri, _ := strings.Cut(line, " ")
+	path, query := target.Split(uri)
+	q := &Request{Method: method, Path: target.Path(path), Query: query, Header: http.Header{}}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		if name == "Host" {
+			q.Host = HostName(value)
+		} else {
+			http.Header(q.Header).Add(name, value)
+		}
+	}
+	return q
+}
+
+func TestHostName(t *testing.T) {
+	for host, want := range map[string]string{
+		"": "", "a.test": "a.test", "A.Test": "a.test", "a.test:80": "a.test", "a.test.": "a.test", "a.test.:80": "a.test",
+		"[::1]": "[::1]", "[::1]:80": "[::1]", "[2001:DB8::1]:80": "[2001:db8::1]", "a.test:": "a.test", ":80": "", ".": "",
+		"a.test\r\nx": "a.test\r\nx", "\xff.TEST": "\xff.test", "\u212a.Test": "\u212a.test",
+	} {
+		if got := HostName(host); got != want {
+			t.Errorf("%q: %q, want %q", host, got, want)
+		}
+	}
+}
+
+func TestTheFirstRouteThatMatchesIsTaken(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /login, method: POST}, descriptors: [[{key: r, value: "1"}]]}
+    - {match: {path: /login}, descriptors: [[{key: r, value: "2"}]]}
+    - {match: {path: /api/*, host: api.test}, descriptors: [[{key: r, value: "3"}]]}
+    - {match: {"header:X-Kind": web*, "header:X-Flag": "1"}, descriptors: [[{key: r, value: "4"}]]}
+    - {match: {path: /api/*}, descriptors: [[{key: r, value: "5"}]]}
+    - {match: {path: /a b}, descriptors: [[{key: r, value: "6"}]]}
+`)
+	for _, c := range []struct {
+		line    string
+		headers string // parted by |
+		want    string // the route's value; "": none
+	}{
+		{"POST /login", "", "1"},
+		{"GET /login", "", "2"},
+		{"post /login", "", "2"}, // methods are case-sensitive
+		{"POST /login?next=/", "", "1"},
+		{"POST /login#top", "", "1"},
+		{"POST //login", "", "1"},
+		{"POST /x/../login", "", "1"},
+		{"POST /x/%2e%2e/%6Cogin", "", "1"},
+		{"POST /%2flogin", "", "1"},
+		{"POST /../../login", "", "1"},
+		{"POST /login/", "", ""}, // another path
+		{"POST /Login", "", ""},  // so is this
+		{"POST /login%0d%0a", "", ""},
+		{"POST /login%00", "", ""},
+		{"POST /login%ff", "", ""},
+		{"POST /login;x", "", ""},
+		{"POST /loginx", "", ""},
+		{"POST /%256cogin", "", ""}, // decoded once
+		{"GET /a%20b", "", "6"},
+		{"GET /a+b", "", ""}, // a plus is a space in a query only
+		{"GET /api/", "Host: api.test", "3"},
+		{"GET /api/x", "Host: API.TEST:8443", "3"},
+		{"GET /api/x", "Host: api.test.", "3"},
+		{"GET /api/x", "Host: api.test.evil", "5"},
+		{"GET /api/x", "", "5"},
+		{"GET /api", "Host: api.test", ""},
+		{"GET /apix", "", ""},
+		{"GET /x/../api/../api/y", "", "5"},
+		{"GET /api/../x", "", ""}, // dots lead out of a prefix
+		{"GET /x", "X-Kind: web|X-Flag: 1", "4"},
+		{"GET /x", "X-Kind: website|X-Flag: 1", "4"},
+		{"GET /x", "x-kind: web|x-flag: 1", "4"}, // the names of headers have no case
+		{"GET /x", "X-Kind: we|X-Flag: 1", ""},
+		{"GET /x", "X-Kind: web|X-Flag: 11", ""},
+		{"GET /x", "X-Kind: web", ""},
+		{"GET /x", "X-Kind: web|X-Flag: 2|X-Flag: 1", ""}, // of several lines the first counts
+		{"GET /x", "X-Kind: web|X-Flag: 1|X-Flag: 2", "4"},
+		{"GET /x", "X-Kind: web|X-Flag: 1\r\n", ""},
+		{"OPTIONS *", "", ""},
+	} {
+		got := ""
+		if r := Find(a, request(c.line, strings.Split(c.headers, "|")...)); r != nil {
+			got = r.Descriptors[0][0].Value
+		}
+		if got != c.want {
+			t.Errorf("%s (%s): route %q, want %q", c.line, c.headers, got, c.want)
+		}
+	}
+}
+
+func token(payload string) string {
+	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
+}
+
+// Values are bytes: what a client sends is the value, whatever it looks like, and nothing of it is
+// taken for the end of the value or the start of another.
+func TestValues(t *testing.T) {
+	long := strings.Repeat("x", 16<<10)
+	const none = "(nothing)"
+	for _, c := range []struct {
+		from, line string
+		headers    string // parted by |
+		want       string
+	}{
+		{"value: v&=%0d", "GET /", "", "v&=%0d"},
+		{"from: method", "PATCH /", "", "PATCH"},
+		{"from: host", "GET /", "Host: A.test:80", "a.test"},
+		{"from: host", "GET /", "", none},
+
+		{"from: path", "GET /a/../b?c=d#e", "", "/b"},
+		{"from: path", "GET /b%26k%3Dv", "", "/b&k=v"},
+		{"from: path", "GET /b%3fk=v", "", "/b?k=v"}, // it is no query
+		{"from: path", "GET /b%0d%0aX-User:%20eve", "", "/b\r\nX-User: eve"},
+		{"from: path", "GET /caf%c3%a9", "", "/café"},
+		{"from: path", "GET /café", "", "/café"},
+		{"from: path", "GET /%ff%00", "", "/\xff\x00"},
+		{"from: path", "GET /" + long, "", "/" + long},
+		{"from: path", "GET /%zz%", "", "/%zz%"},
+
+		{"from: header:X-User", "GET /", "X-User: bob", "bob"},
+		{"from: header:x-user", "GET /", "X-USER: bob", "bob"},
+		{"from: header:X-User", "GET /", "X-User: bob|X-User: eve", "bob"},
+		{"from: header:X-User", "GET /", "X-User: bob, eve", "bob, eve"},
+		{"from: header:X-User", "GET /", "X-User: ", ""},
+		{"from: header:X-User", "GET /", "X-Users: bob|User: bob", none},
+		{"from: header:X-User", "GET /?X-User=bob", "Cookie: X-User=bob", none},
+		{"from: header:X-User", "GET /", "X-User: bob%0d%0a&q=..", "bob%0d%0a&q=.."}, // headers are not decoded
+		{"from: header:X-User", "GET /", "X-User: b\xffb", "b\xffb"},
+		{"from: header:X-User", "GET /", "X-User: " + long, long},
+
+		{"from: query:k", "GET /?k=v", "", "v"},
+		{"from: query:k", "GET /?k=v&k=w", "", "v"},
+		{"from: query:k", "GET /?a=b&%6b=v", "", "v"},
+		{"from: query:k", "GET /?k=a%26k%3Dw", "", "a&k=w"},
+		{"from: query:k", "GET /?k=a+b%0d%0a%ff%00", "", "a b\r\n\xff\x00"},
+		{"from: query:k", "GET /?k", "", ""},
+		{"from: query:k", "GET /?k=" + long, "", long},
+		{"from: query:k", "GET /?K=v&kk=v&a=k=v", "", none},
+		{"from: query:k", "GET /#?k=v", "", none},
+		{"from: query:k", "GET /?a=b#&k=v", "", none},
+		{"from: query:k", "GET /%3fk=v", "", none},
+		{"from: query:k", "GET /?a;k=v", "", none}, // ; parts nothing
+		{"from: query:k", "GET /?k=caf%C3%A9", "", "café"},
+
+		{"from: cookie:sid", "GET /", "Cookie: sid=1", "1"},
+		{"from: cookie:sid", "GET /", "Cookie: a=b; sid=1; sid=2", "1"},
+		{"from: cookie:sid", "GET /", "Cookie: a=b|Cookie: sid=1", "1"},
+		{"from: cookie:sid", "GET /", "Cookie: a=b;sid = 1", "1"},
+		{"from: cookie:sid", "GET /", `Cookie: sid="1"`, "1"},
+		{"from: cookie:sid", "GET /", `Cookie: sid="`, `"`},
+		{"from: cookie:sid", "GET /", "Cookie: sid=", ""},
+		{"from: cookie:sid", "GET /", "Cookie: sid=a=b&c%3B", "a=b&c%3B"},
+		{"from: cookie:sid", "GET /", "Cookie: sid=\xff", "\xff"},
+		{"from: cookie:sid", "GET /", "Cookie: sid=" + long, long},
+		{"from: cookie:sid", "GET /", "Cookie: sid", none},
+		{"from: cookie:sid", "GET /", "Cookie: SID=1; xsid=1; a=sid=1; =sid", none},
+		{"from: cookie:sid", "GET /", "Cookie: ;;; ,sid=1", none}, // , parts nothing
+		{"from: cookie:sid", "GET /", "", none},
+
+		{"from: jwt:sub", "GET /", token(`{"sub":"bob"}`), "bob"},
+		{"from: jwt:sub", "GET /", token(`{"sub":"b\u00f6b\u000d\u0000&"}`), "böb\r\x00&"},
+		{"from: jwt:sub", "GET /", token(`{"sub":17}`), "17"},
+		{"from: jwt:sub", "GET /", token(`{"sub":true}`), "true"},
+		{"from: jwt:sub", "GET /", token(`{"sub":""}`), ""},
+		{"from: jwt:sub", "GET /", token(`{"sub":"eve","sub":"bob"}`), "bob"}, // as most libraries have it
+		{"from: jwt:sub", "GET /", token(`{"sub":"` + long + `"}`), long},
+		{"from: jwt:sub", "GET /", "authorization: bearer  e30.eyJzdWIiOiJib2IifQ==.", "bob"},
+		{"from: jwt:sub", "GET /", token(`{"sub":"bob"}`) + "|" + token(`{"sub":"eve"}`), "bob"},
+		{"from: jwt:sub", "GET /", token(`{"sub":["bob"]}`), none},
+		{"from: jwt:sub", "GET /", token(`{"sub":{"a":1}}`), none},
+		{"from: jwt:sub", "GET /", token(`{"sub":null}`), none},
+		{"from: jwt:sub", "GET /", token(`{"Sub":"bob"}`), none},
+		{"from: jwt:sub", "GET /", token(`["sub"]`), none},
+		{"from: jwt:sub", "GET /", token(`{"sub":"bob"`), none},
+		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.eyJzdWIiOiJib2IifQ", none}, // two parts
+		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.!.c2ln", none},
+		{"from: jwt:sub", "GET /", "Authorization: Bearer", none},
+		{"from: jwt:sub", "GET /", "Authorization: Bearer ", none},
+		{"from: jwt:sub", "GET /", "Authorization: Basic e30.eyJzdWIiOiJib2IifQ.c2ln", none},
+		{"from: jwt:sub", "GET /", "", none},
+	} {
+		if !strings.HasPrefix(c.from, "value") {
+			c.from = "from: " + fmt.Sprintf("%q", strings.TrimPrefix(c.from, "from: "))
+		}
+		a := auth(t, "  routes: [{descriptors: [[{key: k, "+c.from+"}]]}]")
+		var headers []string
+		if c.headers != "" {
+			headers = strings.Split(c.headers, "|")
+		}
+		got, ok := Value(a, &a.Routes[0].Descriptors[0][0], request(c.line, headers...))
+		if !ok {
+			got = none
+		}
+		if got != c.want {
+			t.Errorf("%s of %.80q %.80q: %.80q, want %.80q", c.from, c.line, c.headers, got, c.want)
+		}
+	}
+}
+
+// Whoever fills a Request in knows whom to believe: here no header is an address.
+func TestClientIPIsTheRequestsClient(t *testing.T) {
+	forged := request("GET /", "X-Forwarded-For: 6.6.6.6", "X-Real-IP: 6.6.6.6", "Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6")
+	for _, c := range []struct {
+		addr   string
+		prefix int
+		want   string
+	}{
+		{"1.2.3.4", 64, "1.2.3.4"},
+		{"1.2.3.4", 8, "1.2.3.4"}, // of IPv6 only
+		{"2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:ffff::", 64, "2001:db8:1:2::/64"}, // the same client
+		{"2001:db8:1:3::", 64, "2001:db8:1:3::/64"},
+		{"2001:db8:1:2:3:4:5:6", 56, "2001:db8:1::/56"},
+		{"2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6"},
+		{"::1", 64, "::/64"},
+		{"", 64, ""},
+	} {
+		a := auth(t, fmt.Sprintf("  ipv6_prefix: %d\n  routes: [{descriptors: [[{key: ip, from: client_ip}]]}]", max(c.prefix, 16)))
+		a.IPv6Prefix = c.prefix
+		forged.Client = netip.Addr{}
+		if c.addr != "" {
+			forged.Client = netip.MustParseAddr(c.addr)
+		}
+		if got, ok := Value(a, &a.Routes[0].Descriptors[0][0], forged); got != c.want || ok != (c.want != "") {
+			t.Errorf("%s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.want)
+		}
+	}
+}
+
+func TestFillLeavesOutWhatLacksAValue(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - match: {path: /look}
+      check: true
+      domain: other
+      hits: 3
+      descriptors: [[{key: user, from: "header:X-User"}]]
+    - hits: 2
+      descriptors:
+        - [{key: path, from: path}, {key: user, from: "header:X-User"}]
+        - [{key: user, from: "header:X-User"}, {key: q, from: "query:q"}]
+        - [{key: path, from: path}]
+`)
+	for _, c := range []struct {
+		q    *Request
+		want string
+	}{
+		{request("GET /look", "X-User: bob"), "other true 3:user=bob"},
+		{request("GET /look"), "other true"},
+		{request("GET /x"), "d false 2:path=/x"},
+		{request("GET /x", "X-User: bob"), "d false 2:path=/x,user=bob 2:path=/x"},
+		{request("GET /x?q=1", "X-User: bob"), "d false 2:path=/x,user=bob 2:user=bob,q=1 2:path=/x"},
+		{request("GET /x?q=1"), "d false 2:path=/x"},
+	} {
+		var call limiter.Call
+		for range 2 { // a Call is used again
+			call.Reset()
+			Fill(&call, a, Find(a, c.q), c.q)
+			got := fmt.Sprint(call.Request.Domain, " ", call.Look)
+			for _, d := range call.Descriptors {
+				var entries []string
+				for _, e := range d.Entries {
+					entries = append(entries, e.Key+"="+e.Value)
+				}
+				got += fmt.Sprintf(" %d:%s", d.Cost, strings.Join(entries, ","))
+			}
+			if got != c.want {
+				t.Errorf("%s?%s: %s, want %s", c.q.Path, c.q.Query, got, c.want)
+			}
+		}
+	}
+}
+
+// FuzzCookie compares with the standard library where that takes a cookie at all.
+func FuzzCookie(f *testing.F) {
+	for _, s := range []string{"sid=1", `a="b"; sid = "1" ;sid=2`, "sid", ";=;sid==", "sid=\xff", "sid=a b"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		value, ok := cookie([]string{line}, "sid")
+		if strings.ContainsAny(value, ";") || !ok && value != "" {
+			t.Errorf("%q: %q %t", line, value, ok)
+		}
+		twin, err := (&http.Request{Header: http.Header{"Cookie": {line}}}).Cookie("sid")
+		if err == nil && !strings.ContainsAny(line, " \t\r\n\v\f\"") && twin.Value != "" && (!ok || len(value) == len(twin.Value) && value != twin.Value) {
+			t.Errorf("%q: %q %t, by net/http %q", line, value, ok, twin.Value)
+		}
+	})
+}
