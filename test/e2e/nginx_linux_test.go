@@ -169,11 +169,38 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
+// onSlowRedis is a front whose Redis answers late by what is stored.
+func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
+	t.Helper()
+	late := new(atomic.Int64)
+	address := delayed(t, redistest.Start(t).Addr, late)
+	return newFront(t, "", append([]string{"--redis-url", "redis://" + address}, args...)...), late
+}
+
+// burst asks n times at once. It returns how often each status was answered, and the longest wait.
+func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int, longest time.Duration) {
+	t.Helper()
+	codes = map[int]int{}
+	var mu sync.Mutex // guards codes and longest
+	var asking sync.WaitGroup
+	for range n {
+		asking.Go(func() {
+			from := time.Now()
+			a := ask()
+			waited := time.Since(from)
+			mu.Lock()
+			defer mu.Unlock()
+			codes[a.code]++
+			longest = max(longest, waited)
+		})
+	}
+	asking.Wait()
+	return codes, longest
+}
+
 // TestNginxWithASlowRedis has answers of Redis come 50 ms late, which is later than rlsidecar waits.
 func TestNginxWithASlowRedis(t *testing.T) {
-	var late atomic.Int64
-	address := delayed(t, redistest.Start(t).Addr, &late)
-	s := newFront(t, "", "--redis-url", "redis://"+address, "--backend-timeout", "20ms")
+	s, late := onSlowRedis(t, "--backend-timeout", "20ms")
 	s.runNginx(t, patientAll...)
 	perKey.drain(t, s.asKey(t, "alice"))
 
@@ -193,6 +220,35 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	}
 	late.Store(0)
 	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
+}
+
+// TestNginxAsShippedWithASlowRedis: neither NGINX, which waits 100 ms, nor rlsidecar is told to be
+// patient. Whichever gives up first, nobody gets through, and nobody waits.
+func TestNginxAsShippedWithASlowRedis(t *testing.T) {
+	s, late := onSlowRedis(t)
+	s.runNginx(t)
+	late.Store(int64(50 * time.Millisecond))
+	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
+	if codes[429]+codes[503] != 60 || s.asked.Load() != 0 {
+		t.Errorf("%v, and the application was asked %d times", codes, s.asked.Load())
+	}
+	if longest > 5*time.Second { // it is a busy machine
+		t.Errorf("somebody waited for %v", longest)
+	}
+}
+
+// TestNginxWithALateRedis has rlsidecar wait for answers that come 50 ms late: they count as any
+// other, and what is under way meanwhile does not get more than there is.
+func TestNginxWithALateRedis(t *testing.T) {
+	s, late := onSlowRedis(t, "--backend-timeout", "10s")
+	s.runNginx(t, patientAll...)
+	late.Store(int64(50 * time.Millisecond))
+	from := time.Now()
+	codes, _ := s.burst(t, 60, s.asKey(t, "alice"))
+	most := perKey.capacity + int(time.Since(from)/perKey.each)
+	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.asked.Load() != int64(n) {
+		t.Errorf("%v, want %d to %d let through; the application was asked %d times", codes, perKey.capacity, most, s.asked.Load())
+	}
 }
 
 // delayed passes on to address what it is sent, and answers late.
