@@ -41,8 +41,8 @@ func (c *Call) fold() {
 	if c.modes.Shadow {
 		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}
-	if c.Err != nil && c.deniedOtherwise() {
-		c.Err = nil // an error would let through what another limit denies
+	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
+		c.Err = nil // it changes nothing, or would let through what other limits deny
 	}
 	if c.Denied {
 		c.retry(quotas == quotasDenied)
@@ -107,16 +107,22 @@ func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	}
 }
 
-// deniedOtherwise tells whether a limit denies that does not ask for an error.
-func (c *Call) deniedOtherwise() bool {
+// deniedOtherwise tells whether limits that do not ask for an error deny: one by itself, or all quotas
+// together.
+func (c *Call) deniedOtherwise(quotas int) bool {
+	quotasDenied := 0
 	for i := range c.Results {
 		r := &c.Results[i]
 		asksForError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
-		if r.Outcome.Denies() && !asksForError && (r.Policy == nil || !r.Policy.Quota) {
+		if !r.Outcome.Denies() || asksForError {
+			continue
+		}
+		if !c.isQuota(r) {
 			return true
 		}
+		quotasDenied++
 	}
-	return false
+	return quotas > 0 && quotasDenied == quotas
 }
 
 // speak lets Result i speak for its descriptor if it says more than what spoke so far: a denial

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
@@ -22,27 +24,33 @@ type bench struct {
 	now   algorithms.Micros
 }
 
-// faulty is a store that can be told not to answer.
+// faulty is a store that can be told not to answer; with of, only for groups with a bucket of that limit.
 type faulty struct {
 	backend.Store
 	err error
+	of  string
 }
 
 func (f *faulty) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	if f.err == nil {
-		f.Store.Take(ctx, charges, decisions)
-		return
-	}
-	for i := range decisions {
-		decisions[i].Err = f.err
+	for len(charges) > 0 {
+		n := backend.GroupLen(charges)
+		is := func(c backend.Charge) bool { return strings.HasSuffix(c.Owner, f.of) }
+		if f.err == nil || !slices.ContainsFunc(charges[:n], is) {
+			f.Store.Take(ctx, charges[:n], decisions[:n])
+		} else {
+			for i := range decisions[:n] {
+				decisions[i].Err = f.err
+			}
+		}
+		charges, decisions = charges[n:], decisions[n:]
 	}
 }
 
-func newBench(t testing.TB, yaml string) *bench {
-	t.Helper()
+func newBench(tb testing.TB, yaml string) *bench {
+	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		tb.Fatal(problems)
 	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
@@ -54,28 +62,28 @@ func newBench(t testing.TB, yaml string) *bench {
 }
 
 // ask asks for descriptors in their text form, at cost each.
-func (b *bench) ask(t testing.TB, cost int64, texts ...string) *limiter.Call {
-	t.Helper()
+func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
+	tb.Helper()
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
 	for _, text := range texts {
 		entries, err := descriptors.Parse(text)
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		d := c.AddDescriptor()
 		d.Entries, d.Cost = entries, cost
 	}
-	if err := b.Check(t.Context(), c); err != nil {
-		t.Fatal(err)
+	if err := b.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
 	}
 	return c
 }
 
 // left is what a descriptor's limit has left.
-func (b *bench) left(t testing.TB, text string) int64 {
-	t.Helper()
-	return b.ask(t, 0, text).Results[0].Decision.Remaining
+func (b *bench) left(tb testing.TB, text string) int64 {
+	tb.Helper()
+	return b.ask(tb, 0, text).Results[0].Decision.Remaining
 }
 
 func TestTogetherMeansAllOrNone(t *testing.T) {
@@ -265,6 +273,90 @@ descriptors:
 	}
 	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
 		t.Errorf("one that denies is enough: %+v", c.Verdict)
+	}
+}
+
+func TestAnErrorLetsNothingThroughThatQuotasDeny(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: error, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h, on_backend_failure: error}}
+  - {key: few, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h}}
+  - {key: many, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h}}
+  - {key: unsure, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h, on_backend_failure: error}}
+`)
+	b.ask(t, 1, "few=1")
+	b.store.err, b.store.of = fmt.Errorf("%w: test", backend.ErrUnavailable), "error"
+	if c := b.ask(t, 1, "error=1", "few=1"); !c.Denied || c.Err != nil {
+		t.Errorf("the only quota denies: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 1, "error=1", "few=1", "many=1"); !c.Denied || c.Err == nil {
+		t.Errorf("of two quotas one denies: %+v", c.Verdict)
+	}
+	b.store.of = "unsure"
+	if c := b.ask(t, 1, "unsure=1", "few=1"); !c.Denied || c.Err == nil {
+		t.Errorf("it is not known whether all quotas deny: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 1, "unsure=1", "many=1"); c.Denied || c.Err != nil {
+		t.Errorf("a quota allows, whatever the other says: %+v", c.Verdict)
+	}
+}
+
+// TestWhatIsTakenOnceIsTakenOfEachBucketThatStandsIn, and answered again under its ID.
+func TestWhatIsTakenOnceIsTakenOfEachBucketThatStandsIn(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: token_bucket, rate: 9, period: 1h, on_backend_failure: local, local_share: 100%}
+  two: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
+`)
+	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
+	ask := func(id string) *limiter.Call {
+		c := &limiter.Call{Request: limiter.Request{
+			Limits: []limiter.LimitAsk{{Name: "one", Count: 1}, {Name: "two", Count: 1}, {Name: "two", Count: 1}},
+			Once:   limiter.Once{ID: id, For: algorithms.Second},
+		}}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for range 2 {
+		c := ask("first")
+		if one, two := c.Results[0].Decision.Remaining, c.Results[1].Decision.Remaining; c.Denied || one != 8 || two != 0 {
+			t.Errorf("denied %t, left %d and %d; want 8 and 0", c.Denied, one, two)
+		}
+		if c.Results[1].Outcome != limiter.FailedAllowed || c.Results[2].Outcome != limiter.FailedAllowed {
+			t.Errorf("both stand in: %+v", c.Results)
+		}
+	}
+	if c := ask("second"); !c.Denied {
+		t.Errorf("nothing is left of two: %+v", c.Results)
+	}
+}
+
+func TestWhatWasReservedElsewhereIsNotGivenBackToWhatStandsIn(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  jobs: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
+`)
+	ask := func(count int64) *limiter.Call {
+		c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "jobs", Count: count, Reserve: true}}}}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	r, _ := ask(2).Reserved(0, "id")
+	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
+	before := ask(2).Results[0].Decision.Wait
+	settled := &limiter.Call{}
+	if err := b.Settle(t.Context(), settled, &r, nil, 0, algorithms.Second); err != nil || !settled.Denied {
+		t.Errorf("it can be settled later: %v, %+v", err, settled.Verdict)
+	}
+	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != algorithms.Micros(3600*algorithms.Second) {
+		t.Errorf("a wait of %d us, then of %d; want 0, then an hour", before, after)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -181,18 +182,27 @@ func (c *Call) add(r *Result, group int) {
 }
 
 // standIn asks this process's own buckets where the store could not decide and the policy says so.
-// They are asked one by one: the limits they were to be taken together with are not known to allow.
+// They are asked one by one: the limits they were to be taken together with are not known to allow. What
+// was reserved elsewhere is not given back to them.
 func (c *Call) standIn(ctx context.Context, local backend.Store) {
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil {
+		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil || r.of != 0 {
 			continue
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Local, nil, nil
+		if charge.Once != nil { // one ID for each, or the second would be answered as the first was
+			own := *charge.Once
+			own.ID = backend.OnceID(string(own.ID[:]), strconv.Itoa(r.charge))
+			charge.Once = &own
+		}
 		var own [1]backend.Decision
 		if local.Take(ctx, []backend.Charge{charge}, own[:]); own[0].Err == nil {
-			c.decisions[r.charge], r.local = own[0], true
+			c.decisions[r.charge] = own[0]
+			for j := range c.Results { // more than one may have named the bucket
+				c.Results[j].local = c.Results[j].local || c.Results[j].charge == r.charge
+			}
 		}
 	}
 }
