@@ -296,10 +296,10 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 func (l *names) read(p *parser, key string, n *yaml.Node) {
 	v, before := follow(n), p.mistakes
 	items := []*yaml.Node{n}
-	switch {
-	case v.Kind == yaml.SequenceNode:
+	switch v.Kind { //nolint:exhaustive // all others are one item, good or bad
+	case yaml.SequenceNode:
 		items = v.Content
-	case v.Kind == yaml.MappingNode:
+	case yaml.MappingNode:
 		p.mistake(p.at(n), "%s must be the name of a limit or a list of names, is a mapping; write the numbers inside rate_limit", key)
 		return
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -98,18 +97,8 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	}
 	send(w, http.StatusOK, "application/json", bucket{
 		description: describe(result.Policy), Key: key, Remaining: d.Remaining,
-		Value: d.Value, Scale: scale(&result.Policy.Limit), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
+		Value: d.Value, Scale: max(1, result.Policy.Limit.Unit()), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
 	})
-}
-
-// scale is how many of a Decision's Value make one unit.
-func scale(l *algorithms.Limit) int64 {
-	switch l.Kind {
-	case algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.Guaranteed:
-		return max(1, l.Q)
-	default:
-		return 1
-	}
 }
 
 // query reads which bucket is meant: key once for each value, in their order.

@@ -1,6 +1,8 @@
 package httpapi
 
 import (
+	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -245,6 +247,16 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 	l.Swap(s)
 	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
 		`limit "tokens": the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle`}.check(t, h)
+}
+
+// TestAForgedReservationCostsNothing: without a token anybody on this machine can sign one.
+func TestAForgedReservationCostsNothing(t *testing.T) {
+	var a API
+	forged := binary.AppendUvarint([]byte{reservationForm, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 1<<62) // so many values of a key
+	id := base64.RawURLEncoding.EncodeToString(append(forged, a.signature(forged)...))
+	if r, err := a.open(id); err != nil || len(r.Key) != 0 {
+		t.Errorf("%v, %d values", err, len(r.Key))
+	}
 }
 
 func TestLimitsThatComeWithRequests(t *testing.T) {

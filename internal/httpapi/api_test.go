@@ -340,12 +340,12 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 func TestHeadersTellTheTightestLimit(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":5},{"name":"few","count":3}]}`)
-	if x := w.Header(); x["X-RateLimit-Limit"][0] != "3" || x["X-RateLimit-Remaining"][0] != "0" || x["X-RateLimit-Reset"][0] != "3" || x["Retry-After"] != nil {
-		t.Errorf("allowed: %v", x)
+	if sent(w, "X-RateLimit-Limit") != "3" || sent(w, "X-RateLimit-Remaining") != "0" || sent(w, "X-RateLimit-Reset") != "3" || sent(w, "Retry-After") != "" {
+		t.Errorf("allowed: %v", w.Header())
 	}
 	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":10},{"name":"few","count":3}]}`)
-	if x := w.Header(); x["X-RateLimit-Limit"][0] != "10" || x["X-RateLimit-Reset"][0] != "30" || x["Retry-After"][0] != "30" {
-		t.Errorf("denied: %v", x)
+	if sent(w, "X-RateLimit-Limit") != "10" || sent(w, "X-RateLimit-Reset") != "30" || sent(w, "Retry-After") != "30" {
+		t.Errorf("denied: %v", w.Header())
 	}
 }
 

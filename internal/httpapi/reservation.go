@@ -98,12 +98,12 @@ func (a *API) open(id string) (r reserved, err error) {
 	if !hmac.Equal(sum, a.signature(b)) || b[0] != reservationForm {
 		return r, errForged
 	}
-	f := fields{b[1:]} // what is signed is as sign made it
+	f := fields{b[1:]} // what is signed is as sign made it, or was signed by who knows that there is no token
 	r.ID = f.text()
 	r.At, r.Until = algorithms.Micros(f.number()), algorithms.Micros(f.number())
 	r.Kind, r.Shards, r.Count = algorithms.Kind(f.number()), int(f.number()), int64(f.number())
 	r.Domain, r.Name, r.Config = f.text(), f.text(), f.text()
-	for range f.number() {
+	for n := f.number(); n > 0 && len(f.rest) > 0; n-- {
 		r.Key = append(r.Key, f.text())
 	}
 	return r, nil

@@ -355,7 +355,7 @@ limits:
 	if err := b.Settle(t.Context(), settled, &r, nil, 0, algorithms.Second); err != nil || !settled.Denied {
 		t.Errorf("it can be settled later: %v, %+v", err, settled.Verdict)
 	}
-	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != algorithms.Micros(3600*algorithms.Second) {
+	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {
 		t.Errorf("a wait of %d us, then of %d; want 0, then an hour", before, after)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 
@@ -160,8 +159,7 @@ func (c *Call) together(p *descriptors.Policy) bool {
 func (c *Call) chargeTogether(r *Result) {
 	for i := range c.charges {
 		if have := &c.charges[i]; bytes.Equal(have.Key, r.Key) {
-			have.Ask.Cost = add(have.Ask.Cost, r.Cost)
-			have.Ask.Reserve = have.Ask.Reserve && r.reserve
+			have.Ask = have.Ask.Plus(algorithms.Ask{Cost: r.Cost, Reserve: r.reserve})
 			r.charge = i
 			return
 		}
@@ -204,17 +202,5 @@ func (c *Call) standIn(ctx context.Context, local backend.Store) {
 				c.Results[j].local = c.Results[j].local || c.Results[j].charge == r.charge
 			}
 		}
-	}
-}
-
-// add is a + b, cut to what fits.
-func add(a, b int64) int64 {
-	switch sum := a + b; {
-	case a > 0 && b > 0 && sum < 0:
-		return math.MaxInt64
-	case a < 0 && b < 0 && sum >= 0:
-		return math.MinInt64
-	default:
-		return sum
 	}
 }

@@ -149,9 +149,10 @@ func (roll dice) convert(t *rapid.T, kind Kind) {
 	next, _ := l2.Take(s, now, Ask{Hash: hash})
 	left1, left2 := l1.leftAt(s, now, hash), l2.leftAt(next, now, hash)
 	reach := int64(0) // the largest debt the new numbers can express
-	if kind == TokenBucket {
+	switch kind {     //nolint:exhaustive // the others have none
+	case TokenBucket:
 		reach = (mostTokens(s2, l2.Tick) - l2.Capacity) * l2.Q
-	} else if kind == FixedWindow {
+	case FixedWindow:
 		reach = mostWindow(s2, l2.Tick) - l2.Capacity
 	}
 	if want := converted(left1, l1.full(), l1.unit(), l2.full(), l2.unit(), reach); want != left2 {

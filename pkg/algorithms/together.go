@@ -1,5 +1,7 @@
 package algorithms
 
+import "math"
+
 // Bucket is one bucket of a decision over several: what is asked of it, what is remembered of it,
 // and, afterwards, the answer.
 type Bucket struct {
@@ -49,4 +51,19 @@ func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
 	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait = is.Value, is.Remaining, is.ResetAfter, 0
 	return d
+}
+
+// Plus makes one ask of a and b, which are of one bucket: their costs are added up, cut to what fits,
+// and it reserves only if each does.
+func (a Ask) Plus(b Ask) Ask {
+	a.Reserve = a.Reserve && b.Reserve
+	switch sum := a.Cost + b.Cost; {
+	case a.Cost > 0 && b.Cost > 0 && sum < 0:
+		a.Cost = math.MaxInt64
+	case a.Cost < 0 && b.Cost < 0 && sum >= 0:
+		a.Cost = math.MinInt64
+	default:
+		a.Cost = sum
+	}
+	return a
 }

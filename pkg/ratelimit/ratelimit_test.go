@@ -18,16 +18,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-func number(n int64) *int64 { return &n }
-
 func testLimits() ratelimit.Limits {
 	burst := ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)
-	burst.Capacity, burst.MaxReserved = number(5), number(20)
+	burst.Capacity, burst.MaxReserved = new(int64(5)), new(int64(20))
 	return ratelimit.Limits{
 		"send":  ratelimit.Per(algorithms.TokenBucket, 10, time.Minute),
 		"burst": burst,
 		"log":   ratelimit.Per(algorithms.SlidingLog, 2, time.Second),
-		"queue": {Kind: algorithms.LeakyBucket, Rate: 1, Period: algorithms.Second, Capacity: number(1)},
+		"queue": {Kind: algorithms.LeakyBucket, Rate: 1, Period: algorithms.Second, Capacity: new(int64(1))},
 	}
 }
 
@@ -161,7 +159,7 @@ func TestOnceTakesOnce(t *testing.T) {
 	if answers, err := l.Once(ctx, "call 2", asks[1]); err != nil || answers[0].Remaining != 8 {
 		t.Errorf("another id: %+v %v", answers, err)
 	}
-	denied(t, errOf(l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9})))
+	_ = denied(t, errOf(l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9})))
 	clock.Set(storetest.Start + 11*algorithms.Second)
 	if _, err := l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9}); err != nil {
 		t.Errorf("a denial is decided anew: %v", err)
@@ -215,7 +213,7 @@ func TestResetForgets(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		denied(t, l.Limit(ctx, "log", "bob"))
+		_ = denied(t, l.Limit(ctx, "log", "bob"))
 		if err := l.Reset(ctx, "log", "bob"); err != nil {
 			t.Fatal(err)
 		}

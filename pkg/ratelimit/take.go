@@ -108,21 +108,8 @@ func together(charges []backend.Charge, c backend.Charge) ([]backend.Charge, int
 	if i < 0 {
 		return append(charges, c), len(charges)
 	}
-	have := &charges[i].Ask
-	have.Cost, have.Reserve = add(have.Cost, c.Ask.Cost), have.Reserve && c.Ask.Reserve
+	charges[i].Ask = charges[i].Ask.Plus(c.Ask)
 	return charges, i
-}
-
-// add is a + b, cut to what fits.
-func add(a, b int64) int64 {
-	switch sum := a + b; {
-	case a > 0 && b > 0 && sum < 0:
-		return math.MaxInt64
-	case a < 0 && b < 0 && sum >= 0:
-		return math.MinInt64
-	default:
-		return sum
-	}
 }
 
 // worse tells whether denial d says more than was.

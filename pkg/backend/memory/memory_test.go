@@ -27,17 +27,17 @@ func at(maxKeys int) (*storetest.Clock, *Store) {
 	return clock, New(Config{Clock: clock.Now, MaxKeys: maxKeys})
 }
 
-func limit(t testing.TB, spec algorithms.Spec) *algorithms.Limit {
-	t.Helper()
+func limit(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {
+	tb.Helper()
 	l, err := algorithms.Compile(spec)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &l
 }
 
-func tokens(t testing.TB, rate int64) *algorithms.Limit {
-	return limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
+func tokens(tb testing.TB, rate int64) *algorithms.Limit {
+	return limit(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
 }
 
 func ask(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.Decision {
