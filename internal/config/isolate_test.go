@@ -47,16 +47,17 @@ func shown(s *limiter.Snapshot) string {
 	}
 	var list []string
 	for name, d := range s.Domains {
-		text := name
+		var text strings.Builder
+		text.WriteString(name)
 		if d.Broken {
-			text += " broken"
+			text.WriteString(" broken")
 		}
 		for _, p := range s.Policies {
 			if p.Domain == name {
-				text += fmt.Sprintf(" %d", p.Limit.Rate)
+				fmt.Fprintf(&text, " %d", p.Limit.Rate)
 			}
 		}
-		list = append(list, text)
+		list = append(list, text.String())
 	}
 	slices.Sort(list)
 	for i, p := range s.Policies {

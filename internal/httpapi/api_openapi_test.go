@@ -58,11 +58,11 @@ func (d *document) at(place ...string) (map[string]any, []string) {
 // validate checks a value against the schema at a place.
 func (d *document) validate(text []byte, place ...string) error {
 	d.t.Helper()
-	pointer := ""
+	var pointer strings.Builder
 	for _, name := range place {
-		pointer += "/" + strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(name)
+		pointer.WriteString("/" + strings.NewReplacer("~", "~0", "/", "~1", "{", "%7B", "}", "%7D").Replace(name))
 	}
-	schema, err := d.c.Compile("openapi.json#" + pointer)
+	schema, err := d.c.Compile("openapi.json#" + pointer.String())
 	if err != nil {
 		d.t.Fatal(err)
 	}

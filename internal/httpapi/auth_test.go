@@ -60,14 +60,15 @@ func (e *echo) Current() *limiter.Snapshot { return e.snapshot }
 func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	c.Verdict.Domain = e.snapshot.Domains[c.Request.Domain]
 	for _, d := range c.Descriptors {
-		text := fmt.Sprintf("%s %d", c.Request.Domain, d.Cost)
+		var text strings.Builder
+		fmt.Fprintf(&text, "%s %d", c.Request.Domain, d.Cost)
 		if c.Look {
-			text += " look"
+			text.WriteString(" look")
 		}
 		for _, entry := range d.Entries {
-			text += fmt.Sprintf(" %s=%q", entry.Key, entry.Value)
+			fmt.Fprintf(&text, " %s=%q", entry.Key, entry.Value)
 		}
-		e.asked = append(e.asked, text)
+		e.asked = append(e.asked, text.String())
 	}
 	return nil
 }

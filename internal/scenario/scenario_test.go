@@ -24,11 +24,12 @@ descriptors:
 // each that fails; the first step is on line 5.
 func failures(t *testing.T, configuration string, steps ...string) []string {
 	t.Helper()
-	text := "config: limits.yaml\nscenarios:\n  - name: test\n    steps:\n"
+	var text strings.Builder
+	text.WriteString("config: limits.yaml\nscenarios:\n  - name: test\n    steps:\n")
 	for _, s := range steps {
-		text += "    - " + s + "\n"
+		text.WriteString("    - " + s + "\n")
 	}
-	f, problems := Parse("s.yaml", []byte(text))
+	f, problems := Parse("s.yaml", []byte(text.String()))
 	if f == nil {
 		t.Fatal(problems)
 	}

@@ -93,11 +93,11 @@ func hashOf(values []string) uint64 {
 	if len(values) == 1 {
 		return xxhash.Sum64String(values[0])
 	}
-	text := ""
+	var text strings.Builder
 	for _, v := range values {
-		text += string(rune(len(v))) + v // short ones
+		text.WriteString(string(rune(len(v))) + v) // short ones
 	}
-	return xxhash.Sum64String(text)
+	return xxhash.Sum64String(text.String())
 }
 
 // meets lists what a request meets.

@@ -37,6 +37,7 @@ func limit(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {
 }
 
 func tokens(tb testing.TB, rate int64) *algorithms.Limit {
+	tb.Helper()
 	return limit(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
 }
 
