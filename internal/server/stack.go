@@ -47,8 +47,8 @@ const (
 	// firstAnswer is how long readiness waits for Redis to answer once: a cold connection must not
 	// deny everybody. It never depends on Redis again.
 	firstAnswer = 3 * time.Second
-	// leaseTimeout bounds giving back what is on loan. What does not arrive in time is lost: the limits
-	// stay under by it.
+	// leaseTimeout bounds borrowing ahead, and giving back what is on loan. What does not arrive in time
+	// is lost: the limits stay under by it.
 	leaseTimeout = time.Second
 )
 
@@ -118,7 +118,7 @@ func bySecond(c *backend.Charge) bool {
 // close gives back what is on loan, nobody asking any more, and ends all connections.
 func (st *stack) close() {
 	if st.lease != nil {
-		st.lease.Forget(context.Background())
+		st.lease.Close()
 	}
 	if st.undo != nil {
 		st.undo.Close()

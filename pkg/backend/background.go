@@ -37,7 +37,7 @@ func (b *Background) Do(f func(ctx context.Context)) bool {
 	}
 	b.running.Go(func() {
 		defer func() { <-b.room }()
-		ctx, cancel := context.WithTimeout(context.Background(), b.timeout)
+		ctx, cancel := context.WithTimeout(patiently(context.Background()), b.timeout)
 		defer cancel()
 		f(ctx)
 	})
@@ -57,3 +57,12 @@ func (b *Background) Close() {
 	b.mu.Unlock()
 	b.running.Wait()
 }
+
+type unwaited struct{}
+
+// patiently marks ctx as that of something nobody waits for.
+func patiently(ctx context.Context) context.Context { return context.WithValue(ctx, unwaited{}, true) }
+
+// Unwaited tells whether ctx is that of something nobody waits for, as all that Background runs: it
+// is better answered late than not, for then what became of it is not known.
+func Unwaited(ctx context.Context) bool { return ctx.Value(unwaited{}) != nil }

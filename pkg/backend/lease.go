@@ -15,7 +15,8 @@ import (
 //
 // When such a key has nothing on loan, more than its cost is charged, in the same step: that is spent
 // in next. What is more serves those who come after, until it is used or its time is over, and
-// what is then left is given back. So
+// what is then left is given back. Before that the next loan is borrowed in the background, so that
+// nobody waits for it, however late next answers. So
 //
 //   - a fixed window never gives out more than it holds, nor later than its end, by the clock of next;
 //   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
@@ -24,7 +25,7 @@ import (
 //     bucket is given back what is left less what has flowed in since it was lent (Ask.Lent).
 //
 // It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
-// bucket has been given back before. An answer from a loan is what next would say had nobody else
+// bucket has been given back before; but for what is being borrowed at that moment. An answer from a loan is what next would say had nobody else
 // asked since. Only plain charges are answered so: reservations, give-backs, looks and what is taken
 // once are next's to answer, and do not see what is on loan. Of a group, what is on loan is used if the rest of it is
 // allowed by next.
@@ -41,7 +42,7 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	s := &LeaseStore{next: next, config: c, start: c.Clock(), wake: make(chan struct{}, 1)}
+	s := &LeaseStore{next: next, config: c, start: c.Clock(), wake: make(chan struct{}, 1), background: NewBackground(c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].loans = map[string]*loan{}
@@ -52,21 +53,23 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 
 // LeaseConfig configures Lease; zero fields are the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration    // of giving back (1 s)
+	Timeout time.Duration    // of giving back and of borrowing ahead, for which nobody waits (1 s)
 	MaxKeys int              // about how many keys may be leased at a time (16,384)
 	Clock   func() time.Time // time.Now; must not step back
-	// GaveBack is told of each bucket that was given something back; nil: nobody.
+	// GaveBack is told of each bucket that was given something back, or of which something is on loan
+	// here that a denial did not know of; nil: nobody.
 	GaveBack func(key []byte)
 }
 
 // LeaseStore is the Store that Lease makes.
 type LeaseStore struct {
-	next   Store
-	config LeaseConfig
-	start  time.Time
-	wake   chan struct{} // there are loans again
-	trips  sync.Pool
-	shards [leaseShards]leaseShard
+	next       Store
+	config     LeaseConfig
+	start      time.Time
+	wake       chan struct{} // there are loans again
+	background *Background
+	trips      sync.Pool
+	shards     [leaseShards]leaseShard
 }
 
 // Take implements Store.
@@ -115,6 +118,8 @@ type leaseTrip struct {
 	answers []Decision
 	groups  []leaseGroup
 	parts   []leasePart // of all groups, in order
+	backs   []Charge    // given back before what is asked
+	number  int         // of the last group asked
 }
 
 // leaseGroup is one group of the caller's that next is asked of.
@@ -129,9 +134,7 @@ type leaseGroup struct {
 type leasePart struct {
 	loan   *loan // where its key is a hot one
 	spent  bool
-	serial int // of the loan that units were spent of, when it was charged, and when that was here
-	of     algorithms.Micros
-	lentAt time.Duration
+	from   [2]spent
 	borrow int64 // units asked for beyond the cost
 	asked  int   // its place among those asked
 }
@@ -140,13 +143,14 @@ func (t *leaseTrip) reset() {
 	clear(t.asked)
 	clear(t.groups)
 	clear(t.parts)
-	t.asked, t.groups, t.parts = t.asked[:0], t.groups[:0], t.parts[:0]
+	clear(t.backs)
+	t.asked, t.groups, t.parts, t.backs = t.asked[:0], t.groups[:0], t.parts[:0], t.backs[:0]
 }
 
-// add puts c on the trip. Groups on it have even numbers, what is given back before them odd ones.
-func (t *leaseTrip) add(c *Charge, group int) int {
+// add puts c on the trip, as one more of the last group.
+func (t *leaseTrip) add(c *Charge) int {
 	t.asked = append(t.asked, *c)
-	t.asked[len(t.asked)-1].Group = group
+	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
@@ -170,35 +174,36 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 	t.groups = append(t.groups, g)
 	for i := range charges {
 		p := &parts[i]
-		if p.spent && !s.outlasts(ctx, &charges[i], p, now) {
+		if p.spent && !p.outlasts(ctx, now) {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
 		if p.spent || !canLease(&charges[i]) {
 			continue
 		}
-		var back Charge
-		p.loan, p.borrow, back = s.borrow(&charges[i], now)
-		if back.Ask.Cost < 0 {
-			t.add(&back, 2*len(t.groups)-1)
+		p.loan, p.borrow, t.backs = s.borrow(&charges[i], t.backs[:0], now)
+		for i := range t.backs {
+			t.number++
+			t.add(&t.backs[i])
 		}
 	}
-	s.askFor(t, &t.groups[len(t.groups)-1], len(t.groups))
+	s.askFor(t, &t.groups[len(t.groups)-1])
 }
 
-// outlasts tells whether the loan that p was spent of lasts until next has answered, by ctx.
-func (s *LeaseStore) outlasts(ctx context.Context, c *Charge, p *leasePart, now time.Duration) bool {
+// outlasts tells whether what p was spent of lasts until next has answered, by ctx.
+func (p *leasePart) outlasts(ctx context.Context, now time.Duration) bool {
 	end, ok := ctx.Deadline()
-	return ok && s.lasts(c, p, now+time.Until(end))
+	return ok && p.from[0].lot.until >= now+time.Until(end)
 }
 
 // askFor puts a group on the trip: what is not spent of loans already.
-func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup, number int) {
+func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
+	t.number++
 	for i := range g.charges {
 		p := &t.parts[g.parts+i]
 		if p.spent {
 			continue
 		}
-		p.asked = t.add(&g.charges[i], 2*number)
+		p.asked = t.add(&g.charges[i])
 		t.asked[p.asked].Ask.Cost += p.borrow
 	}
 }
@@ -241,7 +246,7 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 					s.lend(&g.charges[i], &parts[i], 0, nil, asked, now)
 				}
 			}
-			s.askFor(t, g, n+1)
+			s.askFor(t, g)
 			continue
 		}
 		g.done = true
@@ -341,6 +346,12 @@ func (s *LeaseStore) GiveBack(ctx context.Context) (keys int) {
 	return keys
 }
 
+// Close borrows no more, and gives back everything that is on loan.
+func (s *LeaseStore) Close() {
+	s.background.Close()
+	s.Forget(context.Background())
+}
+
 // Forget gives back everything that is on loan, and forgets which keys are hot. What is being
 // borrowed meanwhile is dropped.
 func (s *LeaseStore) Forget(ctx context.Context) {
@@ -352,9 +363,7 @@ func (s *LeaseStore) Forget(ctx context.Context) {
 		backs = append(backs, sh.backs...)
 		sh.backs = nil
 		for key, l := range sh.loans {
-			if back := sh.takeBack(l, now); back.Ask.Cost < 0 {
-				backs = append(backs, back)
-			}
+			backs = sh.takeBack(backs, l, now)
 			sh.drop([]byte(key))
 		}
 		sh.mu.Unlock()
@@ -368,7 +377,7 @@ func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
 		return
 	}
 	const most = 256 // of one Take
-	ctx, cancel := context.WithTimeout(ctx, s.config.Timeout)
+	ctx, cancel := context.WithTimeout(patiently(ctx), s.config.Timeout)
 	defer cancel()
 	for part := range slices.Chunk(backs, most) {
 		for i := range part {
@@ -377,9 +386,15 @@ func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
 		answers := make([]Decision, len(part))
 		s.next.Take(ctx, part, answers)
 		for i := range part {
-			if answers[i].Err == nil && s.config.GaveBack != nil {
-				s.config.GaveBack(part[i].Key)
+			if answers[i].Err == nil {
+				s.gaveBack(part[i].Key)
 			}
 		}
+	}
+}
+
+func (s *LeaseStore) gaveBack(key []byte) {
+	if s.config.GaveBack != nil {
+		s.config.GaveBack(key)
 	}
 }

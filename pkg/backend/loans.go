@@ -2,6 +2,9 @@ package backend
 
 import (
 	"bytes"
+	"context"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +23,8 @@ const (
 	leaseShare = 8
 	// maxBacks bounds, for each lock, what waits to be given back; beyond it is lost.
 	maxBacks = 256
+	// never is a time that does not come.
+	never = time.Duration(math.MaxInt64)
 )
 
 // leaseShard is a part of the loans, behind a lock of its own.
@@ -43,21 +48,39 @@ type heat struct {
 // loan is a hot key, and what is on loan of its bucket. Its shard's lock guards it.
 type loan struct {
 	charge Charge // which bucket, to give back to
-	left   int64  // units
-	until  time.Duration
-	of     algorithms.Micros // when they were charged, by next's clock
-	lentAt time.Duration     // the same by ours, or a little before
-	serial int               // counts loans
-	asking bool              // somebody is about to borrow
-	gone   bool              // it was dropped
+	// lots are what is on loan, that which is over first being first: it is used first. The second
+	// is borrowed ahead, in the background, before the first is used up or over.
+	lots    [2]lot
+	serials int // of lots
+	gone    bool
+
+	asking  bool  // somebody is about to borrow
+	ahead   bool  // units are being borrowed in the background
+	lending int64 // how many units are being borrowed, by both
+	failed  int   // how often in a row borrowing ahead failed
+	denied  bool  // somebody was denied since units are borrowed ahead
+	// Ahead is borrowed when no more than low units are left, or from early on.
+	low   int64
+	early time.Duration
 
 	seen   Decision      // the newest answer of next
 	seenAt time.Duration // when it was here
+	seenOf time.Duration // when it was asked for
+	edge   time.Duration // when the window ends; never: there is none
 
 	// used units since since: how fast this process asks.
-	used  int64
+	used  float64
 	since time.Duration
 	asked time.Duration // last
+}
+
+// lot is what one charge lent.
+type lot struct {
+	left   int64 // units
+	until  time.Duration
+	of     algorithms.Micros // when they were charged, by next's clock
+	lentAt time.Duration     // the same by ours, or a little before
+	serial int               // from 1
 }
 
 // LeaseStats are counts of a LeaseStore, since it was made but for Lent and Keys.
@@ -79,7 +102,7 @@ func (s *LeaseStore) Stats() (sum LeaseStats) {
 		sum.Returned += sh.stats.Returned
 		sum.Keys += len(sh.loans)
 		for _, l := range sh.loans {
-			sum.Lent += l.left
+			sum.Lent += l.left()
 		}
 		sh.mu.Unlock()
 	}
@@ -113,7 +136,7 @@ func (s *LeaseStore) serve(c *Charge, d *Decision, now time.Duration) bool {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	l := sh.spend(c, d, now)
+	l, _ := s.spend(sh, c, d, now)
 	if l == nil {
 		return false
 	}
@@ -121,31 +144,81 @@ func (s *LeaseStore) serve(c *Charge, d *Decision, now time.Duration) bool {
 	return true
 }
 
-// spend takes c's cost of what is on loan of its bucket, and answers; nil: that is not enough.
-func (sh *leaseShard) spend(c *Charge, d *Decision, now time.Duration) *loan {
+// spend takes c's cost of what is on loan of its bucket, and answers; nil: that is not enough. The
+// shard's lock is held.
+func (s *LeaseStore) spend(sh *leaseShard, c *Charge, d *Decision, now time.Duration) (*loan, [2]spent) {
 	l := sh.find(c)
-	if l == nil || l.left < c.Ask.Cost || now >= l.until {
-		return nil
+	if l == nil {
+		return nil, [2]spent{}
 	}
-	l.left -= c.Ask.Cost
+	if l.lots[1].left > 0 && (l.lots[0].left == 0 || now >= l.lots[0].until) {
+		sh.turn(l, now)
+	}
+	first, second := &l.lots[0], &l.lots[1]
+	if first.left+second.left < c.Ask.Cost || now >= first.until {
+		return nil, [2]spent{}
+	}
+	n := min(first.left, c.Ask.Cost)
+	from := [2]spent{{*first, n}, {*second, c.Ask.Cost - n}}
+	first.left -= n
+	second.left -= c.Ask.Cost - n
 	l.count(c.Ask.Cost, now)
+	if first.left <= l.low || now >= l.early {
+		s.borrowAhead(sh, l, c.Ask.Cost, now)
+	}
 	*d = l.answer(now)
-	return l
+	return l, from
 }
+
+// spent is units that were taken of a lot, as it was before.
+type spent struct {
+	lot   lot
+	units int64
+}
+
+// turn makes the second lot the first, whose time is over or of which nothing is left.
+func (sh *leaseShard) turn(l *loan, now time.Duration) {
+	sh.later(sh.back(&l.charge, l.lots[0].left, &l.lots[0], now))
+	l.lots[0], l.lots[1] = l.lots[1], lot{}
+	l.arm()
+}
+
+// later gives back when Run comes to it.
+func (sh *leaseShard) later(back Charge) {
+	if back.Ask.Cost < 0 && len(sh.backs) < maxBacks {
+		sh.backs = append(sh.backs, back)
+	}
+}
+
+// arm says when to borrow ahead: where half of what is on loan is used, or half of the time is over
+// that it was borrowed for, so that the next is here in time though next is slow. What ends with its
+// window is not worth renewing for its time: so would the next.
+func (l *loan) arm() {
+	l.low, l.early = -1, never
+	if first := &l.lots[0]; !l.ahead && l.lots[1].left == 0 && first.left > 0 {
+		l.low = first.left / 2
+		if first.until < l.edge-l.span()/1000-time.Microsecond {
+			l.early = first.until - l.span()/4
+		}
+	}
+}
+
+// left is how many units are on loan.
+func (l *loan) left() int64 { return l.lots[0].left + l.lots[1].left }
 
 // answer is what next would say to a charge that has been served.
 func (l *loan) answer(now time.Duration) Decision {
-	return l.charge.with(l.seen, l.left, micros(now-l.seenAt))
+	return l.charge.with(l.seen, l.left(), micros(now-l.seenAt))
 }
 
 // count counts what is asked. What is longer ago than a loan lasts counts less and less.
 func (l *loan) count(units int64, now time.Duration) {
 	span := l.span()
 	if t := now - l.since; t > span {
-		l.used = int64(float64(l.used) * float64(span/2) / float64(t))
+		l.used *= float64(span/2) / float64(t)
 		l.since = now - span/2
 	}
-	l.used += units
+	l.used += float64(units)
 	l.asked = now
 }
 
@@ -161,9 +234,8 @@ func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p lea
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if p.loan = sh.spend(c, d, now); p.loan != nil {
-		p.spent, p.serial, p.of, p.lentAt = true, p.loan.serial, p.loan.of, p.loan.lentAt
-	}
+	p.loan, p.from = s.spend(sh, c, d, now)
+	p.spent = p.loan != nil
 	return p
 }
 
@@ -175,55 +247,98 @@ func (s *LeaseStore) served(c *Charge) {
 	sh.mu.Unlock()
 }
 
-// lasts tells whether the loan that p was spent of lasts until then.
-func (s *LeaseStore) lasts(c *Charge, p *leasePart, until time.Duration) bool {
-	sh, _ := s.shard(c.Key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	return p.loan.serial == p.serial && p.loan.until >= until
-}
-
-// putBack makes p, which was spent, a part that is not, and answers in d what is there. If that loan
-// is over the units are given back to next.
+// putBack makes p, which was spent, a part that is not, and answers in d what is there. Units of a lot
+// that is no more are given back to next.
 func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	switch {
-	case p.loan.serial == p.serial:
-		p.loan.left += c.Ask.Cost
-	case p.loan.gone || len(sh.backs) >= maxBacks:
-	default:
-		if back := sh.back(&p.loan.charge, c.Ask.Cost, p.of, micros(now-p.lentAt)); back.Ask.Cost < 0 {
-			sh.backs = append(sh.backs, back)
+	l := p.loan
+	for i := range p.from {
+		from := &p.from[i]
+		is := slices.IndexFunc(l.lots[:], func(is lot) bool { return is.serial == from.lot.serial })
+		switch {
+		case from.units == 0 || l.gone:
+		case is >= 0:
+			l.lots[is].left += from.units
+		default:
+			sh.later(sh.back(&l.charge, from.units, &from.lot, now))
 			s.wakeRun()
 		}
 	}
-	*d = p.loan.answer(now)
+	*d = l.answer(now)
 	p.spent = false
 }
 
-// borrow says how many units to ask for beyond the cost of c, and what to give back before. The loan
-// is nil where the key is not a hot one; units are answered by lend.
-func (s *LeaseStore) borrow(c *Charge, now time.Duration) (l *loan, units int64, back Charge) {
+// borrow says how many units to ask for beyond the cost of c, and what to give back before, which it
+// adds to backs. The loan is nil where the key is not a hot one; units are answered by lend.
+func (s *LeaseStore) borrow(c *Charge, backs []Charge, now time.Duration) (l *loan, units int64, _ []Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if l = sh.find(c); l == nil {
 		if l = sh.warm(c, hash, now); l == nil {
-			return nil, 0, back
+			return nil, 0, backs
 		}
 		s.wakeRun()
 	} else {
 		l.count(c.Ask.Cost, now)
 	}
 	if l.asking {
-		return l, 0, back
+		return l, 0, backs
 	}
-	back = sh.takeBack(l, now)
-	units = l.want(c, now)
+	backs = sh.takeBack(backs, l, now)
+	units = l.want(c.Ask.Cost, now)
 	l.asking = units > 0
-	return l, units, back
+	l.lending += units
+	return l, units, backs
+}
+
+// borrowAhead borrows the next lot of l in the background; the lock of its shard, sh, is held.
+func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.Duration) {
+	l.low, l.early = -1, never
+	units := l.want(cost, now)
+	if units == 0 || l.ahead || l.lots[1].left > 0 {
+		return
+	}
+	c := l.charge
+	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
+	started := s.background.Do(func(ctx context.Context) {
+		asked := s.now()
+		var d [1]Decision
+		s.next.Take(ctx, []Charge{c}, d[:])
+		s.lentAhead(sh, l, units, &d[0], asked)
+	})
+	if started {
+		l.ahead, l.denied = true, false
+		l.lending += units
+	}
+}
+
+// lentAhead notes that so many units were lent in the background, or not, by the answer d.
+func (s *LeaseStore) lentAhead(sh *leaseShard, l *loan, units int64, d *Decision, asked time.Duration) {
+	sh.mu.Lock()
+	now := s.now()
+	l.ahead = false
+	l.lending -= units
+	forget := false
+	if d.Err != nil {
+		// What was asked for may have been charged: ask for less, so that less is lost if that goes on.
+		l.failed++
+		l.early = now + l.span()/16
+	} else {
+		l.failed = 0
+		l.see(d, asked, now)
+		if d.Allowed {
+			sh.lent(l, units, d, asked, now)
+			forget = l.denied
+		}
+		l.arm()
+	}
+	sh.mu.Unlock()
+	if forget { // somebody was denied while these were on their way, and was not told of them
+		s.gaveBack(l.charge.Key)
+	}
 }
 
 // wakeRun tells Run that there is something to look after.
@@ -234,14 +349,18 @@ func (s *LeaseStore) wakeRun() {
 	}
 }
 
-// want is how many units to borrow: what half a loan's time needs as fast as this process asks,
-// in whole costs of c, which so far have been what is asked for.
-func (l *loan) want(c *Charge, now time.Duration) int64 {
-	span := l.span()
-	t := max(now-l.since, span/8) // a few asks at once are no rate
-	n := int64(float64(l.used) * float64(span/2) / float64(t))
-	n = min(n, c.Lease.Most, l.seen.Remaining/leaseShare, c.Limit.Capacity-c.Ask.Cost)
-	return max(0, n-n%c.Ask.Cost)
+// want is how many units to borrow: what half a loan's time needs as fast as this process asks, or
+// what is left of the window, in whole costs such as are asked for.
+func (l *loan) want(cost int64, now time.Duration) int64 {
+	span, have := l.span(), l.left()
+	rate := l.used / float64(max(now-l.since, span/8)) // a few asks at once are no rate
+	needs := rate * float64(span/2)
+	if rest := l.edge - now; rest > 0 && rest < span {
+		needs = min(needs, rate*float64(rest)+1-float64(have))
+	}
+	n := min(l.charge.Lease.Most-have-l.lending, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
+	n = int64(min(needs, float64(n))) >> min(l.failed, 62)
+	return max(0, n-n%cost)
 }
 
 // warm notes that the bucket of c, which has no loan, is asked, and makes a loan of it, nothing lent
@@ -260,31 +379,42 @@ func (sh *leaseShard) warm(c *Charge, hash uint64, now time.Duration) *loan {
 			return nil
 		}
 	}
-	l := &loan{charge: *c, used: hotAsks * c.Ask.Cost, since: h.since, asked: now}
+	l := &loan{charge: *c, used: hotAsks * float64(c.Ask.Cost), since: h.since, asked: now, edge: never}
 	l.charge.Key = bytes.Clone(c.Key)
 	sh.loans[string(c.Key)] = l
 	return l
 }
 
-// takeBack takes what is left of l, and returns the charge that gives it back: one of cost 0 where
-// there is nothing to give.
-func (sh *leaseShard) takeBack(l *loan, now time.Duration) Charge {
-	left := l.left
-	l.left = 0
-	l.serial++
-	return sh.back(&l.charge, left, l.of, micros(now-l.lentAt))
+// takeBack takes what is left of l, and adds to backs the charges that give it back.
+func (sh *leaseShard) takeBack(backs []Charge, l *loan, now time.Duration) []Charge {
+	for i := range l.lots {
+		if back := sh.back(&l.charge, l.lots[i].left, &l.lots[i], now); back.Ask.Cost < 0 {
+			backs = append(backs, back)
+		}
+		l.lots[i] = lot{}
+	}
+	l.arm()
+	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { // of lots before
+		if !bytes.Equal(back.Key, l.charge.Key) {
+			return false
+		}
+		backs = append(backs, back)
+		return true
+	})
+	return backs
 }
 
-// back is the charge that gives back units of c's bucket that were lent at of, so long ago.
-func (sh *leaseShard) back(c *Charge, units int64, of, after algorithms.Micros) Charge {
+// back is the charge that gives back units of c's bucket that were lent in a lot: one of cost 0 where
+// there is nothing to give.
+func (sh *leaseShard) back(c *Charge, units int64, of *lot, now time.Duration) Charge {
 	back := *c
 	back.Lease, back.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // what has flowed in since is not known of each shard
 	}
-	if n := c.Limit.Unused(units, after); n > 0 {
+	if n := c.Limit.Unused(units, micros(now-of.lentAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
-		back.Ask.Cost, back.Ask.Of, back.Ask.Lent = -units, of, true
+		back.Ask.Cost, back.Ask.Of, back.Ask.Lent = -units, of.of, true
 	}
 	return back
 }
@@ -297,45 +427,79 @@ func (s *LeaseStore) lend(c *Charge, p *leasePart, units int64, d *Decision, ask
 	defer sh.mu.Unlock()
 	l := p.loan
 	if p.borrow > 0 {
-		l.asking, p.borrow = false, 0
+		l.asking = false
+		l.lending -= p.borrow
+		p.borrow = 0
 	}
 	if d == nil { // next fails, or has less than was thought
 		l.seen.Remaining = 0
 		return
 	}
-	l.seen, l.seenAt = *d, now
-	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
-	if units == 0 {
+	l.denied = l.denied || !d.Allowed
+	l.see(d, asked, now)
+	if units > 0 {
+		sh.lent(l, units, d, asked, now)
+		l.arm()
+	}
+}
+
+// see keeps what next said, unless something newer is known.
+func (l *loan) see(d *Decision, asked, now time.Duration) {
+	if asked < l.seenOf {
 		return
 	}
+	l.seen, l.seenAt, l.seenOf = *d, now, asked
+	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
+	if hash := l.charge.Ask.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
+		l.edge = asked + time.Duration(l.charge.Limit.LentFor(d.At, algorithms.MaxTime, hash))*time.Microsecond
+	}
+}
+
+// lent puts units on loan, which were asked for at asked, and lent in the answer d.
+func (sh *leaseShard) lent(l *loan, units int64, d *Decision, asked, now time.Duration) {
 	sh.stats.Borrowed += uint64(units)
 	if l.gone {
 		return
 	}
 	// A little less than it may last: clocks do not all go at the same speed.
-	lasts := time.Duration(c.Limit.LentFor(d.At, c.Lease.For, c.Ask.Hash)) * time.Microsecond
-	l.left, l.of, l.lentAt, l.until = units, d.At, asked, asked+lasts-lasts/1000-time.Microsecond
-	l.serial++
+	lasts := time.Duration(l.charge.Limit.LentFor(d.At, l.charge.Lease.For, l.charge.Ask.Hash)) * time.Microsecond
+	l.serials++
+	is := lot{left: units, of: d.At, lentAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
+	if l.lots[0].left > 0 && l.lots[1].left > 0 {
+		sh.turn(l, now)
+	}
+	switch at := &l.lots; {
+	case at[0].left == 0:
+		at[0] = is
+	case is.until < at[0].until:
+		at[0], at[1] = is, at[0]
+	default:
+		at[1] = is
+	}
 }
 
 // over appends to backs what is left of loans whose time is over.
 func (sh *leaseShard) over(backs []Charge, now time.Duration) []Charge {
-	backs = append(backs, sh.backs...)
-	sh.backs = nil
 	for _, l := range sh.loans {
-		if l.left > 0 && now >= l.until {
-			if back := sh.takeBack(l, now); back.Ask.Cost < 0 {
-				backs = append(backs, back)
+		for i := range l.lots {
+			if of := &l.lots[i]; of.left > 0 && now >= of.until {
+				sh.later(sh.back(&l.charge, of.left, of, now))
+				*of = lot{}
 			}
 		}
+		if l.lots[0].left == 0 && l.lots[1].left > 0 {
+			sh.turn(l, now)
+		}
 	}
+	backs = append(backs, sh.backs...)
+	sh.backs = nil
 	return backs
 }
 
 // cool forgets keys that are not asked any more.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.loans {
-		if l.left == 0 && !l.asking && now-l.asked > max(time.Second, l.span()) {
+		if l.left() == 0 && !l.asking && !l.ahead && now-l.asked > max(time.Second, l.span()) {
 			sh.drop([]byte(key))
 		}
 	}
@@ -351,8 +515,7 @@ func (s *LeaseStore) drop(key []byte) {
 
 func (sh *leaseShard) drop(key []byte) {
 	if l := sh.loans[string(key)]; l != nil {
-		l.gone, l.left = true, 0
-		l.serial++
+		l.gone, l.lots = true, [2]lot{}
 		delete(sh.loans, string(key))
 	}
 }

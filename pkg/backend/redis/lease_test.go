@@ -32,6 +32,58 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 }
 
+// A Redis that answers later than there is time to wait denies nobody who asks for a leased key: the
+// next loan is borrowed while there is still something of the last. Nothing of it is lost.
+func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
+	faulty(t)
+	const timeout, late = 20 * ms, 50 * ms
+	p := startProxy(t, redistest.Start(t).Addr, 0)
+	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout})
+	lease := backend.Lease(below, backend.LeaseConfig{})
+	s := backend.Deadline(lease, timeout, ms)
+	const limit = 1_000_000
+	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
+	ask := func(s backend.Store, c backend.Charge) backend.Decision {
+		var d [1]backend.Decision
+		s.Take(context.Background(), []backend.Charge{c}, d[:])
+		return d[0]
+	}
+	var admitted, unanswered int64
+	askFor := func(length time.Duration) {
+		for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(ms) {
+			switch d := ask(s, c); {
+			case d.Allowed:
+				admitted++
+			case d.Err != nil:
+				unanswered++
+			default:
+				t.Fatalf("denied: %+v", d)
+			}
+		}
+	}
+	askFor(time.Second)
+	p.do(faults{share: 1, late: late})
+	before, helped := unanswered, p.harmed.Load()
+	askFor(4 * time.Second)
+	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.harmed.Load()-helped, lease.Stats())
+	if unanswered > before {
+		t.Errorf("%d asks for a leased key were not answered", unanswered-before)
+	}
+	cold := c
+	cold.Key = []byte("cold")
+	if d := ask(s, cold); d.Err == nil {
+		t.Errorf("redis was not late for other keys: %+v", d)
+	}
+	p.do(faults{})
+	lease.Close()
+	c.Ask.Cost = 0
+	redistest.Eventually(t, "redis answers", func() bool { return ask(below, c).Err == nil })
+	if d := ask(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
+		t.Errorf("%d admitted and %d not answered of %d: %d are left", admitted, unanswered, int64(limit), d.Remaining)
+	}
+}
+
 // Sidecars that lease from one Redis never give out more than a window holds, nor more than a token
 // bucket's bound; by Redis's clock, through many windows.
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {

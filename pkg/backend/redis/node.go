@@ -39,6 +39,14 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
+// patient is n for those who have so much time.
+func (n *node) patient(timeout time.Duration) *node {
+	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
+	p.elsewhere, p.wall, p.replicas = n.elsewhere, n.wall, n.replicas
+	p.plain.Store(n.plain.Load())
+	return p
+}
+
 // flight is the trips of one Take.
 type flight struct {
 	trips []*trip

@@ -116,8 +116,13 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
+// patience is how long a trip may take for which nobody waits (backend.Unwaited): what is borrowed
+// ahead, and given back. If its answer were not taken any more, what was charged would be lost.
+const patience = 250 * time.Millisecond
+
 // lane is the way to one server: those who ask at the same time ride together, and it is not asked
-// while it fails.
+// while it fails. What nobody waits for goes apart: it may take longer, and others are not to wait for
+// it, nor is it refused because the server is too late for them.
 func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout}
 	changed := func(open bool) {
@@ -125,7 +130,28 @@ func (s *Store) lane(server string, n *node) backend.Store {
 			s.config.Changed(server, open)
 		}
 	}
-	return backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout})
+	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout})
+	if s.config.Timeout >= patience {
+		return usual
+	}
+	slow := n.patient(patience)
+	return lanes{usual, backend.Coalesce(backend.Breaker(slow, nil), backend.CoalesceConfig{Timeout: patience}), s.config.Timeout}
+}
+
+// lanes are the ways to one server: of what nobody waits for, and of all else.
+type lanes struct {
+	usual, patient backend.Store
+	timeout        time.Duration
+}
+
+// Take implements backend.Store.
+func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	way := l.usual
+	// Whoever is in a hurry is told apart by his deadline alone, which costs less to look at.
+	if end, ok := ctx.Deadline(); ok && time.Until(end) > l.timeout && backend.Unwaited(ctx) {
+		way = l.patient
+	}
+	way.Take(ctx, charges, decisions)
 }
 
 // Ping waits for a first answer from Redis, until ctx ends.
