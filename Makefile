@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test race check fmt docs fuzz bench chart release tools clean
+.PHONY: help build run test race check fmt docs fuzz bench bench-compare chart release tools clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 build: ## bin/rlsidecar
 	@go build -o bin/ ./cmd/rlsidecar
 run: build ## serve examples/quickstart.yaml from memory
@@ -21,6 +21,8 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@scripts/fuzz.sh
 bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
+bench-compare: ## the targets of docs/performance.md, each beside its ceiling
+	@scripts/bench-compare.sh
 chart: ## the Helm chart under Helm 3 and 4; the first time it builds both
 	@scripts/chart.sh
 release: ## dist/: archives, SBOMs and checksums of the tag at this commit, or of VERSION

@@ -32,7 +32,7 @@ go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
 go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
 echo
-"$dir/rlbench" compare --sidecar "$dir/rlsidecar" "$@" || code=1
+"$dir/rlbench" compare --ceiling grpc-go --sidecar "$dir/rlsidecar" "$@" || code=1
 PATH="$PATH:/usr/sbin"
 if command -v wrk >/dev/null && command -v nginx >/dev/null; then
   echo

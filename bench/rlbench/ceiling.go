@@ -7,12 +7,14 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 
+	"github.com/rlsidecar/rlsidecar/bench/empty"
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// ceilingCmd is the least that a rate limiter on grpc-go can cost: no options, the generated code,
-// nothing done.
+// ceilingCmd is the least that a rate limiter can cost: nothing done, straight on HTTP/2 frames (h2), or
+// on grpc-go, with no options and the generated code.
 type ceilingCmd struct {
+	Kind   string `enum:"h2,grpc-go" default:"h2" help:"h2: HTTP/2 frames. grpc-go: the generated code on grpc-go."`
 	Listen string `required:"" placeholder:"ADDR" help:"host:port or unix:///path."`
 }
 
@@ -21,8 +23,16 @@ func (c *ceilingCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	if c.Kind == "h2" {
+		stop := context.AfterFunc(a, func() { _ = listener.Close() })
+		defer stop()
+		if err := empty.Serve(listener); err != nil {
+			return fmt.Errorf("serve on %s: %w", c.Listen, err)
+		}
+		return nil
+	}
 	server := grpc.NewServer()
-	rls.RegisterRateLimitServiceServer(server, empty{})
+	rls.RegisterRateLimitServiceServer(server, emptyService{})
 	stop := context.AfterFunc(a, server.Stop)
 	defer stop()
 	if err := server.Serve(listener); err != nil {
@@ -31,8 +41,8 @@ func (c *ceilingCmd) Run(a *app) error {
 	return nil
 }
 
-type empty struct{}
+type emptyService struct{}
 
-func (empty) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+func (emptyService) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	return &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}, nil
 }

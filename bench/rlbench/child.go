@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -21,12 +23,18 @@ const patience = 30 * time.Second
 type child struct {
 	name    string
 	address string
+	foreign int // the process of a server that was there before, and stays; command is nil then
 	command *exec.Cmd
 	output  bytes.Buffer // read only when it has exited
 	exited  chan struct{}
 }
 
-func (c *child) pid() int { return c.command.Process.Pid }
+func (c *child) pid() int {
+	if c.command == nil {
+		return c.foreign
+	}
+	return c.command.Process.Pid
+}
 
 // startChild runs a server and waits until address answers.
 func startChild(ctx context.Context, name, address, program string, args ...string) (*child, error) {
@@ -56,6 +64,9 @@ func startChild(ctx context.Context, name, address, program string, args ...stri
 }
 
 func (c *child) stop() {
+	if c.command == nil {
+		return
+	}
 	_ = c.command.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-c.exited:
@@ -65,7 +76,8 @@ func (c *child) stop() {
 	}
 }
 
-func startCeiling(ctx context.Context) (*child, error) {
+// startCeiling starts a server of that kind of ceilings.
+func startCeiling(ctx context.Context, kind string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -74,27 +86,30 @@ func startCeiling(ctx context.Context) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	return startChild(ctx, "the ceiling", address, program, "ceiling", "--listen", address)
+	return startChild(ctx, "the ceiling", address, program, "ceiling", "--kind", kind, "--listen", address)
 }
 
 // sidecar says how to run rlsidecar.
 type sidecar struct {
-	Sidecar    string   `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
+	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	SidecarArg []string `sep:"none" placeholder:"ARG" help:"One more argument for it; may be repeated."`
 	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// limits are two configurations: a limit that is never reached, and one that is by the second
-// request. Each is alone, for limits share the room there is. Both refill slowly: a bucket that is
-// full again is as good as new, and would be forgotten while it is counted.
+// limits are configurations, by the key of their descriptors: a limit that is never reached, one that is
+// by the second request, and one that can be leased. Each is alone, for limits share the room there is.
+// The first two refill slowly: a bucket that is full again is as good as new, and would be forgotten while
+// it is counted.
 var limits = map[string]string{
-	"user_id": "domain: bench\ndescriptors: [{key: user_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}]\n",
-	"hot_id":  "domain: bench\ndescriptors: [{key: hot_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}}]\n",
+	"user_id":   "domain: bench\ndescriptors: [{key: user_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}]\n",
+	"hot_id":    "domain: bench\ndescriptors: [{key: hot_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}}]\n",
+	"leased_id": "domain: bench\nlimits: {leased: {algorithm: fixed_window, rate: 1000000000000, period: 1d, lease: {max: 5%, for: 250ms}}}\ndescriptors: [{key: leased_id, limit: leased}]\n",
 }
 
-// start runs rlsidecar with the limit of that key; its file is in dir.
-func (s *sidecar) start(ctx context.Context, dir, key string) (*child, error) {
-	config := filepath.Join(dir, "bench.yaml")
+// start runs rlsidecar with the limit of the key that c asks about; its file is in dir.
+func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
+	key, _, _ := strings.Cut(c.Descriptors[0], "=")
+	config := filepath.Join(dir, key+".yaml")
 	if err := os.WriteFile(config, []byte(limits[key]), 0o600); err != nil {
 		return nil, err
 	}
@@ -109,7 +124,7 @@ func (s *sidecar) start(ctx context.Context, dir, key string) (*child, error) {
 		addresses[2] = s.Admin
 	}
 	args := append([]string{"serve", "--config", config, "--grpc-listen", addresses[0],
-		"--http-listen", addresses[1], "--admin-listen", addresses[2], "--drain-delay", "0s"}, s.SidecarArg...)
+		"--http-listen", addresses[1], "--admin-listen", addresses[2], "--drain-delay", "0s"}, slices.Concat(more, s.SidecarArg)...)
 	return startChild(ctx, "rlsidecar", addresses[0], s.Sidecar, args...)
 }
 

@@ -14,6 +14,12 @@ import (
 type compareCmd struct {
 	sidecar
 
+	Target     string `required:"" xor:"server" and:"target" placeholder:"ADDR" help:"A server that runs already, in place of rlsidecar: host:port or unix:///path. It is not asked what is denied."`
+	PID        int    `name:"pid" and:"target" help:"Its process."`
+	Domain     string `default:"bench" help:"To ask it about."`
+	Descriptor string `default:"user_id={}" placeholder:"KEY=VALUE,…" help:"To ask it about; {} becomes the number of the key."`
+	Ceiling    string `enum:"h2,grpc-go" default:"h2" help:"What is the least it can cost: an empty server on HTTP/2 frames, or on grpc-go."`
+
 	Repeats     int           `default:"5" help:"How often each of the two is measured, in turn."`
 	Duration    time.Duration `default:"1s" help:"Of one measurement."`
 	Connections int           `default:"4"`
@@ -62,14 +68,14 @@ func (c *compareCmd) Run(a *app) error {
 			return fmt.Errorf("no scenario is called %q; there are %v", name, scenarioNames())
 		}
 	}
-	ceiling, err := startCeiling(a)
+	ceiling, err := startCeiling(a, c.Ceiling)
 	if err != nil {
 		return err
 	}
 	defer ceiling.stop()
 	var rows []row
 	for _, s := range scenarios {
-		if len(c.Only) > 0 && !slices.Contains(c.Only, s.name) {
+		if len(c.Only) > 0 && !slices.Contains(c.Only, s.name) || c.Target != "" && s.denied {
 			continue
 		}
 		measured, err := c.measure(a, s, ceiling)
@@ -96,16 +102,17 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	sidecar, err := c.start(a, dir, s.key)
-	if err != nil {
-		return nil, err
-	}
-	defer sidecar.stop()
-
 	all := load.Config{
 		Client: load.Raw, Connections: c.Connections, Outstanding: c.Outstanding,
 		Descriptors: []string{s.key + "={}"}, Keys: s.keys,
 	}
+	sidecar := &child{name: c.Target, address: c.Target, foreign: c.PID}
+	if c.Target != "" {
+		all.Domain, all.Descriptors = c.Domain, []string{c.Descriptor}
+	} else if sidecar, err = c.start(a, dir, all); err != nil {
+		return nil, err
+	}
+	defer sidecar.stop()
 	seen := all // every key once, so that none is new when it is measured
 	seen.InTurn, seen.Requests = true, int64(s.keys)
 	if _, err := ask(a, sidecar, seen, s.denied); err != nil {
@@ -144,7 +151,10 @@ func ask(a *app, server *child, c load.Config, denied bool) (load.Result, error)
 	c.Target, c.PID = server.address, server.pid()
 	r, err := load.Run(a, c)
 	wrong := r.OverLimit
-	if denied {
+	switch {
+	case server.foreign != 0: // its limits are its own
+		wrong = 0
+	case denied:
 		wrong = max(0, r.OK-1)
 	}
 	switch {
@@ -171,7 +181,7 @@ func (c *compareCmd) print(a *app, rows []row) error {
 		return nil
 	}
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "scenario\tclient\tCPU us/req: ceiling\trlsidecar\tratio\t(from to)\treq/s: ceiling\trlsidecar\tp50 ms\tp99 ms\tRSS MiB\t")
+	fmt.Fprintln(w, "scenario\tclient\tCPU us/req: ceiling\tserver\tratio\t(from to)\treq/s: ceiling\tserver\tp50 ms\tp99 ms\tRSS MiB\t")
 	for _, r := range rows {
 		ratios := r.ratios()
 		fmt.Fprintf(w, "%s\t%s\t%.1f\t%.1f\t%.2f\t(%.2f %.2f)\t%.0f\t%.0f\t%.2f, %.2f\t%.1f, %.1f\t%d\t\n",

@@ -188,12 +188,13 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	for i := range targets {
 		costs[i] = make([][]float64, len(targets[i].of))
 	}
+	asks := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
 	for round := range c.Repeats {
 		for i := range targets {
 			if round%2 == 1 { // whoever comes first has the better or the worse of it
 				i = len(targets) - 1 - i
 			}
-			rate, cost, err := c.wrk(a, dir, targets[i])
+			rate, cost, err := asks.run(a, targets[i])
 			if err != nil {
 				return fmt.Errorf("%s: %w", targets[i].name, err)
 			}
@@ -231,10 +232,17 @@ var (
 	wrkErrors = regexp.MustCompile(`(?m)^ +(Non-2xx or 3xx responses|Socket errors): .*$`)
 )
 
-// wrk asks t, and returns requests a second, and the CPU us of each, of each process of t.
-func (c *httpCmd) wrk(a *app, dir string, t target) (rate float64, cost []float64, err error) {
-	file := filepath.Join(dir, "script.lua")
-	if err := os.WriteFile(file, []byte(t.script), 0o600); err != nil {
+// wrk is how it is run.
+type wrk struct {
+	program     string
+	connections int
+	duration    time.Duration // of whole seconds
+	script      string        // the file to write it to
+}
+
+// run asks t, and returns requests a second, and the CPU us of each, of each process of t.
+func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
+	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
 		return 0, nil, err
 	}
 	used := func() (all []time.Duration, err error) {
@@ -251,7 +259,7 @@ func (c *httpCmd) wrk(a *app, dir string, t target) (rate float64, cost []float6
 	if err != nil {
 		return 0, nil, err
 	}
-	out, err := exec.CommandContext(a, c.Wrk, "-t1", "-c"+strconv.Itoa(c.Connections), "-d"+c.Duration.String(), "-s", file, "http://"+t.address).CombinedOutput()
+	out, err := exec.CommandContext(a, w.program, "-t1", "-c"+strconv.Itoa(w.connections), "-d"+w.duration.String(), "-s", w.script, "http://"+t.address).CombinedOutput()
 	if err != nil {
 		return 0, nil, fmt.Errorf("wrk: %w: %s", err, out)
 	}

@@ -1,5 +1,5 @@
-// Command rlbench measures RateLimitService servers: any one of them (load), and this project's
-// against an empty one that stands for what gRPC alone costs (compare).
+// Command rlbench measures RateLimitService servers: any one of them (load, compare), and this project's
+// against the least that each thing it does can cost (targets).
 package main
 
 import (
@@ -20,8 +20,9 @@ import (
 
 type commands struct {
 	Load        loadCmd        `cmd:"" default:"withargs" help:"Ask a server and measure; this is what rlbench does without a command."`
-	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService on grpc-go: it reads the request and says OK."`
-	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar and the ceiling in turn, and print the ratios."`
+	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService: it says OK."`
+	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar, or any server (--target), and an empty one in turn, and print the ratios."`
+	Targets     targetsCmd     `cmd:"" help:"Measure rlsidecar beside the least that each thing can cost, and print how far it is from its targets."`
 	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure what NGINX asks, beside a bare handler, and NGINX with and without it. Needs wrk and NGINX."`
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
@@ -38,7 +39,7 @@ func main() {
 	defer stop()
 	command := kong.Parse(&commands{}, kong.Name("rlbench"),
 		kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", ")})
+		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "lineups": strings.Join(lineupNames(), ", ")})
 	if err := command.Run(&app{ctx, os.Stdout, os.Stderr}); err != nil {
 		fmt.Fprintf(os.Stderr, "rlbench: %v\n", err)
 		stop()

@@ -22,7 +22,7 @@ func (c *memoryCmd) Run(a *app) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	server, err := c.start(a, dir, "hot_id")
+	server, err := c.start(a, dir, load.Config{Descriptors: []string{"hot_id={}"}})
 	if err != nil {
 		return err
 	}

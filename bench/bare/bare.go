@@ -1,0 +1,183 @@
+// Package bare asks Redis as directly as can be: pipelines of a token bucket script of one key, over
+// connections of their own. It is what a limiter on Redis is measured against.
+package bare
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// script is what a token bucket in Redis usually looks like: a hash of two fields and its lifetime.
+const script = `
+local s = redis.call('HMGET', KEYS[1], 'v', 't')
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local rate, capacity, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local v, at = tonumber(s[1]) or capacity, tonumber(s[2]) or now
+v = math.min(capacity, v + (now - at) * rate / 1000000)
+local ok = 0
+if v >= cost then v, ok = v - cost, 1 end
+redis.call('HSET', KEYS[1], 'v', v, 't', now)
+redis.call('PEXPIRE', KEYS[1], 60000)
+return ok`
+
+// Config of a run.
+type Config struct {
+	Address     string // host:port
+	Connections int
+	Pipeline    int // scripts in one write
+	Keys        int
+	Duration    time.Duration
+}
+
+// Run asks as hard as it can, and returns how many decisions there were and how long they took.
+func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
+	var count atomic.Int64
+	var over atomic.Bool
+	errs := make([]error, c.Connections)
+	var working sync.WaitGroup
+	defer working.Wait()
+	defer over.Store(true)
+	for i := range c.Connections {
+		r, err := Dial(ctx, c.Address)
+		if err != nil {
+			return 0, 0, err
+		}
+		if err := r.load(); err != nil {
+			return 0, 0, err
+		}
+		working.Go(func() {
+			defer r.Close()
+			for errs[i] == nil && !over.Load() {
+				if errs[i] = r.ask(c.Pipeline, c.Keys); errs[i] == nil {
+					count.Add(int64(c.Pipeline))
+				}
+			}
+		})
+	}
+	start := time.Now()
+	select {
+	case <-ctx.Done():
+		return 0, 0, ctx.Err()
+	case <-time.After(c.Duration):
+	}
+	decisions, took = count.Load(), time.Since(start)
+	over.Store(true)
+	working.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return 0, 0, err
+		}
+	}
+	return decisions, took, nil
+}
+
+// Conn is a connection to Redis.
+type Conn struct {
+	nc  net.Conn
+	in  *bufio.Reader
+	out []byte
+	sha string
+}
+
+// Dial connects to host:port.
+func Dial(ctx context.Context, address string) (*Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("connect to redis: %w", err)
+	}
+	return &Conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10)}, nil
+}
+
+// Close closes it.
+func (c *Conn) Close() { _ = c.nc.Close() }
+
+// command adds one to what is to be sent.
+func (c *Conn) command(words ...string) {
+	c.out = append(c.out, '*')
+	c.out = strconv.AppendInt(c.out, int64(len(words)), 10)
+	for _, w := range words {
+		c.out = append(c.out, "\r\n$"...)
+		c.out = strconv.AppendInt(c.out, int64(len(w)), 10)
+		c.out = append(c.out, "\r\n"...)
+		c.out = append(c.out, w...)
+	}
+	c.out = append(c.out, "\r\n"...)
+}
+
+func (c *Conn) send() error {
+	_, err := c.nc.Write(c.out)
+	c.out = c.out[:0]
+	return err
+}
+
+// line reads one; it stays what it is until the next is read.
+func (c *Conn) line() ([]byte, error) {
+	line, err := c.in.ReadSlice('\n')
+	if err != nil {
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	line = line[:len(line)-2]
+	if line[0] == '-' {
+		return nil, fmt.Errorf("redis: %s", line[1:])
+	}
+	return line, nil
+}
+
+// Text asks something whose answer is a text.
+func (c *Conn) Text(words ...string) (string, error) {
+	c.command(words...)
+	if err := c.send(); err != nil {
+		return "", err
+	}
+	size, err := c.line()
+	if err != nil {
+		return "", err
+	}
+	n, err := strconv.Atoi(strings.TrimPrefix(string(size), "$"))
+	if err != nil || n < 0 {
+		return "", fmt.Errorf("redis answers %q, not with a text", size)
+	}
+	text := make([]byte, n+2)
+	for at := 0; at < len(text); {
+		k, err := c.in.Read(text[at:])
+		if err != nil {
+			return "", fmt.Errorf("redis: %w", err)
+		}
+		at += k
+	}
+	return string(text[:n]), nil
+}
+
+// load makes the script known.
+func (c *Conn) load() (err error) {
+	c.sha, err = c.Text("SCRIPT", "LOAD", script)
+	return err
+}
+
+// ask sends a pipeline, each of it about any key, and waits for its answers.
+func (c *Conn) ask(pipeline, keys int) error {
+	for range pipeline {
+		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")
+	}
+	if err := c.send(); err != nil {
+		return err
+	}
+	for range pipeline {
+		if line, err := c.line(); err != nil {
+			return err
+		} else if line[0] != ':' {
+			return fmt.Errorf("redis answers %q, not with a number", line)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"text/template"
+	"time"
+)
+
+// envoyConfig has a listener for each limiter, and an application of its own to pass requests on to: a
+// limit is not asked for where Envoy answers itself.
+//
+//go:embed envoy.yaml.tmpl
+var envoyConfig string
+
+// limitedBy is a listener of Envoy's, and the RateLimitService that it asks.
+type limitedBy struct {
+	Name, Listen, Limiter string
+}
+
+// Port is that of a host:port.
+func (limitedBy) Port(address string) (string, error) {
+	_, port, err := net.SplitHostPort(address)
+	return port, err
+}
+
+// envoyLineup has wrk ask Envoy, which asks each limiter about each request.
+func envoyLineup(b *bench) ([]finding, error) {
+	if err := find(b.Envoy); err != nil {
+		return nil, err
+	}
+	if err := find(b.Wrk); err != nil {
+		return nil, err
+	}
+	empty, err := b.started(startCeiling(b, "h2"))
+	if err != nil {
+		return nil, err
+	}
+	servers := map[string]*child{"": empty}
+	behind := []limitedBy{{Name: "empty", Limiter: empty.address}}
+	for _, engine := range b.Engine {
+		s, err := b.started(b.start(b, b.dir, b.asking("user_id", 1), "--grpc-engine", engine))
+		if err != nil {
+			return nil, err
+		}
+		servers[engine] = s
+		behind = append(behind, limitedBy{Name: engine, Limiter: s.address})
+	}
+	if err := b.startEnvoy(behind); err != nil {
+		return nil, err
+	}
+	w := wrk{program: b.Wrk, connections: 64, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
+	through := func(l limitedBy, s *child) contestant {
+		t := target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), of: []*child{s}}
+		return contestant{s.name, func() (out sample, err error) {
+			var cost []float64
+			if out.PerSecond, cost, err = w.run(b.app, t); err == nil {
+				out.CPU = cost[0]
+			}
+			return out, err
+		}}
+	}
+	next := 0
+	return b.against(through(behind[0], empty), func(engine string) (contestant, error) {
+		next++
+		return through(behind[next], servers[engine]), nil
+	}, func(engine string, ceiling, ours rounds) []finding {
+		return []finding{
+			{
+				what: "behind Envoy, in memory: CPU us a request", engine: engine,
+				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.3,
+			},
+			{
+				what: "behind Envoy, in memory: requests/s through Envoy", engine: engine,
+				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.97,
+			},
+		}
+	})
+}
+
+// userScript makes wrk ask in the name of any of so many users.
+const userScript = `
+local requests = {}
+for i = 1, %d do
+  requests[i] = wrk.format("GET", "/", {["Host"] = "shop.test", ["X-User-ID"] = string.format("%%08d", i)})
+end
+request = function() return requests[math.random(#requests)] end
+`
+
+// startEnvoy starts one with a worker and those listeners, which get their addresses.
+func (b *bench) startEnvoy(behind []limitedBy) (err error) {
+	app, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	for i := range behind {
+		if behind[i].Listen, err = freeAddress(); err != nil {
+			return err
+		}
+	}
+	t, err := template.New("envoy").Parse(envoyConfig)
+	if err != nil {
+		return err
+	}
+	var config bytes.Buffer
+	if err := t.Execute(&config, map[string]any{"App": limitedBy{Listen: app}, "Behind": behind}); err != nil {
+		return err
+	}
+	file := filepath.Join(b.dir, "envoy.yaml")
+	if err := os.WriteFile(file, config.Bytes(), 0o600); err != nil {
+		return err
+	}
+	_, err = b.started(startChild(b, "envoy", behind[len(behind)-1].Listen, b.Envoy,
+		"-c", file, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error"))
+	return err
+}

@@ -1,0 +1,290 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/bare"
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+// patientRedis is how long a sidecar waits for Redis here. The default of 5 ms is for answering in
+// time; on a crowded machine it would turn late answers into cheap denials.
+const patientRedis = "200ms"
+
+// asking is the closed loop of most rows: 64 requests outstanding, over 4 connections.
+func (b *bench) asking(key string, keys int) load.Config {
+	return load.Config{
+		Client: load.Raw, Connections: 4, Outstanding: 16, Duration: b.Duration,
+		Descriptors: []string{key + "={}"}, Keys: keys,
+	}
+}
+
+// server is a contestant that answers what c asks. redis may be nil.
+func (b *bench) server(s, redis *child, c load.Config, denied bool) contestant {
+	return contestant{s.name, func() (out sample, err error) {
+		took, err := metered(b, redis, func() (err error) { out.Result, err = ask(b.app, s, c, denied); return err })
+		if err != nil {
+			return out, err
+		}
+		out.redisCPU = took.cpu.Seconds() * 1e6 / float64(out.Answers())
+		out.redisCalls = float64(took.calls) / out.Seconds
+		return out, nil
+	}}
+}
+
+// filled is a sidecar that answers what c asks, and has seen all its keys. It keeps buckets in redis, or
+// in memory where that is nil.
+func (b *bench) filled(engine string, redis *child, c load.Config, denied bool) (contestant, error) {
+	args := []string{"--grpc-engine", engine}
+	if redis != nil {
+		args = append(args, "--redis-url", "redis://"+redis.address, "--backend-timeout", patientRedis, "--redis-key-prefix", engine+":")
+	}
+	s, err := b.started(b.start(b, b.dir, c, args...))
+	if err != nil {
+		return contestant{}, err
+	}
+	first := c
+	first.Rate, first.InTurn, first.Requests = 0, true, int64(c.Keys)
+	if _, err := ask(b.app, s, first, denied); err != nil {
+		return contestant{}, err
+	}
+	return b.server(s, redis, c, denied), nil
+}
+
+// findAll makes rows of the rounds of the ceiling and of a sidecar.
+type findAll func(engine string, ceiling, ours rounds) []finding
+
+// against measures the ceiling and a sidecar for each engine, which sidecar makes.
+func (b *bench) against(ceiling contestant, sidecar func(engine string) (contestant, error), find findAll) (found []finding, err error) {
+	all := []contestant{ceiling}
+	for _, engine := range b.Engine {
+		c, err := sidecar(engine)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	measured, err := b.inTurn(all...)
+	if err != nil {
+		return nil, err
+	}
+	for i, engine := range b.Engine {
+		found = append(found, find(engine, measured[0], measured[1+i])...)
+	}
+	return found, nil
+}
+
+// besideMemory measures a sidecar on redis for each engine, beside one that is in memory.
+func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
+	for _, engine := range b.Engine {
+		inMemory, err := b.filled(engine, nil, c, denied)
+		if err != nil {
+			return nil, err
+		}
+		onRedis, err := b.filled(engine, redis, c, denied)
+		if err != nil {
+			return nil, err
+		}
+		measured, err := b.inTurn(inMemory, onRedis)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, find(engine, measured[0], measured[1])...)
+	}
+	return found, nil
+}
+
+// empty is the ceiling: an empty RateLimitService on HTTP/2 frames, asked the same.
+func (b *bench) empty(c load.Config) (contestant, error) {
+	s, err := b.started(startCeiling(b, "h2"))
+	if err != nil {
+		return contestant{}, err
+	}
+	return b.server(s, nil, c, false), nil
+}
+
+func memoryLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, 10_000, 1.3) }
+
+func manyLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, b.keysMany(), 2) }
+
+func inMemoryLineup(b *bench, keys int, target float64) ([]finding, error) {
+	c := b.asking("user_id", keys)
+	ceiling, err := b.empty(c)
+	if err != nil {
+		return nil, err
+	}
+	return b.against(ceiling, func(engine string) (contestant, error) { return b.filled(engine, nil, c, false) },
+		func(engine string, ceiling, ours rounds) []finding {
+			return []finding{{
+				what: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
+				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: target,
+			}}
+		})
+}
+
+func thousands(n int) string {
+	if n%1_000_000 == 0 {
+		return fmt.Sprintf("%dM", n/1_000_000)
+	}
+	return fmt.Sprintf("%dk", n/1000)
+}
+
+func redisLineup(b *bench) ([]finding, error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	c := b.asking("user_id", 10_000)
+	ceiling, err := b.empty(c)
+	if err != nil {
+		return nil, err
+	}
+	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+		return []finding{{
+			what: "on Redis, 10k keys: CPU us a request of the sidecar", engine: engine,
+			ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 3,
+		}}
+	})
+}
+
+// onRedis makes sidecars that keep their buckets there.
+func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(engine string) (contestant, error) {
+	return func(engine string) (contestant, error) { return b.filled(engine, redis, c, denied) }
+}
+
+// throughputLineup has as many requests outstanding as the bare script has calls: four pipelines of 64.
+func throughputLineup(b *bench) ([]finding, error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	const connections, pipeline, keys = 4, 64, 10_000
+	script := contestant{"the bare script", func() (out sample, err error) {
+		var decisions int64
+		took, err := metered(b, redis, func() error {
+			var d time.Duration
+			decisions, d, err = bare.Run(b, bare.Config{Address: redis.address, Connections: connections, Pipeline: pipeline, Keys: keys, Duration: b.Duration})
+			out.PerSecond = float64(decisions) / d.Seconds()
+			return err
+		})
+		if err != nil {
+			return out, err
+		}
+		out.redisCPU = took.cpu.Seconds() * 1e6 / float64(decisions)
+		return out, nil
+	}}
+	c := b.asking("user_id", keys)
+	c.Connections, c.Outstanding = connections, pipeline
+	return b.against(script, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+		return []finding{
+			{
+				what: "on Redis: decisions/s beside the bare pipelined script", engine: engine,
+				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 1,
+			},
+			{
+				what: "on Redis: CPU us a decision of Redis", engine: engine,
+				ceiling: ceiling.of(sampleRedisCPU), ours: ours.of(sampleRedisCPU), format: "%.2f", target: 0.6,
+			},
+		}
+	})
+}
+
+func leaseLineup(b *bench) ([]finding, error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	return b.besideMemory(redis, b.asking("leased_id", 1), false, func(engine string, ceiling, ours rounds) []finding {
+		return []finding{
+			{
+				what: "hot key with lease: requests/s beside in memory", engine: engine,
+				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.8,
+			},
+			{
+				what: "hot key with lease: CPU s a million requests of Redis", engine: engine,
+				ours: ours.of(sampleRedisCPU), format: "%.3f", target: 0.1,
+			},
+		}
+	})
+}
+
+func deniedLineup(b *bench) ([]finding, error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	return b.besideMemory(redis, b.asking("hot_id", 1), true, func(engine string, ceiling, ours rounds) []finding {
+		return []finding{
+			{
+				what: "denied hot key: CPU us a request beside in memory", engine: engine,
+				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 1.1,
+			},
+			{
+				what: "denied hot key: calls of Redis a second", engine: engine,
+				ours: ours.of(sampleRedisCalls), format: "%.2f", target: 1,
+			},
+		}
+	})
+}
+
+func openLineup(b *bench) ([]finding, error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	c := b.asking("user_id", 10_000)
+	c.Rate = 5000
+	ceiling, err := b.empty(c)
+	if err != nil {
+		return nil, err
+	}
+	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
+		return []finding{
+			{
+				what: "5,000/s on Redis, open loop: p99 ms", engine: engine,
+				ceiling: ceiling.of(sampleP99), ours: ours.of(sampleP99), format: "%.2f", target: 1.5,
+			},
+			{
+				what: "5,000/s on Redis, open loop: CPU us a request of the sidecar", engine: engine,
+				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.5,
+			},
+		}
+	})
+}
+
+// benchKey is how long a bucket's key is: version and kind, then domain, namespace, id and value, each
+// behind its length.
+const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
+
+// sizeLineup asks about each of many keys once, of a new server each time.
+func sizeLineup(b *bench) ([]finding, error) {
+	keys := b.keysMany()
+	c := b.asking("user_id", keys)
+	c.InTurn, c.Requests = true, int64(keys)
+	var bucket, resident []float64
+	for range b.Repeats {
+		s, err := b.start(b, b.dir, c, "--grpc-engine", b.Engine[0])
+		if err != nil {
+			return nil, err
+		}
+		empty, _, err := load.Memory(s.pid())
+		if err == nil {
+			_, err = ask(b.app, s, c, false)
+		}
+		var full int64
+		if err == nil {
+			full, _, err = load.Memory(s.pid())
+		}
+		s.stop()
+		if err != nil {
+			return nil, err
+		}
+		bucket = append(bucket, float64(full-empty)/float64(keys)-float64(benchKey))
+		resident = append(resident, float64(full)/(1<<20))
+	}
+	return []finding{
+		{what: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: b.Engine[0], ours: bucket, format: "%.0f", target: 100},
+		{what: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: b.Engine[0], ours: resident, format: "%.0f", target: 150},
+	}, nil
+}

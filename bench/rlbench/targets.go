@@ -1,0 +1,272 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+// targetsCmd measures rlsidecar against the least that each thing can cost, and says how far it is
+// from what it is meant to cost.
+type targetsCmd struct {
+	sidecar
+
+	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"What serves gRPC in rlsidecar (--grpc-engine)."`
+	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Not found: nothing is measured on Redis."`
+	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. Not found: nothing is measured behind Envoy."`
+	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which asks Envoy. Not found: nothing is measured behind it."`
+	Repeats  int           `default:"7" help:"How often each is measured, in turn."`
+	Duration time.Duration `default:"1s" help:"Of one measurement."`
+	Only     []string      `placeholder:"NAME" help:"Rows: ${lineups}. Otherwise all."`
+	Quick    bool          `help:"Only see that everything can be measured: once, for a moment, with few keys. The figures mean nothing."`
+}
+
+// keysMany is how many keys a limiter with many has.
+func (c *targetsCmd) keysMany() int {
+	if c.Quick {
+		return 20_000
+	}
+	return 1_000_000
+}
+
+// lineup is servers that are measured in turn, the ceiling first, and what is found of them.
+type lineup struct {
+	name string
+	run  func(*bench) ([]finding, error)
+}
+
+var lineups = []lineup{
+	{"memory", memoryLineup},
+	{"many", manyLineup},
+	{"envoy", envoyLineup},
+	{"redis", redisLineup},
+	{"throughput", throughputLineup},
+	{"lease", leaseLineup},
+	{"denied", deniedLineup},
+	{"open", openLineup},
+	{"size", sizeLineup},
+}
+
+func lineupNames() (names []string) {
+	for _, l := range lineups {
+		names = append(names, l.name)
+	}
+	return names
+}
+
+// errMissing wraps what says that a program is not there.
+var errMissing = errors.New("not measured")
+
+// Run prints the table. A target that is missed is no error: how busy the machine is decides too much.
+func (c *targetsCmd) Run(a *app) error {
+	for _, name := range c.Only {
+		if !slices.Contains(lineupNames(), name) {
+			return fmt.Errorf("no row is called %q; there are %v", name, lineupNames())
+		}
+	}
+	if c.Quick {
+		c.Repeats, c.Duration = 1, 100*time.Millisecond
+	}
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	fmt.Fprintf(a.stdout, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
+	var findings []finding
+	for _, l := range lineups {
+		if len(c.Only) > 0 && !slices.Contains(c.Only, l.name) {
+			continue
+		}
+		found, err := c.measure(a, dir, l)
+		if errors.Is(err, errMissing) {
+			fmt.Fprintf(a.stdout, "%s: %v\n", l.name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", l.name, err)
+		}
+		fmt.Fprintf(a.stderr, "%s is measured\n", l.name)
+		findings = append(findings, found...)
+	}
+	if err := printFindings(a, findings); err != nil {
+		return err
+	}
+	fmt.Fprintln(a.stdout, "load average", loadAverage())
+	return nil
+}
+
+func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
+	b := &bench{app: a, targetsCmd: c, dir: dir}
+	defer b.stop()
+	return l.run(b)
+}
+
+// bench is what one lineup works with.
+type bench struct {
+	*app
+	*targetsCmd
+	dir      string
+	children []*child // stopped at the end, the last first
+}
+
+func (b *bench) stop() {
+	for _, c := range slices.Backward(b.children) {
+		c.stop()
+	}
+}
+
+// started keeps a child until the end of the lineup.
+func (b *bench) started(c *child, err error) (*child, error) {
+	if err == nil {
+		b.children = append(b.children, c)
+	}
+	return c, err
+}
+
+// find says whether a program is there.
+func find(program string) error {
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Errorf("%w: %w", errMissing, err)
+	}
+	return nil
+}
+
+// finding is a row: what ours comes to in each round, and the ceiling in the same round.
+type finding struct {
+	what, engine  string
+	ceiling, ours []float64 // ceiling nil: there is none, ours is judged as it is
+	format        string    // of one of them
+	atLeast       bool      // the target is a lower bound
+	target        float64
+}
+
+// judged are the values that the target is about.
+func (f *finding) judged() (values []float64) {
+	if f.ceiling == nil {
+		return f.ours
+	}
+	for i := range f.ours {
+		values = append(values, f.ours[i]/f.ceiling[i])
+	}
+	return values
+}
+
+func (f *finding) ratio() string {
+	v := f.judged()
+	return fmt.Sprintf("%.3g (%.3g to %.3g)", median(v), slices.Min(v), slices.Max(v))
+}
+
+func (f *finding) bound() string {
+	if f.atLeast {
+		return fmt.Sprintf("at least %g", f.target)
+	}
+	return fmt.Sprintf("at most %g", f.target)
+}
+
+// met tells whether the median keeps to the target, by as many digits as that has.
+func (f *finding) met() bool {
+	m := median(f.judged())
+	if f.atLeast {
+		return m >= f.target
+	}
+	return m <= f.target
+}
+
+func printFindings(a *app, findings []finding) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "what\tengine\tceiling\trlsidecar\tratio, or value (least to greatest)\ttarget\t")
+	for _, f := range findings {
+		ceiling, mark := "", "missed"
+		if f.ceiling != nil {
+			ceiling = fmt.Sprintf(f.format, median(f.ceiling))
+		}
+		if f.met() {
+			mark = "met"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.what, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
+	}
+	return w.Flush()
+}
+
+// machine is what it all ran on.
+func machine() string {
+	model := runtime.GOARCH
+	if f, err := os.Open("/proc/cpuinfo"); err == nil {
+		defer f.Close()
+		for s := bufio.NewScanner(f); s.Scan(); {
+			if name, value, _ := strings.Cut(s.Text(), ":"); strings.TrimSpace(name) == "model name" {
+				model = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("%d cores, %s, %s", runtime.NumCPU(), model, runtime.Version())
+}
+
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.Join(strings.Fields(string(text))[:1], " ")
+}
+
+// sample is what one measurement of one server came to.
+type sample struct {
+	load.Result
+	redisCPU   float64 // us a request
+	redisCalls float64 // a second
+}
+
+func sampleCPU(s sample) float64        { return s.CPU }
+func samplePerSecond(s sample) float64  { return s.PerSecond }
+func sampleP99(s sample) float64        { return s.P99 }
+func sampleRedisCPU(s sample) float64   { return s.redisCPU }
+func sampleRedisCalls(s sample) float64 { return s.redisCalls }
+
+// contestant is one that is measured.
+type contestant struct {
+	name string
+	run  func() (sample, error)
+}
+
+// rounds are the samples of one contestant, a round each.
+type rounds []sample
+
+func (r rounds) of(value func(sample) float64) (values []float64) {
+	for _, s := range r {
+		values = append(values, value(s))
+	}
+	return values
+}
+
+// inTurn measures all of them in each round, after one that does not count: connections are made there,
+// and scripts loaded. Each comes first as often as last.
+func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
+	all := make([]rounds, len(contestants))
+	for round := range b.Repeats + 1 {
+		for i := range contestants {
+			if round%2 == 1 {
+				i = len(contestants) - 1 - i
+			}
+			s, err := contestants[i].run()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", contestants[i].name, err)
+			}
+			if round > 0 {
+				all[i] = append(all[i], s)
+			}
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The tool must go on working when what it measures changes. What it says is not looked at: nothing here
+// depends on how fast this machine is.
+func TestTargetsCanBeMeasured(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	build := func(module, program string) {
+		command := exec.Command("go", "build", "-buildvcs=false", "-o", filepath.Join(dir, "bin")+"/", program)
+		command.Dir = module
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", program, err, out)
+		}
+	}
+	build("../..", "./cmd/rlsidecar")
+	build("..", "./rlbench")
+	for _, program := range []string{"redis-server", "envoy", "wrk"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("CI") != "" && program == "redis-server" {
+				t.Fatal(err)
+			}
+			t.Logf("%v: some rows are not measured", err)
+		}
+	}
+	var table, progress bytes.Buffer
+	run := exec.CommandContext(t.Context(), "rlbench", "targets", "--quick", "--sidecar", filepath.Join(dir, "bin", "rlsidecar"))
+	run.Stdout, run.Stderr = io.MultiWriter(&table, t.Output()), io.MultiWriter(&progress, t.Output())
+	if err := run.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lineups {
+		if !strings.Contains(progress.String(), l.name+" is measured") && !strings.Contains(table.String(), l.name+": "+errMissing.Error()) {
+			t.Errorf("nothing is said of %s", l.name)
+		}
+	}
+}
+
+func TestFindingsAreJudgedByTheirRatios(t *testing.T) {
+	f := finding{ceiling: []float64{1, 2, 10}, ours: []float64{2, 2, 12}, target: 1.25} // 2, 1, 1.2
+	if !f.met() {
+		t.Error(f.ratio())
+	}
+	f.target = 1.1
+	if f.met() {
+		t.Error(f.ratio())
+	}
+	f.ceiling, f.atLeast, f.target = nil, true, 3
+	if f.met() {
+		t.Error(f.ratio())
+	}
+}
