@@ -41,7 +41,7 @@ func TestUsedStaysUsed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			from, to := mustCompile(t, c.from), mustCompile(t, c.to)
-			s := State{By: from, Value: c.left * from.unit(), At: t0}
+			s := State{By: from, Value: c.left * from.Unit(), At: t0}
 			if got := left(to, s, t0); got != c.want {
 				t.Errorf("%d left of %s became %d left of %s, want %d", c.left, show(c.from), got, show(c.to), c.want)
 			}
@@ -155,7 +155,7 @@ func (roll dice) convert(t *rapid.T, kind Kind) {
 	case FixedWindow:
 		reach = mostWindow(s2, l2.Tick) - l2.Capacity
 	}
-	if want := converted(left1, l1.full(), l1.unit(), l2.full(), l2.unit(), reach); want != left2 {
+	if want := converted(left1, l1.full(), l1.Unit(), l2.full(), l2.Unit(), reach); want != left2 {
 		t.Fatalf("%d of %s became %d of %s, want %d", left1, show(s1), left2, show(s2), want)
 	}
 	if kind == Guaranteed {

@@ -101,7 +101,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 		left[i] = b.Limit.leftAt(kept[i], now, a.Hash)
 		sum += left[i]
 		if a.Reserve {
-			least -= b.Limit.MaxReserved * b.Limit.unit()
+			least -= b.Limit.MaxReserved * b.Limit.Unit()
 		}
 		if left[i] > left[best] {
 			best = i
@@ -110,7 +110,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	if a.Cost > most {
 		return Decision{Never: true}
 	}
-	unit := shards[0].Limit.unit()
+	unit := shards[0].Limit.Unit()
 	cost := max(a.Cost, -missing) * unit
 	switch {
 	case cost < 0:
@@ -144,14 +144,6 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	}
 	d.Remaining = max(0, floorDiv(d.Value, unit))
 	return d
-}
-
-// unit is how many of a State's Value make one unit.
-func (l *Limit) unit() int64 {
-	if l.Kind == FixedWindow {
-		return 1
-	}
-	return l.Q
 }
 
 // leftAt is the Value that s has at time t, were nothing asked until then.
@@ -208,7 +200,7 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Ask, want int64) M
 func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	floor := func(i int) int64 {
 		if reserve {
-			return -shards[i].Limit.MaxReserved * shards[i].Limit.unit()
+			return -shards[i].Limit.MaxReserved * shards[i].Limit.Unit()
 		}
 		return 0
 	}

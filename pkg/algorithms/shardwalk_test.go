@@ -49,8 +49,8 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			}
 			d := roll.chosen(now, shards, a)
 			asks++
-			if there := a.Cost*shards[0].Limit.unit() <= sum; d.Allowed != there && a.Cost > 0 {
-				t.Fatalf("%s: %d of %d/%d there, %+v", show(s), a.Cost, sum, shards[0].Limit.unit(), d)
+			if there := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != there && a.Cost > 0 {
+				t.Fatalf("%s: %d of %d/%d there, %+v", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
 			}
 			if d.Allowed {
 				all = append(all, charge{now, a.Cost})
@@ -89,7 +89,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 		roll := throw(t)
 		s, l, shards := roll.sharded()
 		hash, now := uint64(roll(1<<40)), t0
-		unit := shards[0].Limit.unit()
+		unit := shards[0].Limit.Unit()
 		for range length(t, 5000) {
 			a := roll.ask(l, now, hash)
 			a.Of, a.Raw = 0, false
@@ -173,7 +173,7 @@ func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	paid, low, high := 0, int64(1<<62), int64(-1<<62)
 	floor := func(i int) int64 {
 		if l := shards[i].Limit; reserve {
-			return -l.MaxReserved * l.unit()
+			return -l.MaxReserved * l.Unit()
 		}
 		return 0
 	}
@@ -266,7 +266,7 @@ func TestTwoChoicePicksTheFuller(t *testing.T) {
 			if had[1] > had[0] {
 				k = 1
 			}
-			if paid := cost * pair[0].Limit.unit(); had[k] >= paid && (has[k] != had[k]-paid || has[1-k] != had[1-k]) {
+			if paid := cost * pair[0].Limit.Unit(); had[k] >= paid && (has[k] != had[k]-paid || has[1-k] != had[1-k]) {
 				t.Fatalf("%s: %d of %v left %v, %+v", show(s), cost, had, has, d)
 			}
 			shards[i], shards[j] = pair[0], pair[1]

@@ -79,7 +79,7 @@ func play(t *testing.T, l *Limit, state State, steps []step) State {
 func left(l *Limit, s State, now Micros) int64 {
 	if l.Rate > 0 && (l.Kind == TokenBucket || l.Kind == LeakyBucket || l.Kind == FixedWindow) {
 		s, at, _ := l.begin(s, now, 0)
-		return floorDiv(l.leftAt(s, at, 0), l.unit())
+		return floorDiv(l.leftAt(s, at, 0), l.Unit())
 	}
 	_, d := l.Take(s, now, Ask{Look: true})
 	return d.Remaining
@@ -87,7 +87,7 @@ func left(l *Limit, s State, now Micros) int64 {
 
 // holding is a bucket with so many tokens at t0; of a guaranteed bucket, in its bank alone.
 func holding(tokens int64) func(*Limit) State {
-	return func(l *Limit) State { return State{By: l, Value: tokens * l.unit(), At: t0} }
+	return func(l *Limit) State { return State{By: l, Value: tokens * l.Unit(), At: t0} }
 }
 
 // The rows of the table of vectors, by number.
