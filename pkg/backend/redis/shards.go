@@ -201,7 +201,8 @@ func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorith
 }
 
 // takeAllShards looks at all shards, decides, and charges each its part. It reports whether that
-// stands: if a part was gone by then, what was charged is given back.
+// stands: if a part was gone by then, what was charged is given back, and the answer is a denial until
+// there is enough again of what was there instead.
 func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, decision *backend.Decision) bool {
 	ask := charge.Ask
 	buckets, now, err := c.lookAtShards(ctx, charge)
@@ -245,7 +246,20 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 	if decision.Err != nil {
 		return true
 	}
-	decision.Decision = algorithms.Decision{RetryAfter: 1, Remaining: decision.Remaining}
+	for i := range answers { // as they are, and will be once that is given back
+		if asks[i].Cost != 0 {
+			buckets[i].State.Value, buckets[i].State.At = answers[i].Value, answers[i].At
+			now = max(now, answers[i].At)
+		}
+		if answers[i].Allowed {
+			buckets[i].State.Value += asks[i].Cost
+		}
+	}
+	if is := algorithms.TakeShards(now, buckets, ask); !is.Allowed {
+		decision.Decision, decision.At = is, now
+	} else { // it is there again
+		decision.Decision = algorithms.Decision{RetryAfter: 1, Remaining: decision.Remaining}
+	}
 	return false
 }
 

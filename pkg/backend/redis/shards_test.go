@@ -91,6 +91,7 @@ func TestShards(t *testing.T) {
 	t.Run("are given back to, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
 	t.Run("lose nothing given back at once", func(t *testing.T) { shardsLoseNothing(t, url) })
 	t.Run("spread a reservation level", func(t *testing.T) { shardsSpreadAReservation(t, url) })
+	t.Run("that were gone by then say when to come back", func(t *testing.T) { shardsLostARace(t, url) })
 	t.Run("in a group are undone", func(t *testing.T) { shardsInAGroup(t, url) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
 	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
@@ -297,6 +298,45 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 }
 
 // A sharded bucket in a group with another: where the other denies, the shards get it back.
+// shardsLostARace has another sidecar take from a shard between the look at all and the charge.
+func shardsLostARace(t *testing.T, url string) {
+	t.Helper()
+	s, _ := patient(t, url)
+	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
+	lane := s.cluster.lane
+	var other sync.Once
+	s.cluster.lane = func(addr string, n *node) backend.Store {
+		next := lane(addr, n)
+		return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {
+				other.Do(func() {
+					mine := charges[0]
+					mine.Ask = algorithms.Ask{Cost: 8}
+					next.Take(ctx, []backend.Charge{mine}, make([]backend.Decision, 1))
+				})
+			}
+			next.Take(ctx, charges, decisions)
+		})
+	}
+	c.Ask = algorithms.Ask{Cost: 15}
+	var d backend.Decision
+	if s.cluster.takeAllShards(t.Context(), &c, &d) || d.Allowed || d.Err != nil {
+		t.Fatalf("got %+v", d)
+	}
+	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Q*2 })
+	want := takeOne(t, s, c, algorithms.Ask{Cost: 15, Look: true})
+	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
+		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)
+	}
+}
+
+// takeFunc is a Store.
+type takeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
+
+func (f takeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	f(ctx, charges, decisions)
+}
+
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
