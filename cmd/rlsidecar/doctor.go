@@ -19,8 +19,9 @@ type doctorCmd struct {
 // Help is shown by doctor --help.
 func (doctorCmd) Help() string {
 	return `Asks each master: can it be reached, is it recent enough, may the script run,
-could live keys be evicted, are all slots served, do the clocks agree. Writes
-one key, for a second. Exits 1 if limits cannot be kept.
+may the user do all that limits need, could live keys be evicted, are all slots
+served, do the clocks agree. Writes one key, and removes it. Exits 1 if limits
+cannot be kept.
 
 Example:
 

@@ -28,13 +28,15 @@ const (
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names what was looked at: connection, version, eviction, script, cluster, clock.
+	// Check names what was looked at: connection, version, eviction, role, script, permissions, cluster,
+	// coverage, clock.
 	Check string `json:"check"`
 	Text  string `json:"text"`
 }
 
-// Examine looks at every master: whether it can be reached and knows the script, and whether its
-// settings keep what limits rely on. It writes one key for a second.
+// Examine looks at every master: whether it can be reached and knows the script, whether the user may
+// do all that limits need, and whether its settings keep what they rely on. It writes one key, and
+// removes it.
 func (s *Store) Examine(ctx context.Context) []Finding {
 	if s.cluster == nil {
 		return s.examine(ctx, s.name, s.client.(*goredis.Client))
@@ -85,13 +87,47 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		probe.Slot = s.slotAt(ctx, client)
 	}
 	var d [1]backend.Decision
-	newNode(client, keys{prefix: s.config.KeyPrefix}, nil).Take(ctx, []backend.Charge{probe}, d[:])
+	n := newNode(client, keys{prefix: s.config.KeyPrefix}, nil)
+	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout}
+	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
 		found(Problem, "script", "%s", advice(d[0].Err))
+		return all
+	}
+	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
+	key, _ := n.keys.of(&probe)
+	if refused := s.refused(ctx, client, key); len(refused) > 0 {
+		found(Problem, "permissions", "the user may not run %s, which some limits need; it needs %s", strings.Join(refused, ", "), permissions)
 	} else {
-		found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
+		found(Fine, "permissions", "the user may run all that limits of every kind need")
 	}
 	return all
+}
+
+// refused names the commands that the user may not run, of those that other limits than a token bucket
+// need: sliding logs are lists, and a cluster has requests over several slots, and slots that move. key
+// is of a text, so that nothing is pushed.
+func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
+		pipe.Get(ctx, key)
+		pipe.LLen(ctx, key)
+		pipe.LIndex(ctx, key, 0)
+		pipe.RPush(ctx, key, 0)
+		pipe.LTrim(ctx, key, 0, -1)
+		pipe.PExpire(ctx, key, time.Second)
+		if s.cluster != nil {
+			pipe.SetNX(ctx, key, "", time.Second)
+			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it is of the command that comes next
+		}
+		pipe.Del(ctx, key)
+		return nil
+	})
+	for _, cmd := range cmds {
+		if isForbidden(cmd.Err()) {
+			names = append(names, cmd.Name())
+		}
+	}
+	return names
 }
 
 // slotAt is a Slot that client's server has.
@@ -166,12 +202,22 @@ func fields(info string) map[string]string {
 	return m
 }
 
+// permissions are all that the user needs.
+const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
+
+// isForbidden tells that err is of what the user may not do, by itself or in a script.
+func isForbidden(err error) bool {
+	return isReply(err, "NOPERM") ||
+		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||
+			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
+}
+
 // advice is err with what can be done about it.
 func advice(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrUnavailable.Error()+": ")
 	switch {
-	case isReply(err, "NOPERM"):
-		return text + "; the user needs +evalsha +eval +mget +get +psetex +llen +lindex +rpush +ltrim +del +pexpire +time +ping (in a cluster +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
+	case isForbidden(err):
+		return text + "; the user needs " + permissions
 	case isReply(err, "NOAUTH", "WRONGPASS", "ERR AUTH"):
 		return text + "; check the user and the password"
 	case isReply(err, "OOM"):

@@ -1,11 +1,14 @@
 package redis
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // said are the findings of a check, as "severity: text".
@@ -23,7 +26,7 @@ func TestExamineStandalone(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
 	all := s.Examine(t.Context())
-	for _, check := range []string{"connection", "version", "eviction", "script"} {
+	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
 		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
 			t.Errorf("%s: %q", check, got)
 		}
@@ -39,6 +42,19 @@ func TestExamineStandalone(t *testing.T) {
 	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
 	if got := said(s.Examine(t.Context()), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
 		t.Errorf("without permission: %q", got)
+	}
+	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
+	if got := said(s.Examine(t.Context()), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
+		t.Errorf("without permission, in the script: %q", got)
+	}
+	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
+	if got := said(s.Examine(t.Context()), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; it needs +evalsha") {
+		t.Errorf("without permission, of other limits: %q", got)
+	}
+	server.Do("ACL", "SETUSER", "default", "+@all")
+	s.Examine(t.Context())
+	if keys := server.Do("KEYS", "*"); keys != "[]" {
+		t.Errorf("left behind: %s", keys)
 	}
 	server.Kill()
 	if got := said(s.Examine(t.Context()), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
@@ -56,7 +72,59 @@ func TestExamineCluster(t *testing.T) {
 	if got := said(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
 		t.Errorf("coverage, by default: %q", got)
 	}
-	if got := said(all, "script"); strings.Count(got, "ok: ") != 3 {
-		t.Errorf("script on three masters: %q", got)
+	for _, check := range []string{"script", "permissions"} {
+		if got := said(all, check); strings.Count(got, "ok: ") != 3 {
+			t.Errorf("%s on three masters: %q", check, got)
+		}
+	}
+	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
+	if got := said(s.Examine(t.Context()), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
+		t.Errorf("one master does not permit all: %q", got)
+	}
+}
+
+// TestThePermissionsOfTheDocumentationSuffice for all that a cluster is asked.
+func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := redistest.StartCluster(t, 3)
+	rules := 0
+	for line := range strings.Lines(string(text)) {
+		if words := strings.Fields(strings.ReplaceAll(line, ">PASSWORD", ">secret")); strings.HasPrefix(line, "ACL SETUSER rlsidecar ") {
+			rules++
+			for _, server := range c.Masters {
+				args := make([]any, len(words))
+				for i := range words {
+					args[i] = words[i]
+				}
+				server.Do(args...)
+			}
+		}
+	}
+	if rules != 2 {
+		t.Fatalf("found %d rules, want those for one server and for a cluster", rules)
+	}
+	s := open(t, Config{URL: strings.Replace(c.URL(), "://", "://rlsidecar:secret@", 1), Timeout: 5 * time.Second})
+	if err := s.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range s.Examine(t.Context()) {
+		if f.Severity != Fine {
+			t.Errorf("%+v", f)
+		}
+	}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}
+	for i := range 2 { // with an id, over several slots
+		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
+			t.Errorf("ask %d: %+v", i+1, d[0])
+		}
+	}
+	for _, charge := range []backend.Charge{a, sharded(t, windowSpec(100), 10, "s")} {
+		if err := s.Reset(t.Context(), charge); err != nil {
+			t.Error(err)
+		}
 	}
 }
