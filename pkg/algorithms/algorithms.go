@@ -80,6 +80,8 @@ type State struct {
 	// Log is, for a sliding log, the times of the units charged, oldest first. It is never edited
 	// in place, only cut and appended to, so a State must have one successor only.
 	Log []Micros
+	// Denials is what the limit's Penalty remembers; nil: nothing.
+	Denials *Denials
 }
 
 // Ask is what one request wants of one bucket.
@@ -123,6 +125,8 @@ type Decision struct {
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again.
 	ResetAfter Micros
+	// Blocked is, on a denial, how long a Penalty blocks the bucket from now; 0: it does not.
+	Blocked Micros
 	// Wait is how long the caller must wait for what was reserved, or for its turn in a leaky
 	// bucket.
 	Wait Micros
@@ -130,8 +134,16 @@ type Decision struct {
 
 // Take charges a.Cost at time now to the bucket remembered as s. It returns what to remember next
 // and the answer. On a denial the State is s, but for a clock that had to be started or mended and
-// for limits that charge what they deny (Overdraw, TakesDenied).
+// for limits that charge what they deny (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
+	if l.Penalty.After > 0 || s.Denials != nil {
+		return l.takeCounted(s, now, a)
+	}
+	return l.take(s, now, a)
+}
+
+// take is Take whatever was denied before.
+func (l *Limit) take(s State, now Micros, a Ask) (State, Decision) {
 	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
 		return s, Decision{Allowed: a.Cost <= 0, Never: a.Cost > 0}
 	}
@@ -175,8 +187,16 @@ func (l *Limit) Keep(s State, now Micros, a Ask) State {
 	if l.Rate == 0 {
 		return s
 	}
+	was := s.Denials
+	if was != nil {
+		s.Denials = l.denialsAt(&s, now)
+	}
 	kept, _, seen := l.begin(s, now, a.Hash)
-	return l.keep(s, kept, seen, a.Look)
+	kept = l.keep(s, kept, seen, a.Look)
+	if kept.Denials = s.Denials; a.Look {
+		kept.Denials = was
+	}
+	return kept
 }
 
 // keep is what remains of s where nothing is charged, kept being s with its clock started or
@@ -217,7 +237,7 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 		}
 		s.By = l
 	}
-	if !l.startsFilled() && at-s.At > Day-l.Tick && at >= l.fullAt(s, hash)+Day {
+	if !l.startsFilled() && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(s, hash)+Day {
 		return l.fresh(at), at, false // full for a day, it starts at Initial again: under, never over
 	}
 	return s, at, true
@@ -261,6 +281,9 @@ func (s State) FreshAt() Micros {
 	}
 	if !l.startsFilled() {
 		at += Day
+	}
+	if s.Denials != nil {
+		at = max(at, l.forgottenAt(s.Denials))
 	}
 	return at
 }

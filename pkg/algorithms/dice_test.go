@@ -91,6 +91,10 @@ func (roll dice) spec(kind Kind) Spec {
 			s.Period = s.Calendar.Usual // for the tests
 		}
 	}
+	if !s.Overdraw && roll.once(5) {
+		first := Micros(roll.of(1, 999, 1e6, int64(s.Period), 3*int64(s.Period), roll.between(1, 1e10)))
+		s.Penalty = &Penalty{After: roll.of(1, 2, 3, 5), For: first, Max: min(MaxBlock, first*Micros(roll.of(1, 2, 3, 8, 1000)))}
+	}
 	return s
 }
 
@@ -197,9 +201,21 @@ func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 // clone is a State of its own: a log is cut and appended to in place.
 func clone(s State) State {
 	s.Log = slices.Clone(s.Log)
+	if d := s.Denials; d != nil {
+		s.Denials = &Denials{slices.Clone(d.Times), d.Blocks, d.Until}
+	}
 	return s
 }
 
-func same(a, b State) bool {
+func same(a, b State) bool { return sameButDenials(a, b) && sameDenials(a.Denials, b.Denials) }
+
+func sameDenials(a, b *Denials) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return slices.Equal(a.Times, b.Times) && a.Blocks == b.Blocks && a.Until == b.Until
+}
+
+func sameButDenials(a, b State) bool {
 	return a.By == b.By && a.Value == b.Value && a.Prev == b.Prev && a.At == b.At && slices.Equal(a.Log, b.Log)
 }

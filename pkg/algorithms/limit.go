@@ -31,6 +31,8 @@ type Spec struct {
 	// PerRequest: the numbers come with each request. A fixed window then keeps what was used in
 	// it exactly when they change, and the next window starts at capacity.
 	PerRequest bool
+	// Penalty blocks a bucket after so many denials; nil: none does.
+	Penalty *Penalty
 	// Minimum is a guaranteed rate beside a token bucket, which becomes a bank for bursts.
 	Minimum *Rate
 }
@@ -60,6 +62,7 @@ type Limit struct {
 	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
 	// Calendar, of a fixed window, sets the edges; Period is its Usual then, and Phase is 0.
 	Calendar *Calendar
+	Penalty  Penalty
 
 	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
 	P, Q, V int64
@@ -150,6 +153,9 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	l := Limit{Calendar: s.Calendar, Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
 	if s.Kind == TokenBucket && s.Minimum != nil {
 		l.Kind = Guaranteed
+	}
+	if s.Penalty != nil {
+		l.Penalty = *s.Penalty
 	}
 	l.Capacity = s.Rate
 	if s.Capacity != nil {
@@ -252,6 +258,18 @@ func check(s Spec) (errs SpecErrors) {
 	}
 	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
 		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
+	}
+	if p := s.Penalty; p != nil {
+		switch {
+		case s.Overdraw:
+			add("penalty", "cannot be combined with overdraw, which takes what it denies")
+		case p.After < 1 || p.After > MaxPenaltyAfter:
+			add("penalty", "needs after, the denials that block, between 1 and %d, has %d", MaxPenaltyAfter, p.After)
+		case p.For < 1:
+			add("penalty", "needs for, how long the first block lasts, longer than 0")
+		case p.Max < p.For || p.Max > MaxBlock:
+			add("penalty", "needs max, how long the longest block lasts, of at least for and at most %d days", int64(MaxBlock/Day))
+		}
 	}
 	if m := s.Minimum; m != nil {
 		switch {

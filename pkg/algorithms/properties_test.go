@@ -57,8 +57,8 @@ func TestRetryAfterIsExact(t *testing.T) {
 // The bucket is full after reset_after, and not one microsecond before.
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.ask.Look || m.got.Never || m.got.Remaining == m.limit.Capacity {
-			return // what is changed or mended is not stored; or it is full already
+		if m.ask.Look || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
+			return // what is changed or mended is not stored; or it is full already, or may be blocked
 		}
 		full := func(at Micros) bool {
 			d := m.again(at, m.after, Ask{Hash: m.ask.Hash, Look: true})
@@ -90,7 +90,8 @@ func TestWaitIsExact(t *testing.T) {
 }
 
 // A denial changes nothing, but for a clock that had to be started or mended, numbers that were
-// changed, and limits that charge what they deny. A look does not even mend.
+// changed, limits that charge what they deny, and the count of denials where there is a penalty. A look
+// does not even mend.
 func TestDenialAndLookChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
@@ -105,12 +106,18 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 		for i := range mended.Log {
 			mended.Log[i] = min(mended.Log[i], m.now)
 		}
+		counts := l.Penalty.After > 0 && !m.ask.Look && m.ask.Cost > 0 && !m.got.Never
+		if is := m.after.Denials; !counts && !sameDenials(is, s.Denials) && (s.Denials == nil || !sameDenials(is, l.denialsAt(&s, m.now))) {
+			t.Fatalf("at %d %+v made of the denials %+v %+v, limit %+v", m.now, m.ask, s.Denials, is, *l)
+		}
+		m.after.Denials = m.before.Denials
 		switch {
 		case same(m.before, m.after):
 			if mends {
 				t.Fatalf("the clock was not mended: at %d %+v of %+v, limit %+v", m.now, m.ask, m.before, *l)
 			}
-		case starts && same(m.after, l.fresh(m.now)):
+		case starts && sameButDenials(m.after, l.fresh(m.now)):
+		case l.Kind == SlidingLog && len(s.Log) == 0 && len(m.after.Log) == 0:
 		case mends && same(m.after, mended):
 		default:
 			t.Fatalf("at %d %+v made\n%+v of\n%+v, limit %+v", m.now, m.ask, m.after, m.before, *l)
@@ -118,12 +125,20 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 	})
 }
 
-// A Look answers as the ask it stands for would be answered.
+// A Look answers as the ask it stands for would be answered, but for the block that this would begin.
 func TestLookAnswersAsTakeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.ask
 		a.Look = !a.Look
-		if d := m.again(m.now, m.before, a); d != m.got {
+		d := m.again(m.now, m.before, a)
+		look, took := d, m.got
+		if !a.Look {
+			look, took = took, look
+		}
+		if look.Blocked == 0 && took.Blocked > 0 {
+			look.Blocked, look.RetryAfter = took.Blocked, max(look.RetryAfter, took.Blocked)
+		}
+		if look != took {
 			t.Fatalf("at %d %+v of %+v: %+v, but with Look %t %+v", m.now, m.ask, m.before, m.got, a.Look, d)
 		}
 	})

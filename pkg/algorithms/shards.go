@@ -24,6 +24,8 @@ func Split(s Spec, n int) ([]Limit, error) {
 	switch {
 	case !whole.CanReserve():
 		return nil, SpecErrors{{Field: "shards", Problem: "does not belong to " + s.title()}}
+	case s.Penalty != nil:
+		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with penalty: no shard knows what the others denied"}}
 	case whole.Overdraw:
 		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with overdraw"}}
 	case whole.Rate == 0:

@@ -33,7 +33,7 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	for i := range buckets {
 		b := &buckets[i]
 		switch {
-		case all || b.Limit.ChargesDenied():
+		case all || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Ask):
 			b.State, b.Decision = b.Limit.Take(b.State, now, b.Ask)
 		case !never:
 			b.State = b.Limit.Keep(b.State, now, b.Ask)

@@ -12,9 +12,12 @@ import (
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
-	tried := make([]State, len(buckets))
+	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	for i := range buckets {
 		b := &buckets[i]
+		look := b.Ask
+		look.Look = true
+		_, first[i] = b.Limit.Take(clone(b.State), now, look)
 		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Ask)
 		all = all && b.Decision.Allowed
 		never = never || b.Decision.Never && !b.Limit.TakesDenied
@@ -24,10 +27,12 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 		asked := Ask{Hash: b.Ask.Hash, Look: b.Ask.Look} // asked, but nothing taken
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
-		case all, b.Limit.Overdraw, b.Limit.TakesDenied:
+		case all, b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
 			b.State = tried[i]
 			continue
-		case !never:
+		case never:
+			b.Decision = first[i] // nothing is counted
+		default:
 			b.State = kept
 		}
 		if b.Decision.Allowed {

@@ -9,11 +9,16 @@ import "math/big"
 // twin is one bucket.
 type twin interface {
 	ask(now Micros, a Ask) Decision
+	face() *watch
 }
 
 func twinOf(s Spec) twin {
 	c := watch{tick: tickOf(s)}
 	switch {
+	case s.Penalty != nil:
+		inner := s
+		inner.Penalty = nil
+		return &penaltyTwin{s: s, bucket: twinOf(inner)}
 	case s.Kind == LeakyBucket:
 		return &leakyTwin{s: s, watch: c}
 	case s.Kind == SlidingWindow:
@@ -36,6 +41,7 @@ type watch struct {
 	tick Micros
 	seen bool
 	ts   Micros
+	held bool // it remembers denials, and does not start at initial again meanwhile
 }
 
 // read is the time the bucket goes by and how far behind it the clock is.
@@ -48,6 +54,9 @@ func (w *watch) read(now Micros) (at, behind Micros) {
 	}
 	return now, 0
 }
+
+// face is the watch itself.
+func (w *watch) face() *watch { return w }
 
 // begun is the start of the tick that t lies in: a limit in ms keeps its times in ms.
 func (w *watch) begun(t Micros) Micros { return t / w.tick * w.tick }
@@ -150,7 +159,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	toFull := func(level *big.Rat) *big.Int { return up(over(minus(capacity, level), flow)) }
 
 	at, behind := kept.read(now)
-	if kept.seen && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
+	if kept.seen && !kept.held && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
 		kept.seen = false // a day longer, then it starts at initial again
 	}
 	if !kept.seen {
@@ -272,7 +281,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	at, behind := kept.read(now)
 	restarted := false
-	if kept.seen && less(initial, capacity2) && at >= kept.ts+kept.after(kept.ts, up(toFull(kept.sure, kept.bank)))+Day {
+	if kept.seen && !kept.held && less(initial, capacity2) && at >= kept.ts+kept.after(kept.ts, up(toFull(kept.sure, kept.bank)))+Day {
 		kept.seen, restarted = false, true
 	}
 	if !kept.seen {

@@ -79,7 +79,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	at, behind := kept.read(now)
 	restarted := false
-	if kept.seen && initial < capacity {
+	if kept.seen && !kept.held && initial < capacity {
 		full := kept.ts
 		if kept.value < capacity {
 			full = e.step(kept.ts, grants(capacity-kept.value))

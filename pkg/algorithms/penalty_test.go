@@ -1,0 +1,257 @@
+package algorithms
+
+import (
+	"math/big"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// penaltyTwin remembers each denial of another twin, and the last block.
+type penaltyTwin struct {
+	s      Spec
+	bucket twin
+	denied []Micros
+	blocks int64 // in a row
+	from   Micros
+	until  Micros
+}
+
+// lasts is how long the k-th block in a row lasts.
+func (b *penaltyTwin) lasts(k int64) Micros {
+	span := new(big.Int).Lsh(big.NewInt(int64(b.s.Penalty.For)), uint(min(k-1, 100)))
+	if longest := big.NewInt(int64(b.s.Penalty.Max)); longest.Cmp(span) < 0 {
+		span = longest
+	}
+	return Micros(span.Int64())
+}
+
+// remembered is b at time now: set back with the clock, or all forgotten.
+func (b *penaltyTwin) remembered(now Micros) penaltyTwin {
+	is := *b
+	is.denied = slices.Clone(b.denied)
+	last := slices.Max(append(is.denied, is.from))
+	if b.face().seen {
+		last = max(last, b.face().ts)
+	}
+	if back := last - now; back > minute {
+		for i := range is.denied {
+			is.denied[i] -= back
+		}
+		is.from, is.until = is.from-back, is.until-back
+	}
+	young := slices.ContainsFunc(is.denied, func(t Micros) bool { return now-t < b.s.Period })
+	if !young && (is.blocks == 0 || now-is.until >= b.s.Penalty.Max) {
+		is.denied, is.blocks, is.from, is.until = nil, 0, 0, 0
+	}
+	return is
+}
+
+func (b *penaltyTwin) face() *watch { return b.bucket.face() }
+
+func (b *penaltyTwin) ask(now Micros, a Ask) Decision {
+	is := b.remembered(now)
+	b.face().held = is.blocks > 0 || len(is.denied) > 0
+	clock := *b.face()
+	at, behind := clock.read(now)
+	var d Decision
+	if a.Cost >= 0 && at < is.until {
+		d = b.askBlocked(now, a)
+		if !d.Never {
+			d.Allowed, d.Wait, d.Blocked = false, 0, is.until-at+behind
+			d.RetryAfter = max(d.RetryAfter, d.Blocked)
+		}
+	} else {
+		d = b.bucket.ask(now, a)
+		if !d.Allowed && !d.Never && a.Cost > 0 && !a.Look {
+			is.count(at)
+			if at < is.until {
+				d.Blocked = is.until - at + behind
+				d.RetryAfter = max(d.RetryAfter, d.Blocked)
+			}
+		}
+	}
+	never := d.Never && (!b.s.TakesDenied || a.Cost >= 0 && at < is.until)
+	if !a.Look && !never {
+		*b = is
+	}
+	return d
+}
+
+// askBlocked is what the bucket says while nothing can be had of it.
+func (b *penaltyTwin) askBlocked(now Micros, a Ask) Decision {
+	look := a
+	look.Look = true
+	own := b.bucket.ask(now, look)
+	if own.Never {
+		return own
+	}
+	d := b.bucket.ask(now, Ask{Hash: a.Hash, Look: true})
+	d.RetryAfter = own.RetryAfter
+	if !a.Look {
+		b.bucket.ask(now, Ask{Hash: a.Hash})
+	}
+	return d
+}
+
+func (b *penaltyTwin) count(at Micros) {
+	if b.blocks > 0 && at-b.until >= b.s.Penalty.Max {
+		b.blocks, b.from, b.until = 0, 0, 0
+	}
+	b.denied = slices.DeleteFunc(b.denied, func(t Micros) bool { return at-t >= b.s.Period })
+	b.denied = append(b.denied, at)
+	last := slices.Max(b.denied)
+	b.denied[len(b.denied)-1] = last
+	if int64(len(b.denied)) == b.s.Penalty.After {
+		b.blocks++
+		b.denied, b.from, b.until = nil, last, last+b.lasts(b.blocks)
+	}
+}
+
+func penalized(after int64, first, longest Micros) Spec {
+	return Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Penalty: &Penalty{After: after, For: first, Max: longest}}
+}
+
+// Three denials within ten seconds block for a minute, then two, then the longest, four.
+func TestBlocksDouble(t *testing.T) {
+	l := mustCompile(t, penalized(3, minute, 4*minute))
+	var s State
+	ask := func(at Micros, cost int64) Decision {
+		var d Decision
+		s, d = l.Take(s, t0+at, Ask{Cost: cost})
+		return d
+	}
+	check := func(at Micros, cost int64, allowed bool, retry, blocked Micros) {
+		t.Helper()
+		if d := ask(at, cost); d.Allowed != allowed || d.RetryAfter != retry || d.Blocked != blocked {
+			t.Errorf("at %d us asked %d: got %+v, want allowed %t, retry after %d, blocked %d", at, cost, d, allowed, retry, blocked)
+		}
+	}
+	at := Micros(0)
+	for _, block := range []Micros{minute, 2 * minute, 4 * minute, 4 * minute} {
+		check(at, 10, true, 0, 0)
+		check(at, 1, false, sec, 0)
+		check(at, 11, false, 0, 0) // can never fit, and is not counted
+		check(at+us, 1, false, sec-us, 0)
+		check(at+2*us, 0, true, 0, 0)
+		check(at+2*us, 1, false, block, block) // the third
+		at += 2*us + block
+		check(at-minute+us, 1, false, minute-us, minute-us) // what is there does not matter
+		check(at-minute+us, 0, false, minute-us, minute-us)
+		check(at-us, 1, false, us, us)
+		check(at-us, 11, false, 0, 0)
+	}
+	check(at, 10, true, 0, 0)
+	check(at, 1, false, sec, 0)
+	at += 4 * minute // forgotten as long after the last block as that could last
+	check(at, 10, true, 0, 0)
+	check(at, 1, false, sec, 0)
+	check(at, 1, false, sec, 0)
+	check(at, 1, false, minute, minute)
+}
+
+func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
+	for last, blocks := range map[Micros]bool{10*sec - us: true, 10 * sec: false} {
+		l := mustCompile(t, penalized(3, minute, minute))
+		s := State{By: l, At: t0}
+		for i, at := range []Micros{0, 0, last} {
+			var d Decision
+			s, d = l.Take(s, t0+at, Ask{Cost: 10})
+			if d.Allowed && at < 10*sec || d.Blocked > 0 != (blocks && i == 2) {
+				t.Errorf("denial %d, the last after %d us: %+v", i, last, d)
+			}
+			if i == 2 {
+				continue
+			}
+			s.Value = 0
+		}
+	}
+}
+
+// A give-back passes a block and does not end it; its units are there afterwards.
+func TestGiveBackPassesABlock(t *testing.T) {
+	l := mustCompile(t, penalized(1, minute, minute))
+	s, _ := l.Take(State{}, t0, Ask{Cost: 10})
+	s, d := l.Take(s, t0, Ask{Cost: 1})
+	if d.Allowed || d.Blocked != minute {
+		t.Fatalf("first denial: %+v", d)
+	}
+	s, d = l.Take(s, t0, Ask{Cost: -4})
+	if !d.Allowed || d.Remaining != 4 {
+		t.Fatalf("give-back: %+v", d)
+	}
+	if _, d = l.Take(s, t0, Ask{Cost: 1}); d.Allowed || d.RetryAfter != minute || d.Remaining != 4 {
+		t.Errorf("still blocked: %+v", d)
+	}
+}
+
+// A clock that steps back by more than a minute takes a block along: it lasts no longer than it was to.
+func TestClockStepsKeepBlocks(t *testing.T) {
+	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
+		l := mustCompile(t, penalized(1, hour, hour))
+		s, _ := l.Take(State{}, t0, Ask{Cost: 10})
+		s, _ = l.Take(s, t0, Ask{Cost: 1})
+		s, d := l.Take(s, t0-step.back, Ask{Cost: 1})
+		if d.Blocked != step.blocked || d.RetryAfter != step.blocked {
+			t.Errorf("%d us back: %+v", step.back, d)
+		}
+		if _, d = l.Take(s, t0-step.back+d.Blocked, Ask{Cost: 1}); !d.Allowed {
+			t.Errorf("%d us back, when the block is over: %+v", step.back, d)
+		}
+	}
+}
+
+// In a group that is denied, those that denied count it, and nobody does where one can never be had.
+func TestAGroupCountsWhereItWasDenied(t *testing.T) {
+	group := func(costs ...int64) []Bucket {
+		var all []Bucket
+		for _, cost := range costs {
+			all = append(all, bucket(t, penalized(1, minute, minute), cost))
+		}
+		return all
+	}
+	g := group(10, 1)
+	g[0].State, _ = g[0].Limit.Take(State{}, t0, Ask{Cost: 1})
+	if TakeAll(t0, g) || g[0].Decision.Blocked != minute || g[0].Decision.RetryAfter != minute || !g[1].Decision.Allowed || g[1].State.By != nil {
+		t.Errorf("one denied: %+v", g)
+	}
+	g = group(10, 11)
+	g[0].State, _ = g[0].Limit.Take(State{}, t0, Ask{Cost: 1})
+	if TakeAll(t0, g) || g[0].Decision.Blocked != 0 || g[0].Decision.RetryAfter != sec || g[0].State.Denials != nil {
+		t.Errorf("one can never be had: %+v", g)
+	}
+}
+
+// Whatever is asked while a bucket is blocked, nothing is admitted and no denial is counted.
+func TestABlockAdmitsNothing(t *testing.T) {
+	each(t, 1, 2000, func(t *rapid.T, _ dice, m moment) {
+		d := m.before.Denials
+		if d == nil || m.now >= d.Until || m.now < m.before.At || m.ask.Cost < 0 {
+			return
+		}
+		if m.got.Allowed {
+			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v", m.now, m.ask, m.before, d.Until, m.got)
+		}
+		if is := m.after.Denials; is == nil || is.Blocks != d.Blocks || is.Until > d.Until || len(is.Times) > len(d.Times) {
+			t.Fatalf("at %d %+v, blocked: %+v was %+v", m.now, m.ask, is, d)
+		}
+	})
+}
+
+func TestPenaltySpecs(t *testing.T) {
+	for _, p := range []Penalty{{0, sec, sec}, {MaxPenaltyAfter + 1, sec, sec}, {1, 0, sec}, {1, sec, sec - us}, {1, sec, MaxBlock + us}} {
+		s := penalized(p.After, p.For, p.Max)
+		if _, err := Compile(s); err == nil {
+			t.Errorf("%+v compiles", p)
+		}
+	}
+	s := penalized(1, sec, sec)
+	s.Overdraw = true
+	if _, err := Compile(s); err == nil {
+		t.Error("a limit that takes what it denies has a penalty")
+	}
+	if _, err := Split(penalized(1, sec, sec), 2); err == nil {
+		t.Error("a limit with a penalty is split")
+	}
+}
