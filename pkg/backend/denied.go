@@ -3,6 +3,7 @@ package backend
 import (
 	"bytes"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,9 @@ import (
 // back in a way this process did not see (another process gives back, or resets). When MaxAge is over
 // and the retry could not succeed yet, one asks next, and what others are answered is as old as that
 // question takes.
+//
+// Of a limit with a penalty only what is denied by a block is remembered, and no longer than the block
+// lasts: each denial before it counts.
 //
 // What this process gives back forgets the bucket's denials at once, and so does Forget.
 func Denied(next Store, c DeniedConfig) *DeniedStore {
@@ -177,6 +181,7 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 		}
 	case ask.Cost == was.Ask.Cost:
 		answer.RetryAfter -= passed
+		answer.Blocked = max(0, answer.Blocked-passed)
 	case !c.retell(passed, answer):
 		return false
 	}
@@ -188,6 +193,9 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 // the bucket.
 func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
 	kind := c.Limit.Kind
+	if c.Limit.Penalty.After > 0 {
+		return false
+	}
 	whole := kind == algorithms.TokenBucket || kind == algorithms.LeakyBucket || kind == algorithms.FixedWindow
 	if !whole || len(c.Shards) > 0 {
 		return false
@@ -203,9 +211,12 @@ func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
 
 // learn remembers a denial that lasts.
 func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Time, forgot uint64) {
-	lasts := algorithms.Micros(0)
+	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
+		if charges[i].Limit.Penalty.After > 0 {
+			blocked = min(blocked, d.Blocked)
+		}
 		switch {
 		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Ask.Cost < 0:
 			return
@@ -215,7 +226,7 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 			lasts = max(lasts, d.RetryAfter)
 		}
 	}
-	if lasts == 0 {
+	if lasts = min(lasts, blocked); lasts == 0 {
 		return
 	}
 	hash := groupHash(charges)

@@ -247,6 +247,49 @@ func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
 	})
 }
 
+// Of a limit with a penalty each denial counts, so that it is told of each until a block begins, and
+// that lasts no longer than the block.
+func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{MaxAge: time.Hour})
+		limit := compile(t, algorithms.Spec{
+			Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second,
+			Penalty: &algorithms.Penalty{After: 3, For: 2 * algorithms.Second, Max: 100 * algorithms.Second},
+		})
+		expect(t, s, asked, 1, of(limit, "a", 1), true, 0)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 4, of(limit, "a", 1), false, time.Minute) // blocked
+		time.Sleep(2*time.Second - time.Microsecond)
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || asked.count() != 4 {
+			t.Errorf("while it is blocked: %+v, asked %d times", d, asked.count())
+		}
+		time.Sleep(time.Microsecond)
+		expect(t, s, asked, 5, of(limit, "a", 1), false, 58*time.Second)
+		expect(t, s, asked, 6, of(limit, "a", 1), false, 58*time.Second)
+		expect(t, s, asked, 7, of(limit, "a", 1), false, 58*time.Second)
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
+			t.Errorf("blocked again: %+v, asked %d times", d, asked.count())
+		}
+		// In a group with another limit's denial it lasts as long as the block.
+		other := tokens(t, 1, algorithms.Day, 1)
+		expect(t, s, asked, 8, of(other, "b", 1), true, 0)
+		for range 3 {
+			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
+		}
+		if asked.count() != 9 {
+			t.Errorf("a group with a blocked bucket: asked %d times, want 9", asked.count())
+		}
+		time.Sleep(4 * time.Second)
+		for range 2 {
+			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
+		}
+		if asked.count() != 11 {
+			t.Errorf("after the block: asked %d times, want 11", asked.count())
+		}
+	})
+}
+
 func TestErrorsAreNotRemembered(t *testing.T) {
 	broken := &recorder{next: storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) { fail(decisions) })}
 	s := backend.Denied(broken, backend.DeniedConfig{})
@@ -273,7 +316,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 				limits[i] = compile(t, specs[i])
 			}
 			total := 0
-			for step := range 1500 {
+			for step := range 3000 {
 				time.Sleep(time.Duration(rng.IntN(2)) * time.Duration(rng.Int64N(150_000)) * time.Microsecond)
 				var charges []backend.Charge
 				for group := range 1 + rng.IntN(2) {

@@ -27,7 +27,8 @@ const stripeCount = 128
 type Config struct {
 	// Clock gives the time; nil: the wall clock.
 	Clock func() algorithms.Micros
-	// MaxKeys bounds the buckets kept, and the entries of sliding logs with them.
+	// MaxKeys bounds the buckets kept, and with them the entries of sliding logs and the denials that
+	// penalties count.
 	MaxKeys int
 }
 
@@ -97,7 +98,7 @@ func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Dec
 	}
 	next, answer := c.Limit.Take(was, now, c.Ask)
 	switch {
-	case e != nil && next.Log == nil && was.Log == nil: // nothing grows
+	case e != nil && next.Log == nil && was.Log == nil && next.Denials == was.Denials: // nothing grows
 		e.set(next)
 	case s.makeRoom(st, c, e, next, now, e):
 		s.put(st, hash, c, e, next)
@@ -116,7 +117,7 @@ func (s *Store) Reset(_ context.Context, c backend.Charge) error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if e := st.table.find(hash, c.Key); e != nil {
-		s.room.give(e.owner, 1+e.logLen())
+		s.room.give(e.owner, 1+e.extra())
 		st.table.remove(e)
 	}
 	return nil
@@ -218,11 +219,11 @@ func (s *Store) unlock(g *group) {
 func growth(e *entry, next algorithms.State) int {
 	switch {
 	case e != nil:
-		return len(next.Log) - e.logLen()
+		return extra(next) - e.extra()
 	case next.By == nil: // nothing to remember
 		return 0
 	default:
-		return 1 + len(next.Log)
+		return 1 + extra(next)
 	}
 }
 
@@ -288,7 +289,7 @@ func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (
 		if e.by == nil || now < e.state().FreshAt() || slices.Contains(keep, e) {
 			continue
 		}
-		s.room.give(e.owner, 1+e.logLen())
+		s.room.give(e.owner, 1+e.extra())
 		st.table.remove(e)
 		s.swept.Add(1)
 		swept++

@@ -174,6 +174,33 @@ func TestGroupWithoutRoomTakesNothing(t *testing.T) {
 	}
 }
 
+// What is counted of denials takes room, and gives it back.
+func TestDenialsTakeRoom(t *testing.T) {
+	clock, s := at(100)
+	l := limit(t, algorithms.Spec{
+		Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second,
+		Penalty: &algorithms.Penalty{After: 100, For: algorithms.Second, Max: algorithms.Second},
+	})
+	ask(s, "a", "0", l, 1)
+	for i, want := range []int{3, 4, 5} {
+		if d := ask(s, "a", "0", l, 1); d.Allowed || s.Stats().Keys != want {
+			t.Fatalf("denial %d: %+v, holds %d, want %d", i, d, s.Stats().Keys, want)
+		}
+	}
+	for range 200 { // where there is no room they are denied all the same
+		if d := ask(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
+			t.Fatal(d)
+		}
+	}
+	if n := s.Stats().Keys; n > 100 {
+		t.Errorf("holds %d, want at most 100", n)
+	}
+	clock.Set(storetest.Start + 2*algorithms.Second)
+	if s.Sweep(); s.Stats().Keys != 0 {
+		t.Errorf("holds %d, want 0", s.Stats().Keys)
+	}
+}
+
 func TestGivingBackToUnseenBucketsTakesNoRoom(t *testing.T) {
 	_, s := at(10)
 	for i := range 100 {

@@ -22,15 +22,21 @@ type entry struct {
 	value int64
 	prev  int64
 	at    algorithms.Micros
-	log   *[]algorithms.Micros // sliding log only
+	more  *more
 	hash  uint32
 	owner uint32
 }
 
+// more is what few buckets have.
+type more struct {
+	log     []algorithms.Micros // of a sliding log
+	denials *algorithms.Denials // of a limit with a penalty
+}
+
 func (e *entry) state() algorithms.State {
 	s := algorithms.State{By: e.by, Value: e.value, Prev: e.prev, At: e.at}
-	if e.log != nil {
-		s.Log = *e.log
+	if e.more != nil {
+		s.Log, s.Denials = e.more.log, e.more.denials
 	}
 	return s
 }
@@ -38,21 +44,30 @@ func (e *entry) state() algorithms.State {
 func (e *entry) set(s algorithms.State) {
 	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
 	switch {
-	case len(s.Log) == 0:
-		e.log = nil
-	case e.log != nil:
-		*e.log = s.Log
+	case len(s.Log) == 0 && s.Denials == nil:
+		e.more = nil
+	case e.more != nil:
+		e.more.log, e.more.denials = s.Log, s.Denials
 	default:
-		log := s.Log
-		e.log = &log
+		e.more = &more{s.Log, s.Denials}
 	}
 }
 
-func (e *entry) logLen() int {
-	if e.log == nil {
+// extra is the room that s takes beyond that of a bucket.
+func extra(s algorithms.State) int {
+	n := len(s.Log)
+	if s.Denials != nil {
+		n += 1 + len(s.Denials.Times)
+	}
+	return n
+}
+
+// extra is the room that e takes beyond that of a bucket.
+func (e *entry) extra() int {
+	if e.more == nil {
 		return 0
 	}
-	return len(*e.log)
+	return extra(e.state())
 }
 
 // slot is the part of a hash that the index is built on; the stripe was chosen by the rest.

@@ -106,6 +106,33 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	}
 }
 
+// What is remembered of denials lives until it is forgotten, and takes its key along.
+func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
+	for i, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.SlidingLog} {
+		limit, err := algorithms.Compile(algorithms.Spec{
+			Kind: kind, Rate: 1, Period: 10 * algorithms.Second,
+			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 1000 * algorithms.Second},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d [1]backend.Decision
+		key := []byte{byte('a' + i)}
+		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
+			s.Take(t.Context(), []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
+			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
+				t.Fatal(err, d)
+			}
+			if most := max(least, 10*time.Second); left < least-time.Second || left > most+most/8+2*time.Millisecond {
+				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)
+			}
+		}
+	}
+}
+
 func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
 	server := redistest.Start(t)
 	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)

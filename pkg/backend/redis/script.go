@@ -157,7 +157,7 @@ func (t *trip) near(now algorithms.Micros) {
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
 	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil} {
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0} {
 		if set {
 			flags += float64(int(1) << i)
 		}
@@ -165,6 +165,9 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	dst = doubles(dst, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
 		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
 		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
+	if p := l.Penalty; p.After > 0 {
+		dst = doubles(dst, float64(p.After), float64(p.For), float64(p.Max))
+	}
 	if c := l.Calendar; c != nil {
 		first := c.Window(now) - 2
 		// As many bits of a hash as a double holds tell calendars apart.
@@ -264,28 +267,38 @@ func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Dec
 			*span = 0
 		}
 	}
+	d.RetryAfter = max(d.RetryAfter, d.Blocked)
 }
 
 // decode reads the answer to one charge.
 func decode(text string) backend.Decision {
-	return backend.Decision{Decision: algorithms.Decision{
+	d := backend.Decision{Decision: algorithms.Decision{
 		Allowed: text[0]&1 != 0, Never: text[0]&2 != 0,
 		Value: number(text[1:]), Remaining: number(text[9:]),
-		RetryAfter: moment(text[17:]), ResetAfter: moment(text[25:]), Wait: moment(text[33:]),
+		RetryAfter: moment(text[17:]), ResetAfter: moment(text[25:]),
 	}}
+	if last := moment(text[33:]); text[0]&32 != 0 {
+		d.Blocked = last
+	} else {
+		d.Wait = last
+	}
+	return d
 }
 
 // encode is the answer that decode reads.
 func encode(dst []byte, d *backend.Decision) []byte {
-	flags := byte(0)
+	flags, last := byte(0), d.Wait
 	if d.Allowed {
 		flags++
 	}
 	if d.Never {
 		flags += 2
 	}
+	if d.Blocked > 0 {
+		flags, last = flags+32, d.Blocked
+	}
 	return doubles(append(dst, flags), float64(d.Value), float64(d.Remaining),
-		float64(d.RetryAfter), float64(d.ResetAfter), float64(d.Wait))
+		float64(d.RetryAfter), float64(d.ResetAfter), float64(last))
 }
 
 // number is the whole number that text starts with, as a double.

@@ -6,12 +6,13 @@
 -- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
 -- ARGV[2]  the limits, 14 doubles each, and of a calendar 8 more: its number, that of the first window,
--- the longest a window can be, and the starts of five windows
+-- the longest a window can be, and the starts of five windows; of one with a penalty 3 more before these
 -- ARGV[3]  the charges, 64 bytes each: 8 doubles; a run of equal group is taken together or not at all.
 -- One of limit 0 heads a group that is taken once: the key is that of its record, the cost how many
 -- ms it is remembered, and the last 32 bytes tell what is asked
 -- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
--- flag 16 the three times are counted in windows of a calendar. Nothing but the time: it is not among the windows
+-- flag 16 the three times are counted in windows of a calendar, and with flag 32 the last of them is for
+-- how long a penalty blocks the bucket, in us. Nothing but the time: it is not among the windows
 -- given, and nothing is charged
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
@@ -92,18 +93,26 @@ local function fresh(l, t, log)
 end
 
 -- A log is a list of times, oldest first. It is read where it must be and written at the end:
--- first units at the head are gone, those after stored are cut, and added ones follow.
+-- first units at the head are gone, those after stored are cut, and added ones follow. What is
+-- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
 local function log_load(key)
   local n = call('LLEN', key)
-  return { key = key, listed = n, stored = n, first = 0, added = {} }
+  local oldest = n > 0 and call('LINDEX', key, 0)
+  local head = oldest and byte(oldest) == 100 and 1 or 0
+  n = n - head
+  return {
+    key = key, listed = n, stored = n, first = 0, added = {},
+    head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
+  }
 end
 
 local function log_size(log) return log.stored + #log.added - log.first end
 
 local function log_at(log, i)
   i = i + log.first
-  if i <= log.stored then return tonumber(call('LINDEX', log.key, i - 1)) end
-  return log.added[i - log.stored]
+  if i > log.stored then return log.added[i - log.stored] end
+  if i == 1 and log.oldest then return tonumber(log.oldest) end
+  return tonumber(call('LINDEX', log.key, log.head + i - 1))
 end
 
 -- log_clamp makes units that lie ahead of t units of t.
@@ -119,21 +128,29 @@ local function log_cut(log, n)
   log.stored = log.stored - max(0, n - added)
 end
 
-local function log_write(log, ttl)
-  if log_size(log) == 0 then
-    if log.listed > 0 then call('DEL', log.key) end
-    return
+-- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
+-- wherever something is added.
+local function log_write(log, ttl, denials)
+  local key, head = log.key, denials and 1 or 0
+  if denials and log.head == 0 then
+    call('LPUSH', key, denials)
+  elseif denials and denials ~= log.denials then
+    call('LSET', key, 0, denials)
+  elseif log.head > head then
+    call('LPOP', key)
   end
-  if log.stored == 0 then
-    if log.listed > 0 then call('DEL', log.key) end
-  elseif log.stored < log.listed then
-    call('LTRIM', log.key, 0, log.stored - 1)
+  if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
+  if log.stored < log.listed then
+    if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
   end
   for i = 1, #log.added, 1000 do
-    call('RPUSH', log.key, unpack(log.added, i, min(i + 999, #log.added)))
+    call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
   end
-  if log.first > 0 then call('LTRIM', log.key, log.first, -1) end
-  call('PEXPIRE', log.key, ttl)
+  if log.first > 0 then
+    call('LTRIM', key, log.first, -1)
+    if denials then call('LSET', key, 0, denials) end
+  end
+  if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
 end
 
 -- windows_to_full is how many window starts fill a bucket that holds value.
@@ -272,7 +289,7 @@ local function begin(l, phase, s, t)
   if s.by ~= l then
     if same_scale(l, phase, s.by) then s.by = l else s = convert(l, phase, s, at) end
   end
-  if l.initial < l.capacity and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
+  if l.initial < l.capacity and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
     return fresh(l, at), at, false
   end
   return s, at, true
@@ -511,11 +528,13 @@ local function take_log(l, s, t, a, d, look)
   return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0, reset = 0 }
 end
 
--- algorithms.go: Take -----------------------------------------------------------------------------
+-- algorithms.go: take -----------------------------------------------------------------------------
 
--- take answers a in d (allowed, never, remaining, retry, reset, wait) and returns the next state.
+-- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
+-- state, whatever was denied before.
 local function take(l, phase, s, a, d, look)
   d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
+  d.blocked = 0
   if l.rate == 0 then
     d.allowed, d.never = a.cost <= 0, a.cost > 0
     return s
@@ -542,11 +561,136 @@ local function take(l, phase, s, a, d, look)
   return keep(l, s, kept, seen, look)
 end
 
+-- penalty.go --------------------------------------------------------------------------------------
+
+-- Denials are the times of those since the last block, oldest first, how many blocks there were in a
+-- row, and until when the last is. They are made anew, never changed.
+
+-- block is how long the k-th block in a row lasts.
+local function block(l, k)
+  local span = l.block
+  while k > 1 and span < l.longest_block do
+    span, k = min(2 * span, l.longest_block), k - 1
+  end
+  return span
+end
+
+-- with is s with other denials.
+local function with(s, denials)
+  if not s or s.denials == denials then return s end
+  return {
+    by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase, reset = s.reset,
+    window = s.window, next = s.next, denials = denials,
+  }
+end
+
+-- seen tells whether s has a clock.
+local function seen_at(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
+
+-- forgotten_at is when nothing of denials counts any more.
+local function forgotten_at(l, denials)
+  local n, at = #denials, 0
+  if n > 0 then at = denials[n] + l.period * l.tick end
+  if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
+  return at
+end
+
+-- denials_at is what still counts, now, of the denials that s has; nil: nothing.
+local function denials_at(l, s)
+  local was = s and s.denials
+  if not was or l.after == 0 then return nil end
+  local n, last = #was, was.till - block(l, was.blocks)
+  if n > 0 then last = max(last, was[n]) end
+  if seen_at(l, s) then last = max(last, s.at) end
+  local back = last - now
+  if back > STEP_BACK then
+    local moved = { blocks = was.blocks, till = was.till - back }
+    for i = 1, n do moved[i] = was[i] - back end
+    was = moved
+  end
+  if now >= forgotten_at(l, was) then return nil end
+  return was
+end
+
+-- counted is what is remembered of denials after one at time t.
+local function counted(l, was, t)
+  local d = { blocks = 0, till = 0 }
+  if was then
+    if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
+    local before = t - l.period * l.tick
+    for i = 1, #was do
+      if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
+    end
+    if #d > 0 then t = max(t, d[#d]) end
+  end
+  if #d + 1 < l.after then
+    d[#d + 1] = t
+    return d
+  end
+  local blocks = d.blocks
+  if blocks == 0 or block(l, blocks) < l.longest_block then blocks = blocks + 1 end
+  return { blocks = blocks, till = t + block(l, blocks) }
+end
+
+local function time_of(l, s)
+  if seen_at(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
+  return now
+end
+
 -- kept_of is what remains of s when it is denied for a reason outside this bucket.
 local function kept_of(l, phase, s, a)
   if l.rate == 0 then return s end
-  local kept, _, seen = begin(l, phase, s, now)
-  return keep(l, s, kept, seen, a.look)
+  local is = with(s, denials_at(l, s))
+  local kept, _, seen = begin(l, phase, is, now)
+  kept = keep(l, is, kept, seen, a.look)
+  if a.look and kept == is then return s end
+  return with(kept, is and is.denials)
+end
+
+-- take_blocked answers a of s, which is blocked until till.
+local function take_blocked(l, phase, s, till, a, d)
+  take(l, phase, s, a, d, true)
+  if d.never then return end
+  local own = d.retry
+  take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
+  d.allowed, d.wait, d.blocked = false, 0, till - now
+  d.retry = l.edges and own or max(own, d.blocked)
+end
+
+-- take_counted is take where denials count, or did under other numbers.
+local function take_counted(l, phase, s, a, d, look)
+  if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
+  local denials = denials_at(l, s)
+  local at, is = time_of(l, s), with(s, denials)
+  if denials and a.cost >= 0 and at < denials.till then
+    take_blocked(l, phase, is, denials.till, a, d)
+    if d.never or look then return s end
+    return kept_of(l, phase, s, a)
+  end
+  local next = take(l, phase, is, a, d, look)
+  if look or (d.never and not l.takes_denied) then return next == is and s or next end
+  if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
+    denials = counted(l, denials, at)
+    if at < denials.till then
+      d.blocked = denials.till - now
+      if not l.edges then d.retry = max(d.retry, d.blocked) end
+    end
+  end
+  return with(next, denials)
+end
+
+-- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
+local function pack_denials(denials)
+  local parts = { pack('<dd', denials.blocks, denials.till) }
+  for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
+  return table.concat(parts)
+end
+
+local function unpack_denials(b, at)
+  local d = {}
+  d.blocks, d.till, at = unpack_at('<dd', b, at)
+  while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
+  return d
 end
 
 -- The buckets -------------------------------------------------------------------------------------
@@ -569,8 +713,9 @@ local function load(k, l, phase)
     local log = log_load(names[k])
     local n = log_size(log)
     s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
+    if log.denials then s.denials = unpack_denials(log.denials, 2) end
   else
-    local b
+    local b, last
     if stored then b = stored[k] else b = call('GET', names[k]) end
     if not b then
       state[k] = false
@@ -578,33 +723,39 @@ local function load(k, l, phase)
     end
     local tick = byte(b) == 1 and 1000 or 1
     if byte(b) == 2 then
-      local value, at, rate, capacity, calendar, window, next = unpack_at('<ddddddd', b, 2)
+      local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
+      last = pos
       s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
       if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
         s.by = { tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar }
       end
     elseif l.kind == WINDOW then
-      local value, at, rate, period, capacity, old = unpack_at('<dddddd', b, 2)
+      local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
+      last = pos
       s = { by = l, value = value, prev = 0, at = at }
       if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
         s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
       end
     elseif l.kind == SLIDING then
-      local value, prev, at = unpack_at('<ddd', b, 2)
+      local value, prev, at, pos = unpack_at('<ddd', b, 2)
+      last = pos
       s = { by = l, value = value, prev = prev, at = at }
     elseif l.kind == GUARANTEED then
-      local value, prev, at, p, q, v, p1, v1 = unpack_at('<dddddddd', b, 2)
+      local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
+      last = pos
       s = { by = l, value = value, prev = prev, at = at }
       if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
         s.by = { tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
       end
     else
-      local value, at, p, q, v = unpack_at('<ddddd', b, 2)
+      local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
+      last = pos
       s = { by = l, value = value, prev = 0, at = at }
       if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
         s.by = { tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
       end
     end
+    if last <= #b then s.denials = unpack_denials(b, last) end
   end
   state[k] = s
   return s
@@ -639,9 +790,11 @@ local function save(k)
   local l = s.by
   local ttl = floor((l.edges and calendar_time(l, s.reset) or s.reset) / 1000) + 2
   if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
+  if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
   if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
   ttl = lifetime(ttl)
   local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
+  local tail = s.denials and pack_denials(s.denials)
   if kind == TOKEN or kind == LEAKY then
     b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
   elseif l.edges then
@@ -653,8 +806,9 @@ local function save(k)
   elseif kind == GUARANTEED then
     b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
   else
-    return log_write(s.log, ttl)
+    return log_write(s.log, ttl, tail and 'd' .. tail)
   end
+  if tail then b = b .. tail end
   call('PSETEX', names[k], ttl, b)
 end
 
@@ -668,7 +822,7 @@ end
 -- together.go -------------------------------------------------------------------------------------
 
 local function take_one(c)
-  remember(c, take(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
+  remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
 end
 
 -- take_all charges all of charges[first..last] or none of them.
@@ -676,21 +830,21 @@ local function take_all(charges, first, last)
   local all, never = true, false
   for i = first, last do
     local c = charges[i]
-    take(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
+    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
     all = all and c.allowed
     never = never or (c.never and not c.limit.takes_denied)
   end
   for i = first, last do
     local c = charges[i]
     local l = c.limit
-    if all or l.charges_denied then
+    if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
       take_one(c)
     elseif not never then
       remember(c, kept_of(l, c.phase, state[c.key], c))
     end
     if not all and c.allowed and not l.charges_denied then
       local is = {}
-      take(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
+      take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
       c.value, c.remaining, c.reset, c.wait = is.value, is.remaining, is.reset, 0
     end
   end
@@ -708,6 +862,8 @@ while at <= #ARGV[2] do
   l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
   l.per_request = floor(flags / 4) % 2 == 1
   l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+  l.after = 0
+  if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
   if floor(flags / 8) % 2 == 1 then
     local e = {}
     l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
@@ -737,7 +893,8 @@ local answers, n = { pack('<d', now) }, 1
 local function answer(c)
   n = n + 1
   local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.limit.edges and 16 or 0)
-  answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.wait)
+    + (c.blocked > 0 and 32 or 0)
+  answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.blocked > 0 and c.blocked or c.wait)
 end
 
 -- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the

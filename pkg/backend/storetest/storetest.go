@@ -73,10 +73,18 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		}
 		ask(t, store, a, 3, true, 0, 0)
 	})
+	t.Run("denials block, and longer each time", func(t *testing.T) {
+		clock, store := start(t)
+		blocks(t, clock, store)
+	})
 	t.Run("random traces equal the core", func(t *testing.T) {
 		clock, store := start(t)
+		blocked := 0
 		for seed := range uint64(20) {
-			traces(t, seed, clock, store)
+			blocked += traces(t, seed, clock, store)
+		}
+		if blocked < 100 {
+			t.Errorf("%d answers were of blocked buckets: too few to tell", blocked)
 		}
 	})
 	t.Run("a bucket that is reset is as one never seen", func(t *testing.T) {
@@ -181,6 +189,50 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 	c.Key, c.Lease = []byte("asked until it denies"), lease
 	if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
 		t.Errorf("admitted %d of %d asked, limit %d, of which %d may be held back", n, 2*most, most, slack)
+	}
+}
+
+// blocks has buckets of several kinds denied twice in a row, which blocks them for a minute, then for
+// two, then for three, the longest; three minutes after the last block that is forgotten.
+func blocks(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	const minute = 60 * algorithms.Second
+	penalty := &algorithms.Penalty{After: 2, For: minute, Max: 3 * minute}
+	for i, spec := range []algorithms.Spec{
+		{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Penalty: penalty},
+		{Kind: algorithms.SlidingLog, Rate: 1, Period: algorithms.Second, Penalty: penalty},
+		{Kind: algorithms.FixedWindow, Rate: 1, Calendar: calendars[0], Penalty: penalty},
+	} {
+		bucket := charge(spec)
+		bucket.Key = fmt.Appendf(nil, "blocked %d", i)
+		now := clock.Now()
+		want := func(allowed bool, blocked algorithms.Micros) {
+			t.Helper()
+			d := take(store, bucket)[0]
+			if d.Err != nil || d.Allowed != allowed || d.Blocked != blocked || !allowed && d.RetryAfter < max(1, blocked) {
+				t.Fatalf("%+v, %d us later: got %+v, want allowed %v, blocked for %d", spec, clock.Now()-now, d, allowed, blocked)
+			}
+		}
+		for _, span := range []algorithms.Micros{minute, 2 * minute, 3 * minute, 3 * minute} {
+			if spec.Calendar == nil || span == minute { // one a day
+				want(true, 0)
+			}
+			want(false, 0)
+			want(false, span)
+			clock.Set(clock.Now() + span - 1)
+			want(false, 1)
+			clock.Set(clock.Now() + 1)
+		}
+		clock.Set(clock.Now() + 3*minute)
+		if spec.Calendar == nil {
+			want(true, 0)
+		}
+		want(false, 0)
+		want(false, minute)
+		bucket.Ask.Cost = -1
+		want(true, 0)
+		bucket.Ask.Cost = 0
+		want(false, minute)
 	}
 }
 
@@ -307,6 +359,15 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.SlidingLog, Rate: 6, Period: s},
 		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4)},
 		{Kind: algorithms.FixedWindow, Rate: 0, Period: s, Start: &epoch},
+		{Kind: algorithms.TokenBucket, Rate: 4, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 4 * s}},
+		{Kind: algorithms.FixedWindow, Rate: 3, Period: s, Capacity: n(5), Initial: n(1), Penalty: &algorithms.Penalty{After: 3, For: s / 2, Max: 3 * s}},
+		{Kind: algorithms.SlidingLog, Rate: 3, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 60 * s}},
+		{Kind: algorithms.FixedWindow, Rate: 4, Calendar: calendars[0], Penalty: &algorithms.Penalty{After: 2, For: s, Max: algorithms.Day}},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true, Penalty: &algorithms.Penalty{After: 1, For: s, Max: s}},
+		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000), Penalty: &algorithms.Penalty{After: 1, For: s, Max: 8 * s}},
+		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4), Penalty: &algorithms.Penalty{After: 3, For: s, Max: 2 * s}},
+		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
+		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
 		{Kind: algorithms.FixedWindow, Rate: 5, Calendar: calendars[0]},
 		{Kind: algorithms.FixedWindow, Rate: 4, Capacity: n(11), Initial: n(1), MaxReserved: n(30), Calendar: calendars[0]},
 	}
@@ -315,7 +376,8 @@ func Specs() []algorithms.Spec {
 // traces runs one random trace of batches, groups and single charges over a few buckets of every
 // kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
 // answer with a twin that is a map and package algorithms.
-func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
+// It returns how many answers were those of a bucket that is blocked.
+func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()
@@ -338,6 +400,9 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 		if i := rng.IntN(len(specs)); rng.IntN(20) == 0 && specs[i].Rate > 0 {
 			specs[i].Rate = 1 + rng.Int64N(30)
 			specs[i].Capacity, specs[i].Initial = nil, nil
+			if specs[i].Penalty = Specs()[i].Penalty; rng.IntN(3) == 0 {
+				specs[i].Penalty = nil
+			}
 			if specs[i].Kind == algorithms.FixedWindow && !specs[i].TakesDenied {
 				specs[i].Period, specs[i].Calendar = algorithms.Day, calendars[rng.IntN(len(calendars))]
 				if specs[i].Calendar != nil {
@@ -388,8 +453,12 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) {
 				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
 					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Ask, now, got, want[i])
 			}
+			if got.Blocked > 0 {
+				blocked++
+			}
 		}
 	}
+	return blocked
 }
 
 // twin is what a Store should be.
