@@ -2,6 +2,7 @@ package h2grpc
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -31,7 +32,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		c.out = c.out[:start] // nothing has been sent after all
 		c.table.tell, c.table.filled = tell, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
-		c.over(id, s)
+		c.over(s)
 		return
 	}
 	c.out = out
@@ -49,58 +50,90 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 			c.table.filled = false
 			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
 		}
-		c.getStuck(id, s, rest)
+		if s == nil {
+			s = &stream{id: id, ended: true}
+			c.streams[id] = s
+		}
+		c.getStuck(s, rest, plainBlocks.trailers)
 		return
 	}
 	c.out[data], c.out[data+1], c.out[data+2] = byte(n>>16), byte(n>>8), byte(n)
 	c.window -= int64(n)
 	c.out = append(appendFrame(c.out, len(use.trailers), http2.FrameHeaders,
 		http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, id), use.trailers...)
-	c.over(id, s)
+	c.over(s)
 }
 
-// over ends a stream on which all is said.
-func (c *conn) over(id uint32, s *stream) {
-	if s != nil {
-		s.state = coming // it waits for nothing
-		c.drop(s)
-	}
-}
-
-// getStuck keeps DATA that does not fit into the client's windows, or into one frame.
-func (c *conn) getStuck(id uint32, s *stream, rest []byte) {
+// over ends a stream on which all is said. One that needed no place of its own is nil.
+func (c *conn) over(s *stream) {
 	if s == nil {
-		s = &stream{id: id, ended: true}
-		c.streams[id] = s
+		return
 	}
-	s.state, s.rest = stuck, rest
-	c.stalled = append(c.stalled, s)
+	if s.state != stuck {
+		s.state = coming // it waits for nothing
+	}
+	c.drop(s)
+	if !s.ended { // the client need not go on
+		c.abort(s.id, http2.ErrCodeNo)
+	}
+}
+
+// getStuck keeps DATA that does not fit into the client's windows, or into one frame, and the trailers.
+func (c *conn) getStuck(s *stream, rest, tail []byte) {
+	if c.stuck += len(rest); c.stuck > maxStuck {
+		c.stuck -= len(rest)
+		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
+		return
+	}
+	s.state, s.rest, s.tail = stuck, rest, tail
+	c.enqueue(s)
 	c.push()
+}
+
+// enqueue has s, which is stuck, wait for the connection's window; it waits for its own by itself, for
+// else every increment would mean a look at all streams.
+func (c *conn) enqueue(s *stream) {
+	if !s.queued && (c.initial+s.window > 0 || len(s.rest) == 0) {
+		s.queued = true
+		c.stalled = append(c.stalled, s)
+	}
 }
 
 // push sends what the client's windows let through of what is stuck, the oldest first.
 func (c *conn) push() {
-	for i := 0; i < len(c.stalled) && c.window > 0; {
-		s := c.stalled[i]
-		for len(s.rest) > 0 {
-			n := min(int64(len(s.rest)), c.window, c.initial+s.window, maxFrame)
-			if n <= 0 {
-				break
-			}
+	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
+		s := c.stalled[0]
+		n := min(int64(len(s.rest)), c.window, c.initial+s.window, maxFrame)
+		if n > 0 {
 			c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), s.rest[:n]...)
 			s.rest = s.rest[n:]
 			c.window -= n
 			s.window -= n
+			c.stuck -= int(n)
 		}
-		if len(s.rest) > 0 {
-			i++
-			continue
+		switch {
+		case len(s.rest) == 0:
+			c.out = appendHeaders(c.out, s.id, true, append(c.table.appendSize(nil), s.tail...))
+			c.over(s)
+		case c.initial+s.window <= 0:
+			c.dequeue(s)
 		}
-		block := append(c.table.appendSize(nil), plainBlocks.trailers...)
-		c.out = appendHeaders(c.out, s.id, true, block)
-		c.over(s.id, s)
-		c.stalled = append(c.stalled[:i], c.stalled[i+1:]...)
 	}
+}
+
+// dequeue takes s out of those who wait for the connection's window.
+func (c *conn) dequeue(s *stream) {
+	if !s.queued {
+		return
+	}
+	s.queued = false
+	if c.stalled[0] == s {
+		c.stalled[0] = nil
+		c.stalled = c.stalled[1:]
+		return
+	}
+	at := slices.Index(c.stalled, s)
+	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
 // hold keeps the answer to request i of b back for d. c.mu is held.

@@ -129,13 +129,7 @@ func TestAnHPACKBomb(t *testing.T) {
 			for range 10_000 {
 				bomb = append(bomb, again...)
 			}
-			id := c.next
-			c.next += 2
-			n := min(len(bomb), maxFrame)
-			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: bomb[:n], EndHeaders: n == len(bomb)})
-			if bomb = bomb[n:]; len(bomb) > 0 {
-				_ = c.to.WriteContinuation(id, true, bomb)
-			}
+			id := c.open(bomb)
 			_ = c.to.WriteData(id, true, framed("m"))
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)

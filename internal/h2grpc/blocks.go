@@ -51,15 +51,15 @@ type table struct {
 	tell bool
 }
 
-// resize is for SETTINGS_HEADER_TABLE_SIZE.
+// resize is for SETTINGS_HEADER_TABLE_SIZE. A table that has become smaller stays so: the client must
+// hear of the least size there was (RFC 7541, 4.2), and two fields need no more.
 func (t *table) resize(size uint32) {
-	const most = 4096
-	was := t.size
-	if t.size = min(size, most); t.size < smallestSize {
-		t.size = 0
+	if size >= t.size {
+		return
 	}
-	if t.size != was {
-		t.tell, t.filled = true, t.filled && t.size > 0
+	t.size, t.tell = size, true
+	if size < smallestSize {
+		t.size, t.filled = 0, false
 	}
 }
 

@@ -39,10 +39,10 @@ type conn struct {
 	greeted bool   // from now on may be written
 	closed  bool   // nothing is read or written any more
 
-	window  int64 // what the client takes on the connection
-	initial int64 // and on a stream from its start
-	stalled []*stream
-	fresh   stream // the one opened last; only in streams when others come in between
+	window  int64     // what the client takes on the connection
+	initial int64     // and on a stream from its start
+	stalled []*stream // wait for window
+	fresh   stream    // the one opened last; only in streams when others come in between
 	streams map[uint32]*stream
 	last    uint32     // the greatest stream there has been
 	undead  int        // streams that were reset, but what they asked for is under way
@@ -51,6 +51,7 @@ type conn struct {
 	goneAt  int        // where in gone the next goes
 	// Bytes of requests that are not whole, and of those that wait for a flight.
 	buffered, boarded int
+	stuck             int // bytes of answers that the client's windows do not let through
 
 	flying  int       // flights under way
 	filling *flight   // takes requests; nil: none yet

@@ -54,7 +54,11 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 		case c.initial+s.window+n > math.MaxInt32:
 			c.abort(f.stream, http2.ErrCodeFlowControl)
 		default:
-			c.kept(s).window += n
+			s = c.kept(s)
+			s.window += n
+			if s.state == stuck {
+				c.enqueue(s)
+			}
 		}
 	}
 	c.push()
@@ -72,6 +76,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.settled = true
+	initial := c.initial
 	for ; len(payload) > 0; payload = payload[6:] {
 		s := http2.Setting{ID: http2.SettingID(binary.BigEndian.Uint16(payload)), Val: binary.BigEndian.Uint32(payload[2:])}
 		if err := s.Valid(); err != nil {
@@ -81,23 +86,31 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 			}
 			return &connError{code, "SETTINGS out of range"}
 		}
-		if s.ID == http2.SettingHeaderTableSize {
+		switch s.ID { //nolint:exhaustive // the others tell nothing
+		case http2.SettingHeaderTableSize:
 			c.answerReady() // in the order of what came
 			c.table.resize(s.Val)
+		case http2.SettingInitialWindowSize:
+			initial = int64(s.Val)
 		}
-		if s.ID == http2.SettingInitialWindowSize {
-			c.initial = int64(s.Val)
-			for _, s := range c.streams {
-				if c.initial+s.window > math.MaxInt32 {
-					return &connError{http2.ErrCodeFlowControl, "window too large"}
-				}
+	}
+	cost := 1
+	if initial != c.initial { // once a frame, however often it says so
+		c.initial = initial
+		cost += len(c.streams) / streamsLookedAt
+		for _, s := range c.streams {
+			switch {
+			case c.initial+s.window > math.MaxInt32:
+				return &connError{http2.ErrCodeFlowControl, "window too large"}
+			case s.state == stuck:
+				c.enqueue(s)
 			}
 		}
 	}
 	c.out = appendFrame(c.out, 0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 	c.push()
 	c.changed.Broadcast()
-	return c.idle(1)
+	return c.idle(cost)
 }
 
 // drainPing asks whether the client has seen that the connection ends.

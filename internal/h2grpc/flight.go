@@ -45,8 +45,7 @@ func (c *conn) board(s *stream, message []byte, left time.Duration) {
 	s.state = waiting
 	f.riders = append(f.riders, r)
 	c.boarded += len(message)
-	c.buffered -= s.buffered
-	s.buffered, s.body = 0, nil
+	c.forgetBody(s)
 	c.wake(r.until)
 	if len(f.riders) >= maxBatch {
 		c.queue, c.filling = append(c.queue, f), nil

@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -191,13 +192,6 @@ func TestWhatIsUnusualIsHandedOver(t *testing.T) {
 				_ = c.to.WriteData(id, true, framed(""))
 				return id
 			},
-			"GET / 0": func() uint32 {
-				id := c.next
-				c.next += 2
-				_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true,
-					BlockFragment: c.encode(":method", "GET", ":scheme", "http", ":path", "/?x=1", "host", "a")})
-				return id
-			},
 			"POST " + path + " 7": func() uint32 { // compressed
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, []byte{1, 0, 0, 0, 2, 'a', 'b'})
@@ -227,7 +221,7 @@ func TestWhatIsUnusualIsHandedOver(t *testing.T) {
 			}
 			c.must("usual", "usual")
 		}
-		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a"))
+		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		long := 3 * streamWindow
 		go func() { // as much as the window lets through, again and again
 			for range long / 16_000 {
@@ -244,6 +238,42 @@ func TestWhatIsUnusualIsHandedOver(t *testing.T) {
 			t.Errorf("%s", r.data)
 		}
 	})
+}
+
+// TestWhatIsNotGRPCIsRefused once all of it has come, or more than it is worth to read.
+func TestWhatIsNotGRPCIsRefused(t *testing.T) {
+	ask := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
+	with := func(name, value string) []string {
+		list := slices.Clone(ask)
+		list[slices.Index(list, name)+1] = value
+		return list
+	}
+	for want, fields := range map[string][]string{
+		"405 13":   with(":method", "GET"),
+		"415 3":    with("content-type", "application/json"),
+		" 415 3":   with("content-type", "application/grpcx"),
+		"  415 3":  ask[:8],
+		"400 13":   append(slices.Clone(ask[:6]), "content-type", "application/grpc+proto"),
+		"431 8":    append(with(":path", "/other"), "x-long", strings.Repeat("x", maxHeaders)),
+		"200 0":    with("content-type", "application/grpc+proto"),
+		" 200 0":   with("content-type", "Application/gRPC;charset=utf-8"),
+		"  200 0":  append(slices.Clone(ask[:6]), "host", "a", "content-type", "application/grpc"),
+		"   200 0": with(":path", "/other"),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			id := c.open(c.encode(fields...))
+			_ = c.to.WriteData(id, false, framed("m"))
+			c.flush()
+			synctest.Wait()
+			_ = c.to.WriteData(id, true, nil)
+			c.flush()
+			r := c.answer(id)
+			if got := r.fields[":status"] + " " + r.fields["grpc-status"]; got != strings.TrimSpace(want) || r.reset != nil {
+				t.Errorf("%v: %+v, want %s", fields, r, want)
+			}
+		})
+	}
 }
 
 func TestTimeouts(t *testing.T) {

@@ -216,7 +216,12 @@ func (c *client) encode(list ...string) []byte {
 func (c *client) open(block []byte) uint32 {
 	id := c.next
 	c.next += 2
-	_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block, EndHeaders: true})
+	n := min(len(block), maxFrame)
+	_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block[:n], EndHeaders: n == len(block)})
+	for block = block[n:]; len(block) > 0; block = block[n:] {
+		n = min(len(block), maxFrame)
+		_ = c.to.WriteContinuation(id, n == len(block), block[:n])
+	}
 	return id
 }
 

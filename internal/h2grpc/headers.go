@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"bytes"
 	"math"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -22,9 +23,24 @@ type head struct {
 	malformed bool
 	// tooLong: there are more fields than maxHeaders lets through; only their effect on hpack is left.
 	tooLong bool
-	// noAuthority: there is neither an :authority nor a host; what is gRPC must have one.
-	noAuthority bool
+	// refusal is the answer to what is not gRPC; nil: it is.
+	refusal *refusal
 }
+
+// refusal is an answer that does without the rest of a request.
+type refusal struct {
+	httpStatus int
+	status     Status
+}
+
+// What grpc-go answers, but for the client's bytes, which are not echoed.
+var (
+	refusedLength    = &refusal{http.StatusRequestHeaderFieldsTooLarge, Status{8, "header list too long"}}
+	refusedType      = &refusal{http.StatusUnsupportedMediaType, Status{3, "invalid gRPC request content-type"}}
+	refusedAuthority = &refusal{http.StatusBadRequest, Status{13, "no host or :authority header present"}}
+	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // has no body
+	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
+)
 
 // headReader decodes header blocks. Proxies send the same block again and again, for all of its
 // fields are in hpack's table by then: such a block is not decoded again.
@@ -100,7 +116,7 @@ func onlyReferences(block []byte) bool {
 // head reads the fields of a request.
 func (r *headReader) head() head {
 	h := head{length: -1, tooLong: r.tooLong}
-	var method, path, scheme, authority, host, contentType string
+	var method, path, scheme, authority, contentType string
 	var pseudo [4]int // how often each came
 	regular, usual, hosts := false, true, 0
 	for i := range r.fields {
@@ -142,18 +158,33 @@ func (r *headReader) head() head {
 			h.malformed = h.malformed || err != nil || h.length >= 0 && h.length != int64(n)
 			h.length = int64(n)
 		case "host":
-			host = f.Value
 			hosts++
 		}
 	}
-	_ = host
-	h.noAuthority = pseudo[3] == 0 && hosts == 0
 	connect := method == "CONNECT"
 	h.malformed = h.malformed || pseudo[0] != 1 || pseudo[3] > 1 || hosts > 1 ||
 		connect && (pseudo[1] != 0 || pseudo[2] != 0 || authority == "") ||
 		!connect && (pseudo[1] != 1 || pseudo[2] != 1 || path == "" || scheme == "" || path[0] != '/' && path != "*")
-	h.ours = usual && !h.malformed && method == "POST" && path == r.path && contentType == "application/grpc"
+	h.ours = usual && !h.malformed && method == http.MethodPost && path == r.path && contentType == typeField.Value
+	switch {
+	case h.tooLong:
+		h.refusal = refusedLength
+	case method == http.MethodHead:
+		h.refusal = refusedHead
+	case !isGRPC(contentType):
+		h.refusal = refusedType
+	case pseudo[3]+hosts == 0:
+		h.refusal = refusedAuthority
+	case method != http.MethodPost:
+		h.refusal = refusedMethod
+	}
 	return h
+}
+
+// isGRPC tells whether a content-type is one of gRPC's: application/grpc, +proto or ;charset after it.
+func isGRPC(contentType string) bool {
+	rest, is := strings.CutPrefix(strings.ToLower(contentType), typeField.Value)
+	return is && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
 // malformedTrailers: no pseudo field may be in them.

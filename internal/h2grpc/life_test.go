@@ -86,7 +86,7 @@ func TestStopIsBounded(t *testing.T) {
 		c := dial(t, l)
 		c.open(c.fields()) // never whole
 		c.flush()
-		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a"))
+		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		c.flush()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)

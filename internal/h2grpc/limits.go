@@ -30,6 +30,11 @@ const (
 	// maxBuffered bounds the bytes of requests that are not whole, or wait for their turn. One more that
 	// is not whole is denied.
 	maxBuffered = 2 * streamWindow
+	// maxStuck bounds the bytes of answers that the client's windows do not let through; one more is
+	// reset. maxOut comes before it where the client reads slowly.
+	maxStuck = 2 * streamWindow
+	// maxRefused is how much of a request that is not gRPC is read before it is answered.
+	maxRefused = 64 << 10
 	// maxOut is how much may wait to be written before nothing more is read.
 	maxOut = 256 << 10
 
@@ -40,6 +45,8 @@ const (
 	// connection ends then. They are resets, settings, priorities, window updates, empty frames, and
 	// frames of streams that are over. Each costs some 100 ns.
 	calm = 10_000
+	// streamsLookedAt is how many streams a frame that concerns all may concern to count for one more.
+	streamsLookedAt = 64
 	// otherReset is what the reset of a stream that was handed over counts for.
 	otherReset = 50
 

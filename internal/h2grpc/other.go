@@ -88,9 +88,7 @@ func (c *conn) handOverBody(s *stream) error {
 		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
 	}
 	got := s.body
-	s.body = nil
-	c.buffered -= s.buffered
-	s.buffered = 0
+	c.forgetBody(s)
 	ended := s.ended
 	s.ended = false
 	if err := c.handOver(s, fields); err != nil || s.state != handed {
@@ -239,11 +237,7 @@ func (w *responseWriter) headers(block []byte, end bool) {
 	}
 	c.out = appendHeaders(c.out, s.id, end, append(c.table.appendSize(nil), block...))
 	if end {
-		s.state = coming
-		c.drop(s)
-		if !s.ended {
-			c.abort(s.id, http2.ErrCodeNo)
-		}
+		c.over(s)
 	}
 	c.flush()
 }
@@ -298,11 +292,7 @@ func (w *responseWriter) finish() {
 	c.mu.Lock()
 	if c.streams[s.id] == s && !c.closed {
 		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
-		s.state = coming
-		c.drop(s)
-		if !s.ended {
-			c.abort(s.id, http2.ErrCodeNo)
-		}
+		c.over(s)
 	}
 	c.flush()
 }

@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"context"
 	"encoding/binary"
+	"strconv"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -24,7 +25,10 @@ type stream struct {
 	buffered int  // bytes counted in conn.buffered
 
 	rest []byte // DATA that the client does not take yet
-	stop func() // of an answer that is held
+	tail []byte // the trailers behind it
+	// queued: in conn.stalled.
+	queued bool
+	stop   func() // of an answer that is held
 	// other is set where the stream is handed over.
 	other *other
 }
@@ -81,12 +85,8 @@ func (c *conn) drop(s *stream) {
 	case handed:
 		s.other.end(context.Canceled)
 	case stuck:
-		for i, have := range c.stalled {
-			if have == s {
-				c.stalled = append(c.stalled[:i], c.stalled[i+1:]...)
-				break
-			}
-		}
+		c.stuck -= len(s.rest)
+		c.dequeue(s)
 	case coming:
 	}
 }
@@ -205,10 +205,9 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	switch {
 	case h.tooLong && h.ours:
 		c.denyUnread(&c.fresh)
-	case h.tooLong:
-		return c.refuse(431, &Status{8, "header list too long"})
-	case h.noAuthority:
-		return c.refuse(400, &Status{13, "no host or :authority header present"})
+	case h.refusal != nil && end:
+		return c.refuse(&c.fresh)
+	case h.refusal != nil: // once the rest has come: it may be malformed
 	case !h.ours:
 		return c.handOver(c.park(), c.heads.fields)
 	case end: // a request without a message
@@ -217,26 +216,29 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	return nil
 }
 
-// refuse answers the stream opened last with a status, without looking at the rest of it.
-func (c *conn) refuse(httpStatus int, s *Status) error {
-	id, ended := c.fresh.id, c.fresh.ended
-	c.drop(&c.fresh)
-	c.out = c.table.appendFailure(c.out, id, httpStatus, s)
-	if !ended {
-		c.abort(id, http2.ErrCodeNo)
-	}
+// refuse answers what is not gRPC, in words that are not only for gRPC clients.
+func (c *conn) refuse(s *stream) error {
+	s = c.kept(s)
+	r := s.head.refusal
+	block := c.table.appendSize(nil)
+	block = appendField(block, ":status", strconv.Itoa(r.httpStatus))
+	block = appendField(block, typeField.Name, "text/plain")
+	c.out = appendHeaders(c.out, s.id, false, block)
+	c.getStuck(s, []byte(r.status.Message), appendField(nil, statusField.Name, strconv.Itoa(int(r.status.Code))))
 	return c.idle(1)
 }
 
 // denyUnread answers what is too much to be looked at.
 func (c *conn) denyUnread(s *stream) {
-	id, ended := s.id, s.ended
-	c.drop(s)
-	c.respond(id, nil, func(b []byte) ([]byte, *Status) { return append(b, c.server.config.Method.Denial()...), nil })
-	if !ended {
-		c.out = appendReset(c.out, id, http2.ErrCodeNo)
-		c.forget(id)
-	}
+	s = c.kept(s)
+	c.forgetBody(s)
+	c.respond(s.id, s, func(b []byte) ([]byte, *Status) { return append(b, c.server.config.Method.Denial()...), nil })
+}
+
+// forgetBody lets go of what there is of a request.
+func (c *conn) forgetBody(s *stream) {
+	c.buffered -= s.buffered
+	s.buffered, s.body = 0, nil
 }
 
 // trailers handles a header block on a stream that is not new.
@@ -310,6 +312,14 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 
 // part handles data that is not the last of its stream.
 func (c *conn) part(s *stream, data []byte) error {
+	switch {
+	case s.state == stuck: // it is answered
+		return nil
+	case s.head.refusal != nil && s.length > maxRefused:
+		return c.refuse(s)
+	case s.head.refusal != nil:
+		return nil
+	}
 	if s.state != handed {
 		s.body = append(s.body, data...)
 		s.buffered += len(data)
@@ -338,6 +348,12 @@ func (c *conn) whole(s *stream, data []byte) error {
 	if s.head.length >= 0 && s.head.length != s.length {
 		c.abort(s.id, http2.ErrCodeProtocol)
 		return c.idle(1)
+	}
+	switch {
+	case s.state == stuck:
+		return nil
+	case s.head.refusal != nil:
+		return c.refuse(s)
 	}
 	if s.state == handed {
 		if len(data) > 0 {
@@ -428,8 +444,7 @@ func (c *conn) answerReady() {
 // answer answers request i of b, which s asked, where it had to be kept.
 func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time) {
 	if s != nil {
-		c.buffered -= s.buffered
-		s.buffered, s.body = 0, nil
+		c.forgetBody(s)
 	}
 	if d := b.Hold(i); d > 0 {
 		c.hold(id, s, b, i, arrived, d)
