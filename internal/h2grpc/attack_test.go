@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"net"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -291,6 +292,110 @@ func TestTooManyBytesThatAreNotWholeAreDenied(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// TestWindowsThatStayShutAreBounded: answers that the client has no room for are kept up to a bound, and
+// dropped with the streams that are reset.
+func TestWindowsThatStayShutAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		const size = 1 << 20
+		fit := maxStuck / (size + prefixLen)
+		for range fit {
+			c.ask("long " + strconv.Itoa(size))
+		}
+		over := c.ask("long " + strconv.Itoa(size))
+		c.flush()
+		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("%+v", r)
+		}
+		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
+		again := c.ask("long " + strconv.Itoa(size))
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		_ = c.to.WriteWindowUpdate(again, 1<<30)
+		c.flush()
+		if r := c.answer(again); len(r.message()) != size {
+			t.Errorf("%d bytes", len(r.message()))
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 2 * size})
+		c.flush()
+		for id := uint32(3); id < over; id += 2 {
+			if r := c.answer(id); len(r.message()) != size {
+				t.Errorf("%d: %d bytes", id, len(r.message()))
+			}
+		}
+	})
+}
+
+// TestFramesThatConcernAllStreamsCostMore: the more streams there are the fewer of them are taken.
+func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for range maxStreams / 2 {
+			c.open(c.fields())
+			if c.out.Len() > 1<<16 {
+				c.flush()
+			}
+		}
+		c.flush()
+		for i := range calm {
+			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: uint32(i)})
+		}
+		c.flush()
+		taken := 0
+		for {
+			f, err := c.read()
+			if err != nil {
+				t.Fatalf("not told why: %v", err)
+			}
+			if g, ok := f.(*http2.GoAwayFrame); ok {
+				if g.ErrCode != http2.ErrCodeEnhanceYourCalm {
+					t.Errorf("%v", g.ErrCode)
+				}
+				break
+			}
+			taken++
+		}
+		if most := 2 * calm * streamsLookedAt / (maxStreams / 2); taken > most {
+			t.Errorf("%d were taken", taken)
+		}
+	})
+}
+
+// TestADenialWaitsForTheWindow also where the rest of the request is still coming.
+func TestADenialWaitsForTheWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		id := c.open(c.fields("x-long", strings.Repeat("x", maxHeaders)))
+		refused := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "a"))
+		for range 1 + maxRefused/10_000 {
+			for _, id := range []uint32{id, refused} {
+				_ = c.to.WriteData(id, false, make([]byte, 10_000))
+			}
+		}
+		c.flush()
+		synctest.Wait()
+		if r := c.reply(id); r.ended || r.reset != nil {
+			t.Fatalf("%+v", r)
+		}
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000})
+		c.flush()
+		if r := c.answer(id); r.message() != "denied" || r.fields["grpc-status"] != "0" || !r.ended {
+			t.Errorf("%+v", r)
+		}
+		if r := c.answer(refused); r.fields[":status"] != "415" || !r.ended {
+			t.Errorf("%+v", r)
+		}
+		for c.reply(id).reset == nil || c.reply(refused).reset == nil { // the rest need not come
+			if _, err := c.read(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if *c.reply(id).reset != http2.ErrCodeNo || *c.reply(refused).reset != http2.ErrCodeNo {
+			t.Errorf("%v %v", c.reply(id).reset, c.reply(refused).reset)
+		}
+		c.must("m", "m")
 	})
 }
 
