@@ -2,8 +2,9 @@
 # install-tools.sh [lint|helm]: what the tests need, or the linter, or Helm 3 and 4; quick when all of it
 # is there.
 #
-# Envoy, Caddy, Traefik, Schemathesis and the linters go to .tools/, at the versions below, and nowhere
-# else. redis-server, redis-sentinel, nginx, haproxy and slowhttptest, what builds and runs the image
+# Envoy, Caddy, Traefik, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the versions below
+# and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
+# nghttp2's clients and curl, what builds and runs the image
 # (buildah, podman, runc), what reads completions and the manual page (zsh, fish, mandoc), and a C
 # compiler for the race detector, come from the distribution (Debian, Ubuntu) where they are missing;
 # their services are not started.
@@ -19,7 +20,7 @@ hadolint=2.15.1
 kubernetes_validate=1.37.0
 helm3=v3.22.0
 helm4=v4.3.1
-schemathesis=$(sed -n 's/^schemathesis==\([^ ]*\).*/\1/p' scripts/schemathesis.txt)
+h2spec=$(sed -n 's/.*summerwind.h2spec \(v[^ ]*\).*/\1/p' scripts/h2spec/go.mod)
 golangci=v2.15.0
 
 say() { echo "install-tools: $*"; }
@@ -45,6 +46,8 @@ from_distribution() {
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
   has slowhttptest || missing+=(slowhttptest)
+  has nghttp && has h2load || missing+=(nghttp2-client)
+  has curl || missing+=(curl)
   has buildah || missing+=(buildah)
   has podman || missing+=(podman)
   has runc || missing+=(runc)
@@ -55,7 +58,7 @@ from_distribution() {
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   has gcc || has clang || missing+=(gcc libc6-dev)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&
-    [ -e .tools/kubernetes-validate ] && [ -e ".tools/schemathesis-$schemathesis" ] ||
+    [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] ||
     python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
@@ -139,19 +142,31 @@ install_helm() {
   rmdir ".tools/$1"
 }
 
-# Schemathesis is a Python program of some thirty packages, for the Python that is here.
-install_schemathesis() {
-  local home=.tools/schemathesis-$schemathesis
+# install_python NAME PROGRAM CHECK…: what scripts/NAME.txt lists, for the Python that is here, and
+# .tools/bin/PROGRAM, which is a program of it or, where it has none, a Python that knows it.
+install_python() {
+  local name=$1 program=$2 version home run='"$@"'
+  shift 2
+  version=$(sed -n "s/^$name==\([^ ]*\).*/\1/p" "scripts/$name.txt")
+  home=.tools/$name-$version
   [ -e "$home" ] && return
-  say "Schemathesis $schemathesis"
-  rm -rf .tools/schemathesis-*
+  say "$name $version"
+  rm -rf ".tools/$name"-*
   quietly python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
-    --require-hashes --target "$home.part" -r scripts/schemathesis.txt
-  printf '#!/bin/sh\nhome=$(dirname "$0")/../%s\nPYTHONPATH=$home exec python3 "$home/bin/schemathesis" "$@"\n' \
-    "${home#.tools/}" >.tools/bin/schemathesis
-  chmod +x .tools/bin/schemathesis
+    --require-hashes --target "$home.part" -r "scripts/$name.txt"
+  [ -e "$home.part/bin/$program" ] && run="\"\$home/bin/$program\" $run"
+  printf '#!/bin/sh\nhome=$(dirname "$0")/../%s\nPYTHONPATH=$home exec python3 %s\n' \
+    "${home#.tools/}" "$run" >".tools/bin/$program"
+  chmod +x ".tools/bin/$program"
   mv "$home.part" "$home"
-  quietly .tools/bin/schemathesis --version
+  quietly ".tools/bin/$program" "$@"
+}
+
+# h2spec has no go.mod; ours says which modules it is built with.
+install_h2spec() {
+  [ -e .tools/bin/h2spec ] && go version -m .tools/bin/h2spec | grep -qF "$h2spec" && return
+  say "h2spec $h2spec"
+  GOFLAGS='' quietly go -C scripts/h2spec build -o "$PWD/.tools/bin/" github.com/summerwind/h2spec/cmd/h2spec
 }
 
 install_linter() {
@@ -168,7 +183,9 @@ traefik_bin=.tools/traefik-$traefik/bin/traefik
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate; install_schemathesis ;;
+  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate; install_h2spec
+    install_python schemathesis schemathesis --version
+    install_python grpcio python-grpcio -c 'import grpc' ;;
   lint) install_linter ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
   *) die "unknown: $1; usage: install-tools.sh [lint|helm]" ;;

@@ -73,7 +73,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
-		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: error unmarshalling request: %v", err)) // gRPC's own words
+		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // gRPC's own words
 		return
 	}
 	if is, err := b.server.refuse(&r.exchange); is {

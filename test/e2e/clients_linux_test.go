@@ -1,0 +1,198 @@
+package e2e
+
+import (
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+)
+
+const shouldRateLimit = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+const clientsLimits = `
+domain: clients
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1000000}}
+  - {key: once, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: thousand, rate_limit: {unit: day, requests_per_unit: 1000}}
+  - {key: held, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 5, max_delay: 10s}}
+`
+
+// asked is a sidecar that clients ask at a gRPC port.
+type asked struct {
+	*testing.T
+	addr   string // host:port
+	socket string // empty: TCP
+	ca     string // a file; empty: no TLS
+}
+
+// eachDoor runs a test for each engine, over TCP, over a Unix socket and with TLS.
+func eachDoor(t *testing.T, test func(asked)) {
+	t.Helper()
+	for _, engine := range []string{"fast", "grpc-go"} {
+		for _, kind := range []string{"tcp", "unix", "tls"} {
+			t.Run(engine+"/"+kind, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				config := filepath.Join(dir, "limits.yaml")
+				if err := os.WriteFile(config, []byte(clientsLimits), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				a := asked{T: t, addr: loopback() + ":8081"}
+				network, listen := "tcp", a.addr
+				args := []string{"serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine}
+				switch kind {
+				case "unix":
+					a.socket = filepath.Join(dir, "s")
+					network, listen = "unix", "unix://"+a.socket
+				case "tls":
+					certtest.New(t).Secret(t, dir, 2, "sidecar")
+					a.ca = dir + "/ca.crt"
+					args = append(args, "--tls-cert", dir+"/tls.crt", "--tls-key", dir+"/tls.key")
+				}
+				p := start(t, sidecarProgram, append(args, "--grpc-listen", listen)...)
+				awaitPort(t, p, network, strings.TrimPrefix(listen, "unix://"))
+				test(a)
+			})
+		}
+	}
+}
+
+// run runs a client to its end.
+func run(t *testing.T, program string, args ...string) (said string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %q: %v", program, args, err)
+	}
+	return string(out)
+}
+
+func TestPythonGRPC(t *testing.T) {
+	python := programPath(t, "PYTHON_GRPCIO", "python-grpcio")
+	const want = `once: OK OVER_LIMIT
+1500 at once: 1000 OK, 500 OVER_LIMIT
+gzip: OK
+deflate: UNIMPLEMENTED: grpc: Decompressor is not installed for grpc-encoding "deflate"
+long metadata: OK
+an answer of more than a frame: True
+held: OK OK
+held longer than its deadline: OK OVER_LIMIT
+not a message: INTERNAL: grpc: failed to unmarshal the received message: cannot parse RateLimitRequest
+no domain: UNKNOWN: rate limit domain must not be empty
+empty: UNKNOWN: rate limit domain must not be empty
+no such method: UNIMPLEMENTED: unknown method Nonsense for service envoy.service.ratelimit.v3.RateLimitService
+health: b'\x08\x01'
+watched health: b'\x08\x01'
+reflection: True
+still: OK
+connections: 1
+`
+	eachDoor(t, func(t asked) {
+		args := []string{"testdata/client.py", t.addr}
+		if t.socket != "" {
+			args[1] = "unix:" + t.socket
+		}
+		if t.ca != "" {
+			args = append(args, t.ca)
+		}
+		if said := run(t.T, python, args...); said != want {
+			t.Errorf("it heard\n%swant\n%s", said, want)
+		}
+	})
+}
+
+// question is a file with the body of a request.
+func question(t *testing.T, descriptor string) string {
+	t.Helper()
+	r := rlstest.Request("clients", rlstest.Descriptor(descriptor))
+	message, err := proto.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "question")
+	if err := os.WriteFile(file, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestNghttp2 asks with nghttp2's clients, one request and many.
+func TestNghttp2(t *testing.T) {
+	nghttp, h2load := programPath(t, "NGHTTP", "nghttp"), programPath(t, "H2LOAD", "h2load")
+	eachDoor(t, func(t asked) {
+		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
+		switch {
+		case t.socket != "":
+			t.Skip("they know no Unix sockets")
+		case t.ca != "":
+			url = "https://" + t.addr + shouldRateLimit
+		}
+		headers := []string{"-H", ":method: POST", "-H", "content-type: application/grpc", "-H", "te: trailers", "--data", file}
+		said := run(t.T, nghttp, append(headers, "--verbose", "--null-out", url)...)
+		for _, want := range []string{":status: 200", "content-type: application/grpc", "grpc-status: 0"} {
+			if !strings.Contains(said, want) {
+				t.Errorf("there is no %q in\n%s", want, said)
+			}
+		}
+		load := append(headers, "-n", "20000", "-c", "4", "-m", "100", url)
+		if said := run(t.T, h2load, load...); !strings.Contains(said, "20000 succeeded, 0 failed, 0 errored, 0 timeout") ||
+			!strings.Contains(said, "20000 2xx") {
+			t.Errorf("%s", said)
+		}
+	})
+}
+
+// TestCurl asks with curl, which shows what who tries the port by hand sees.
+func TestCurl(t *testing.T) {
+	curl := programPath(t, "CURL", "curl")
+	eachDoor(t, func(t asked) {
+		args := []string{"--silent", "--show-error", "--http2-prior-knowledge", "--dump-header", "-", "--output", t.TempDir() + "/answer"}
+		base := "http://" + t.addr
+		switch {
+		case t.socket != "":
+			args = append(args, "--unix-socket", t.socket)
+		case t.ca != "":
+			base = "https://sidecar"
+			args = append(args, "--cacert", t.ca, "--connect-to", "::"+t.addr)
+		}
+		file := question(t.T, "once=a")
+		for range 2 {
+			said := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
+			if !strings.HasPrefix(said, "HTTP/2 200") || !strings.Contains(said, "grpc-status: 0") {
+				t.Errorf("%s", said)
+			}
+		}
+		if said := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(said, "HTTP/2 4") {
+			t.Errorf("GET: %s", said)
+		}
+	})
+}
+
+// TestH2spec: each test of h2spec passes. They are run some times, for what passes by chance is no proof.
+func TestH2spec(t *testing.T) {
+	h2spec := programPath(t, "H2SPEC", "h2spec")
+	eachDoor(t, func(t asked) {
+		if strings.Contains(t.Name(), "grpc-go") || t.socket != "" {
+			t.Skip("not ours, or not to be reached")
+		}
+		host, port, _ := strings.Cut(t.addr, ":")
+		args := []string{"--strict", "--host", host, "--port", port, "--path", shouldRateLimit, "--timeout", "10"}
+		if t.ca != "" {
+			args = append(args, "--tls", "--insecure")
+		}
+		for range 5 {
+			if said := run(t.T, h2spec, args...); !strings.Contains(said, "146 tests, 146 passed, 0 skipped, 0 failed") {
+				_, failures, _ := strings.Cut(said, "Failures:")
+				t.Errorf("%s", failures)
+			}
+		}
+	})
+}
