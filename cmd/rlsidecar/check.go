@@ -4,14 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
 type checkCmd struct {
-	Paths  []string `arg:"" name:"path" help:"File, or folder of *.yaml files."`
-	Format string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	Paths    []string `arg:"" name:"path" help:"File, or folder of *.yaml files."`
+	Format   string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	RedisURL string   `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"That of the serve this is for, which is not asked: with redis+cluster://… limits of one descriptor are named that a cluster charges in several steps."`
 	configFlags
 }
 
@@ -32,7 +34,10 @@ func (c *checkCmd) Run(a *app) error {
 	if err := readable(c.Paths); err != nil {
 		return err
 	}
-	snapshot, problems := config.Load(c.Paths, c.options())
+	options := c.options()
+	scheme, _, _ := strings.Cut(c.RedisURL, "://")
+	options.Cluster = strings.HasSuffix(scheme, "+cluster")
+	snapshot, problems := config.Load(c.Paths, options)
 	var err error
 	if c.Format == "json" {
 		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // no problem is [], not null

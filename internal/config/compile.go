@@ -507,6 +507,9 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		c.paidAfterwards(l.place("overdraw"), &p)
 		c.use(d, one, way, node, &p, false, l.Replaces.value)
 	}
+	if c.o.Cluster {
+		c.warnSlots(one, way, node)
+	}
 }
 
 // paidAfterwards warns of what undoes a limit with overdraw that proxies ask for.

@@ -27,6 +27,8 @@ type Options struct {
 	OnFailure descriptors.OnFailure
 	// LocalShare goes with OnFailure local, where a limit does not say.
 	LocalShare float64
+	// Cluster warns of what a Redis Cluster cannot charge in one step.
+	Cluster bool
 }
 
 // File is one file's name and content.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -62,4 +63,25 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *descriptors.Polic
 		c.mistake(name.at, "hash_tag would split the buckets of limit %q: here entry %q is not among its values as it is at %s; use another limit, or \"hash_tag: domain\"",
 			name.value, d.tag.entry, l.used)
 	}
+}
+
+// warnSlots warns of limits of one descriptor that are taken together, but not in one slot.
+func (c *compiler) warnSlots(one *descriptor, way path, node *descriptors.Node) {
+	apart := 0
+	for _, p := range node.Policies {
+		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Slot == (descriptors.Slot{}) {
+			apart++
+		}
+	}
+	if apart < 2 {
+		return
+	}
+	add := `"hash_tag: domain"`
+	for _, s := range way {
+		if s.open() {
+			add = fmt.Sprintf(`"hash_tag: entry:%s"`, short(s.Key))
+			break
+		}
+	}
+	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, for each has a slot of its own; add %s to the domain", apart, add)
 }
