@@ -10,10 +10,12 @@ import (
 
 // Coalesce lets concurrent Takes ride in one Take of next: while Flights of them are under way,
 // those that come wait and go together with the next. Idle, a Take goes at once: no timer adds
-// latency. Groups stay apart, and each charge keeps its own Decision, so it is exact.
+// latency, and no other goroutine has a part in it. Groups stay apart, and each charge keeps its own
+// Decision, so it is exact.
 //
-// A Take that ends before it is sent is not sent. One that ends while it is under way answers
-// ErrUnavailable: whether it was charged is not known.
+// A Take that ends before it is sent is not sent. One whose time is over while it is under way answers
+// ErrUnavailable: whether it was charged is not known. One that is cancelled while it is under way by
+// itself, and has as long as Timeout, lasts until next has answered.
 func Coalesce(next Store, c CoalesceConfig) Store {
 	if c.Flights <= 0 {
 		c.Flights = 2
@@ -26,6 +28,7 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 	}
 	s := &coalescer{next: next, config: c}
 	s.riders.New = func() any { return &rider{done: make(chan struct{}, 1)} }
+	s.flights.New = func() any { return &flight{} }
 	return s
 }
 
@@ -43,9 +46,9 @@ type CoalesceConfig struct {
 }
 
 type coalescer struct {
-	next   Store
-	config CoalesceConfig
-	riders sync.Pool
+	next            Store
+	config          CoalesceConfig
+	riders, flights sync.Pool
 
 	mu      sync.Mutex
 	waiting []*rider // guarded by mu
@@ -71,6 +74,9 @@ const (
 func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Decision) {
 	if ctx.Err() != nil {
 		failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrUnavailable, ctx.Err()))
+		return
+	}
+	if s.flyAlone(ctx, charges, decisions) {
 		return
 	}
 	r := s.riders.Get().(*rider)
@@ -103,6 +109,43 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 	}
 }
 
+// flyAlone makes a flight of charges, here and now, if nobody waits, there is room for a flight, and its
+// time is not cut short by ctx. To be woken costs more than all else there is to a Take.
+func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []Decision) bool {
+	const short = 8 // a part of the time
+	until := time.Now().Add(s.config.Timeout)
+	switch end, ok := ctx.Deadline(); {
+	case s.config.Timeout <= 0, ok && end.Before(until.Add(-s.config.Timeout/short)):
+		return false
+	case ok && end.Before(until):
+		until = end
+	}
+	s.mu.Lock()
+	free := s.flying < s.config.Flights && len(s.waiting) == 0
+	if free {
+		s.flying++
+	}
+	s.mu.Unlock()
+	if !free {
+		return false
+	}
+	defer func() {
+		s.mu.Lock()
+		wanted := len(s.waiting) > 0
+		if !wanted {
+			s.flying--
+		}
+		s.mu.Unlock()
+		if wanted {
+			go s.fly()
+		}
+	}()
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	s.next.Take(ctx, charges, decisions)
+	return true
+}
+
 func (r *rider) board(charges []Charge) {
 	r.state.Store(waits)
 	r.charges = append(r.charges[:0], charges...)
@@ -131,8 +174,9 @@ type flight struct {
 
 // fly makes flights until nobody waits.
 func (s *coalescer) fly() {
-	var f flight
-	for s.load(&f) {
+	f := s.flights.Get().(*flight)
+	defer s.flights.Put(f)
+	for s.load(f) {
 		ctx, cancel := context.Background(), context.CancelFunc(func() {})
 		if s.config.Timeout > 0 {
 			ctx, cancel = context.WithTimeout(ctx, s.config.Timeout)
@@ -150,6 +194,7 @@ func (s *coalescer) fly() {
 // load fills f with those that wait, or, if there are none, ends the flight.
 func (s *coalescer) load(f *flight) bool {
 	clear(f.riders)
+	clear(f.charges) // limits of a configuration that is gone are not kept alive
 	f.riders, f.charges = f.riders[:0], f.charges[:0]
 	s.mu.Lock()
 	defer s.mu.Unlock()

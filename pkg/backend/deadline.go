@@ -59,20 +59,28 @@ type dueContext struct {
 	deadline        deadline
 
 	mu     sync.Mutex
-	armed  context.Context // guarded by mu
+	until  time.Time       // guarded by mu, as what follows; zero: nobody has looked
+	armed  context.Context // nil: nobody waits for it
 	cancel context.CancelFunc
 }
 
-// arm makes it. The time runs from then on: nothing has waited before.
+// due is when it ends. The time runs from when somebody looks: nothing has waited before. mu is held.
+func (c *dueContext) due() time.Time {
+	if c.until.IsZero() {
+		c.until = time.Now().Add(c.deadline.timeout)
+		if end, ok := c.Context.Deadline(); ok && end.Add(-c.deadline.margin).Before(c.until) {
+			c.until = end.Add(-c.deadline.margin)
+		}
+	}
+	return c.until
+}
+
+// arm makes the context that is waited for.
 func (c *dueContext) arm() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.armed == nil {
-		until := time.Now().Add(c.deadline.timeout)
-		if end, ok := c.Context.Deadline(); ok && end.Add(-c.deadline.margin).Before(until) {
-			until = end.Add(-c.deadline.margin)
-		}
-		c.armed, c.cancel = context.WithDeadline(c.Context, until)
+		c.armed, c.cancel = context.WithDeadline(c.Context, c.due())
 	}
 	return c.armed
 }
@@ -95,9 +103,28 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-func (c *dueContext) Deadline() (time.Time, bool) { return c.arm().Deadline() }
-func (c *dueContext) Done() <-chan struct{}       { return c.arm().Done() }
-func (c *dueContext) Err() error                  { return c.arm().Err() }
+func (c *dueContext) Deadline() (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.due(), true
+}
+
+func (c *dueContext) Done() <-chan struct{} { return c.arm().Done() }
+
+func (c *dueContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.armed != nil {
+		return c.armed.Err()
+	}
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	if !time.Now().Before(c.due()) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
 
 // Value is that of what has been made, so that contexts made of this one find it.
 func (c *dueContext) Value(key any) any {

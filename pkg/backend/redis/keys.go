@@ -19,14 +19,28 @@ type keys struct {
 // slots is how many a cluster has.
 const slots = 16384
 
+// append appends the name of c's bucket to dst.
+func (k keys) append(dst []byte, c *backend.Charge) []byte {
+	dst = append(append(dst, k.prefix...), '{')
+	if c.Slot != 0 {
+		dst = strconv.AppendUint(dst, c.Slot, 36)
+	}
+	return append(append(dst, '}'), c.Key...)
+}
+
+// slot is where c's bucket of that name lives.
+func (keys) slot(c *backend.Charge, name []byte) int {
+	if c.Slot != 0 {
+		var tag [16]byte
+		return slotOf(strconv.AppendUint(tag[:0], c.Slot, 36))
+	}
+	return slotOf(name)
+}
+
 // of is the name of c's bucket and the slot it lives in.
 func (k keys) of(c *backend.Charge) (key string, slot int) {
-	if c.Slot != 0 {
-		tag := strconv.FormatUint(c.Slot, 36)
-		return k.prefix + "{" + tag + "}" + string(c.Key), slotOf(tag)
-	}
-	key = k.prefix + "{}" + string(c.Key)
-	return key, slotOf(key)
+	name := k.append(nil, c)
+	return string(name), k.slot(c, name)
 }
 
 // record is the name of the record of c's group, which is taken once, where one step reaches both it
@@ -65,7 +79,7 @@ var tags = sync.OnceValue(func() []uint64 {
 
 // slotOf is the slot of a key without a tag, or of a tag: CRC16 (XMODEM) modulo 16384, as the Redis
 // cluster specification has it.
-func slotOf(s string) int {
+func slotOf[text string | []byte](s text) int {
 	crc := uint16(0)
 	for i := range len(s) {
 		crc = crc<<8 ^ crcTable[byte(crc>>8)^s[i]]

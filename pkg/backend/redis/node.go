@@ -52,16 +52,17 @@ type flight struct {
 	trips []*trip
 	used  int
 	cmds  []once
+	name  []byte
 }
 
-// trip returns room for one more trip.
-func (f *flight) trip(slot int) *trip {
+// trip returns room for one more trip, of so many charges at the most.
+func (f *flight) trip(slot, most int) *trip {
 	if f.used == len(f.trips) {
 		f.trips = append(f.trips, &trip{})
 	}
 	t := f.trips[f.used]
 	f.used++
-	t.reset()
+	t.reset(most)
 	t.slot = slot
 	return t
 }
@@ -89,7 +90,11 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
 	f.used = 0
 	for i := range charges {
-		key, slot := n.keys.of(&charges[i])
+		f.name = n.keys.append(f.name[:0], &charges[i])
+		slot := 0
+		if n.elsewhere != nil { // only a cluster has several
+			slot = n.keys.slot(&charges[i], f.name)
+		}
 		var t *trip
 		for _, have := range f.trips[:f.used] {
 			if have.slot == slot || !bySlot {
@@ -98,14 +103,14 @@ func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
 			}
 		}
 		if t == nil {
-			t = f.trip(slot)
+			t = f.trip(slot, len(charges))
 		}
-		t.slots = t.slots || t.slot != slot && n.elsewhere != nil
+		t.slots = t.slots || t.slot != slot
 		if starts := i == 0 || charges[i].Group != charges[i-1].Group; starts && charges[i].Once != nil {
 			group := charges[i:][:backend.GroupLen(charges[i:])]
-			t.head(group, n.keys.record(&charges[i], slot, n.elsewhere != nil))
+			t.head(group, []byte(n.keys.record(&charges[i], slot, n.elsewhere != nil)))
 		}
-		t.add(&charges[i], key, i)
+		t.add(&charges[i], f.name, i)
 	}
 	now := algorithms.Micros(0)
 	if n.now != nil {

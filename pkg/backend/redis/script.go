@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -40,12 +42,13 @@ func newScript(text string) script {
 // trip is one call of the script: the charges of it as the script takes them, and its answer. It is
 // reused.
 type trip struct {
-	slot    int   // of its first key
-	slots   bool  // it has keys of several, in a cluster
-	of      []int // the numbers of its charges in the Take; below 0: the head of so many, which are taken once
-	args    []any // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
-	keys    []string
-	index   map[string]int // key -> its number, from 1
+	slot    int      // of its first key
+	slots   bool     // it has keys of several, in a cluster
+	of      []int    // the numbers of its charges in the Take; below 0: the head of so many, which are taken once
+	args    []any    // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
+	names   []byte   // of the keys, one after the other
+	keys    []string // each a part of names
+	index   []uint32 // the number of a key, from 1, at its hash or after it; 0: none. Its length is a power of two
 	limits  []*algorithms.Limit
 	limitsB []byte
 	limitsI int // where in args they are
@@ -55,23 +58,24 @@ type trip struct {
 	err   error
 }
 
-// reset empties t.
-func (t *trip) reset() {
-	if t.index == nil {
-		t.index = map[string]int{}
-	}
+// reset empties t, to take so many charges at the most.
+func (t *trip) reset(most int) {
+	const perKey = 2 // places in index; a charge has a key, and may have a head with another
+	places := 1 << bits.Len(uint(2*perKey*most))
+	t.index = slices.Grow(t.index[:0], places)[:places]
 	clear(t.index)
 	clear(t.args)
 	clear(t.limits)
 	clear(t.keys)
-	t.args, t.of, t.keys, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], t.keys[:0], false
+	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
+	t.names, t.keys = t.names[:0], t.keys[:0]
 	t.limits, t.limitsB, t.charges = t.limits[:0], t.limitsB[:0], t.charges[:0]
 }
 
-// add appends c, the i-th charge of the Take.
-func (t *trip) add(c *backend.Charge, key string, i int) {
+// add appends c, the i-th charge of the Take; name is that of its key.
+func (t *trip) add(c *backend.Charge, name []byte, i int) {
 	t.of = append(t.of, i)
-	k := t.key(key)
+	k := t.key(name)
 	flags := 0.0
 	if c.Ask.Reserve {
 		flags++
@@ -90,11 +94,11 @@ func (t *trip) add(c *backend.Charge, key string, i int) {
 		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
 }
 
-// head appends the head of group, which is taken once; key is that of its record.
-func (t *trip) head(group []backend.Charge, key string) {
+// head appends the head of group, which is taken once; name is that of its record.
+func (t *trip) head(group []backend.Charge, name []byte) {
 	once := group[0].Once
 	t.of = append(t.of, -len(group))
-	t.charges = doubles(t.charges, float64(t.key(key)), 0, float64(group[0].Group), float64(lifetime(once)))
+	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(group[0].Group), float64(lifetime(once)))
 	t.charges = append(t.charges, once.Of[:]...)
 }
 
@@ -102,14 +106,20 @@ func (t *trip) head(group []backend.Charge, key string) {
 func lifetime(once *backend.Once) int64 { return int64(max(once.For, 1)+999) / 1000 }
 
 // key is the number of a key, from 1.
-func (t *trip) key(key string) int {
-	k, ok := t.index[key]
-	if !ok {
-		t.keys = append(t.keys, key)
-		k = len(t.keys)
-		t.index[key] = k
+func (t *trip) key(name []byte) int {
+	last := uint64(len(t.index) - 1)
+	at := xxhash.Sum64(name) & last
+	for ; t.index[at] != 0; at = (at + 1) & last {
+		if k := t.index[at]; t.keys[k-1] == string(name) {
+			return int(k)
+		}
 	}
-	return k
+	from := len(t.names)
+	t.names = append(t.names, name...)
+	own := t.names[from:]
+	t.keys = append(t.keys, unsafe.String(unsafe.SliceData(own), len(own))) // not written to again before reset
+	t.index[at] = uint32(len(t.keys))
+	return len(t.keys)
 }
 
 // limit is the number of l, from 1.
@@ -131,13 +141,13 @@ func (t *trip) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 		declared = 1
 	}
 	t.args[2] = declared
-	for _, key := range t.keys[:declared] {
-		t.args = append(t.args, key)
+	for i := range t.keys[:declared] {
+		t.args = append(t.args, &t.keys[i]) // a pointer, which needs no allocation
 	}
 	t.limitsI = len(t.args) + 1
 	t.args = append(t.args, doubles(nil, float64(now)), nil, t.charges)
-	for _, key := range t.keys[declared:] {
-		t.args = append(t.args, key)
+	for i := range t.keys[declared:] {
+		t.args = append(t.args, &t.keys[declared+i])
 	}
 	near := now
 	if near == 0 && slices.ContainsFunc(t.limits, func(l *algorithms.Limit) bool { return l.Calendar != nil }) {
