@@ -110,6 +110,7 @@ type limit struct {
 	MaxDelay    span      `key:"max_delay" form:"algorithm"`
 
 	TimeZone   zone         `key:"time_zone"`
+	Penalty    blocking     `key:"penalty"`
 	Name       text         `key:"name"`
 	Replaces   replacements `key:"replaces"`
 	Shadow     boolean      `key:"shadow_mode"`
@@ -128,6 +129,13 @@ type guaranteed struct {
 type lease struct {
 	Max share `key:"max"`
 	For span  `key:"for"`
+}
+
+// penalty blocks a bucket that is denied again and again.
+type penalty struct {
+	After whole `key:"after"`
+	For   span  `key:"for"`
+	Max   span  `key:"max"`
 }
 
 // replacement is one item of replaces.
@@ -184,6 +192,7 @@ type (
 
 	minimum        struct{ given[*guaranteed] }
 	loan           struct{ given[*lease] }
+	blocking       struct{ given[*penalty] }
 	metadata       struct{ given[map[string]any] }
 	oneLimit       struct{ given[*limit] }
 	limitList      struct{ given[[]*limit] } // a map or a list of maps
@@ -230,6 +239,7 @@ var levels = []*level{
 	newLevel[document]("the top level", "at the top level of the file"),
 	newLevel[guaranteed]("guaranteed", "inside guaranteed"),
 	newLevel[lease]("lease", "inside lease"),
+	newLevel[penalty]("penalty", "inside penalty"),
 	newLevel[replacement]("replaces", "in an item of replaces"),
 	newLevel[auth]("auth", "inside auth"),
 	newLevel[route]("a route", "in an item of routes"),

@@ -188,6 +188,9 @@ func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	default:
 		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
 	}
+	if p.Unlimited && l.Penalty.stated() {
+		c.mistake(l.Penalty.at, "penalty does not go with unlimited, which never denies; remove one")
+	}
 	switch n := l.UnitMultiplier; {
 	case n.ok && p.Unlimited:
 		c.mistake(n.at, "should not specify unit_multiplier when unlimited; remove it, or unlimited")
@@ -207,7 +210,7 @@ func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
 	if p.Unlimited || l.broken || c.mistakes > before {
 		return
 	}
-	s := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, TakesDenied: d.Alone}
+	s := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, TakesDenied: d.Alone, Penalty: l.penalty()}
 	if l.TimeZone.ok {
 		s.Calendar = calendarOf(calendarUnits[strings.ToLower(l.Unit.value)], l.TimeZone.value)
 	} else {
@@ -263,7 +266,7 @@ func (c *compiler) own(l *limit, p *descriptors.Policy) {
 	s := algorithms.Spec{
 		Kind: l.Algorithm.value, Rate: l.Rate.value, Period: l.Period.value.span,
 		Capacity: l.Capacity.pointer(), Initial: l.Initial.pointer(), MaxReserved: l.MaxReserved.pointer(),
-		Start: l.Start.pointer(), Overdraw: l.Overdraw.value,
+		Start: l.Start.pointer(), Overdraw: l.Overdraw.value, Penalty: l.penalty(),
 	}
 	if l.TimeZone.ok && s.Period == 0 {
 		s.Calendar = calendarOf(l.Period.value.unit, l.TimeZone.value)
@@ -278,6 +281,15 @@ func (c *compiler) own(l *limit, p *descriptors.Policy) {
 	if l.Lease.ok && c.mistakes == before {
 		c.lease(l, p)
 	}
+}
+
+// penalty is that of l; nil: none.
+func (l *limit) penalty() *algorithms.Penalty {
+	if !l.Penalty.ok {
+		return nil
+	}
+	terms := l.Penalty.value
+	return &algorithms.Penalty{After: terms.After.value, For: terms.For.value, Max: terms.Max.value}
 }
 
 // missing reports what a limit with an algorithm cannot do without.
@@ -334,6 +346,8 @@ func (c *compiler) lease(l *limit, p *descriptors.Policy) {
 		c.mistake(l.Lease.at, "lease belongs to algorithm fixed_window, and to token_bucket without guaranteed")
 	case l.Overdraw.value:
 		c.mistake(l.Lease.at, "lease cannot be combined with overdraw")
+	case l.Penalty.ok:
+		c.mistake(l.Lease.at, "lease cannot be combined with penalty: what is served from a loan knows of no block; remove one")
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:

@@ -377,6 +377,15 @@ func (l *loan) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, terms, p.mistakes == before)
 }
 
+func (b *blocking) read(p *parser, key string, n *yaml.Node) {
+	terms, before := &penalty{}, p.mistakes
+	p.object(n, key, terms)
+	if p.mistakes == before && (!terms.After.ok || !terms.For.ok || !terms.Max.ok) {
+		p.mistake(p.at(n), "%s needs after, for and max: {after: 5, for: 1m, max: 1h}", key)
+	}
+	b.set(p, n, terms, p.mistakes == before)
+}
+
 func (d *descriptorList) read(p *parser, key string, n *yaml.Node) {
 	var list []*descriptor
 	p.each(key, n, func(item *yaml.Node) {

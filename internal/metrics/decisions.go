@@ -9,7 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// outcomes number the counters of a limit: limiter.Outcome, and never for a denial for good.
+// outcomes number the counters of a limit: limiter.Outcome, and never for a denial for good. What a
+// penalty denies is counted apart: a stripe has no more room.
 type outcomes uint8
 
 const (
@@ -40,6 +41,7 @@ var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", reque
 // limitCounts are the decisions of one limit. They outlive reloads that keep its domain and name.
 type limitCounts struct {
 	counter
+	blocked       counter // of which only the first is used
 	domain, limit string
 	hits          *series
 }
@@ -70,7 +72,7 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 		l := limits[key]
 		if l == nil {
 			if l = m.limits[key]; l == nil {
-				l = &limitCounts{counter: newCounter(m.stripes), domain: label(domain), limit: label(name)}
+				l = &limitCounts{counter: newCounter(m.stripes), blocked: newCounter(m.stripes), domain: label(domain), limit: label(name)}
 			}
 			limits[key] = l
 		}
@@ -146,7 +148,11 @@ func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Resu
 	if r.Outcome == limiter.Denied && r.Decision.Never {
 		o = never
 	}
-	l.counter[at][o].Add(1)
+	if r.Outcome == limiter.Denied && r.Decision.Blocked > 0 {
+		l.blocked[at][0].Add(1)
+	} else {
+		l.counter[at][o].Add(1)
+	}
 	if r.Policy == nil || r.Cost <= 0 || c.Look {
 		return
 	}
@@ -190,7 +196,7 @@ func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 
 var (
 	decisionsDesc = prometheus.NewDesc("rlsidecar_decisions_total",
-		"What each limit decided. Only denied, never and failed_denied stand against a request.",
+		"What each limit decided. Only denied, never, blocked and failed_denied stand against a request.",
 		[]string{"domain", "limit", "outcome"}, nil)
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
 		"Requests answered, by the answer.", []string{"domain", "code"}, nil)
@@ -222,6 +228,9 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 			if n := l.sum(o); n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
 				send(decisionsDesc, n, l.domain, l.limit, name)
 			}
+		}
+		if n := l.blocked.sum(0); n > 0 {
+			send(decisionsDesc, n, l.domain, l.limit, "blocked")
 		}
 	}
 	m.series.collect(send)

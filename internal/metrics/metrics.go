@@ -164,6 +164,7 @@ func (m *Metrics) Counts(p *descriptors.Policy) (allowed, denied uint64) {
 	if l == nil {
 		return 0, 0
 	}
+	denied = l.blocked.sum(0)
 	for o := range outcomeCount {
 		n := l.sum(int(o))
 		if o == never || limiter.Outcome(o).Denies() {

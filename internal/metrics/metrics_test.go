@@ -97,13 +97,24 @@ func (broken) Take(_ context.Context, _ []backend.Charge, decisions []backend.De
 func TestDecisionsAreCounted(t *testing.T) {
 	m := New("v1", "rev")
 	l := limiter.New(memory.New(memory.Config{}), m)
+	penalized, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.TokenBucket, Rate: 2, Period: algorithms.Day,
+		Penalty: &algorithms.Penalty{After: 2, For: algorithms.Day, Max: algorithms.Day},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	l.Swap(snapshot(
 		&descriptors.Policy{Name: "plain", Limit: limit(t, 2)},
 		&descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true},
 		&descriptors.Policy{Name: "free", Unlimited: true},
+		&descriptors.Policy{Name: "penalty", Limit: penalized},
 	))
 	for range 3 {
 		ask(t, l, "d", "plain", "v", 1)
+	}
+	for range 6 { // 2 allowed, 2 denied, the last of which blocks
+		ask(t, l, "d", "penalty", "v", 1)
 	}
 	ask(t, l, "d", "plain", "v", 9)
 	ask(t, l, "d", "shadow", "v", 1)
@@ -115,6 +126,9 @@ func TestDecisionsAreCounted(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="allowed"}`:    "2",
 		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="denied"}`:     "1",
 		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="never"}`:      "1",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="allowed"}`:  "2",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="denied"}`:   "1",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="blocked"}`:  "3",
 		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="allowed"}`:   "1",
 		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="denied"}`:    "0",
 		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="shadowed"}`:  "1",
@@ -125,13 +139,16 @@ func TestDecisionsAreCounted(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="override",outcome="denied"}`:  "0",
 	})
 	want(t, scrape(t, m, "rlsidecar_requests_total"), map[string]string{
-		`rlsidecar_requests_total{code="ok",domain="d"}`:         "6",
-		`rlsidecar_requests_total{code="over_limit",domain="d"}`: "2",
+		`rlsidecar_requests_total{code="ok",domain="d"}`:         "8",
+		`rlsidecar_requests_total{code="over_limit",domain="d"}`: "6",
 		`rlsidecar_requests_total{code="error",domain="d"}`:      "0",
 	})
 	want(t, scrape(t, m, "rlsidecar_domain_not_found_total"), map[string]string{"rlsidecar_domain_not_found_total": "1"})
 	if allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "plain"}); allowed != 2 || denied != 2 {
 		t.Errorf("%d allowed, %d denied", allowed, denied)
+	}
+	if allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "penalty"}); allowed != 2 || denied != 4 {
+		t.Errorf("with a penalty %d allowed, %d denied", allowed, denied)
 	}
 	if allowed, denied := m.Counts(&descriptors.Policy{}); allowed != 0 || denied != 0 {
 		t.Errorf("%d allowed, %d denied", allowed, denied)

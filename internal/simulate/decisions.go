@@ -22,7 +22,7 @@ type decisions struct {
 // append writes the answer to c as one line of JSON. Members are in this order, and those
 // that do not apply are left out:
 //
-//	{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us"}]}
+//	{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
 //
 // A limit's ok is its own answer, whatever that came to: that of a shadow limit too.
 func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
@@ -61,6 +61,9 @@ func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte
 	dst = appendRetry(dst, r.Decision.RetryAfter, r.Decision.Never, errors.Is(r.Decision.Err, backend.ErrFull))
 	if waits(c, r) {
 		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(r.Decision.Wait), 10)
+	}
+	if blocked := r.Decision.Blocked; blocked > 0 {
+		dst = strconv.AppendInt(append(dst, `,"blocked_us":`...), int64(blocked), 10)
 	}
 	return append(dst, '}')
 }

@@ -73,6 +73,7 @@ limits:
   send: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20, max_reserved: 10}
   pace: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 2, max_delay: 1s}
   log: {algorithm: sliding_log, rate: 2, period: 1s}
+  login: {algorithm: token_bucket, rate: 1, period: 1s, penalty: {after: 1, for: 1m, max: 1h}}
 descriptors:
   - {key: user, limit: send}
   - {key: pace, limit: pace}
@@ -93,6 +94,8 @@ func TestDecisions(t *testing.T) {
 		{"allowed", descriptor("user", "bob"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
 		{"denied", limit(`"name":"send","key":"bob","count":20`) + "\n" + limit(`"name":"send","key":"bob"`),
 			`{"ok":false,"retry_after_us":6000000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":0,"retry_after_us":6000000}]}`},
+		{"blocked", limit(`"name":"login"`) + "\n" + limit(`"name":"login"`),
+			`{"ok":false,"retry_after_us":60000000,"limits":[{"name":"login","ok":false,"remaining":0,"retry_after_us":60000000,"blocked_us":60000000}]}`},
 		{"never", limit(`"name":"send","key":"bob","count":21`),
 			`{"ok":false,"retry_after_us":-1,"error":"never","limits":[{"name":"send","key":"bob","ok":false,"remaining":20,"retry_after_us":-1,"error":"never"}]}`},
 		{"reserved", limit(`"name":"send","key":"bob","count":21,"reserve":true`),

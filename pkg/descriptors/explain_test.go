@@ -148,6 +148,8 @@ func TestWords(t *testing.T) {
 		"token bucket: 6 per 2s guaranteed, and a bank of up to 20 that fills at 1 per 1s": {Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Capacity: n(20), Minimum: &algorithms.Rate{Units: 6, Period: 2 * algorithms.Second}},
 		"token bucket: 10 per 1m, up to 10 at once; overdraw: takes every cost, and denies while in debt": {
 			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true},
+		"token bucket: 10 per 1m, up to 10 at once; penalty: after 3 denied within 1m a bucket is blocked for 5m, twice as long each time, up to 1h": {
+			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Penalty: &algorithms.Penalty{After: 3, For: 5 * minute, Max: 60 * minute}},
 		"fixed window: 5 in each 1h, starting with the clock (UTC)":                                     {Kind: algorithms.FixedWindow, Rate: 5, Period: 60 * minute, Start: at(0)},
 		"fixed window: 5 in each 1d, starting 8h after the clock's (UTC)":                               {Kind: algorithms.FixedWindow, Rate: 5, Period: algorithms.Day, Start: at(8 * 60 * minute)},
 		"fixed window: 5 in each 7d, saved up to 9, each key's windows starting at a moment of its own": {Kind: algorithms.FixedWindow, Rate: 5, Period: 7 * algorithms.Day, Capacity: n(9)},

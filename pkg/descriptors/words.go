@@ -42,6 +42,12 @@ func (p *Policy) Words() string {
 	if n, given := reserved(l); given {
 		text += fmt.Sprintf("; reservations up to %d ahead", n)
 	}
+	if p := l.Penalty; p.After > 0 {
+		text += fmt.Sprintf("; penalty: after %d denied within %s a bucket is blocked for %s", p.After, period, Span(p.For))
+		if p.Max > p.For {
+			text += fmt.Sprintf(", twice as long each time, up to %s", Span(p.Max))
+		}
+	}
 	if l.Overdraw {
 		text += "; overdraw: takes every cost, and denies while in debt"
 	}

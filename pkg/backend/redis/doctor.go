@@ -105,7 +105,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 }
 
 // refused names the commands that the user may not run, of those that other limits than a token bucket
-// need: sliding logs are lists, and a cluster has requests over several slots, and slots that move. key
+// need: sliding logs are lists, with a penalty behind what it counts, and a cluster has requests over several slots, and slots that move. key
 // is of a text, so that nothing is pushed.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
@@ -113,6 +113,9 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 		pipe.LLen(ctx, key)
 		pipe.LIndex(ctx, key, 0)
 		pipe.RPush(ctx, key, 0)
+		pipe.LPush(ctx, key, 0)
+		pipe.LSet(ctx, key, 0, 0)
+		pipe.LPop(ctx, key)
 		pipe.LTrim(ctx, key, 0, -1)
 		pipe.PExpire(ctx, key, time.Second)
 		if s.cluster != nil {
@@ -203,7 +206,7 @@ func fields(info string) map[string]string {
 }
 
 // permissions are all that the user needs.
-const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
+const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 
 // isForbidden tells that err is of what the user may not do, by itself or in a script.
 func isForbidden(err error) bool {
