@@ -23,7 +23,7 @@ bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 bench-compare: ## the targets of docs/performance.md, each beside its ceiling
 	@scripts/bench-compare.sh
-chart: ## the Helm chart under Helm 3 and 4; the first time it builds both
+chart: ## the Helm chart under Helm 3 and 4, in a real API server; the first time it builds them
 	@scripts/chart.sh
 release: ## dist/: archives, SBOMs and checksums of the tag at this commit, or of VERSION
 	@scripts/release.sh

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # What a user of the chart does, with Helm 3 and 4: lint, render, package, and the chart of an application
-# that depends on it. Both must make the same. What is made is looked at by the tests in test/chart.
+# that depends on it. Both must make the same. What is made is looked at by the tests in test/chart. Then
+# it is installed into a real API server, built from source, as are both of Helm: the first time takes
+# a quarter of an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install-tools.sh helm
@@ -22,3 +24,11 @@ for helm in helm3 helm4; do
   echo "$helm: $(grep -c '^kind:' "$dir/$helm.yaml") objects"
 done
 diff "$dir/helm3.yaml" "$dir/helm4.yaml"
+
+cd test/cluster
+kubernetes=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+IFS=. read -r major minor _ <<<"${kubernetes#v}"
+version=k8s.io/component-base/version
+echo "Kubernetes $kubernetes: install, upgrade, uninstall"
+go vet ./...
+go test -count=1 -ldflags "-X $version.gitVersion=$kubernetes -X $version.gitMajor=$major -X $version.gitMinor=$minor" ./...

@@ -1,0 +1,57 @@
+package cluster
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// Where gateways describe their kinds.
+const (
+	istio        = "istio.io/api@v1.31.1"
+	contour      = "github.com/projectcontour/contour@v1.33.8"
+	envoyGateway = "github.com/envoyproxy/gateway@v1.9.1"
+	itsKinds     = "charts/gateway-helm/charts/crds/crds/"
+)
+
+// unknown are kinds that this API server cannot judge: a file that Envoy Gateway reads, and those of
+// kgateway, whose module is not to be had everywhere.
+var unknown = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
+
+// takesTheRecipes applies examples/kubernetes.
+func takesTheRecipes(t *testing.T, c *cluster) {
+	t.Helper()
+	c.define(t, istio, "kubernetes/customresourcedefinitions.gen.yaml")
+	c.define(t, contour, "examples/contour/01-crds.yaml")
+	c.define(t, envoyGateway, itsKinds+"gatewayapi-crds.yaml")
+	c.define(t, envoyGateway, itsKinds+"generated/gateway.envoyproxy.io_backendtrafficpolicies.yaml")
+	files, err := filepath.Glob(root + "/examples/kubernetes/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no recipes: %v", err)
+	}
+	namespace := c.namespace(t, "recipes")
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objects(t, data) {
+			if slices.Contains(unknown, o.GetKind()) {
+				continue
+			}
+			if o.GetNamespace() != "" {
+				c.namespace(t, o.GetNamespace())
+			}
+			if err := c.apply(t.Context(), o, namespace); err != nil {
+				t.Errorf("%s: %s %s: %v", filepath.Base(file), o.GetKind(), o.GetName(), err)
+			}
+			if o.GetKind() != "Deployment" {
+				continue
+			}
+			if err := c.apply(t.Context(), pod(t, o), namespace); err != nil {
+				t.Errorf("%s: a pod of %s: %v", filepath.Base(file), o.GetName(), err)
+			}
+		}
+	}
+}
