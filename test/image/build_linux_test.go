@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -17,6 +18,7 @@ import (
 const (
 	root     = "../.."
 	tag      = "localhost/rlsidecar:test"
+	prefix   = "rlsidecar-image" // of the folders with storage
 	version  = "v0.0.0-test"
 	patience = 5 * time.Minute // for the compiler, on a machine that has never compiled this
 )
@@ -44,6 +46,7 @@ func program(t *testing.T, name string) string {
 // engine is buildah and podman with a storage of their own.
 type engine struct {
 	dir   string
+	lock  *os.File // held by who uses dir
 	tool  map[string]string
 	built bool
 }
@@ -58,11 +61,42 @@ func newEngine(t *testing.T) *engine {
 	for _, tool := range []string{"buildah", "podman", "runc"} {
 		e.tool[tool] = program(t, tool)
 	}
+	removeAbandoned(t, e.tool)
 	var err error
-	if e.dir, err = os.MkdirTemp("", "rlsidecar-image"); err != nil { //nolint:usetesting // it outlives the test
+	if e.dir, err = os.MkdirTemp("", prefix); err != nil { //nolint:usetesting // it outlives the test
+		t.Fatal(err)
+	}
+	if e.lock, err = os.Create(filepath.Join(e.dir, "lock")); err == nil {
+		err = syscall.Flock(int(e.lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// removeAbandoned removes what tests have left that were killed: podman's containers outlive who started
+// them.
+func removeAbandoned(t *testing.T, tool map[string]string) {
+	t.Helper()
+	locks, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*", "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range locks {
+		lock, err := os.Open(path)
+		if err != nil {
+			continue // somebody else is removing it
+		}
+		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+			lock.Close() // in use
+			continue
+		}
+		abandoned := &engine{dir: filepath.Dir(path), lock: lock, tool: tool}
+		if err := abandoned.remove(); err != nil {
+			t.Errorf("what an earlier test has left: %v", err)
+		}
+	}
 }
 
 // image is where the image has been built, by the first who asks.
@@ -96,6 +130,7 @@ func (e *engine) remove() error {
 	_, _ = e.try("podman", "image", "unmount", "--all")
 	_, _ = e.try("buildah", "rm", "--all")
 	_, _ = e.try("buildah", "rmi", "--all", "--force")
+	defer e.lock.Close()
 	return os.RemoveAll(e.dir)
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -362,5 +363,34 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	program, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil || program.Machine != want {
 		t.Errorf("the program is for %v, %v; want %v", program.Machine, err, want)
+	}
+}
+
+// TestAbandonedContainersAreRemoved loses what it has started, as a test does that is killed.
+func TestAbandonedContainersAreRemoved(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "image.tar")
+	image(t).run(t, "podman", "save", "--output", archive, tag)
+	killed := newEngine(t)
+	killed.run(t, "podman", "load", "--input", archive)
+	process := fmt.Sprint("/proc/", killed.start(t, "abandoned", "--env=RUNTIME_ROOT=/data", "--env=BACKEND_TYPE=memory", tag).state(t).Pid)
+	if _, err := os.Stat(process); err != nil {
+		t.Fatal(err)
+	}
+	next := newEngine(t)
+	if _, err := os.Stat(process); err != nil {
+		t.Errorf("it is gone while it was in use: %v", err)
+	}
+	killed.lock.Close()
+	removeAbandoned(t, next.tool)
+	for _, path := range []string{process, killed.dir} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+	if err := next.remove(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(images.dir); err != nil {
+		t.Errorf("what is in use is gone: %v", err)
 	}
 }
