@@ -186,7 +186,8 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	if err := a.Limiter.Reset(r.Context(), domain, ask.Name, ask.Key); err != nil {
+	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: []limiter.LimitAsk{ask}}}
+	if err := a.Limiter.Reset(r.Context(), c); err != nil {
 		mistake(w, err)
 		return
 	}

@@ -154,3 +154,25 @@ func (c *Call) AddDescriptor() *Descriptor {
 	c.Descriptors = append(c.Descriptors, Descriptor{})
 	return &c.Descriptors[len(c.Descriptors)-1]
 }
+
+// AppendValues appends the values that tell the bucket of r, one of c's Results, apart: those asked
+// for, those of the entries left open, or all keys and values where the whole descriptor counts.
+func (c *Call) AppendValues(dst []string, r *Result) []string {
+	switch {
+	case r.Key == nil:
+		return dst
+	case len(c.Limits) > 0:
+		return append(dst, c.Limits[r.Descriptor].Key...)
+	}
+	entries := c.Descriptors[r.Descriptor].Entries
+	if r.Policy.Whole {
+		for _, e := range entries {
+			dst = append(dst, e.Key, e.Value)
+		}
+		return dst
+	}
+	for _, i := range r.Policy.Open {
+		dst = append(dst, entries[i].Value)
+	}
+	return dst
+}

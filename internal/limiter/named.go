@@ -84,19 +84,35 @@ func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Po
 	return d, ask.Inline, nil
 }
 
-// Reset forgets one bucket of a named limit, so that it is as one never seen; domain as Limit has
-// it. An error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
-func (l *Limiter) Reset(ctx context.Context, domain, name string, key []string) error {
+// Reset forgets the buckets that c asks, so that they are as ones never seen; c.Results tell which. An
+// error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
+func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	s := l.current.Load()
 	if s == nil {
 		return ErrNoConfig
 	}
-	_, p, err := s.Limit(domain, name)
-	if err != nil {
+	if err := c.plan(s); err != nil {
 		return err
 	}
-	charge := backend.Charge{Limit: &p.Limit, Owner: p.Owner, Shards: p.Shards, Slot: p.SlotOfKey(key)}
-	charge.Key, charge.Ask.Hash = p.AppendKeyOf(nil, key)
+	switch d := c.Verdict.Domain; {
+	case d == nil:
+		return missing("domain %q is not configured", descriptors.Printable(c.Request.Domain))
+	case d.Broken:
+		return ErrNoConfig
+	}
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.charge < 0 {
+			continue
+		}
+		if err := l.reset(ctx, r.Policy.Name, c.charges[r.charge]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
 	if l.local != nil { // first: were the store away, at least what stands in for it starts afresh
 		if err := backend.Reset(ctx, l.local, charge); err != nil {
 			return fmt.Errorf("reset a bucket of limit %q that stands in: %w", name, err)

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/simulate"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -170,7 +169,7 @@ func (e *LimitExpectation) compare(c *limiter.Call) string {
 		if r.Policy == nil || r.Policy.Name != e.Name || r.Outcome == limiter.Replaced {
 			continue
 		}
-		if e.Key != nil && !slices.Equal(e.Key, simulate.AppendValues(nil, c, r)) {
+		if e.Key != nil && !slices.Equal(e.Key, c.AppendValues(nil, r)) {
 			continue
 		}
 		if what := e.difference(decision(r)); what != "" {

@@ -50,7 +50,7 @@ func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 
 func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 	dst = appendText(append(dst, `{"name":`...), r.Policy.Name)
-	d.values = AppendValues(d.values[:0], c, r)
+	d.values = c.AppendValues(d.values[:0], r)
 	dst = appendKey(dst, d.values)
 	allowed, remaining := r.Decision.Allowed, r.Decision.Remaining
 	if r.Outcome == limiter.Unlimited {
@@ -123,28 +123,6 @@ func appendKey(dst []byte, values []string) []byte {
 		dst = appendText(dst, v)
 	}
 	return append(dst, ']')
-}
-
-// AppendValues appends the values that tell r's bucket apart: those asked for, those of the
-// entries left open, or all keys and values where the whole descriptor counts.
-func AppendValues(dst []string, c *limiter.Call, r *limiter.Result) []string {
-	switch {
-	case r.Key == nil:
-		return dst
-	case len(c.Limits) > 0:
-		return append(dst, c.Limits[r.Descriptor].Key...)
-	}
-	entries := c.Descriptors[r.Descriptor].Entries
-	if r.Policy.Whole {
-		for _, e := range entries {
-			dst = append(dst, e.Key, e.Value)
-		}
-		return dst
-	}
-	for _, i := range r.Policy.Open {
-		dst = append(dst, entries[i].Value)
-	}
-	return dst
 }
 
 // appendText writes a JSON string; bytes that are not UTF-8 become U+FFFD.

@@ -125,18 +125,18 @@ const maxNeed = 1 << 53
 
 // keys writes the keys denied most.
 func (t *tally) keys(w io.Writer) {
-	top := t.heavy.top(topKeys)
+	top := t.heavy.Top(topKeys)
 	if len(top) == 0 {
 		return
 	}
 	fmt.Fprint(w, "\nKEYS DENIED MOST\n")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, c := range top {
-		times := fmt.Sprint(c.count)
-		if c.over > 0 {
-			times = fmt.Sprintf("at least %d", c.count-c.over)
+		times := fmt.Sprint(c.Count)
+		if c.Over > 0 {
+			times = fmt.Sprintf("at least %d", c.Least())
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\n", times, c.row.title(), descriptors.Printable(c.shown))
+		fmt.Fprintf(table, "%s\t%s\t%s\n", times, c.Value.row.title(), descriptors.Printable(c.Value.shown))
 	}
 	_ = table.Flush() // into memory
 }

@@ -3,6 +3,7 @@ package simulate
 import (
 	"bytes"
 
+	"github.com/rlsidecar/rlsidecar/internal/heavy"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -13,6 +14,8 @@ const (
 	maxUnread = 5
 	// maxShown bounds what is kept of a key to show it.
 	maxShown = 256
+	// maxHeavy bounds the keys counted to find those denied most.
+	maxHeavy = 1000
 )
 
 // tally sums up what a replay decides.
@@ -27,7 +30,7 @@ type tally struct {
 	unreadAt         []int64
 	unreadErr        error // of the first
 	full             int64 // requests for which the store had no room
-	heavy            *heavy
+	heavy            *heavy.Counter[denied]
 	rows             []*row
 	byPolicy         []*row // by Policy.Index; policies that share buckets share a row
 	owners           []string
@@ -38,11 +41,17 @@ type tally struct {
 	values           []string
 }
 
+// denied is a key of a limit, as it is shown.
+type denied struct {
+	row   *row
+	shown string
+}
+
 func newTally(s *limiter.Snapshot, maxKeys int) *tally {
 	if maxKeys <= 0 {
 		maxKeys = memory.DefaultMaxKeys
 	}
-	t := &tally{heavy: newHeavy(), used: map[string]*usage{}, maxUsed: maxKeys, byPolicy: make([]*row, len(s.Policies))}
+	t := &tally{heavy: heavy.New[denied](maxHeavy), used: map[string]*usage{}, maxUsed: maxKeys, byPolicy: make([]*row, len(s.Policies))}
 	byOwner := map[string]*row{}
 	for i, p := range s.Policies {
 		r := byOwner[p.Owner]
@@ -99,8 +108,8 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 	}
 	if !r.Decision.Allowed {
 		row.denied++
-		if added := t.heavy.add(r.Key); added != nil {
-			added.row, added.shown = row, string(t.show(nil, c, r))
+		if d, added := t.heavy.Add(r.Key); added {
+			d.Value = denied{row, string(t.show(nil, c, r))}
 		}
 	}
 	if r.Policy.Limit.Rate > 0 {
@@ -151,7 +160,7 @@ func (t *tally) phase(c *limiter.Call, r *limiter.Result) int64 {
 
 // show appends the key to show to people, as it came.
 func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
-	t.values = AppendValues(t.values[:0], c, r)
+	t.values = c.AppendValues(t.values[:0], r)
 	for i, v := range t.values {
 		if i > 0 {
 			dst = append(dst, ',')

@@ -1,0 +1,266 @@
+package denials
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const limits = `
+domain: d
+limits:
+  send: {algorithm: token_bucket, rate: 1, period: 365d}
+descriptors:
+  - {key: user, limit: send}
+  - key: path
+    value: /login
+    descriptors:
+      - {key: ip, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: "any*", rate_limit: {unit: year, requests_per_unit: 0}}
+`
+
+// asker asks a limiter, and tells a Recorder of denials.
+type asker struct {
+	*Recorder
+	limiter *limiter.Limiter
+	clock   time.Time
+}
+
+type away struct{ err error }
+
+func (a away) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	for i := range charges {
+		decisions[i].Err = a.err
+	}
+}
+
+func newAsker(tb testing.TB, store backend.Store) *asker {
+	tb.Helper()
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	a := &asker{limiter: limiter.New(store, nil), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
+	a.Recorder = New(func() time.Time { return a.clock })
+	a.limiter.Swap(s)
+	return a
+}
+
+// ask asks about a descriptor, key=value,…, or about send by name where there is none.
+func (a *asker) ask(tb testing.TB, text string, cost int64) {
+	tb.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
+	if name, key, ok := strings.Cut(text, " "); ok {
+		c.Limits = []limiter.LimitAsk{{Name: name, Key: []string{key}, Count: cost}}
+	} else {
+		entries, err := descriptors.Parse(text)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		c.Descriptors = []limiter.Descriptor{{Entries: entries, Cost: cost}}
+	}
+	if err := a.limiter.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
+	}
+	if c.Denied {
+		a.Observe(c)
+	}
+}
+
+// told is what Top says, a line each.
+func (a *asker) told(n int) string {
+	var lines []string
+	_, top := a.Top(n)
+	for _, d := range top {
+		least := ""
+		if !d.Exact {
+			least = " or more"
+		}
+		lines = append(lines, fmt.Sprintf("%d%s %s/%s %s %q %q %t", d.Times, least, d.Domain, d.Limit, d.Why, d.Key, d.Entries, d.Cut))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (a *asker) want(tb testing.TB, when string, lines ...string) {
+	tb.Helper()
+	if got, want := a.told(10), strings.Join(lines, "\n"); got != want {
+		tb.Errorf("%s:\n%s\nwant\n%s", when, got, want)
+	}
+}
+
+func TestWhatIsDeniedIsTold(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	a.want(t, "nothing asked")
+	for range 4 {
+		a.ask(t, "user=bob", 1)
+	}
+	a.ask(t, "user=eve", 1) // allowed
+	a.ask(t, "user=eve", 0) // a look
+	a.ask(t, "path=/login,ip=192.0.2.1", 1)
+	a.clock = a.clock.Add(time.Second)
+	a.ask(t, "path=/login,ip=192.0.2.1", 1)
+	a.ask(t, "user=eve", 1)
+	a.clock = a.clock.Add(time.Second)
+	a.ask(t, "user=bob", 2) // never
+	a.ask(t, "send bob", 1) // the same bucket
+	bob := `4 d/send limit ["bob"] [{"user" "bob"}] false`
+	rest := []string{
+		`1 d/send never ["bob"] [{"user" "bob"}] false`,
+		`1 d/path_/login.ip limit ["192.0.2.1"] [{"path" "/login"} {"ip" "192.0.2.1"}] false`,
+		`1 d/send limit ["eve"] [{"user" "eve"}] false`,
+	}
+	a.want(t, "each", append([]string{bob}, rest...)...)
+	if got := a.told(1); got != bob {
+		t.Errorf("the first: %s", got)
+	}
+	since, top := a.Top(1)
+	if !since.Equal(a.clock.Add(-2*time.Second)) || !top[0].Last.Equal(a.clock) {
+		t.Errorf("since %v, last %v", since, top[0].Last)
+	}
+
+	a.clock = a.clock.Add(5 * time.Minute) // the next window: both are told
+	a.ask(t, "user=bob", 1)
+	a.want(t, "over two windows", append([]string{`5 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
+	a.clock = a.clock.Add(5 * time.Minute)
+	a.want(t, "one later", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
+	if since, _ := a.Top(1); !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
+		t.Errorf("since %v", since)
+	}
+	a.clock = a.clock.Add(-time.Hour) // a clock that goes back loses nothing
+	a.ask(t, "user=bob", 1)
+	a.clock = a.clock.Add(2 * time.Hour)
+	a.want(t, "long after")
+}
+
+// What clients chose is kept as bytes, and not more of it than fits.
+func TestKeysAreCut(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	long := strings.Repeat("x", 16<<10)
+	a.ask(t, "anyone=\xff<b>\r\n\x00", 1)
+	a.ask(t, "anybody="+long, 1)
+	a.ask(t, "anybody="+long+"y", 1)
+	_, top := a.Top(10)
+	if len(top) != 3 {
+		t.Fatalf("%d keys", len(top))
+	}
+	for _, d := range top {
+		kept := len(d.Domain) + len(d.Limit) + len(strings.Join(d.Key, ""))
+		for _, e := range d.Entries {
+			kept += len(e.Key) + len(e.Value)
+		}
+		if d.Cut != (kept > 500) || kept > 4*maxShown {
+			t.Errorf("%d bytes kept, cut %t", kept, d.Cut)
+		}
+		if !d.Cut && d.Entries[0].Value != "\xff<b>\r\n\x00" {
+			t.Errorf("%q", d.Entries)
+		}
+	}
+}
+
+// Where it is not the key's fault, each limit is counted as one.
+func TestFailuresAreTold(t *testing.T) {
+	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
+		a := newAsker(t, away{err})
+		for i := range 100 {
+			a.ask(t, fmt.Sprint("user=", i), 1)
+		}
+		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
+	}
+	a := newAsker(t, away{})
+	a.limiter = limiter.New(away{}, nil)
+	a.limiter.AnswerEarly(descriptors.Deny)
+	a.ask(t, "user=bob", 1)
+	a.want(t, "no configuration", "1 d/ no-config [] [] false")
+}
+
+// However many keys are denied, what is kept is bounded, and who is denied most is found.
+func TestItIsBounded(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	for i := range 20_000 {
+		a.ask(t, fmt.Sprintf("any%d=x", i), 1)
+		if i%20 == 0 {
+			a.ask(t, "anyone=often", 1)
+		}
+	}
+	_, top := a.Top(1 << 20)
+	if len(top) != shards*kept {
+		t.Errorf("%d keys are kept, want %d", len(top), shards*kept)
+	}
+	if d := top[0]; d.Entries[0].Value != "often" || d.Times > 1000 || d.Times < 500 {
+		t.Errorf("%+v", top[0])
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	a.ask(t, "user=bob", 1)
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			for range 1000 {
+				a.ask(t, "user=bob", 1)
+				if rand.IntN(100) == 0 {
+					a.Top(3)
+				}
+			}
+		})
+	}
+	asking.Wait()
+	a.want(t, "all", `8000 d/send limit ["bob"] [{"user" "bob"}] false`)
+}
+
+func TestOfAKeyThatIsThereNothingIsAllocated(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	c := denied(t, a, "user=bob")
+	a.Observe(c)
+	if n := testing.AllocsPerRun(100, func() { a.Observe(c) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// denied is a Call that was.
+func denied(tb testing.TB, a *asker, text string) *limiter.Call {
+	tb.Helper()
+	entries, err := descriptors.Parse(text)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: entries, Cost: 2}}}}
+	if err := a.limiter.Check(tb.Context(), c); err != nil || !c.Denied {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+func BenchmarkObserve(b *testing.B) {
+	a := newAsker(b, memory.New(memory.Config{}))
+	a.Recorder = New(time.Now)
+	b.Run("one key", func(b *testing.B) {
+		c := denied(b, a, "user=bob")
+		b.ReportAllocs()
+		for b.Loop() {
+			a.Observe(c)
+		}
+	})
+	b.Run("many keys", func(b *testing.B) {
+		var all []*limiter.Call
+		for i := range 10_000 {
+			all = append(all, denied(b, a, fmt.Sprint("user=", i)))
+		}
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			a.Observe(all[i%len(all)])
+		}
+	})
+}
