@@ -30,6 +30,9 @@ type commands struct {
 	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
 	Simulate    simulateCmd    `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
 	Test        testCmd        `cmd:"" help:"Run scenarios: time, ask, expected answer."`
+	Get         getCmd         `cmd:"" help:"Show what is left in a bucket of a running sidecar."`
+	Reset       resetCmd       `cmd:"" help:"Make a bucket of a running sidecar as one never used."`
+	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, and why."`
 	Doctor      doctorCmd      `cmd:"" help:"Examine the Redis that limits would be kept in."`
 	Env         envCmd         `cmd:"" help:"List the environment variables, what they are set to and what they do."`
 	Migrate     migrateCmd     `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`

@@ -33,7 +33,7 @@ type serveCmd struct {
 	HTTPProxyProtocol bool   `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
 	APIToken          string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
 	APIInlineConfig   bool   `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring limits of their own (config). Only where who asks may choose them."`
-	AdminListen       string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Metrics and profiles; empty: not at all (${default})."`
+	AdminListen       string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The page, metrics and profiles; empty: not at all (${default})."`
 	AdminToken        string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 
 	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`

@@ -1,5 +1,5 @@
-// Package admin is what an operator looks at: metrics, the limits in use, profiles, and a page
-// that leads to them.
+// Package admin is what an operator looks at: metrics, the limits in use, what is denied and why,
+// profiles, and a page that leads to them.
 package admin
 
 import (
@@ -7,11 +7,14 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -31,6 +34,10 @@ type Config struct {
 	Reload func() Reload
 	// Counts is how often a limit allowed and denied.
 	Counts func(*descriptors.Policy) (allowed, denied uint64)
+	// Denied is the n keys denied most, and since when they are counted.
+	Denied func(n int) (since time.Time, top []denials.Denied)
+	// API serves what is below /api/.
+	API http.Handler
 }
 
 // Reload is how the last load of a configuration went.
@@ -49,7 +56,12 @@ type Reload struct {
 // New makes the handler of all paths.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", c.index)
+	guard := func(h http.Handler) http.Handler { return h }
+	if c.Token == "" {
+		guard = onThisMachine
+	}
+	mux.Handle("GET /{$}", guard(http.HandlerFunc(c.index)))
+	mux.Handle("/api/", guard(c.API))
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /rlconfig", c.rlconfig)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -73,6 +85,22 @@ func bearer(token string, next http.Handler) http.Handler {
 		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onThisMachine lets only those pass who name no host but this machine. A web page whose own name is
+// made to lead here is of the same origin to a browser: it could read keys, and reset buckets.
+func onThisMachine(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err != nil && host != "" && !strings.EqualFold(host, "localhost") {
+			http.Error(w, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token", http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -43,11 +44,21 @@ func config(t *testing.T) Config {
 			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Problems: "a.yaml:1:2: <wrong>"}
 		},
 		Counts: func(p *descriptors.Policy) (uint64, uint64) { return 1234, 56 },
+		Denied: func(n int) (time.Time, []denials.Denied) {
+			last := time.Unix(86400, 0)
+			return time.Unix(43200, 0), []denials.Denied{
+				{Domain: "d", Limit: "send", Why: denials.Limit, Key: []string{"bob"}, Entries: []descriptors.Entry{{Key: "user", Value: "<script>alert(1)</script>"}, {Key: "ip", Value: "::1"}}, Times: 77, Exact: true, Last: last},
+				{Domain: "d", Limit: "send", Why: denials.Never, Key: []string{"a\r\n", "\xff\"'&"}, Times: 8, Cut: true, Last: last},
+				{Domain: "d", Limit: "other", Why: denials.Backend, Times: 9, Exact: true, Last: last},
+			}[:min(n, 3)]
+		},
+		API: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "api") }),
 	}
 }
 
 func get(h http.Handler, path, token string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest("GET", path, nil)
+	r.Host = "localhost:6070"
 	if token != "" {
 		r.Header.Set("Authorization", token)
 	}
@@ -78,7 +89,7 @@ func TestIndexShowsLimitsAndTheLastReload(t *testing.T) {
 			t.Errorf("no %q", want)
 		}
 	}
-	if strings.Count(body, "<td>send") != 1 {
+	if strings.Count(body, "<tr><td>d<td>send") != 1 {
 		t.Error("a named limit is listed for each of its uses")
 	}
 	c := config(t)
@@ -89,9 +100,38 @@ func TestIndexShowsLimitsAndTheLastReload(t *testing.T) {
 	}
 }
 
+// Keys are bytes that clients chose: on the page they are text, and what is no text is escaped.
+func TestIndexShowsWhatIsDenied(t *testing.T) {
+	w := get(New(config(t)), "/", "")
+	body := w.Body.String()
+	for _, want := range []string{
+		"since 1970-01-01 12:00:00 UTC", "<td class=\"n\">77<td>the limit was reached<td>d<td>send<td>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1<td><small>1970-01-02 00:00:00 UTC",
+		`<td class="n">8 or more<td>it asked for more than the limit can ever give<td>d<td>send<td>a\r\n,\xff\&#34;&#39;&amp;…`,
+		`<td class="n">9<td>the store could not decide<td>d<td>other<td><td>`,
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %q in\n%s", want, body)
+		}
+	}
+	for _, no := range []string{"<script", "\xff", "alert(1)<"} {
+		if strings.Contains(body, no) {
+			t.Errorf("it has %q", no)
+		}
+	}
+	policy := w.Header().Get("Content-Security-Policy")
+	if strings.Contains(policy, "unsafe") || !strings.HasPrefix(policy, "default-src 'none'; ") || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Referrer-Policy") != "no-referrer" {
+		t.Errorf("%v", w.Header())
+	}
+	c := config(t)
+	c.Denied = func(int) (time.Time, []denials.Denied) { return time.Unix(0, 0), nil }
+	if body := get(New(c), "/", "").Body.String(); !strings.Contains(body, "nobody") {
+		t.Error(body)
+	}
+}
+
 func TestPaths(t *testing.T) {
 	h := New(config(t))
-	for path, code := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/cmdline": 200, "/elsewhere": 404} {
+	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/cmdline": 200, "/elsewhere": 404} {
 		if w := get(h, path, ""); w.Code != code {
 			t.Errorf("%s: %d", path, w.Code)
 		}
@@ -106,9 +146,26 @@ func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
 		"Bearer secret": 200, "bearer secret": 200,
 	} {
-		for _, path := range []string{"/", "/metrics", "/rlconfig", "/debug/pprof/"} {
+		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/"} {
 			if w := get(h, path, token); w.Code != code {
 				t.Errorf("%q gets %d from %s", token, w.Code, path)
+			}
+		}
+	}
+}
+
+func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
+	h := New(config(t))
+	for host, code := range map[string]int{
+		"localhost": 200, "LOCALHOST:6070": 200, "127.0.0.1:6070": 200, "[::1]:6070": 200, "[::1]": 200, "10.1.2.3": 200, "": 200,
+		"evil.test": 421, "evil.test:6070": 421, "localhost.evil.test:6070": 421, "127.0.0.1.evil.test": 421, "127.0.0.1:x:y": 421,
+	} {
+		for _, path := range []string{"/", "/api/top"} {
+			r := httptest.NewRequest("GET", path, nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, r); w.Code != code {
+				t.Errorf("%q: %d from %s, want %d", host, w.Code, path, code)
 			}
 		}
 	}

@@ -2,16 +2,30 @@ package admin
 
 import (
 	"bytes"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/base64"
 	"fmt"
 	"html"
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 //go:embed head.html
 var head string
+
+// policy lets a browser take from the page its own style, and nothing else from anywhere.
+var policy = func() string {
+	_, rest, _ := strings.Cut(head, "<style>")
+	style, _, _ := strings.Cut(rest, "</style>")
+	digest := sha256.Sum256([]byte(style))
+	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(digest[:]) +
+		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}()
 
 const day = "2006-01-02 15:04:05 UTC"
 
@@ -33,11 +47,13 @@ func (c *Config) index(w http.ResponseWriter, _ *http.Request) {
 	p.print("<h1>rlsidecar <small>%s</small></h1>\n", c.Version)
 	p.print(`<p><a href="/metrics">metrics</a> · <a href="/rlconfig">rlconfig</a> · <a href="/debug/pprof/">profiles</a></p>` + "\n")
 	c.configuration(&p)
+	c.denied(&p)
 	c.limits(&p)
 	p.print("</html>\n")
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
-	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+	header.Set("Content-Security-Policy", policy)
+	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Cache-Control", "no-store")
 	_, _ = p.WriteTo(w) // an error is the reader's
@@ -62,6 +78,52 @@ func (c *Config) configuration(p *page) {
 }
 
 func at(t time.Time) string { return t.UTC().Format(day) }
+
+// mostShown is how many keys the page shows.
+const mostShown = 50
+
+// reasons are denials' in words.
+var reasons = map[string]string{
+	denials.Limit:    "the limit was reached",
+	denials.Never:    "it asked for more than the limit can ever give",
+	denials.Backend:  "the store could not decide",
+	denials.Full:     "no room for another bucket in memory",
+	denials.NoConfig: "no configuration of the domain yet",
+}
+
+// denied lists the keys denied most.
+func (c *Config) denied(p *page) {
+	since, top := c.Denied(mostShown)
+	p.print("<h2>Denied most <small>since %s</small></h2>\n<table>\n"+
+		`<tr><th class="n">times<th>why<th>domain<th>limit<th>key<th>last`+"\n", at(since))
+	for _, d := range top {
+		orMore, cut := "", ""
+		if !d.Exact {
+			orMore = " or more"
+		}
+		if d.Cut {
+			cut = "…"
+		}
+		p.print(`<tr><td class="n">%v%s<td>%s<td>%s<td>%s<td>%s%s<td><small>%s</small>`+"\n",
+			d.Times, orMore, reasons[d.Why], descriptors.Printable(d.Domain), descriptors.Printable(d.Limit), shown(&d), cut, at(d.Last))
+	}
+	if len(top) == 0 {
+		p.print(`<tr><td colspan="6">nobody` + "\n")
+	}
+	p.print("</table>\n")
+}
+
+// shown is a key as text, whatever bytes it is of.
+func shown(d *denials.Denied) string {
+	if d.Entries != nil {
+		return descriptors.Format(d.Entries)
+	}
+	parts := make([]string, len(d.Key))
+	for i, v := range d.Key {
+		parts[i] = descriptors.Printable(v)
+	}
+	return strings.Join(parts, ",")
+}
 
 // limits lists them; a named limit is counted once, wherever it is used.
 func (c *Config) limits(p *page) {

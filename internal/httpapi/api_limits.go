@@ -95,10 +95,16 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 		unavailable.write(w, "the bucket could not be looked at", result.Policy.Name)
 		return
 	}
-	send(w, http.StatusOK, "application/json", bucket{
-		description: describe(result.Policy), Key: key, Remaining: d.Remaining,
+	send(w, http.StatusOK, "application/json", bucketOf(c, result))
+}
+
+// bucketOf is that of result, which was looked at.
+func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
+	d := &result.Decision
+	return bucket{
+		description: describe(result.Policy), Key: c.AppendValues(nil, result), Remaining: d.Remaining,
 		Value: d.Value, Scale: max(1, result.Policy.Limit.Unit()), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
-	})
+	}
 }
 
 // query reads which bucket is meant: key once for each value, in their order.

@@ -22,10 +22,7 @@ var ErrNotReady = errors.New("not ready")
 // AskHTTP asks the server whose HTTP door is at address, in a form that Config.HTTP takes, whether
 // it is ready. The error is ErrNotReady, or says why there was no answer until ctx ended.
 func AskHTTP(ctx context.Context, address string) error {
-	client := http.Client{Transport: &http.Transport{ // no proxy is asked: the server is on this machine
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return reach(ctx, address) },
-		DisableKeepAlives: true,
-	}}
+	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
 	if err != nil {
 		return err
@@ -43,6 +40,18 @@ func AskHTTP(ctx context.Context, address string) error {
 		return ErrNotReady
 	default:
 		return fmt.Errorf("ask %s: it answers %s; is this rlsidecar's HTTP port?", address, answer.Status)
+	}
+}
+
+// Client is an HTTP client of the server at address, in a form that Config.HTTP and Config.Admin take,
+// whatever host it is asked for. It asks no proxy, follows no redirect and keeps no connection.
+func Client(address string) *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return reach(ctx, address) },
+			DisableKeepAlives: true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 

@@ -163,6 +163,7 @@ func TestHTTPAndAdmin(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/":         "1000000",
+		"/api/top":  `"denied":[]`,
 		"/rlconfig": "d.k: unit=YEAR requests_per_unit=1000000, shadow_mode: false, quota_mode: false\n",
 		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,
 	} {

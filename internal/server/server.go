@@ -20,6 +20,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -135,6 +136,7 @@ type server struct {
 	log     *zap.Logger
 	stack   stack
 	metrics *metrics.Metrics
+	denials *denials.Recorder // nil: there is no admin port that tells of them
 	limiter *limiter.Limiter
 	tracing *tracing.Tracing // nil: not at all
 	ready   atomic.Bool
@@ -175,7 +177,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	defer s.stack.close()
-	s.limiter = limiter.New(s.stack.top, s.metrics)
+	s.limiter = limiter.New(s.stack.top, s.observer())
 	s.limiter.SetModes(c.Modes)
 	if s.stack.redis != nil {
 		s.limiter.StandIn(s.stack.memory)
@@ -213,6 +215,30 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
 	})
+}
+
+// observer is told of every answer.
+func (s *server) observer() limiter.Observer {
+	if s.config.Admin == "" {
+		return s.metrics
+	}
+	s.denials = denials.New(time.Now)
+	return observers{s.metrics, s.denials}
+}
+
+// observers count every answer, and remember whom denials are of: what is let through costs no more
+// for that than a look at whether it is.
+type observers struct {
+	*metrics.Metrics
+	denials *denials.Recorder
+}
+
+// Observe implements limiter.Observer.
+func (o observers) Observe(c *limiter.Call) {
+	o.Metrics.Observe(c)
+	if c.Denied {
+		o.denials.Observe(c)
+	}
 }
 
 // sendMetrics sends metrics to statsd, if there is one, until ctx ends.
@@ -306,7 +332,8 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if s.config.Admin != "" {
 		h := admin.New(admin.Config{
 			Token: s.config.AdminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
-			Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts,
+			Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top,
+			API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Log: s.log}).Handler(),
 		})
 		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 		d.last = true

@@ -65,6 +65,23 @@ func Parse(text string) ([]Entry, error) {
 	return entries, nil
 }
 
+// Format is the text form of entries, for people: each key and value Printable. What is plain text
+// throughout, and not cut, Parse reads.
+func Format(entries []Entry) string {
+	var b strings.Builder
+	for i, e := range entries {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(formatKey.Replace(Printable(e.Key)))
+		b.WriteByte('=')
+		b.WriteString(strings.ReplaceAll(Printable(e.Value), ",", `\,`))
+	}
+	return b.String()
+}
+
+var formatKey = strings.NewReplacer(",", `\,`, "=", `\=`)
+
 // Printable shows bytes that a client chose: as they are where they are plain text, otherwise
 // with escapes, and cut to a length that suits a log line.
 func Printable(s string) string {

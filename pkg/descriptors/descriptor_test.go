@@ -79,6 +79,29 @@ func TestPrintableIsShortAndPlain(t *testing.T) {
 	})
 }
 
+func TestFormatIsPlainAndParseReadsWhatIsPlain(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		entries := append([]Entry{{"k", raw(t, "value")}}, rawEntries(t, "more")...)
+		plain := true
+		for _, e := range entries {
+			for _, text := range []string{e.Key, e.Value} {
+				plain = plain && strings.ReplaceAll(Printable(text), `\\`, `\`) == text
+			}
+			plain = plain && e.Key != ""
+		}
+		got := Format(entries)
+		if !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return r < ' ' }) {
+			t.Errorf("%q: %q", entries, got)
+		}
+		if back, err := Parse(got); plain && (err != nil || !slices.Equal(back, entries)) {
+			t.Errorf("%q: %q is read as %q, %v", entries, got, back, err)
+		}
+	})
+	if got := Format([]Entry{{"a=,b", "c=,d\\"}, {"é", "\n\xff"}}); got != `a\=\,b=c=\,d\\,\u00e9=\n\xff` {
+		t.Error(got)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{"a=b", `a\,=b\\,c=`, "=", `\`, "a=b,,c=d"} {
 		f.Add(text)

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/server"
+)
+
+const operated = `domain: edge
+limits:
+  send: {algorithm: token_bucket, rate: 2, period: 365d}
+descriptors:
+  - {key: user, limit: send}
+  - key: path
+    value: /login
+    descriptors: [{key: ip, rate_limit: {unit: year, requests_per_unit: 1}}]
+`
+
+// TestOperatorsAskARunningSidecar serves at Unix sockets, has keys denied, and runs the commands.
+func TestOperatorsAskARunningSidecar(t *testing.T) {
+	dir := t.TempDir()
+	httpAt, adminAt := "unix://"+filepath.Join(dir, "http"), "unix://"+filepath.Join(dir, "admin")
+	ctx, cancel := context.WithCancel(t.Context())
+	var log output
+	served := make(chan int)
+	go func() {
+		served <- run(ctx, []string{
+			"serve", "--config", write(t, operated), "--drain-delay", "0s", "--admin-token", "s3cret",
+			"--grpc-listen", "unix://" + filepath.Join(dir, "grpc"), "--http-listen", httpAt, "--admin-listen", adminAt,
+		}, nil, io.Discard, &log)
+	}()
+	defer func() {
+		cancel()
+		if code := <-served; code != exitDone {
+			t.Errorf("serve: exit %d", code)
+		}
+		if !strings.Contains(log.String(), `a bucket was reset	{"domain": "edge", "limit": "send", "key": "a,b\\x1b"}`) {
+			t.Errorf("the log:\n%s", log.String())
+		}
+	}()
+	ask := func(entries string) int {
+		r, err := server.Client(httpAt).Post("http://localhost/json", "", strings.NewReader(`{"domain":"edge","descriptors":[{"entries":[`+entries+`]}]}`))
+		if err != nil {
+			return 0
+		}
+		defer r.Body.Close()
+		return r.StatusCode
+	}
+	const user, login = `{"key":"user","value":"a,b\u001b"}`, `{"key":"path","value":"/login"},{"key":"ip","value":"::1"}`
+	for deadline := time.Now().Add(10 * time.Second); ask(user) != http.StatusOK && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+	}
+
+	command := func(code int, want string, args ...string) {
+		t.Helper()
+		var out output
+		got := run(t.Context(), append(args, "--admin-listen", adminAt, "--admin-token", "s3cret"), nil, &out, &out)
+		var lines []string
+		for line := range strings.Lines(out.String()) {
+			if !strings.HasPrefix(line, "since ") {
+				lines = append(lines, strings.TrimRight(line, " \n"))
+			}
+		}
+		if text := strings.Join(lines, "\n"); got != code || !strings.Contains(text, want) {
+			t.Errorf("%v: exit %d\n%s\nwant %d\n%s", args, got, text, code, want)
+		}
+	}
+	command(exitDone, "nobody was denied since 2", "top")
+	for entries, codes := range map[string][]int{user: {200, 429, 429}, login: {200, 429}} {
+		for i, want := range codes {
+			if code := ask(entries); code != want {
+				t.Fatalf("%s, %d: %d, want %d", entries, i, code, want)
+			}
+		}
+	}
+	command(exitDone, `DENIED  WHY    DOMAIN  LIMIT           KEY
+2       limit  edge    send            user=a\,b\x1b
+1       limit  edge    path_/login.ip  path=/login,ip=::1`, "top")
+	command(exitDone, `"value_scale"`, "get", "--format", "json", "send", "bob")
+	command(exitDone, `"why": "limit"`, "top", "-n", "1", "--format", "json")
+	command(exitUsage, "n must be from 1 to 1000", "top", "-n", "1001")
+
+	command(exitDone, "DOMAIN  LIMIT  KEY      REMAINING  OF  FULL IN\nedge    send   a,b\\x1b  0          2   87", "get", "send", "a,b\x1b")
+	command(exitDone, `reset the bucket of a,b\x1b of limit send in domain edge`, "reset", "send", "a,b\x1b")
+	command(exitDone, "edge    send   a,b\\x1b  2          2   0s", "get", "--domain", "edge", "send", "a,b\x1b")
+	if code := ask(user); code != 200 {
+		t.Errorf("after the reset: %d", code)
+	}
+	command(exitDone, "edge    path_/login.ip  ::1  0          1   ", "get", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
+	command(exitDone, "reset the bucket of ::1 of limit path_/login.ip", "reset", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
+	if code := ask(login); code != 200 {
+		t.Errorf("after the reset: %d", code)
+	}
+
+	command(exitNo, "no limit keeps a bucket for it", "get", "--domain", "edge", "--descriptor", "path=/x")
+	command(exitNo, "no limit keeps a bucket for it", "reset", "--domain", "edge", "--descriptor", "path=/x")
+	command(exitNo, `no limit is named "sned"`, "get", "sned")
+	command(exitUsage, "name a limit and its key", "get")
+	command(exitUsage, "name a limit and its key", "reset", "send", "--descriptor", "a=b")
+	command(exitUsage, "say which", "get", "--descriptor", "a=b")
+
+	wrong := func(want string, args ...string) {
+		t.Helper()
+		var out output
+		if code := run(t.Context(), args, nil, &out, &out); code != exitFailed || !strings.Contains(out.String(), want) {
+			t.Errorf("%v: exit %d\n%s", args, code, out.String())
+		}
+	}
+	wrong("give --admin-token", "top", "--admin-listen", adminAt)
+	wrong("is this rlsidecar's admin port?", "top", "--admin-listen", httpAt)
+	wrong("is a sidecar running there?", "top", "--admin-listen", "unix://"+filepath.Join(dir, "none"))
+	var out output
+	if code := run(t.Context(), []string{"top", "--admin-listen", ""}, nil, &out, &out); code != exitUsage {
+		t.Errorf("exit %d\n%s", code, out.String())
+	}
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+type resetCmd struct {
+	bucketArgs
+	adminFlags
+}
+
+// Help is shown by reset --help.
+func (resetCmd) Help() string {
+	return `Asks the admin port of a running sidecar to forget a bucket, so that it is as one
+never used. With Redis it is forgotten for all sidecars; what others remember of a
+denial, they believe for a moment more. With --descriptor, a bucket of each limit
+that the descriptor meets in a request. The sidecar logs it. Exits 1 if there is no
+such limit, or none that the descriptor meets.
+
+Example:
+
+  rlsidecar reset send_message bob
+  rlsidecar reset --domain edge --descriptor path=/login,remote_address=192.0.2.7`
+}
+
+// Run forgets.
+func (c *resetCmd) Run(a *app) error {
+	query, err := c.query()
+	if err != nil {
+		return err
+	}
+	var answer struct {
+		Reset []struct {
+			Domain string   `json:"domain"`
+			Name   string   `json:"name"`
+			Key    shownKey `json:"key"`
+		} `json:"reset"`
+	}
+	if err := c.ask(a, http.MethodPost, "reset", query, &answer); err != nil {
+		return err
+	}
+	if len(answer.Reset) == 0 {
+		return exitError{exitNo, errNoBucket}
+	}
+	if c.Format != "text" {
+		return nil
+	}
+	for _, b := range answer.Reset {
+		if _, err := fmt.Fprintf(a.stdout, "reset %s of limit %s in domain %s\n", whole(b.Key), descriptors.Printable(b.Name), descriptors.Printable(b.Domain)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole is a key in words.
+func whole(k shownKey) string {
+	if len(k) == 0 {
+		return "the bucket"
+	}
+	return "the bucket of " + k.String()
+}

@@ -1,0 +1,200 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Operator answers those who operate the program, below /api/ at the admin port: what is left in any
+// bucket, which keys are denied most. It forgets buckets, too. Whoever reaches it has been let in.
+type Operator struct {
+	Limiter *limiter.Limiter
+	// Denied is a denials.Recorder's Top.
+	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Log is told of buckets that were reset.
+	Log *zap.Logger
+}
+
+// defaultTop and maxTop are how many keys /api/top lists.
+const defaultTop, maxTop = 20, 1000
+
+// Handler answers all below /api/.
+func (o *Operator) Handler() http.Handler {
+	guard := (&API{}).guard
+	mux := http.NewServeMux()
+	mux.Handle("/api/buckets", guard(map[string]http.HandlerFunc{http.MethodGet: o.buckets}))
+	mux.Handle("/api/reset", guard(map[string]http.HandlerFunc{http.MethodPost: o.reset}))
+	mux.Handle("/api/top", guard(map[string]http.HandlerFunc{http.MethodGet: o.top}))
+	mux.Handle("/api/", guard(nil))
+	return mux
+}
+
+// buckets answers with those that are meant, as they are now. It takes nothing.
+func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
+	c, err := meant(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	c.Look = true
+	if err := o.Limiter.Check(r.Context(), c); err != nil {
+		mistake(w, err)
+		return
+	}
+	switch d := c.Verdict.Domain; {
+	case d == nil:
+		mistake(w, &limiter.AskError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
+		return
+	case d.Broken:
+		mistake(w, limiter.ErrNoConfig)
+		return
+	}
+	all := []bucket{}
+	for i := range c.Results {
+		result := &c.Results[i]
+		d := &result.Decision
+		switch {
+		case result.Key == nil: // unlimited
+			continue
+		case d.Err != nil || failed(result):
+			unavailable.write(w, "the bucket could not be looked at", result.Policy.Name)
+			return
+		}
+		all = append(all, bucketOf(c, result))
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
+}
+
+// forgotten is a bucket that was reset.
+type forgotten struct {
+	Domain string `json:"domain"`
+	Name   string `json:"name"`
+	Key    key    `json:"key,omitempty"`
+}
+
+// reset forgets those that are meant.
+func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
+	c, err := meant(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	if err := o.Limiter.Reset(r.Context(), c); err != nil {
+		mistake(w, err)
+		return
+	}
+	all := []forgotten{}
+	for i := range c.Results {
+		if result := &c.Results[i]; result.Key != nil {
+			f := forgotten{result.Policy.Domain, result.Policy.Name, c.AppendValues(nil, result)}
+			o.Log.Info("a bucket was reset", zap.String("domain", f.Domain), zap.String("limit", f.Name), zap.String("key", printable(f.Key)))
+			all = append(all, f)
+		}
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"reset": all})
+}
+
+func printable(values []string) string {
+	shown := make([]string, len(values))
+	for i, v := range values {
+		shown[i] = descriptors.Printable(v)
+	}
+	return strings.Join(shown, ",")
+}
+
+// deniedKey is a denials.Denied.
+type deniedKey struct {
+	Domain string `json:"domain"`
+	Name   string `json:"name,omitempty"`
+	Why    string `json:"why"`
+	Key    key    `json:"key,omitempty"`
+	// Descriptor is its entries, [key, value].
+	Descriptor []key     `json:"descriptor,omitempty"`
+	Cut        bool      `json:"cut,omitempty"`
+	Denied     int64     `json:"denied"`
+	Exact      bool      `json:"exact"`
+	Last       time.Time `json:"last"`
+}
+
+// top answers with the keys denied most.
+func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
+	n, err := howMany(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	since, top := o.Denied(n)
+	all := []deniedKey{}
+	for _, d := range top {
+		k := deniedKey{
+			Domain: d.Domain, Name: d.Limit, Why: d.Why, Key: d.Key, Cut: d.Cut, Denied: d.Times, Exact: d.Exact,
+			Last: d.Last.UTC().Truncate(time.Millisecond),
+		}
+		for _, e := range d.Entries {
+			k.Descriptor = append(k.Descriptor, key{e.Key, e.Value})
+		}
+		all = append(all, k)
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all})
+}
+
+func howMany(raw string) (int, error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return 0, errors.New("the query cannot be read")
+	}
+	n := defaultTop
+	for name, list := range values {
+		if name != "n" || len(list) != 1 {
+			return 0, errors.New("the one parameter is n, once")
+		}
+		if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxTop {
+			return 0, fmt.Errorf("n must be from 1 to %d", maxTop)
+		}
+	}
+	return n, nil
+}
+
+// meant reads which buckets are meant: a limit and its key, or a descriptor in its text form, which
+// meets the limits that it would in a request.
+func meant(raw string) (*limiter.Call, error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return nil, errors.New("the query cannot be read")
+	}
+	for name, list := range values {
+		switch name {
+		case "key":
+		case "domain", "limit", "descriptor":
+			if len(list) > 1 {
+				return nil, errors.New(name + " is there twice")
+			}
+		default:
+			return nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are domain, limit, key and descriptor")
+		}
+	}
+	c := &limiter.Call{Request: limiter.Request{Domain: values.Get("domain")}}
+	switch limit, descriptor := values["limit"], values["descriptor"]; {
+	case limit != nil && descriptor == nil:
+		c.Limits = []limiter.LimitAsk{{Name: limit[0], Key: values["key"]}}
+		return c, nil
+	case limit != nil || descriptor == nil || values["key"] != nil:
+		return nil, errors.New("give limit, and its key; or descriptor, as key=value[,key=value]…")
+	case c.Request.Domain == "":
+		return nil, errors.New("a descriptor is of a domain: say which")
+	}
+	entries, err := descriptors.Parse(values.Get("descriptor"))
+	c.Descriptors = []limiter.Descriptor{{Entries: entries}}
+	return c, err
+}

@@ -1,0 +1,190 @@
+package httpapi
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const operated = `
+domain: edge
+limits:
+  send: {algorithm: token_bucket, rate: 10, period: 1m}
+descriptors:
+  - {key: user, limit: send}
+  - key: path
+    value: /login
+    descriptors: [{key: ip, rate_limit: {unit: minute, requests_per_unit: 3}}]
+  - {key: free, rate_limit: {unlimited: true}}
+`
+
+// operator is what an operator asks of a limiter over store, and the limiter.
+func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
+	tb.Helper()
+	l := limiter.New(store, nil)
+	l.Swap(authSnapshot(tb, operated))
+	core, logs := observer.New(zap.InfoLevel)
+	top := func(n int) (time.Time, []denials.Denied) {
+		all := []denials.Denied{
+			{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"<b>\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "<b>\xff"}}, Times: 7, Exact: true, Last: time.UnixMicro(int64(storetest.Start))},
+			{Domain: "edge", Limit: "send", Why: denials.Backend, Times: 3, Cut: true, Last: time.UnixMicro(int64(storetest.Start))},
+		}
+		return time.UnixMicro(int64(storetest.Start - algorithms.Second)), all[:min(n, len(all))]
+	}
+	return (&Operator{Limiter: l, Denied: top, Log: zap.New(core)}).Handler(), l, logs
+}
+
+// take takes n of a descriptor.
+func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
+	t.Helper()
+	entries, err := descriptors.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &limiter.Call{Request: limiter.Request{Domain: "edge", Descriptors: []limiter.Descriptor{{Entries: entries, Cost: n}}}}
+	if err := l.Check(t.Context(), c); err != nil || c.Denied {
+		t.Fatal(err, c.Denied)
+	}
+}
+
+func TestOperatorsLookAndReset(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	h, l, logs := operator(t, memory.New(memory.Config{Clock: clock.Now}))
+	take(t, l, "user=bob", 4)
+	take(t, l, "path=/login,ip=::1", 2)
+	bytes := "user=" + "a&b\xff\r\n"
+	take(t, l, bytes, 10)
+
+	get := func(query string) string { return call(h, "GET", "/api/buckets?"+query, "").Body.String() }
+	reset := func(query string) string { return call(h, "POST", "/api/reset?"+query, "").Body.String() }
+	send := func(key, remaining string) string {
+		return `"key":` + key + `,"remaining":` + remaining + `,`
+	}
+	login := `"name":"path_/login.ip"`
+	for _, c := range []struct{ query, want string }{
+		{"limit=send&key=bob", send(`"bob"`, "6")},
+		{"domain=edge&limit=send&key=bob", send(`"bob"`, "6")},
+		{"domain=edge&descriptor=user%3Dbob", send(`"bob"`, "6")},
+		{"limit=send&key=eve", send(`"eve"`, "10")},
+		{"limit=send&key=" + url.QueryEscape("a&b\xff\r\n"), send(`{"base64":"YSZi/w0K"}`, "0")},
+		{"domain=edge&descriptor=" + url.QueryEscape(bytes), send(`{"base64":"YSZi/w0K"}`, "0")},
+		{"domain=edge&descriptor=path%3D/login,ip%3D::1", login},
+		{"domain=edge&descriptor=path%3D/login,ip%3D::1", `"key":"::1","remaining":1,`},
+		{"domain=edge&descriptor=free%3Dx", `{"buckets":[]}`},
+		{"domain=edge&descriptor=nobody%3Dx", `{"buckets":[]}`},
+	} {
+		if got := get(c.query); !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %s", c.query, got, c.want)
+		}
+	}
+	for _, c := range []struct{ query, want string }{
+		{"limit=send&key=bob", `{"reset":[{"domain":"edge","name":"send","key":"bob"}]}`},
+		{"domain=edge&descriptor=" + url.QueryEscape(bytes), `{"reset":[{"domain":"edge","name":"send","key":{"base64":"YSZi/w0K"}}]}`},
+		{"domain=edge&descriptor=path%3D/login,ip%3D::1", `{"reset":[{"domain":"edge","name":"path_/login.ip","key":"::1"}]}`},
+		{"domain=edge&descriptor=free%3Dx", `{"reset":[]}`},
+	} {
+		if got := reset(c.query); got != c.want {
+			t.Errorf("%s: %s, want %s", c.query, got, c.want)
+		}
+	}
+	for _, query := range []string{"limit=send&key=bob", "limit=send&key=" + url.QueryEscape("a&b\xff\r\n"), "domain=edge&descriptor=path%3D/login,ip%3D::1"} {
+		if got := get(query); !strings.Contains(got, `"remaining":10,`) && !strings.Contains(got, `"remaining":3,`) {
+			t.Errorf("%s after a reset: %s", query, got)
+		}
+	}
+	if n := logs.Len(); n != 3 {
+		t.Errorf("%d lines in the log", n)
+	}
+	if got := logs.All()[1].ContextMap()["key"]; got != `a&b\xff\r\n` {
+		t.Errorf("the log says %q", got)
+	}
+}
+
+func TestOperatorsTop(t *testing.T) {
+	h, _, _ := operator(t, memory.New(memory.Config{}))
+	first := `{"domain":"edge","name":"send","why":"limit","key":{"base64":"PGI+/w=="},"descriptor":[["user",{"base64":"PGI+/w=="}]],"denied":7,"exact":true,"last":"`
+	w := call(h, "GET", "/api/top", "")
+	if got := w.Body.String(); w.Code != 200 || !strings.Contains(got, first) || !strings.Contains(got, `{"domain":"edge","name":"send","why":"backend-failure","cut":true,"denied":3,"exact":false,`) {
+		t.Errorf("%d %s", w.Code, got)
+	}
+	if got := call(h, "GET", "/api/top?n=1", "").Body.String(); strings.Contains(got, "backend-failure") || !strings.Contains(got, `"since":"`) {
+		t.Error(got)
+	}
+	if w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Cache-Control") != "no-store" {
+		t.Errorf("%v", w.Header())
+	}
+}
+
+func TestOperatorsMistakes(t *testing.T) {
+	h, _, _ := operator(t, memory.New(memory.Config{}))
+	for _, c := range []struct {
+		line string
+		code int
+		want string
+	}{
+		{"GET /api/buckets", 400, "give limit"},
+		{"GET /api/buckets?key=bob", 400, "give limit"},
+		{"GET /api/buckets?limit=send&descriptor=a%3Db", 400, "give limit"},
+		{"GET /api/buckets?descriptor=a%3Db&key=x&domain=edge", 400, "give limit"},
+		{"GET /api/buckets?descriptor=a%3Db", 400, "say which"},
+		{"GET /api/buckets?domain=edge&descriptor=a", 400, "has no value"},
+		{"GET /api/buckets?domain=edge&descriptor=", 400, "descriptor is empty"},
+		{"GET /api/buckets?limit=send&limit=x", 400, "twice"},
+		{"GET /api/buckets?limit=send&nmae=x", 400, "nmae"},
+		{"GET /api/buckets?limit=%zz", 400, "cannot be read"},
+		{"GET /api/buckets?limit=sned", 404, `no limit is named \"sned\"`},
+		{"GET /api/buckets?domain=egde&limit=send", 404, `\"egde\" is not configured`},
+		{"GET /api/buckets?domain=egde&descriptor=user%3Dbob", 404, `\"egde\" is not configured`},
+		{"POST /api/reset?domain=egde&descriptor=user%3Dbob", 404, `\"egde\" is not configured`},
+		{"POST /api/reset?limit=sned", 404, "sned"},
+		{"POST /api/reset", 400, "give limit"},
+		{"GET /api/reset?limit=send", 405, ""},
+		{"POST /api/buckets?limit=send", 405, ""},
+		{"GET /api/top?n=0", 400, "from 1 to 1000"},
+		{"GET /api/top?n=1001", 400, "from 1 to 1000"},
+		{"GET /api/top?n=x", 400, "from 1 to 1000"},
+		{"GET /api/top?n=1&n=2", 400, "once"},
+		{"GET /api/top?m=1", 400, "once"},
+		{"GET /api/", 404, ""},
+		{"GET /api/x", 404, ""},
+	} {
+		method, path, _ := strings.Cut(c.line, " ")
+		if w := call(h, method, path, ""); w.Code != c.code || !strings.Contains(w.Body.String(), c.want) || w.Header().Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s: %d %s, want %d %s", c.line, w.Code, w.Body, c.code, c.want)
+		}
+	}
+	if w := call(h, "POST", "/api/reset?limit=send&key=bob", "", "Sec-Fetch-Site", "cross-site"); w.Code != 403 {
+		t.Errorf("a page of another site: %d", w.Code)
+	}
+	h = (&Operator{Limiter: limiter.New(memory.New(memory.Config{}), nil), Log: zap.NewNop()}).Handler()
+	for _, line := range []string{"GET /api/buckets?limit=send", "POST /api/reset?limit=send"} {
+		method, path, _ := strings.Cut(line, " ")
+		if w := call(h, method, path, ""); w.Code != 503 {
+			t.Errorf("%s without a configuration: %d", line, w.Code)
+		}
+	}
+}
+
+func TestOperatorsOfABackendThatIsAway(t *testing.T) {
+	h, _, _ := operator(t, broken{backend.ErrUnavailable})
+	for _, line := range []string{"GET /api/buckets?limit=send&key=bob", "GET /api/buckets?domain=edge&descriptor=user%3Dbob", "POST /api/reset?limit=send&key=bob"} {
+		method, path, _ := strings.Cut(line, " ")
+		if w := call(h, method, path, ""); w.Code != 503 {
+			t.Errorf("%s: %d %s", line, w.Code, w.Body)
+		}
+	}
+}
