@@ -98,7 +98,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if c.Decisions != nil {
 		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
 	}
-	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys})
+	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys, Repeatable: true})
 	r.store.SetOwners(r.tally.owners)
 	r.limiter = limiter.New(r.store, nil)
 	r.limiter.Swap(c.Snapshot)

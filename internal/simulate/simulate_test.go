@@ -245,10 +245,11 @@ func TestSameInputSameOutput(t *testing.T) {
 		fmt.Fprintf(&input, `{"time_us":%d,"domain":"edge","descriptors":[{"entries":[["user","%d"]],"hits":%d}]}`+"\n", at, random.IntN(500), random.IntN(5))
 	}
 	full := compiled(t, `{domain: edge, limits: {day: {algorithm: token_bucket, rate: 10, period: 30d}}, descriptors: [{key: user, limit: day}]}`)
+	tight := compiled(t, `{domain: edge, limits: {short: {algorithm: token_bucket, rate: 5, period: 10s}}, descriptors: [{key: user, limit: short}]}`)
 	for name, test := range map[string]struct {
 		s       *limiter.Snapshot
 		maxKeys int
-	}{"room for all": {s, 0}, "full": {full, 300}} {
+	}{"room for all": {s, 0}, "full": {full, 300}, "room for those that are found to forget": {tight, 100}} {
 		first := run(t, test.s, input.String(), test.maxKeys)
 		for range 3 {
 			if run(t, test.s, input.String(), test.maxKeys) != first {

@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -30,12 +32,15 @@ type Config struct {
 	// MaxKeys bounds the buckets kept, and with them the entries of sliding logs and the denials that
 	// penalties count.
 	MaxKeys int
+	// Repeatable has the Store find the same to forget each time that the same is asked of it. It is for
+	// replays: who knows of it can make up keys that are slow to find.
+	Repeatable bool
 }
 
 // Store is a backend.Store in memory.
 type Store struct {
 	clock   func() algorithms.Micros
-	seed    maphash.Seed
+	seed    *maphash.Seed // nil: Repeatable
 	stripes [stripeCount]stripe
 	room    room
 	records records
@@ -61,7 +66,19 @@ func New(c Config) *Store {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
-	return &Store{clock: c.Clock, seed: maphash.MakeSeed(), room: newRoom(c.MaxKeys), records: newRecords()}
+	s := &Store{clock: c.Clock, room: newRoom(c.MaxKeys), records: newRecords()}
+	if !c.Repeatable {
+		s.seed = new(maphash.MakeSeed())
+	}
+	return s
+}
+
+// hash says where a key is kept.
+func (s *Store) hash(key []byte) uint64 {
+	if s.seed == nil {
+		return xxhash.Sum64(key)
+	}
+	return maphash.Bytes(*s.seed, key)
 }
 
 // Take implements backend.Store.
@@ -87,7 +104,7 @@ func (s *Store) takeRun(now algorithms.Micros, charges []backend.Charge, decisio
 }
 
 func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Decision) {
-	hash := maphash.Bytes(s.seed, c.Key)
+	hash := s.hash(c.Key)
 	st := &s.stripes[hash%stripeCount]
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -112,7 +129,7 @@ func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Dec
 
 // Reset implements backend.Resetter. It never fails.
 func (s *Store) Reset(_ context.Context, c backend.Charge) error {
-	hash := maphash.Bytes(s.seed, c.Key)
+	hash := s.hash(c.Key)
 	st := s.stripe(hash)
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -196,7 +213,7 @@ func (s *Store) stripe(hash uint64) *stripe { return &s.stripes[hash%stripeCount
 
 func (s *Store) lock(g *group, cs []backend.Charge) {
 	for i := range cs {
-		hash := maphash.Bytes(s.seed, cs[i].Key)
+		hash := s.hash(cs[i].Key)
 		g.hashes = append(g.hashes, hash)
 		g.locked = append(g.locked, int(hash%stripeCount))
 	}
