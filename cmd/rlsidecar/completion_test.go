@@ -8,21 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-)
 
-// need finds a tool that scripts/install-tools.sh installs.
-func need(t *testing.T, tool string) string {
-	t.Helper()
-	path, err := exec.LookPath(tool)
-	if err != nil {
-		const remedy = "there is no %s here; scripts/install-tools.sh installs it"
-		if os.Getenv("CI") != "" {
-			t.Fatalf(remedy, tool)
-		}
-		t.Skipf(remedy, tool)
-	}
-	return path
-}
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+)
 
 // printed puts what a command prints into a file.
 func printed(t *testing.T, args ...string) (file string) {
@@ -58,7 +46,7 @@ var completions = []struct {
 }
 
 func TestBashCompletes(t *testing.T) {
-	bash, script := need(t, "bash"), printed(t, "completion", "bash")
+	bash, script := tooltest.Path(t, "bash"), printed(t, "completion", "bash")
 	for _, c := range completions {
 		words := []string{"-c", `source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
 		if got := said(t, bash, append(words, c.line...)...); !slices.Equal(got, c.want) {
@@ -73,7 +61,7 @@ func TestBashCompletes(t *testing.T) {
 }
 
 func TestFishCompletes(t *testing.T) {
-	fish, script := need(t, "fish"), printed(t, "completion", "fish")
+	fish, script := tooltest.Path(t, "fish"), printed(t, "completion", "fish")
 	for _, c := range completions {
 		var got []string
 		for _, line := range said(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+fishQuote(strings.Join(c.line, " "))) {
@@ -90,7 +78,7 @@ func TestFishCompletes(t *testing.T) {
 
 // TestZshTakesItsCompletion both ways; what zsh offers can only be seen in a terminal.
 func TestZshTakesItsCompletion(t *testing.T) {
-	zsh, script := need(t, "zsh"), printed(t, "completion", "zsh")
+	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "
 	if got := said(t, zsh, "-fc", setup+"source "+script+"; print $_comps[rlsidecar]; whence -w _rlsidecar"); !slices.Equal(got, []string{"_rlsidecar", "_rlsidecar: function"}) {
 		t.Errorf("sourced: %q", got)
@@ -105,7 +93,7 @@ func TestZshTakesItsCompletion(t *testing.T) {
 }
 
 func TestManualPageIsWellFormed(t *testing.T) {
-	mandoc, page := need(t, "mandoc"), printed(t, "man")
+	mandoc, page := tooltest.Path(t, "mandoc"), printed(t, "man")
 	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", page).CombinedOutput() // its code says how bad the worst is
 	for line := range strings.Lines(string(out)) {
 		if !strings.Contains(line, "missing date") { // the page is the same whenever it is made

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // Server is one process, redis-server or redis-sentinel.
@@ -29,23 +30,6 @@ type Server struct {
 	args   []string
 	env    []string
 	t      testing.TB
-}
-
-// binary is the server to start: REDIS_SERVER or redis-server.
-func binary(tb testing.TB) string {
-	tb.Helper()
-	name := os.Getenv("REDIS_SERVER")
-	if name == "" {
-		name = "redis-server"
-	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			tb.Fatalf("%s is not installed: %v", name, err)
-		}
-		tb.Skipf("%s is not installed; scripts/install-tools.sh installs it", name)
-	}
-	return path
 }
 
 // FreePort is a port that was free a moment ago. It is none of those that systems give to outgoing
@@ -123,7 +107,7 @@ func (s *Server) Restart(args ...string) {
 	s.t.Helper()
 	path := s.binary
 	if path == "" {
-		path = binary(s.t)
+		path = tooltest.Path(s.t, "redis-server")
 	}
 	s.cmd = exec.Command(path, append(slices.Clip(s.args), args...)...)
 	s.cmd.Env = append(os.Environ(), s.env...)

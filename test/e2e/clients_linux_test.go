@@ -12,6 +12,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 const shouldRateLimit = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
@@ -76,7 +77,7 @@ func run(t *testing.T, program string, args ...string) (said string) {
 }
 
 func TestPythonGRPC(t *testing.T) {
-	python := programPath(t, "PYTHON_GRPCIO", "python-grpcio")
+	python := tooltest.Path(t, "python-grpcio")
 	const want = `once: OK OVER_LIMIT
 1500 at once: 1000 OK, 500 OVER_LIMIT
 gzip: OK
@@ -126,7 +127,7 @@ func question(t *testing.T, descriptor string) string {
 
 // TestNghttp2 asks with nghttp2's clients, one request and many.
 func TestNghttp2(t *testing.T) {
-	nghttp, h2load := programPath(t, "NGHTTP", "nghttp"), programPath(t, "H2LOAD", "h2load")
+	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
 	eachDoor(t, func(t asked) {
 		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
 		switch {
@@ -152,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 
 // TestCurl asks with curl, which shows what who tries the port by hand sees.
 func TestCurl(t *testing.T) {
-	curl := programPath(t, "CURL", "curl")
+	curl := tooltest.Path(t, "curl")
 	eachDoor(t, func(t asked) {
 		args := []string{"--silent", "--show-error", "--http2-prior-knowledge", "--dump-header", "-", "--output", t.TempDir() + "/answer"}
 		base := "http://" + t.addr
@@ -178,7 +179,7 @@ func TestCurl(t *testing.T) {
 
 // TestH2spec: each test of h2spec passes. They are run some times, for what passes by chance is no proof.
 func TestH2spec(t *testing.T) {
-	h2spec := programPath(t, "H2SPEC", "h2spec")
+	h2spec := tooltest.Path(t, "h2spec")
 	eachDoor(t, func(t asked) {
 		if strings.Contains(t.Name(), "grpc-go") || t.socket != "" {
 			t.Skip("not ours, or not to be reached")

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
 )
 
 // TestCompose has no Docker to run examples/compose with: it looks whether what its containers find
 // is there, and has Envoy read what it would. TestEnvoy runs the rest.
 func TestCompose(t *testing.T) {
-	envoy := programPath(t, "ENVOY", "envoy") // may skip
+	envoy := tooltest.Path(t, "envoy") // may skip
 	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"github.com/rlsidecar/rlsidecar/internal/xdstest"
 )
 
@@ -34,7 +35,7 @@ const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
 func inOwnNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(networkOfItsOwn) != "" {
-		if out, err := exec.Command(programPath(t, "IP", "ip"), "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		if out, err := exec.Command(tooltest.Path(t, "ip"), "link", "set", "lo", "up").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		return true
@@ -186,7 +187,7 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 // place of its own: its environment, ports, probes, certificates and control plane, and a real Envoy
 // that asks as it has it configured.
 func TestEnvoyGatewayDeployment(t *testing.T) {
-	envoy := programPath(t, "ENVOY", "envoy") // may skip
+	envoy := tooltest.Path(t, "envoy") // may skip
 	if !inOwnNetwork(t) {
 		return
 	}

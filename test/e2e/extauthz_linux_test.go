@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // TestEnvoyExtAuthz runs examples/envoy-extauthz as it is, but for patience.
@@ -66,7 +68,7 @@ func loginOverExtAuthz(t *testing.T, s *stack) {
 
 func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 	t.Helper()
-	envoy := programPath(t, "ENVOY", "envoy") // may skip
+	envoy := tooltest.Path(t, "envoy") // may skip
 	s := &stack{owner: t, addr: loopback(), client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
 	t.Cleanup(s.client.CloseIdleConnections)
 	s.serveApplication(t)

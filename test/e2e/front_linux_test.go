@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -20,27 +19,6 @@ import (
 	"testing"
 	"time"
 )
-
-// programPath finds a program of another project: by a variable of the environment, what
-// scripts/install-tools.sh put into .tools/, PATH, or where Debian puts servers.
-func programPath(t *testing.T, variable, name string) string {
-	t.Helper()
-	installed, err := filepath.Abs(root + "/.tools/bin/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{os.Getenv(variable), installed, name, "/usr/sbin/" + name} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	remedy := "there is no " + name + " here; scripts/install-tools.sh installs it"
-	if os.Getenv("CI") != "" {
-		t.Fatal(remedy)
-	}
-	t.Skip(remedy)
-	return ""
-}
 
 // front is an application behind a proxy that asks rlsidecar by HTTP, all of them as in an example,
 // ports too, but on a loopback address that no other test uses. The limits are those of

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -45,7 +46,7 @@ var patientCaddy = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"respons
 
 func newCaddy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := programPath(t, "CADDY", "caddy") // may skip
+	program := tooltest.Path(t, "caddy") // may skip
 	s := newFront(t, "")
 	s.write(t, "caddy/Caddyfile", changes...)
 	s.run(t, program, "run", "--config", "Caddyfile")
@@ -69,7 +70,7 @@ func TestCaddyHostileRequests(t *testing.T) {
 func TestCaddyDoesNotWaitForLong(t *testing.T) { newCaddy(t).waitsNoLonger(t) }
 
 func TestTraefik(t *testing.T) {
-	program := programPath(t, "TRAEFIK", "traefik") // may skip
+	program := tooltest.Path(t, "traefik") // may skip
 	s := newFront(t, "")
 	s.write(t, "traefik/traefik.yaml")
 	s.write(t, "traefik/dynamic.yaml")
@@ -83,7 +84,7 @@ var patientHAProxy = []change{{"timeout connect 50ms", "timeout connect 10s"}, {
 
 func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := programPath(t, "HAPROXY", "haproxy") // may skip
+	program := tooltest.Path(t, "haproxy") // may skip
 	s := newFront(t, "")
 	door := change{"rlsidecar-ask", fmt.Sprintf("rlsidecar-ask-%d-%d", os.Getpid(), stacks.Load())}
 	s.write(t, "haproxy/haproxy.cfg", append(changes, door)...)

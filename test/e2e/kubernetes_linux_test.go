@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -241,7 +242,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "envoy-gateway.yaml") }, perMinute, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			envoy := programPath(t, "ENVOY", "envoy") // may skip
+			envoy := tooltest.Path(t, "envoy") // may skip
 			r := c.render(t)
 			s := newRecipe(t, r.Limits)
 			s.envoy = start(t, envoy, "-c", s.gatewayFile(t, r), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
@@ -280,7 +281,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 
 // TestKubernetesIngressNginx runs the snippets of ingress-nginx.yaml in a real NGINX.
 func TestKubernetesIngressNginx(t *testing.T) {
-	program := programPath(t, "NGINX", "nginx") // may skip
+	program := tooltest.Path(t, "nginx") // may skip
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
 		t.Helper()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // The changes of examples/nginx/nginx.conf that tests make. The first is made always: on a busy
@@ -40,7 +41,7 @@ func newNginxStack(t *testing.T, socket string, changes ...change) *front {
 
 func (s *front) runNginx(t *testing.T, changes ...change) {
 	t.Helper()
-	program := programPath(t, "NGINX", "nginx") // may skip
+	program := tooltest.Path(t, "nginx") // may skip
 	// The default of user is nobody, who may not read what a test of root's writes.
 	s.write(t, "nginx/nginx.conf", append(changes, change{"worker_processes auto;", "worker_processes 1;" + userDirective()})...)
 	for _, name := range []string{"tmp", "html/static/folder"} {

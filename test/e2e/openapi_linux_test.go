@@ -5,12 +5,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // TestTheAPIIsAsDescribed lets Schemathesis make up requests of the description that a sidecar serves,
 // and of what is next to it, and compare the answers: no 5xx, and nothing that is not described.
 func TestTheAPIIsAsDescribed(t *testing.T) {
-	program := programPath(t, "SCHEMATHESIS", "schemathesis")
+	program := tooltest.Path(t, "schemathesis")
 	addr := loopback()
 	sidecar := start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml", "--api-inline-config",
 		"--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", "", "--api-token", "s3cret", "--drain-delay", "0s")

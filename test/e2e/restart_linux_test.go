@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // bounded is what the key "bounded" may ask for in all, whoever answers; other keys are not held up.
@@ -44,7 +45,7 @@ type restarts struct {
 
 func newRestarts(t *testing.T) *restarts {
 	t.Helper()
-	programPath(t, "ENVOY", "envoy") // may skip
+	tooltest.Path(t, "envoy") // may skip
 	s := &restarts{stack: bareStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
 	if err := os.WriteFile(s.limits, []byte(restartLimits), 0o600); err != nil {
 		t.Fatal(err)

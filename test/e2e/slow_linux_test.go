@@ -13,12 +13,14 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // TestSlowClientsKeepNobodyOut lets slowhttptest hold hundreds of connections by slow headers, slow
 // bodies and slow reading, while another client goes on asking.
 func TestSlowClientsKeepNobodyOut(t *testing.T) {
-	program := programPath(t, "SLOWHTTPTEST", "slowhttptest")
+	program := tooltest.Path(t, "slowhttptest")
 	s := startAPI(t)
 	before := s.memory(t)
 	var slow sync.WaitGroup

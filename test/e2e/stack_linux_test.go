@@ -17,6 +17,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 const root = "../.."
@@ -79,7 +81,7 @@ func loopback() string {
 
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
-	programPath(t, "ENVOY", "envoy") // may skip
+	tooltest.Path(t, "envoy") // may skip
 	s := bareStack(t, socket)
 	s.serveApplication(t)
 	s.startSidecar(t)
@@ -104,7 +106,7 @@ func bareStack(t *testing.T, socket string) *stack {
 // startEnvoy starts it by the example, with the changes, and waits until it is ready.
 func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	t.Helper()
-	envoy := programPath(t, "ENVOY", "envoy")
+	envoy := tooltest.Path(t, "envoy")
 	config := s.envoyConfig(t, append([]change{patient}, changes...))
 	s.envoy = start(s.owner, envoy, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	eventually(t, "Envoy is ready", func() bool {

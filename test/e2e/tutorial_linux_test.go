@@ -8,12 +8,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // TestTutorial follows docs/tutorial.md to the letter, but for an address of its own, and for the
 // program, which is built already.
 func TestTutorial(t *testing.T) {
-	programPath(t, "REDIS_SERVER", "redis-server") // may skip
+	tooltest.Path(t, "redis-server") // may skip
 	data, err := os.ReadFile(root + "/docs/tutorial.md")
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 const (
@@ -22,26 +24,6 @@ const (
 	version  = "v0.0.0-test"
 	patience = 5 * time.Minute // for the compiler, on a machine that has never compiled this
 )
-
-// program finds a tool: what scripts/install-tools.sh installed, or PATH.
-func program(t *testing.T, name string) string {
-	t.Helper()
-	installed, err := filepath.Abs(root + "/.tools/bin/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{installed, name} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	const remedy = "there is no %s here; scripts/install-tools.sh installs it"
-	if os.Getenv("CI") != "" {
-		t.Fatalf(remedy, name)
-	}
-	t.Skipf(remedy, name)
-	return ""
-}
 
 // engine is buildah and podman with a storage of their own.
 type engine struct {
@@ -59,7 +41,7 @@ func newEngine(t *testing.T) *engine {
 	t.Helper()
 	e := &engine{tool: map[string]string{}}
 	for _, tool := range []string{"buildah", "podman", "runc"} {
-		e.tool[tool] = program(t, tool)
+		e.tool[tool] = tooltest.Path(t, tool)
 	}
 	removeAbandoned(t, e.tool)
 	var err error

@@ -23,6 +23,7 @@ import (
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -39,7 +40,7 @@ descriptors:
 )
 
 func TestDockerfileIsWellWritten(t *testing.T) {
-	if out, err := exec.Command(program(t, "hadolint"), root+"/Dockerfile").CombinedOutput(); err != nil {
+	if out, err := exec.Command(tooltest.Path(t, "hadolint"), root+"/Dockerfile").CombinedOutput(); err != nil {
 		t.Errorf("hadolint: %v\n%s", err, out)
 	}
 }

@@ -1,0 +1,52 @@
+// Package tooltest finds the programs of other projects that tests run.
+package tooltest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Path is where a program is: where the environment says (REDIS_SERVER for redis-server), in the
+// project's .tools/bin, on PATH, or where Debian puts servers. Without it the test fails in CI, and is
+// skipped elsewhere.
+func Path(tb testing.TB, name string) string {
+	tb.Helper()
+	variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	named := os.Getenv(variable)
+	if _, err := os.Stat(named); strings.Contains(named, "/") && err != nil {
+		tb.Fatalf("%s: %v", variable, err) // another one must not be taken for it
+	}
+	for _, file := range []string{named, installed(tb, name), name, "/usr/sbin/" + name} {
+		if path, err := exec.LookPath(file); err == nil {
+			return path
+		}
+	}
+	const remedy = "there is no %s here; scripts/install-tools.sh installs it, or %s names it"
+	if os.Getenv("CI") != "" {
+		tb.Fatalf(remedy, name, variable)
+	}
+	tb.Skipf(remedy, name, variable)
+	return ""
+}
+
+// installed is what scripts/install-tools.sh has put into .tools/bin, at the top of the project; "":
+// nothing.
+func installed(tb testing.TB, name string) string {
+	tb.Helper()
+	folder, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for ; ; folder = filepath.Dir(folder) {
+		file := filepath.Join(folder, ".tools", "bin", name)
+		if _, err := os.Stat(file); err == nil {
+			return file
+		}
+		if folder == filepath.Dir(folder) {
+			return ""
+		}
+	}
+}
