@@ -6,13 +6,12 @@ package memory
 
 import (
 	"context"
+	"hash/fnv"
 	"hash/maphash"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -76,7 +75,9 @@ func New(c Config) *Store {
 // hash says where a key is kept.
 func (s *Store) hash(key []byte) uint64 {
 	if s.seed == nil {
-		return xxhash.Sum64(key)
+		h := fnv.New64a()
+		h.Write(key)
+		return h.Sum64()
 	}
 	return maphash.Bytes(*s.seed, key)
 }
