@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 )
 
 // TestAttacks: what asks for nothing, again and again, ends the connection.
@@ -396,56 +395,5 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 			t.Errorf("%v %v", c.reply(id).reset, c.reply(refused).reset)
 		}
 		c.must("m", "m")
-	})
-}
-
-// FuzzFrames: whatever comes behind the preface, the server neither panics nor hangs nor answers with
-// what is no HTTP/2.
-func FuzzFrames(f *testing.F) {
-	c := client{to: http2.NewFramer(nil, nil)}
-	c.to = http2.NewFramer(&c.out, nil)
-	c.to.AllowIllegalWrites = true
-	c.encoder = hpack.NewEncoder(&c.block)
-	c.next = 1
-	_ = c.to.WriteSettings()
-	c.ask("m")
-	c.ask("hold")
-	c.ask("long 20000", "grpc-timeout", "1m")
-	_ = c.to.WriteRSTStream(3, http2.ErrCodeCancel)
-	_ = c.to.WriteWindowUpdate(5, 1000)
-	_ = c.to.WritePing(false, [8]byte{})
-	f.Add(append([]byte(nil), c.out.Bytes()...), false)
-	f.Add(append([]byte(nil), c.out.Bytes()...), true)
-	f.Fuzz(func(t *testing.T, frames []byte, flights bool) {
-		synctest.Test(t, func(t *testing.T) {
-			m := &echo{}
-			l := serve(t, m, func(c *Config) {
-				if flights {
-					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
-					m.delay.Store(int64(time.Millisecond))
-				}
-			})
-			nc, err := l.Dial()
-			if err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan struct{})
-			defer func() { <-done }()
-			go func() {
-				defer close(done)
-				_, _ = nc.Write(append([]byte(http2.ClientPreface), frames...))
-				time.Sleep(time.Second)
-				nc.Close()
-			}()
-			from := http2.NewFramer(nil, nc)
-			for {
-				if _, err := from.ReadFrame(); err != nil {
-					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
-						t.Errorf("the server sent what is no frame: %v", err)
-					}
-					return
-				}
-			}
-		})
 	})
 }

@@ -147,6 +147,7 @@ type client struct {
 	decoder *hpack.Decoder
 	next    uint32
 	answers map[uint32]*reply
+	granted int64 // of the connection's window, by who keeps count
 }
 
 // reply is what came on a stream.
@@ -155,6 +156,7 @@ type reply struct {
 	data   []byte
 	ended  bool
 	reset  *http2.ErrCode
+	over   bool // nothing more may come
 }
 
 // message is the one message of an answer.

@@ -96,8 +96,10 @@ func (c *conn) busy() bool {
 	return len(c.streams) > 0 || c.fresh.id != 0 || len(c.ready) > 0 || c.others > 0 || len(c.out) > 0
 }
 
-// abort resets a stream. What the client has sent on it meanwhile is ignored.
+// abort resets a stream, which may be among those that are about to be answered. What the client has
+// sent on it meanwhile is ignored.
 func (c *conn) abort(id uint32, code http2.ErrCode) {
+	c.answerReady()
 	if s := c.find(id); s != nil {
 		c.drop(s)
 	}
@@ -280,17 +282,13 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 		return protocolError("more padding than payload")
 	}
 	s := c.find(f.stream)
-	if s == nil {
+	if s == nil || s.ended {
 		switch {
 		case f.stream > c.last:
 			return protocolError("DATA on a stream that is not open")
 		case !c.forgotten(f.stream):
 			c.abort(f.stream, http2.ErrCodeStreamClosed)
 		}
-		return c.idle(1)
-	}
-	if s.ended {
-		c.abort(s.id, http2.ErrCodeStreamClosed)
 		return c.idle(1)
 	}
 	end := f.flags.Has(http2.FlagDataEndStream)
@@ -431,13 +429,14 @@ func (c *conn) answerReady() {
 	if len(c.ready) == 0 {
 		return
 	}
+	ready := c.ready
+	c.ready = ready[:0] // who resets one of them comes here again
 	ctx := c.context()
 	c.batch.Take(ctx)
-	for i, id := range c.ready {
+	for i, id := range ready {
 		c.batch.Finish(ctx, i)
 		c.answer(id, c.streams[id], c.batch, i, c.now)
 	}
-	c.ready = c.ready[:0]
 	c.batch.Reset()
 }
 
