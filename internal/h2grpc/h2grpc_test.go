@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -109,6 +110,22 @@ func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
 		data = data[n:]
 	}
 	return id
+}
+
+func TestBothContentTypesAreUsual(t *testing.T) {
+	for _, kind := range []string{"application/grpc", "application/grpc+proto"} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}, func(c *Config) { c.Others = http.NotFoundHandler() }))
+			for range 3 {
+				id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", kind, "te", "trailers"))
+				_ = c.to.WriteData(id, true, framed("m"))
+				c.flush()
+				if r := c.answer(id); r.message() != "m" || r.fields["content-type"] != "application/grpc" {
+					t.Errorf("%s: %+v", kind, r)
+				}
+			}
+		})
+	}
 }
 
 func TestTrailersEndARequest(t *testing.T) {

@@ -165,7 +165,8 @@ func (r *headReader) head() head {
 	h.malformed = h.malformed || pseudo[0] != 1 || pseudo[3] > 1 || hosts > 1 ||
 		connect && (pseudo[1] != 0 || pseudo[2] != 0 || authority == "") ||
 		!connect && (pseudo[1] != 1 || pseudo[2] != 1 || path == "" || scheme == "" || path[0] != '/' && path != "*")
-	h.ours = usual && !h.malformed && method == http.MethodPost && path == r.path && contentType == typeField.Value
+	h.ours = usual && !h.malformed && method == http.MethodPost && path == r.path &&
+		(contentType == typeField.Value || contentType == typeField.Value+"+proto")
 	switch {
 	case h.tooLong:
 		h.refusal = refusedLength
