@@ -28,7 +28,7 @@ type serveCmd struct {
 	xdsFlags
 
 	GRPCListen        string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
-	GRPCEngine        string `name:"grpc-engine" enum:"fast,grpc-go" default:"grpc-go" env:"RLSIDECAR_GRPC_ENGINE" help:"What serves it: fast answers ShouldRateLimit directly on HTTP/2, for a fraction of the processor time; grpc-go (${default})."`
+	GRPCEngine        string `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"What serves it: fast answers ShouldRateLimit directly on HTTP/2, for a fraction of the processor time; grpc-go is the library alone (${default})."`
 	HTTPListen        string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
 	HTTPProxyProtocol bool   `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
 	APIToken          string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`

@@ -32,7 +32,7 @@ const (
 )
 
 // The default: of what does not say which.
-const defaultEngine = GRPCEngine
+const defaultEngine = FastEngine
 
 func (e Engine) check() error {
 	switch e {

@@ -237,9 +237,9 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Fatal("not as it should be within a minute")
 }
 
-// TestEnvoyAtTheFastDoor runs the same with --grpc-engine fast.
-func TestEnvoyAtTheFastDoor(t *testing.T) {
-	t.Setenv("RLSIDECAR_GRPC_ENGINE", "fast")
+// TestEnvoyWithGRPCGo runs the same with --grpc-engine grpc-go.
+func TestEnvoyWithGRPCGo(t *testing.T) {
+	t.Setenv("RLSIDECAR_GRPC_ENGINE", "grpc-go")
 	t.Run("closed", TestEnvoy)
 	t.Run("open", TestEnvoyFailingOpen)
 	t.Run("socket", TestEnvoyOverUnixSocket)
