@@ -35,7 +35,9 @@ func Denied(next Store, c DeniedConfig) *DeniedStore {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	return &DeniedStore{next: next, config: c, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+	s := &DeniedStore{next: next, config: c, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+	s.trips.New = func() any { return &deniedTrip{} }
+	return s
 }
 
 // DeniedConfig configures Denied; zero fields are the defaults.
@@ -49,8 +51,10 @@ type DeniedConfig struct {
 type DeniedStore struct {
 	next   Store
 	config DeniedConfig
+	trips  sync.Pool
 
-	forgot atomic.Uint64 // counts what was forgotten
+	forgot     atomic.Uint64 // counts what was forgotten
+	remembered atomic.Int64  // how many groups there are
 
 	mu      sync.RWMutex
 	groups  map[uint64]*denial  // by the hash of all keys of a group; guarded by mu
@@ -77,40 +81,71 @@ func (s *DeniedStore) Take(ctx context.Context, charges []Charge, decisions []De
 	s.takeRun(ctx, charges, decisions)
 }
 
-// takeRuns takes several groups, those that are not known to be denied in one Take of next.
+// deniedTrip is what one Take of several groups asks of next. It is reused.
+type deniedTrip struct {
+	asked   []Charge
+	answers []Decision
+	places  []int     // where the groups that are asked begin
+	again   []*denial // too old to be believed
+}
+
+func (t *deniedTrip) reset() {
+	clear(t.asked)
+	clear(t.again)
+	t.asked, t.places, t.again = t.asked[:0], t.places[:0], t.again[:0]
+}
+
+// takeRuns takes n groups, those that are not known to be denied in one Take of next.
 func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
 	s.forgetGivenBack(charges)
 	now, forgot := s.config.Clock(), s.forgot.Load()
-	asked := make([]Charge, 0, len(charges))
-	places := make([]int, 0, n)
-	var again []*denial
+	t := s.trips.Get().(*deniedTrip)
+	defer s.trips.Put(t)
+	defer t.reset()
 	for at := 0; at < len(charges); {
 		end := at + GroupLen(charges[at:])
 		known, old := s.known(charges[at:end], decisions[at:end], now)
 		if !known {
-			asked = append(asked, charges[at:end]...)
-			places = append(places, at)
+			t.places = append(t.places, at)
 		}
 		if old != nil {
-			again = append(again, old)
+			t.again = append(t.again, old)
 		}
 		at = end
 	}
-	if len(asked) == 0 {
+	switch len(t.places) {
+	case 0:
 		return
+	case n: // the usual case: there is nothing to leave out
+		clear(decisions)
+		s.next.Take(ctx, charges, decisions)
+	default:
+		t.ask(ctx, s.next, charges, decisions)
 	}
-	answers := make([]Decision, len(asked))
-	s.next.Take(ctx, asked, answers)
-	for _, at := range places {
+	for _, at := range t.places {
+		end := at + GroupLen(charges[at:])
+		s.learn(charges[at:end], decisions[at:end], now, forgot)
+	}
+	if len(t.again) > 0 {
+		s.forgetOld(t.again...)
+	}
+	s.forgetGivenBack(charges)
+}
+
+// ask asks next about the groups at places only.
+func (t *deniedTrip) ask(ctx context.Context, next Store, charges []Charge, decisions []Decision) {
+	for _, at := range t.places {
+		t.asked = append(t.asked, charges[at:at+GroupLen(charges[at:])]...)
+	}
+	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
+	clear(t.answers)
+	next.Take(ctx, t.asked, t.answers)
+	answers := t.answers
+	for _, at := range t.places {
 		end := GroupLen(charges[at:])
 		copy(decisions[at:at+end], answers[:end])
 		answers = answers[end:]
-		s.learn(charges[at:at+end], decisions[at:at+end], now, forgot)
 	}
-	if len(again) > 0 {
-		s.forgetOld(again...)
-	}
-	s.forgetGivenBack(charges)
 }
 
 func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions []Decision) {
@@ -130,6 +165,9 @@ func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions [
 // the first to ask is told, to ask next and then to forget it.
 func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) (known bool, old *denial) {
 	if charges[0].Once != nil { // it may have been taken before the denial
+		return false, nil
+	}
+	if s.remembered.Load() == 0 { // usually; it saves the hash
 		return false, nil
 	}
 	s.mu.RLock()
@@ -161,6 +199,7 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 			delete(s.groups, d.hash)
 		}
 	}
+	s.remembered.Store(int64(len(s.groups)))
 }
 
 // answer is what charge i of what was denied says of c, which must be the same but for a cost at
@@ -252,6 +291,7 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 		}
 	}
 	s.groups[hash] = d
+	s.remembered.Store(int64(len(s.groups)))
 }
 
 // forgetGivenBack forgets the denials of buckets that get something back.
@@ -272,6 +312,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)
 	}
+	s.remembered.Store(int64(len(s.groups)))
 	s.listed -= len(s.buckets[bucket])
 	delete(s.buckets, bucket)
 }
@@ -287,6 +328,7 @@ func (s *DeniedStore) Forget() {
 // clear forgets all denials; s.mu is held.
 func (s *DeniedStore) clear() {
 	clear(s.groups)
+	s.remembered.Store(0)
 	clear(s.buckets)
 	s.listed = 0
 }
