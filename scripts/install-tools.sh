@@ -4,7 +4,7 @@
 #
 # Envoy, Caddy, Traefik, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the versions below
 # and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# nghttp2's clients and curl, what builds and runs the image
+# chromium, nghttp2's clients and curl, what builds and runs the image
 # (buildah, podman, runc), what reads completions and the manual page (zsh, fish, mandoc), and a C
 # compiler for the race detector, come from the distribution (Debian, Ubuntu) where they are missing;
 # their services are not started.
@@ -46,6 +46,7 @@ from_distribution() {
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
   has slowhttptest || missing+=(slowhttptest)
+  has chromium || missing+=(chromium)
   has nghttp && has h2load || missing+=(nghttp2-client)
   has curl || missing+=(curl)
   has buildah || missing+=(buildah)
