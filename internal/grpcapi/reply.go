@@ -70,6 +70,8 @@ func statusOf(v *limiter.Verdict, i int) status {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch {
+	case p.Reference && limit.Rate == 0: // as the reference server, though the next window allows nothing either
+		s.reset = seconds(limit.WindowEnd(r.Decision.At))
 	case !spoken.Denied:
 		s.reset = max(1, seconds(r.Decision.ResetAfter))
 	case !r.Decision.Never:

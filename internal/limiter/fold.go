@@ -16,6 +16,9 @@ func (c *Call) fold() {
 		r := &c.Results[i]
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
+			if r.Decision.Blocked > 0 {
+				r.Decision.Remaining = 0 // whatever is there, none can be had before the block is over
+			}
 			c.Replayed = c.Replayed || r.Decision.Replayed
 			r.Outcome = c.outcome(r)
 		} else if r.Policy == nil {

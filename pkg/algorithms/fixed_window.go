@@ -31,6 +31,12 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 	return Micros(phase+n*l.Period) * l.Tick
 }
 
+// WindowEnd is the time from now to the next start of a fixed window, also of one that never allows; its
+// windows must not start at a time of the key's.
+func (l *Limit) WindowEnd(now Micros) Micros {
+	return l.windowStart(l.windowOf(now, l.Phase)+1, l.Phase) - now
+}
+
 // roll grants what the window starts between s and now brought. It also returns the window now
 // lies in and the phase.
 func (l *Limit) roll(s State, now Micros, hash uint64) (value, window, phase int64) {
