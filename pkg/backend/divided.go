@@ -8,10 +8,22 @@ import (
 
 // Divided is buckets in two Stores: those that second says in Second, the others in First. Which of
 // the two must follow from the bucket alone. A group with buckets in both is taken by its parts
-// (TakeParts); it cannot be taken once (Charge.Once), which is ErrUnavailable.
+// (TakeParts). For such a group to be taken once (Charge.Once) first must be a Claimer; else it is
+// ErrUnavailable.
 func Divided(first, second Store, isSecond func(*Charge) bool, background *Background) Store {
 	return &divided{[2]Store{first, second}, isSecond, background}
 }
+
+// Claimer is a Store that keeps claims.
+type Claimer interface {
+	// TakeClaimed takes a group once that cannot be taken and remembered in one step: its ID is claimed
+	// first, then take takes the group. Where nobody can tell what came of that the claim stays, and who
+	// asks again is told ErrPending: it is taken once at the most.
+	TakeClaimed(ctx context.Context, charges []Charge, decisions []Decision, take TakeFunc)
+}
+
+// TakeFunc is the Take of a Store.
+type TakeFunc func(ctx context.Context, charges []Charge, decisions []Decision)
 
 type divided struct {
 	stores     [2]Store
@@ -78,11 +90,19 @@ func (s *divided) Take(ctx context.Context, charges []Charge, decisions []Decisi
 
 // takeBoth takes a group with buckets in both Stores.
 func (s *divided) takeBoth(ctx context.Context, charges []Charge, decisions []Decision) {
-	if charges[0].Once != nil { // neither of them could remember the whole answer
+	take := func(ctx context.Context, charges []Charge, decisions []Decision) {
+		TakeParts(ctx, s.parts(charges), decisions, s.background)
+	}
+	if charges[0].Once == nil {
+		take(ctx, charges, decisions)
+		return
+	}
+	claimer, ok := s.stores[0].(Claimer)
+	if !ok { // neither of them could remember the whole answer
 		failAll(decisions, fmt.Errorf("%w: what has an id cannot be taken of limits in two places", ErrUnavailable))
 		return
 	}
-	TakeParts(ctx, s.parts(charges), decisions, s.background)
+	claimer.TakeClaimed(ctx, charges, decisions, take)
 }
 
 // parts splits a group.

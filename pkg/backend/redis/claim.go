@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A group of several slots, or with a sharded bucket, cannot be taken and remembered in one step. Its
-// ID is claimed first, then the group is taken, and then the claim becomes what was answered, or is
+// A group of several slots, with a sharded bucket, or with buckets in another Redis too, cannot be taken
+// and remembered in one step. Its ID is claimed first, then the group is taken, and then the claim becomes what was answered, or is
 // dropped where nothing was taken. So it is taken once at the most: where a step in between gets no
 // answer, or the process dies, the claim stays, and who asks again is told ErrPending until its time
 // is over.
@@ -25,8 +25,15 @@ const (
 	answered = 'a'
 )
 
-// takeClaimed takes a group that needs several steps, once.
-func (c *cluster) takeClaimed(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+// claims are those of one Redis.
+type claims struct {
+	client     goredis.UniversalClient
+	keys       keys
+	background *backend.Background
+}
+
+// TakeClaimed implements backend.Claimer.
+func (c claims) TakeClaimed(ctx context.Context, charges []backend.Charge, decisions []backend.Decision, take backend.TakeFunc) {
 	once := charges[0].Once
 	was, err := c.claim(ctx, once)
 	switch {
@@ -41,7 +48,7 @@ func (c *cluster) takeClaimed(ctx context.Context, charges []backend.Charge, dec
 	for i := range plain {
 		plain[i].Once = nil
 	}
-	c.takeGroup(ctx, plain, decisions)
+	take(ctx, plain, decisions)
 	switch name := c.keys.claim(once); {
 	case backend.Took(plain, decisions):
 		c.settle(ctx, func(ctx context.Context) error {
@@ -54,14 +61,14 @@ func (c *cluster) takeClaimed(ctx context.Context, charges []backend.Charge, dec
 
 // settle does what becomes of a claim; if there is no time for it now, then on its own time. Were it
 // not done at all the claim stays, and nobody is charged twice.
-func (c *cluster) settle(ctx context.Context, do func(context.Context) error) {
+func (c claims) settle(ctx context.Context, do func(context.Context) error) {
 	if do(ctx) != nil {
 		c.background.Do(func(ctx context.Context) { _ = do(ctx) })
 	}
 }
 
 // claim claims an ID. It returns "", or what others have left there.
-func (c *cluster) claim(ctx context.Context, once *backend.Once) (was string, err error) {
+func (c claims) claim(ctx context.Context, once *backend.Once) (was string, err error) {
 	var by [16]byte
 	_, _ = rand.Read(by[:]) // never fails
 	mine := string(claimed) + string(once.Of[:]) + string(by[:])

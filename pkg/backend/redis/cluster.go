@@ -85,11 +85,13 @@ func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, b
 func (c *cluster) takeGroup(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	parts := c.parts(charges)
 	if charges[0].Once != nil && (len(parts) > 1 || len(charges[0].Shards) > 0) {
-		c.takeClaimed(ctx, charges, decisions) // which no one step can remember
+		c.claims().TakeClaimed(ctx, charges, decisions, c.takeGroup) // which no one step can remember
 		return
 	}
 	backend.TakeParts(ctx, parts, decisions, c.background)
 }
+
+func (c *cluster) claims() claims { return claims{c.client, c.keys, c.background} }
 
 func (c *cluster) parts(charges []backend.Charge) (parts []*backend.Part) {
 	slots := map[int]*backend.Part{}

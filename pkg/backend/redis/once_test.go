@@ -81,35 +81,73 @@ func TestClaimsAreTakenOnce(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3)
 	one := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 	other := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
-	left := func(c backend.Charge) int64 {
-		c.Ask.Cost = 0
-		return takeAll(one, []backend.Charge{c})[0].Remaining
-	}
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
 	shards.Ask.Cost = 35 // more than two of them have
-	for name, group := range map[string][]backend.Charge{"several slots": {a, b}, "shards": {shards}} {
+	takesClaimed(t, one, other, a, b)
+	takesClaimed(t, one, other, shards)
+	claimsAreTakenOnce(t, one, other, a, b)
+}
+
+// TestClaimsOfTwoRedis is of groups with buckets in two: what is claimed in the first is taken in both.
+func TestClaimsOfTwoRedis(t *testing.T) {
+	for name, url := range map[string]func() string{
+		"one server":       func() string { return "redis://" + redistest.Start(t).Addr },
+		"behind Sentinels": func() string { return redistest.StartSentinels(t).URL() },
+		"a Cluster":        func() string { return redistest.StartCluster(t, 3).URL() },
+	} {
 		t.Run(name, func(t *testing.T) {
-			before := left(group[0])
-			id := uint32(len(group))
-			first := takeAll(one, underID(id, group...))
-			if !first[0].Allowed || first[0].Replayed {
-				t.Fatalf("got %+v", first)
+			first, second := url(), "redis://"+redistest.Start(t).Addr
+			divided := func() backend.Store {
+				background := backend.NewBackground(time.Second)
+				t.Cleanup(background.Close)
+				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
+				return backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, background)
 			}
-			for i, d := range takeAll(other, underID(id, group...)) {
-				if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
-					t.Errorf("another sidecar, asked again: got %+v, want %+v", d, want)
-				}
-			}
-			if now := left(group[0]); now != before-group[0].Ask.Cost {
-				t.Errorf("%d left, want %d", now, before-group[0].Ask.Cost)
-			}
-			group[0].Ask.Cost++
-			if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
-				t.Errorf("the id of something else: got %+v", d)
-			}
+			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
+			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
+			one, other := divided(), divided()
+			takesClaimed(t, one, other, a, b)
+			claimsAreTakenOnce(t, one, other, a, b)
 		})
+	}
+}
+
+// takesClaimed asks one, then other, which are on the same Redis, for a group that no one step can take.
+func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
+	t.Helper()
+	left := func(c backend.Charge) int64 {
+		c.Ask.Cost = 0
+		return takeAll(one, []backend.Charge{c})[0].Remaining
+	}
+	before := left(group[0])
+	id := uint32(len(group))
+	first := takeAll(one, underID(id, group...))
+	if !first[0].Allowed || first[0].Replayed {
+		t.Fatalf("got %+v", first)
+	}
+	for i, d := range takeAll(other, underID(id, group...)) {
+		if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
+			t.Errorf("another sidecar, asked again: got %+v, want %+v", d, want)
+		}
+	}
+	if now := left(group[0]); now != before-group[0].Ask.Cost {
+		t.Errorf("%d left, want %d", now, before-group[0].Ask.Cost)
+	}
+	group[0].Ask.Cost++
+	if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
+		t.Errorf("the id of something else: got %+v", d)
+	}
+}
+
+// claimsAreTakenOnce asks one and other, which are on the same Redis, for a, of 100, and b, of 4, under
+// ids, as a group that no one step can take.
+func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
+	t.Helper()
+	left := func(c backend.Charge) int64 {
+		c.Ask.Cost = 0
+		return takeAll(one, []backend.Charge{c})[0].Remaining
 	}
 	t.Run("what was denied is decided anew", func(t *testing.T) {
 		full := b
@@ -133,7 +171,7 @@ func TestClaimsAreTakenOnce(t *testing.T) {
 		var taken atomic.Int64
 		for i := range 16 {
 			wg.Go(func() {
-				s := []*Store{one, other}[i%2]
+				s := []backend.Store{one, other}[i%2]
 				for id := range uint32(10) {
 					got := takeAll(s, underID(20+id, c, d))
 					switch {

@@ -69,9 +69,9 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 // Store is a backend.Store in Redis.
 type Store struct {
 	backend.Store
+	claims
 	config  Config
-	name    string // the address, master or cluster
-	client  goredis.UniversalClient
+	name    string   // the address, master or cluster
 	cluster *cluster // nil: not a Cluster
 }
 
@@ -92,8 +92,10 @@ func Open(c Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
+	s.background = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 	o := c.options(u)
 	k := keys{prefix: c.KeyPrefix}
+	s.keys = k
 	switch u.form {
 	case "cluster":
 		co := clusterOptions(o, u.hosts)
@@ -101,7 +103,7 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.cluster = &cluster{
 			client: client, keys: k, now: c.Clock, lane: s.lane, shards: shardMemory{now: c.Clock},
-			lanes: map[string]laneTo{}, background: backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout)),
+			lanes: map[string]laneTo{}, background: s.background,
 		}
 		s.Store = s.cluster
 	case "sentinel":
@@ -182,9 +184,7 @@ func (s *Store) ping(ctx context.Context) error {
 
 // Close ends all connections.
 func (s *Store) Close() error {
-	if s.cluster != nil {
-		s.cluster.background.Close()
-	}
+	s.background.Close()
 	return s.client.Close()
 }
 
