@@ -4,8 +4,6 @@ package admin
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"crypto/subtle"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/bearer"
 	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -73,16 +72,13 @@ func New(c Config) http.Handler {
 	if c.Token == "" {
 		return mux
 	}
-	return bearer(c.Token, mux)
+	return guarded(c.Token, mux)
 }
 
-// bearer lets only those pass who bring token.
-func bearer(token string, next http.Handler) http.Handler {
-	want := sha256.Sum256([]byte(token)) // of equal length, so that comparing tells nothing of it
+// guarded lets only those pass who bring token.
+func guarded(token string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		got := sha256.Sum256([]byte(given))
-		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
+		if !bearer.Brings(r, token) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 			return

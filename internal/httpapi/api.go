@@ -1,8 +1,6 @@
 package httpapi
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/bearer"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -68,7 +67,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 		case a.Closed:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token, or have it listen on 127.0.0.1", "")
-		case !a.knows(r.Header.Get("Authorization")):
+		case a.Token != "" && !bearer.Brings(r, a.Token):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "", "")
 		case methods == nil:
@@ -84,16 +83,6 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 			handle(w, r)
 		}
 	})
-}
-
-// knows tells whether an Authorization header has the token. It takes as long for any.
-func (a *API) knows(header string) bool {
-	if a.Token == "" {
-		return true
-	}
-	scheme, token, _ := strings.Cut(header, " ")
-	want, got := sha256.Sum256([]byte(a.Token)), sha256.Sum256([]byte(strings.TrimSpace(token)))
-	return subtle.ConstantTimeCompare(want[:], got[:]) == 1 && strings.EqualFold(scheme, "Bearer")
 }
 
 // decide answers /v1/limit, and, looking only, /v1/check.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 

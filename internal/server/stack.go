@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -216,30 +215,11 @@ func (c Redis) tls() (*tls.Config, error) {
 	if (c.Cert == "") != (c.Key == "") {
 		return nil, errors.New("a client certificate for redis needs both --redis-tls-cert and --redis-tls-key")
 	}
-	conf := &tls.Config{MinVersion: tls.VersionTLS12}
-	if c.CA != "" {
-		pem, err := os.ReadFile(c.CA)
-		if err != nil {
-			return nil, fmt.Errorf("CA of redis: %w", err)
-		}
-		conf.RootCAs = x509.NewCertPool()
-		if !conf.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA of redis: %s holds no certificate", c.CA)
-		}
-	}
-	if c.SkipHostname {
+	conf, err := tlsfiles.Client("redis", c.CA, c.Cert, c.Key)
+	if err == nil && c.SkipHostname {
 		anyName(conf)
 	}
-	if c.Cert != "" {
-		if _, err := tls.LoadX509KeyPair(c.Cert, c.Key); err != nil {
-			return nil, fmt.Errorf("client certificate for redis: %w", err)
-		}
-		conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
-			return &pair, err
-		}
-	}
-	return conf, nil
+	return conf, err
 }
 
 // anyName makes conf verify all of a certificate but the name.

@@ -2,7 +2,6 @@ package server
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 // TLSFiles are PEM files. Without Cert there is no TLS; with ClientCA clients must show a
@@ -54,14 +55,10 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}}
 	if f.ClientCA != "" {
-		pem, err := os.ReadFile(f.ClientCA)
-		if err != nil {
+		if c.ClientCAs, err = tlsfiles.Pool(f.ClientCA); err != nil {
 			return nil, fmt.Errorf("read TLS client CA: %w", err)
 		}
-		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		if !c.ClientCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("read TLS client CA: %s has no certificate", f.ClientCA)
-		}
+		c.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	if f.ClientName != "" {
 		c.VerifyConnection = func(state tls.ConnectionState) error {

@@ -1,14 +1,10 @@
 package xds
 
 import (
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
-	"fmt"
-	"os"
-
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
 // TLS are PEM files, read again for every connection.
@@ -26,26 +22,10 @@ func (t *TLS) transport() (credentials.TransportCredentials, error) {
 	if t == nil {
 		return insecure.NewCredentials(), nil
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
-	if (t.Cert == "") != (t.Key == "") {
-		return nil, errors.New("a client certificate for the xDS server needs both a certificate and its key")
+	c, err := tlsfiles.Client("the xDS server", t.CA, t.Cert, t.Key)
+	if err != nil {
+		return nil, err
 	}
-	if t.CA != "" {
-		pem, err := os.ReadFile(t.CA)
-		if err != nil {
-			return nil, fmt.Errorf("CA of the xDS server: %w", err)
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("CA of the xDS server: %s holds no certificate", t.CA)
-		}
-	}
-	if t.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-		if err != nil {
-			return nil, fmt.Errorf("client certificate for the xDS server: %w", err)
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
+	c.ServerName = t.ServerName
 	return credentials.NewTLS(c), nil
 }

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // TestCompose has no Docker to run examples/compose with: it looks whether what its containers find

@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 // told are the headers of alice's first answer.

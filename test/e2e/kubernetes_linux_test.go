@@ -14,8 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 const kubernetes = root + "/examples/kubernetes/"
