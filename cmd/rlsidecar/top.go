@@ -26,6 +26,7 @@ to ten minutes, each with the reason:
   backend-failure  the store could not decide (all keys of a limit are one line)
   no-room          there was no room for another bucket in memory (the same)
   no-config        there is no configuration of the domain yet (the same)
+  no-route         no route of auth matched, or none of its descriptors could be made
 
 Others of the fleet count for themselves. Counts are exact, or say "at least".
 

@@ -89,6 +89,7 @@ var reasons = map[string]string{
 	denials.Backend:  "the store could not decide",
 	denials.Full:     "no room for another bucket in memory",
 	denials.NoConfig: "no configuration of the domain yet",
+	denials.NoRoute:  "no route of auth, or no descriptor left",
 }
 
 // denied lists the keys denied most.

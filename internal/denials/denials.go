@@ -24,12 +24,13 @@ const (
 	Backend  = "backend-failure" // the store could not decide, and on_backend_failure denies
 	Full     = "no-room"         // there was no room for another bucket in memory
 	NoConfig = "no-config"       // there is no configuration of its domain yet
+	NoRoute  = "no-route"        // no route of auth matched, or none of its descriptors could be made
 )
 
 // Denied is a key, and how often it was denied.
 type Denied struct {
 	Domain, Limit string
-	// Why is one of the reasons above. Where it is not about a key (Backend, Full, NoConfig), all of a
+	// Why is one of the reasons above. Where it is not about a key (all but Limit and Never), all of a
 	// limit's keys are counted as one, without Key and Entries.
 	Why string
 	// Key is the values that tell the limit's bucket apart, and Entries the descriptor, if it was one
@@ -118,13 +119,23 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	default:
 		key = append(append(key, 'd'), cut(c.Request.Domain)...)
 	}
+	r.add(now, key, func() Denied { return describe(c, result, why, aboutKey) })
+}
+
+// Unrouted counts a request that was denied because there was no limit to ask.
+func (r *Recorder) Unrouted() {
+	r.add(r.now(), []byte(NoRoute), func() Denied { return Denied{Why: NoRoute} })
+}
+
+// add counts key, of which describe tells.
+func (r *Recorder) add(now time.Time, key []byte, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.turn(now)
 	d, added := s.recent.Add(key)
 	if added {
-		d.Value = describe(c, result, why, aboutKey)
+		d.Value = describe()
 	}
 	d.Value.Last = now
 }

@@ -182,6 +182,9 @@ func TestFailuresAreTold(t *testing.T) {
 	a.limiter.AnswerEarly(descriptors.Deny)
 	a.ask(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
+	a.Unrouted()
+	a.Unrouted()
+	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 
 // However many keys are denied, what is kept is bounded, and who is denied most is found.

@@ -251,6 +251,33 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 	}
 }
 
+// Where the configuration names no proxy, nobody's word is believed: not that of this machine, nor of
+// who comes through a Unix socket.
+func TestNobodyIsBelievedByDefault(t *testing.T) {
+	forged := []string{
+		"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 6.6.6.6", "X-Original-URI: /y", "X-Forwarded-Uri: /y",
+		"X-Original-Method: PUT", "X-Forwarded-Method: PUT", "X-Forwarded-Host: evil.test",
+		"Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6", "Via: evil.test",
+	}
+	for _, path := range []string{"/v1/auth/x", "/v1/auth/nginx"} {
+		for peer, want := range map[string]string{"127.0.0.1:80": "127.0.0.1", "[::1]:80": "::/64", stranger: "203.0.113.9", "@": ""} {
+			e := &echo{snapshot: authSnapshot(t, `
+domain: d
+auth: {routes: [{descriptors: [[{key: m, from: method}, {key: p, from: path}, {key: h, from: host}], [{key: ip, from: client_ip}]]}]}
+`)}
+			put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), peer, "GET "+path, forged...)
+			own := map[string]string{"/v1/auth/x": "/x", "/v1/auth/nginx": "/nginx"}[path]
+			all := []string{fmt.Sprintf("d 1 m=%q p=%q h=%q", "GET", own, "example.com")}
+			if want != "" {
+				all = append(all, fmt.Sprintf("d 1 ip=%q", want))
+			}
+			if got := strings.Join(e.asked, "\n"); got != strings.Join(all, "\n") {
+				t.Errorf("%s asks %s:\n%s\nwant %s", peer, path, got, all)
+			}
+		}
+	}
+}
+
 const limits = `
 domain: d
 limits:

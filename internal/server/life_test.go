@@ -158,12 +158,15 @@ func TestHTTPAndAdmin(t *testing.T) {
 			t.Errorf("%s: %d", path, r.StatusCode)
 		}
 	}
+	if r := get(t, x.HTTP, "/v1/auth"); r.StatusCode != 429 {
+		t.Errorf("no route: %d", r.StatusCode)
+	}
 	if r := get(t, x.Admin, "/metrics"); r.StatusCode != 401 {
 		t.Errorf("without token: %d", r.StatusCode)
 	}
 	for path, want := range map[string]string{
 		"/":         "1000000",
-		"/api/top":  `"denied":[]`,
+		"/api/top":  `"denied":[{"domain":"","why":"no-route","denied":1,"exact":true,`,
 		"/rlconfig": "d.k: unit=YEAR requests_per_unit=1000000, shadow_mode: false, quota_mode: false\n",
 		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,
 	} {

@@ -241,6 +241,17 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
+// Refused implements httpapi.AuthObserver.
+func (s *server) Refused(reason string) {
+	s.metrics.Refused(reason)
+	if s.denials == nil || reason == httpapi.Panicked {
+		return
+	}
+	if current := s.limiter.Current(); current.Auth == nil || !current.Auth.Allow {
+		s.denials.Unrouted()
+	}
+}
+
 // sendMetrics sends metrics to statsd, if there is one, until ctx ends.
 func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	if s.config.Statsd.Address == "" {
@@ -368,7 +379,7 @@ func (s *server) httpAPI() *httpapi.API {
 
 // authDoor is what proxies ask by HTTP.
 func (s *server) authDoor() *httpapi.Auth {
-	return &httpapi.Auth{Limiter: s.limiter, Observer: s.metrics, Headers: s.config.HTTPHeaders, Log: s.log}
+	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
 }
 
 // httpDoor completes h.

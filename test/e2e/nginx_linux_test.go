@@ -170,12 +170,29 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
+// TestNginxKeepsItsConnection: whether it allows or denies, an answer leaves the connection open.
+func TestNginxKeepsItsConnection(t *testing.T) {
+	s := newFront(t, "")
+	between := startRelay(t, s.addr, s.addr+":8080")
+	s.runNginx(t, append(patientAll, change{"server 127.0.0.1:8080 max_fails=0;", "server " + between.addr + " max_fails=0;"})...)
+	codes := map[int]int{}
+	for range 50 {
+		codes[s.asKey(t, "alice")().code]++
+		codes[s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: poster\r\nContent-Length: 3\r\n\r\na=b").code]++
+	}
+	if codes[200] < 2*perKey.capacity || codes[429] == 0 || codes[200]+codes[429] != 100 {
+		t.Errorf("answers: %v", codes)
+	}
+	if n := between.opened.Load(); n != 1 { // of the one worker
+		t.Errorf("100 questions took %d connections", n)
+	}
+}
+
 // onSlowRedis is a front whose Redis answers late by what is stored.
 func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	t.Helper()
-	late := new(atomic.Int64)
-	address := delayed(t, redistest.Start(t).Addr, late)
-	return newFront(t, "", append([]string{"--redis-url", "redis://" + address}, args...)...), late
+	between := startRelay(t, "127.0.0.1", redistest.Start(t).Addr)
+	return newFront(t, "", append([]string{"--redis-url", "redis://" + between.addr}, args...)...), &between.late
 }
 
 // burst asks n times at once. It returns how often each status was answered, and the longest wait.
@@ -252,13 +269,21 @@ func TestNginxWithALateRedis(t *testing.T) {
 	}
 }
 
-// delayed passes on to address what it is sent, and answers late.
-func delayed(t *testing.T, address string, late *atomic.Int64) string {
+// relay passes connections on.
+type relay struct {
+	addr string
+	// late is by how much answers come late, in ns; opened is how many connections there have been.
+	late, opened atomic.Int64
+}
+
+// startRelay listens on a free port of host, and passes on to address.
+func startRelay(t *testing.T, host, address string) *relay {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", host+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := &relay{addr: listener.Addr().String()}
 	var copying sync.WaitGroup
 	t.Cleanup(func() { _ = listener.Close(); copying.Wait() })
 	copying.Go(func() {
@@ -267,6 +292,7 @@ func delayed(t *testing.T, address string, late *atomic.Int64) string {
 			if err != nil {
 				return
 			}
+			r.opened.Add(1)
 			server, err := net.Dial("tcp", address)
 			if err != nil {
 				_ = client.Close()
@@ -277,7 +303,7 @@ func delayed(t *testing.T, address string, late *atomic.Int64) string {
 				defer client.Close()
 				for buf := make([]byte, 64<<10); ; {
 					n, err := server.Read(buf)
-					time.Sleep(time.Duration(late.Load()))
+					time.Sleep(time.Duration(r.late.Load()))
 					if _, failed := client.Write(buf[:n]); err != nil || failed != nil {
 						return
 					}
@@ -285,5 +311,5 @@ func delayed(t *testing.T, address string, late *atomic.Int64) string {
 			})
 		}
 	})
-	return listener.Addr().String()
+	return r
 }
