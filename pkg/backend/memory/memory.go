@@ -65,6 +65,7 @@ func New(c Config) *Store {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
+	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half: stripes are not filled alike
 	s := &Store{clock: c.Clock, room: newRoom(c.MaxKeys), records: newRecords()}
 	if !c.Repeatable {
 		s.seed = new(maphash.MakeSeed())

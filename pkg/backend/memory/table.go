@@ -6,7 +6,7 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // entries that never move. A bucket costs 64 bytes for its entry and 5 to 11 for the index, plus
 // its key; a Go map of the same costs half as much again and moves entries as it grows.
 type table struct {
-	index  []uint32 // 1 + the entry's number; 0: empty. Its length is a power of two
+	index  []uint32 // refs; 0: empty. Its length is a power of two
 	chunks []*[chunkSize]entry
 	next   int // entries ever used
 	free   []uint32
@@ -14,6 +14,20 @@ type table struct {
 }
 
 const chunkSize = 256
+
+// A ref is 1 + the number of an entry, below 8 bits of its hash: what is probed for in vain is hardly
+// ever looked at, which would be a cache miss.
+const (
+	refBits    = 24
+	refMask    = 1<<refBits - 1
+	maxEntries = refMask - 1
+)
+
+// ref of entry n.
+func ref(hash uint32, n int) uint32 { return hash&^refMask | uint32(n+1) }
+
+// at is the entry of a ref.
+func (t *table) at(ref uint32) *entry { return t.entry(int(ref&refMask) - 1) }
 
 // entry is one bucket. by == nil: not in use.
 type entry struct {
@@ -84,7 +98,10 @@ func (t *table) find(hash uint64, key []byte) *entry {
 	mask := uint32(len(t.index) - 1)
 	h := slot(hash)
 	for i := h & mask; t.index[i] != 0; i = (i + 1) & mask {
-		if e := t.entry(int(t.index[i] - 1)); e.hash == h && e.key == string(key) {
+		if (t.index[i]^h)&^refMask != 0 {
+			continue
+		}
+		if e := t.at(t.index[i]); e.hash == h && e.key == string(key) {
 			return e
 		}
 	}
@@ -108,7 +125,7 @@ func (t *table) insert(hash uint64, key string) *entry {
 	}
 	e := t.entry(int(n))
 	e.key, e.hash = key, slot(hash)
-	t.link(e.hash, n+1)
+	t.link(e.hash, ref(e.hash, int(n)))
 	t.count++
 	return e
 }
@@ -127,7 +144,7 @@ func (t *table) grow() {
 	t.index = make([]uint32, max(16, 2*len(old)))
 	for _, ref := range old {
 		if ref != 0 {
-			t.link(t.entry(int(ref-1)).hash, ref)
+			t.link(t.at(ref).hash, ref)
 		}
 	}
 }
@@ -136,15 +153,15 @@ func (t *table) grow() {
 func (t *table) remove(e *entry) {
 	mask := uint32(len(t.index) - 1)
 	i := e.hash & mask
-	for t.entry(int(t.index[i]-1)) != e {
+	for t.at(t.index[i]) != e {
 		i = (i + 1) & mask
 	}
-	t.free = append(t.free, t.index[i]-1)
+	t.free = append(t.free, t.index[i]&refMask-1)
 	t.count--
 	*e = entry{}
 	hole := i
 	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
-		home := t.entry(int(t.index[j]-1)).hash & mask
+		home := t.at(t.index[j]).hash & mask
 		if (j-home)&mask >= (j-hole)&mask { // its home is not after the hole
 			t.index[hole] = t.index[j]
 			hole = j

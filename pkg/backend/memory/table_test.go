@@ -1,0 +1,44 @@
+package memory
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestTheTableIsAMap: whatever comes and goes, also where hashes are alike in what refs have of them, or
+// in where they are looked for first.
+func TestTheTableIsAMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var table table
+		hash := func(i int) uint64 { return uint64(i%3)<<61 | uint64(i%7)<<32 }
+		have := map[string]int{}
+		for _, i := range rapid.SliceOfN(rapid.IntRange(0, 60), 0, 400).Draw(t, "keys") {
+			key := fmt.Sprint(i)
+			e := table.find(hash(i), []byte(key))
+			if _, is := have[key]; is != (e != nil) {
+				t.Fatalf("%s: found %v, want %v", key, e != nil, is)
+			}
+			if e == nil {
+				e = table.insert(hash(i), key)
+				e.value = int64(i)
+				have[key] = i
+				continue
+			}
+			if e.value != int64(i) {
+				t.Fatalf("%s: holds %d", key, e.value)
+			}
+			table.remove(e)
+			delete(have, key)
+		}
+		for key, i := range have {
+			if e := table.find(hash(i), []byte(key)); e == nil || e.key != key || e.value != int64(i) {
+				t.Fatalf("%s is lost", key)
+			}
+		}
+		if table.count != len(have) {
+			t.Fatalf("%d entries, want %d", table.count, len(have))
+		}
+	})
+}
