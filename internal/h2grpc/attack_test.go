@@ -2,6 +2,7 @@ package h2grpc
 
 import (
 	"net"
+	"net/http"
 	"runtime"
 	"strconv"
 	"strings"
@@ -291,6 +292,40 @@ func TestTooManyBytesThatAreNotWholeAreDenied(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// TestAStreamsWindowHolds: more than it lets through is refused, whoever does not read it.
+func TestAStreamsWindowHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}, func(c *Config) {
+			c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		}))
+		ids := make([]uint32, 3)
+		for i := range ids {
+			ids[i] = c.open(c.fields("grpc-encoding", "gzip"))
+		}
+		go func() {
+			for range streamWindow/maxFrame + 1 {
+				for _, id := range ids {
+					_ = c.to.WriteData(id, false, make([]byte, maxFrame))
+				}
+				if c.write() != nil {
+					return
+				}
+			}
+		}()
+		codes := map[http2.ErrCode]int{}
+		for _, id := range ids {
+			if r := c.answer(id); r.reset != nil {
+				codes[*r.reset]++
+			}
+		}
+		// Two are as much as one connection may have kept for it.
+		if codes[http2.ErrCodeFlowControl] == 0 || codes[http2.ErrCodeEnhanceYourCalm] == 0 || len(codes) > 2 {
+			t.Errorf("%v", codes)
+		}
+		c.must("still", "still")
 	})
 }
 

@@ -212,35 +212,24 @@ func (c *conn) frame(f frameHeader, payload []byte) error {
 	if !c.settled && (f.kind != http2.FrameSettings || f.flags.Has(http2.FlagSettingsAck)) {
 		return protocolError("the first frame is no SETTINGS")
 	}
-	switch f.kind {
-	case http2.FrameData:
-		return c.onData(f, payload)
-	case http2.FrameHeaders:
-		return c.onHeaders(f, payload)
-	case http2.FrameContinuation:
-		return c.onContinuation(f, payload)
-	case http2.FrameRSTStream:
-		return c.onReset(f, payload)
-	case http2.FrameWindowUpdate:
-		return c.onWindowUpdate(f, payload)
-	case http2.FrameSettings:
-		return c.onSettings(f, payload)
-	case http2.FramePing:
-		return c.onPing(f, payload)
-	case http2.FramePriority:
-		return c.onPriority(f, payload)
-	case http2.FrameGoAway:
-		if f.stream != 0 {
-			return protocolError("GOAWAY on a stream")
-		}
-		return c.idle(1)
-	case http2.FramePushPromise:
-		return protocolError("PUSH_PROMISE from a client")
-	case http2.FramePriorityUpdate:
-		fallthrough
-	default: // RFC 9113, 5.5: to be ignored
-		return c.idle(1)
+	if int(f.kind) < len(handlers) {
+		return handlers[f.kind](c, f, payload)
 	}
+	return c.idle(1) // RFC 9113, 5.5: to be ignored
+}
+
+// handlers of frames, by their type. c.mu is held.
+var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
+	http2.FrameData:         (*conn).onData,
+	http2.FrameHeaders:      (*conn).onHeaders,
+	http2.FramePriority:     (*conn).onPriority,
+	http2.FrameRSTStream:    (*conn).onReset,
+	http2.FrameSettings:     (*conn).onSettings,
+	http2.FramePushPromise:  (*conn).onPushPromise,
+	http2.FramePing:         (*conn).onPing,
+	http2.FrameGoAway:       (*conn).onGoAway,
+	http2.FrameWindowUpdate: (*conn).onWindowUpdate,
+	http2.FrameContinuation: (*conn).onContinuation,
 }
 
 // idle counts frames that mean no work. Too many of them are an attack.

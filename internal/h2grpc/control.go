@@ -159,6 +159,18 @@ func (c *conn) onPriority(f frameHeader, payload []byte) error {
 	return c.idle(1)
 }
 
+// onGoAway: a client that opens no more streams goes on with those it has.
+func (c *conn) onGoAway(f frameHeader, _ []byte) error {
+	if f.stream != 0 {
+		return protocolError("GOAWAY on a stream")
+	}
+	return c.idle(1)
+}
+
+func (c *conn) onPushPromise(frameHeader, []byte) error {
+	return protocolError("PUSH_PROMISE from a client")
+}
+
 // drain tells the client to open no more streams here. It may not have heard yet, so those that it
 // opens until it has are answered still.
 func (c *conn) drain() {

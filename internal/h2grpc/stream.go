@@ -269,11 +269,9 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if f.stream == 0 {
 		return protocolError("DATA on no stream")
 	}
-	c.received += f.length
-	if c.received > connWindow {
-		return &connError{http2.ErrCodeFlowControl, "more data than the connection's window"}
-	}
-	if c.received >= connWindow/2 {
+	// It gets its window for the connection back at once, so it cannot exceed it; what bounds it are
+	// those of the streams, and maxBuffered.
+	if c.received += f.length; c.received >= connWindow/2 {
 		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
 		c.received = 0
 	}
