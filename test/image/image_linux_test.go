@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -103,13 +104,40 @@ func TestImageSaysWhatItIs(t *testing.T) {
 	}
 }
 
+// client asks a server through its socket.
+type client struct {
+	rls   rls.RateLimitServiceClient
+	probe healthpb.HealthClient
+}
+
+func connect(t *testing.T, socket string) client {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return client{rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)}
+}
+
+// ask waits for a server that is not there yet.
+func (c client) ask(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	answer, err := c.rls.ShouldRateLimit(ctx, r, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.GetOverallCode()
+}
+
 // container is the image, running.
 type container struct {
 	*engine
-	name  string
-	dir   string // /sock in it
-	rls   rls.RateLimitServiceClient
-	probe healthpb.HealthClient
+	client
+	name string
+	dir  string // /sock in it
 }
 
 // start runs the image with as few rights as it can have. Its network has no interface but loopback:
@@ -141,12 +169,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 			t.Log(c.logs())
 		}
 	})
-	conn, err := grpc.NewClient("unix:"+filepath.Join(c.dir, "grpc"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	c.rls, c.probe = rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
+	c.client = connect(t, filepath.Join(c.dir, "grpc"))
 	c.eventually(t, "it is healthy", func() bool {
 		_, err := e.try("podman", "healthcheck", "run", name)
 		return err == nil
@@ -187,15 +210,6 @@ func request(key string, values ...string) *rls.RateLimitRequest {
 		})
 	}
 	return r
-}
-
-func (c *container) ask(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
-	t.Helper()
-	answer, err := c.rls.ShouldRateLimit(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer.GetOverallCode()
 }
 
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
@@ -348,23 +362,61 @@ func TestImageRunsCommands(t *testing.T) {
 	}
 }
 
-// TestImageForAnotherProcessor builds for a processor that this machine does not have.
+// TestImageForAnotherProcessor builds for a processor that this machine does not have, and runs the
+// program on one that QEMU plays.
 func TestImageForAnotherProcessor(t *testing.T) {
 	e := image(t)
-	other, want := "arm64", elf.EM_AARCH64
+	other, want, emulator := "arm64", elf.EM_AARCH64, "qemu-aarch64"
 	if runtime.GOARCH == other {
-		other, want = "amd64", elf.EM_X86_64
+		other, want, emulator = "amd64", elf.EM_X86_64, "qemu-x86_64"
 	}
 	const otherTag = "localhost/rlsidecar:other"
 	e.build(t, otherTag, "--build-arg=TARGETARCH="+other)
 	folder, _ := e.files(t, otherTag)
-	data, err := os.ReadFile(filepath.Join(folder, "bin/rlsidecar"))
+	file := filepath.Join(folder, "bin/rlsidecar")
+	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := elf.NewFile(bytes.NewReader(data))
-	if err != nil || program.Machine != want {
-		t.Errorf("the program is for %v, %v; want %v", program.Machine, err, want)
+	made, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil || made.Machine != want {
+		t.Errorf("the program is for %v, %v; want %v", made.Machine, err, want)
+	}
+	qemu := tooltest.Path(t, emulator)
+	if out, err := exec.Command(qemu, file, "version").Output(); err != nil || !strings.HasPrefix(string(out), "rlsidecar "+version+"\n") {
+		t.Errorf("version: %v, %s", err, out)
+	}
+	scenarios, err := filepath.Glob(root + "/examples/*/*.scenarios.yaml")
+	if err != nil || len(scenarios) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	if out, err := exec.Command(qemu, append([]string{file, "test"}, scenarios...)...).CombinedOutput(); err != nil {
+		t.Errorf("limits mean something else there: %v\n%s", err, out)
+	}
+	dir := t.TempDir()
+	config, socket := filepath.Join(dir, "limits.yaml"), filepath.Join(dir, "grpc")
+	if err := os.WriteFile(config, []byte(limits), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	serve := exec.Command(qemu, file, "serve", "--config", config, "--grpc-listen", "unix://"+socket, "--http-listen", "unix://"+filepath.Join(dir, "http"),
+		"--admin-listen", "unix://"+filepath.Join(dir, "admin"), "--drain-delay", "0s")
+	serve.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var output bytes.Buffer
+	serve.Stdout, serve.Stderr = &output, &output
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	asked := connect(t, socket)
+	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
+		if got := asked.ask(t, request("path", "/login")); got != want {
+			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
+		}
+	}
+	if err := serve.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.Wait(); err != nil {
+		t.Errorf("it ended with %v\n%s", err, output.String())
 	}
 }
 
