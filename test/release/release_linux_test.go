@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/tooltest"
 )
 
 const (
@@ -92,7 +94,8 @@ func TestReleaseIsWholeAndTheSameTwice(t *testing.T) {
 			}
 		}
 		if arch == runtime.GOARCH {
-			says(t, files["rlsidecar"])
+			program := says(t, files["rlsidecar"])
+			unit(t, string(files["rlsidecar.service"]), program)
 		}
 		bom(t, one[name+".cdx.json"])
 	}
@@ -125,16 +128,38 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// says runs the program.
-func says(t *testing.T, program []byte) {
+// says runs the program; it returns where it is now.
+func says(t *testing.T, program []byte) (path string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "rlsidecar")
+	path = filepath.Join(t.TempDir(), "rlsidecar")
 	if err := os.WriteFile(path, program, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(path, "version").Output()
 	if want := "rlsidecar " + version + "\ncommit 0123456\n"; err != nil || !strings.HasPrefix(string(out), want) {
 		t.Errorf("version: %s, %v; want %s", out, err, want)
+	}
+	return path
+}
+
+// unit has systemd read the unit, and say what the program could still do if it were taken over.
+func unit(t *testing.T, text, program string) {
+	t.Helper()
+	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // of 100; documented: 12
+	if !strings.Contains(text, "ExecStart="+installed+" serve") {
+		t.Errorf("the unit does not run %s", installed)
+	}
+	file := filepath.Join(t.TempDir(), "rlsidecar.service")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, installed, program)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	analyze := tooltest.Path(t, "systemd-analyze")
+	// What it does not know it only says.
+	if out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+	if out, err := exec.Command(analyze, "security", "--offline=yes", "--no-pager", "--threshold="+mostExposed, file).CombinedOutput(); err != nil {
+		t.Errorf("systemd-analyze security: %v\n%s", err, out)
 	}
 }
 
