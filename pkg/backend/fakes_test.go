@@ -3,6 +3,7 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ type recorder struct {
 
 	mu    sync.Mutex
 	takes [][]backend.Charge
+	ats   []algorithms.Micros // when each was answered, by next's clock
 }
 
 func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
@@ -33,9 +35,27 @@ func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions
 		copied[i] = c
 	}
 	r.mu.Lock()
-	r.takes = append(r.takes, copied)
+	n := len(r.takes)
+	r.takes, r.ats = append(r.takes, copied), append(r.ats, 0)
 	r.mu.Unlock()
 	r.next.Take(ctx, charges, decisions)
+	r.mu.Lock()
+	r.ats[n] = decisions[0].At
+	r.mu.Unlock()
+}
+
+// all is all Takes asked.
+func (r *recorder) all() [][]backend.Charge {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.takes)
+}
+
+// at is when a Take was answered.
+func (r *recorder) at(n int) algorithms.Micros {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ats[n]
 }
 
 func (r *recorder) count() int {

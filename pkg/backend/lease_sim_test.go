@@ -1,11 +1,13 @@
 package backend_test
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,19 +21,28 @@ var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation 
 
 // Many sidecars lease from one store, on clocks that differ from its and from each other's, over
 // links that are slow, lose questions and answers, and part; sidecars die. What they admit together
-// is never over the bound, and under it by no more than what was on loan.
+// is never over the bound, and under it by no more than what is on loan and what was lost: every unit
+// that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
-	seeds := make([]uint64, 15)
-	for i := range seeds {
-		seeds[i] = uint64(i + 1)
-	}
-	if *leaseSeed > 0 {
-		seeds = []uint64{*leaseSeed}
-	}
-	for _, seed := range seeds {
-		synctest.Test(t, func(t *testing.T) {
-			if playLeases(t, seed); t.Failed() {
-				t.Fatalf("seed %d (-lease-seed)", seed)
+	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
+		"busy":       (*leaseSim).busy,
+		"pulses":     (*leaseSim).pulses,
+		"to and fro": (*leaseSim).toAndFro,
+	} {
+		t.Run(name, func(t *testing.T) {
+			seeds := make([]uint64, 8)
+			for i := range seeds {
+				seeds[i] = uint64(i + 1)
+			}
+			if *leaseSeed > 0 {
+				seeds = []uint64{*leaseSeed}
+			}
+			for _, seed := range seeds {
+				synctest.Test(t, func(t *testing.T) {
+					if playLeases(t, seed, play); t.Failed() {
+						t.Fatalf("seed %d (-lease-seed)", seed)
+					}
+				})
 			}
 		})
 	}
@@ -46,14 +57,20 @@ const (
 // leaseSim is the world of one simulation.
 type leaseSim struct {
 	t     *testing.T
+	seed  uint64
 	store *memory.Store
 	skew  time.Duration // of the store's clock
 	keys  []simKey
 
+	sidecars int64 // alive at a time
+	calm     bool  // nothing is lost, nobody dies
+
 	mu       sync.Mutex
-	admitted [][]simCharge         // by key; guarded by mu
-	denied   [][]algorithms.Micros // when, by key; guarded by mu
-	lost     []algorithms.Micros   // when a loan may have been lost; guarded by mu
+	admitted [][]simCharge       // by key; guarded by mu, and so is what follows
+	denied   [][]simCharge       // what was asked for and when, by key
+	lost     []algorithms.Micros // when a loan may have been lost
+	charges  map[string]int64    // how many may have lent something, by key
+	gone     map[string]int64    // units that nobody will ever give out, by key: charged and not told of, or not given back
 }
 
 type simKey struct {
@@ -72,57 +89,102 @@ func (w *leaseSim) storeNow() algorithms.Micros {
 	return algorithms.Micros(time.Now().Add(w.skew).UnixMicro())
 }
 
-func playLeases(t *testing.T, seed uint64) {
+func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0))
-	w := &leaseSim{t: t, skew: time.Duration(rng.Int64N(int64(time.Hour))) - 30*time.Minute}
-	w.store = memory.New(memory.Config{Clock: w.storeNow})
-	w.addKeys(rng)
-	var sidecars sync.WaitGroup
-	end := time.Now().Add(6 * time.Second)
-	for i := range simSidecars {
-		sidecars.Go(func() { w.sidecar(rand.New(rand.NewPCG(seed, uint64(i+1))), end) })
+	w := &leaseSim{
+		t: t, seed: seed, skew: time.Duration(rng.Int64N(int64(time.Hour))) - 30*time.Minute,
+		charges: map[string]int64{}, gone: map[string]int64{},
 	}
-	sidecars.Wait()
+	w.store = memory.New(memory.Config{Clock: w.storeNow})
+	play(w, rng)
 	for k := range w.keys {
 		w.check(k)
 	}
 }
 
-func (w *leaseSim) addKeys(rng *rand.Rand) {
-	add := func(spec algorithms.Spec) {
-		limit, err := algorithms.Compile(spec)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		k := simKey{charge: of(&limit, string(rune('a'+len(w.keys))), 0)}
-		k.charge.Ask.Hash = rng.Uint64()
-		k.charge.Lease = &algorithms.Lease{Most: limit.Capacity / 20, For: 250_000}
-		if spec.Kind == algorithms.FixedWindow {
-			k.window = spec.Period
-		}
-		w.keys = append(w.keys, k)
-	}
-	n := func(v int64) *int64 { return &v }
+// busy is sidecars that ask for all kinds of limits, now more, now less, to the end.
+func (w *leaseSim) busy(rng *rand.Rand) {
 	s := algorithms.Second
-	add(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
-	add(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 200, Period: s / 10, Start: new(algorithms.Micros)})
-	add(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20_000, Period: algorithms.Day})
-	add(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: s})
-	add(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 7, Period: s / 100, Capacity: n(200 + rng.Int64N(2000))})
-	w.admitted, w.denied = make([][]simCharge, len(w.keys)), make([][]algorithms.Micros, len(w.keys))
+	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
+	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 200, Period: s / 10, Start: new(algorithms.Micros)})
+	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20_000, Period: algorithms.Day})
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: s})
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 7, Period: s / 100, Capacity: new(200 + rng.Int64N(2000))})
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: s, Capacity: new(int64(20_000))})
+	w.live(simSidecars, 6*time.Second, w.ask)
+}
+
+// pulses is sidecars that ask hard for an instant and then not at all until they have forgotten that,
+// so that most of what they borrow goes back unused, or is lost. In the end they take all there is.
+func (w *leaseSim) pulses(rng *rand.Rand) {
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: new(int64(20_000))})
+	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20_000, Period: algorithms.Day})
+	w.pulse()
+}
+
+// toAndFro is pulses of sidecars of which none dies, over links that lose nothing: whenever units are
+// on loan the bucket fills, and what comes back would come on top of a full one.
+func (w *leaseSim) toAndFro(rng *rand.Rand) {
+	w.calm = true
+	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
+	w.pulse()
+}
+
+func (w *leaseSim) pulse() {
+	drain := time.Now().Add(6 * time.Second)
+	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Store) {
+		if time.Now().Before(drain) {
+			time.Sleep(min(time.Until(drain), 1100*ms+time.Duration(rng.Int64N(int64(1400*ms)))))
+			for i := 0; i < 10 && worker < len(w.keys); i++ {
+				w.take(s, worker, simMaxCost)
+			}
+			return
+		}
+		for k := range w.keys {
+			w.take(s, k, 1)
+		}
+		time.Sleep(100 * time.Microsecond)
+	})
+}
+
+// live has so many sidecars do something again and again, for so long.
+func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
+	w.sidecars = sidecars
+	var alive sync.WaitGroup
+	end := time.Now().Add(length)
+	for i := range sidecars {
+		alive.Go(func() { w.sidecar(rand.New(rand.NewPCG(w.seed, uint64(i+1))), end, what) })
+	}
+	alive.Wait()
+}
+
+// add adds a key that may be leased.
+func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
+	limit := compile(w.t, spec)
+	k := simKey{charge: leased(limit, string(rune('a'+len(w.keys))), 0, limit.Capacity/20)}
+	k.charge.Ask.Hash = rng.Uint64()
+	if spec.Kind == algorithms.FixedWindow {
+		k.window = spec.Period
+	}
+	w.keys = append(w.keys, k)
+	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
 // asking tells which keys the store was asked of for one Take.
 type asking struct{}
 
-// link is a sidecar's way to the store.
-func (w *leaseSim) link(rng *rand.Rand) backend.Store {
+// link is a sidecar's way to the store. What a dead one would give back it does not bring.
+func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		mu.Lock()
 		there, back, fate := rng.Int64N(2000), rng.Int64N(2000), rng.IntN(400)
+		if w.calm {
+			fate = 3
+		}
 		if fate == 0 {
 			parted = time.Now().Add(time.Duration(rng.Int64N(int64(600 * ms))))
 		}
@@ -136,16 +198,45 @@ func (w *leaseSim) link(rng *rand.Rand) backend.Store {
 				keys[string(charges[i].Key)] = true
 			}
 		}
-		if fate <= 1 { // the question is lost
+		if fate <= 1 || dead.Load() && charges[0].Ask.Cost < 0 { // the question is lost
+			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Ask.Cost) })
 			fail(decisions)
 			return
 		}
 		w.store.Take(ctx, charges, decisions)
+		w.count(charges, func(i int, c *backend.Charge) {
+			if !backend.Took(groupOf(charges, decisions, i)) {
+				return
+			}
+			if w.charges[string(c.Key)]++; fate == 2 {
+				w.gone[string(c.Key)] += max(0, c.Ask.Cost)
+			}
+		})
 		if time.Sleep(time.Duration(back) * time.Microsecond); fate == 2 { // the answer is
 			w.lose()
 			fail(decisions)
 		}
 	})
+}
+
+// count notes something of each charge.
+func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.Charge)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range charges {
+		note(i, &charges[i])
+	}
+}
+
+// groupOf is the group that charge i belongs to, and its answers.
+func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]backend.Charge, []backend.Decision) {
+	for at := 0; ; {
+		end := at + backend.GroupLen(charges[at:])
+		if i < end {
+			return charges[at:end], decisions[at:end]
+		}
+		at = end
+	}
 }
 
 // lose notes that what one sidecar has on loan may be lost.
@@ -155,58 +246,76 @@ func (w *leaseSim) lose() {
 	w.lost = append(w.lost, w.storeNow())
 }
 
-// sidecar asks until end. Now and then it dies, and another takes its place.
-func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time) {
+// sidecar does what until end. Now and then it dies, and another takes its place.
+func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
 	clock := func() time.Time {
 		return born.Add(offset + time.Since(born)*time.Duration(1_000_000+drift)/1_000_000)
 	}
-	link := w.link(rand.New(rand.NewPCG(rng.Uint64(), 0)))
+	var dead atomic.Bool
+	link := w.link(rand.New(rand.NewPCG(rng.Uint64(), 0)), &dead)
 	for time.Now().Before(end) {
-		life := min(time.Until(end), time.Duration(rng.Int64N(int64(4*time.Second))))
+		life := time.Until(end)
+		if !w.calm {
+			life = min(life, time.Duration(rng.Int64N(int64(4*time.Second))))
+		}
 		s := backend.Lease(link, backend.LeaseConfig{Clock: clock})
 		ctx, cancel := context.WithTimeout(context.Background(), life)
 		var work sync.WaitGroup
 		work.Go(func() { s.Run(ctx) })
 		for i := range simWorkers {
 			mine := rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
-			work.Go(func() { w.work(ctx, mine, s) })
+			work.Go(func() {
+				for ctx.Err() == nil {
+					what(i, mine, s)
+				}
+			})
 		}
 		work.Wait()
 		cancel()
-		if rng.IntN(2) == 0 {
+		if dead.Store(!w.calm && rng.IntN(2) == 0); dead.Load() {
 			w.lose()
-		} else { // it had time to hand back
-			s.Forget(context.Background())
 		}
+		s.Close() // if it lives, it has time to hand back
+		dead.Store(false)
 	}
 }
 
-// work asks for one key or two together, in bursts.
-func (w *leaseSim) work(ctx context.Context, rng *rand.Rand, s backend.Store) {
-	for ctx.Err() == nil {
-		if rng.IntN(300) == 0 {
-			time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
-		}
-		time.Sleep(time.Duration(rng.Int64N(400)) * time.Microsecond)
-		which := rng.Perm(len(w.keys))[:1]
-		if rng.IntN(5) == 0 {
-			which = rng.Perm(len(w.keys))[:2]
-		}
-		group := make([]backend.Charge, len(which))
-		for i, k := range which {
-			group[i] = w.keys[k].charge
-			group[i].Ask.Cost = 1
-			if rng.IntN(8) == 0 {
-				group[i].Ask.Cost = 1 + rng.Int64N(simMaxCost)
-			}
-		}
-		asked := map[string]bool{}
-		one, cancel := context.WithTimeout(context.WithValue(context.Background(), asking{}, asked), 10*ms)
-		w.note(which, group, take(one, s, group...), asked)
-		cancel()
+// ask asks for one key or two together, in bursts.
+func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
+	if rng.IntN(300) == 0 {
+		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
 	}
+	time.Sleep(time.Duration(rng.Int64N(400)) * time.Microsecond)
+	which := rng.Perm(len(w.keys))[:1]
+	if rng.IntN(5) == 0 {
+		which = rng.Perm(len(w.keys))[:2]
+	}
+	group := make([]backend.Charge, len(which))
+	for i, k := range which {
+		group[i] = w.keys[k].charge
+		group[i].Ask.Cost = 1
+		if rng.IntN(8) == 0 {
+			group[i].Ask.Cost = 1 + rng.Int64N(simMaxCost)
+		}
+	}
+	w.takeGroup(s, which, group)
+}
+
+// take asks for one key.
+func (w *leaseSim) take(s backend.Store, k int, cost int64) {
+	c := w.keys[k].charge
+	c.Ask.Cost = cost
+	w.takeGroup(s, []int{k}, []backend.Charge{c})
+}
+
+// takeGroup asks for keys together, and notes what came of it.
+func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charge) {
+	asked := map[string]bool{}
+	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), asking{}, asked), 10*ms)
+	defer cancel()
+	w.note(which, group, take(ctx, s, group...), asked)
 }
 
 // note remembers what was admitted, and when: by the store, when it said so; from a loan, now.
@@ -223,7 +332,7 @@ func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.D
 		case all:
 			w.admitted[k] = append(w.admitted[k], simCharge{at, group[i].Ask.Cost})
 		case answers[i].Err == nil && !answers[i].Allowed:
-			w.denied[k] = append(w.denied[k], at)
+			w.denied[k] = append(w.denied[k], simCharge{at, group[i].Ask.Cost})
 		}
 	}
 }
@@ -231,7 +340,9 @@ func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.D
 // check compares what was admitted of a key with what may be.
 func (w *leaseSim) check(k int) {
 	all := w.admitted[k]
-	slices.SortFunc(all, func(a, b simCharge) int { return int(a.at - b.at) })
+	for _, charges := range [][]simCharge{all, w.denied[k]} {
+		slices.SortStableFunc(charges, func(a, b simCharge) int { return cmp.Compare(a.at, b.at) })
+	}
 	if len(all) == 0 {
 		w.t.Errorf("key %d: nothing was admitted", k)
 		return
@@ -240,6 +351,7 @@ func (w *leaseSim) check(k int) {
 		w.checkWindows(k, all)
 	} else {
 		w.checkSpans(k, all)
+		w.checkUnder(k, all)
 	}
 }
 
@@ -251,8 +363,8 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	for _, a := range all {
 		admitted[window(a.at)] += a.cost
 	}
-	for _, at := range w.denied[k] {
-		denied[window(at)] = true
+	for _, d := range w.denied[k] {
+		denied[window(d.at)] = true
 	}
 	for _, at := range w.lost {
 		lost[window(at)]++
@@ -262,17 +374,15 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d", k, units, c.Limit.Capacity)
 		}
 		// In a window in which something was denied, what was not admitted is on loan or lost.
-		most := (simSidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
+		most := (w.sidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
 		if denied[n] && units < c.Limit.Capacity-most {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be on loan and lost", k, units, c.Limit.Capacity, most)
 		}
 	}
-	if w.keys[k].window == algorithms.Day { // everything is back, but for what was lost
+	if w.keys[k].window == algorithms.Day {
 		left := take(context.Background(), w.store, c)[0].Remaining
-		used := admitted[window(w.storeNow())]
-		most := int64(len(w.lost)) * (c.Lease.Most + simWorkers*simMaxCost)
-		if left > c.Limit.Capacity-used || left < c.Limit.Capacity-used-most {
-			w.t.Errorf("key %d: %d admitted of %d, %d left, at most %d lost", k, used, c.Limit.Capacity, left, most)
+		if used, lost := admitted[window(w.storeNow())], w.gone[string(c.Key)]; left != c.Limit.Capacity-used-lost {
+			w.t.Errorf("key %d: %d admitted and %d lost of %d, but %d left", k, used, lost, c.Limit.Capacity, left)
 		}
 	}
 }
@@ -282,15 +392,48 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := c.Limit
 	most := l.Capacity*l.Q + int64(c.Lease.For)*l.P
-	sum, least := int64(0), int64(0)
+	sum, least, over := int64(0), int64(0), int64(0)
 	for i, a := range all {
 		flowed := int64(a.at-all[0].at) * l.P
 		if at := sum*l.Q - flowed; i == 0 || at < least {
 			least = at
 		}
 		sum += a.cost
-		if over := sum*l.Q - flowed - least - most; over > 0 {
-			w.t.Errorf("key %d: %d/%d of a unit over the bound", k, over, l.Q)
+		over = max(over, sum*l.Q-flowed-least-most)
+	}
+	if over > 0 {
+		w.t.Errorf("key %d: %d/%d of a unit over the bound", k, over, l.Q)
+	}
+}
+
+// checkUnder compares a token bucket, whenever somebody was denied and at the end, with one that was
+// charged what was admitted and nothing else. It has less by what is on loan, by what is lost, and for
+// each loan by what flowed in meanwhile.
+func (w *leaseSim) checkUnder(k int, all []simCharge) {
+	c := w.keys[k].charge
+	l := c.Limit
+	lost := w.gone[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
+	lent := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
+	value, at := l.V, all[0].at
+	level := func(now algorithms.Micros) int64 {
+		value, at = min(l.V, value+int64(now-at)*l.P), now
+		return value
+	}
+	for _, d := range w.denied[k] {
+		for len(all) > 0 && all[0].at <= d.at {
+			value = level(all[0].at) - all[0].cost*l.Q
+			all = all[1:]
 		}
+		if there := level(d.at) / l.Q; there >= d.cost+lent+lost {
+			w.t.Errorf("key %d: %d was denied where %d should be; at most %d are on loan, %d lost", k, d.cost, there, lent, lost)
+			return
+		}
+	}
+	for _, a := range all {
+		value = level(a.at) - a.cost*l.Q
+	}
+	there := level(w.storeNow()) / l.Q
+	if left := take(context.Background(), w.store, c)[0].Remaining; left < there-lost {
+		w.t.Errorf("key %d: %d left of %d, at most %d are lost", k, left, there, lost)
 	}
 }

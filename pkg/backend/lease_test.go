@@ -127,6 +127,239 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	}
 }
 
+// A process that asks faster borrows more, one that asks slower less; and what is lent near the end of
+// a window is what the window will need.
+func TestLoansFollowTheRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, asked := lending()
+		go s.Run(t.Context())
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
+		for _, every := range []time.Duration{ms, ms / 10, ms / 2, 5 * ms, 15 * ms} {
+			start, used := asked.count(), left(t, below, c)
+			const length = 2 * time.Second
+			for began := time.Now(); time.Since(began) < length; time.Sleep(every) {
+				take(t.Context(), s, c)
+			}
+			asks := int64(length / every)
+			loan := int64(125 * ms / every) // what half of 250 ms needs
+			if lent := s.Stats().Lent; lent > 2*loan {
+				t.Errorf("asked every %v: %d are lent, half of a loan's time needs %d", every, lent, loan)
+			}
+			if n := asked.count() - start; n > 50 {
+				t.Errorf("asked every %v: next was asked %d times in 2 s", every, n)
+			}
+			if used -= left(t, below, c); used > asks+2*loan {
+				t.Errorf("asked every %v: %d were charged for %d", every, used, asks)
+			}
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := lending()
+		c := leased(fixed(t, 10_000, algorithms.Second), "a", 1, 5000)
+		for range 3 {
+			asks := int64(0)
+			for end := time.Now().Truncate(time.Second).Add(time.Second); time.Now().Before(end.Add(-ms)); time.Sleep(ms) {
+				take(t.Context(), s, c)
+				asks++
+			}
+			if rest := left(t, below, c); rest < 10_000-asks-20 {
+				t.Errorf("at the end of the window %d were asked for and %d charged", asks, 10_000-rest)
+			}
+			time.Sleep(ms)
+		}
+	})
+}
+
+// Most is all that is on loan to a process, what is on its way to it included.
+func TestNoMoreIsLentThanMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most, late = 50, 20 * ms
+		store := memory.New(memory.Config{Clock: wall})
+		var n atomic.Int64
+		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two come at the same time
+			store.Take(ctx, charges, decisions)
+			if time.Sleep(late); backend.Unwaited(ctx) { // older answers come after newer ones
+				time.Sleep(2 * late)
+			}
+		}), backend.LeaseConfig{})
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, most)
+		reached, still := int64(0), false
+		for i := range int64(3000) {
+			start := time.Now()
+			d := take(t.Context(), s, c)[0]
+			if !d.Allowed {
+				t.Fatalf("denied: %+v", d)
+			}
+			was := still && time.Now().Equal(start)
+			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Lent // nothing is on its way
+			if was && still && d.Remaining != 1_000_000-(i+1) {
+				t.Fatalf("ask %d: told that %d remain", i, d.Remaining)
+			}
+			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to borrow ahead in time
+			lent := 1_000_000 - left(t, store, c) - (i + 1)
+			if reached = max(reached, lent); lent > most {
+				t.Fatalf("ask %d: %d are charged and not used", i, lent)
+			}
+		}
+		if reached < most {
+			t.Errorf("no more than %d were ever lent", reached)
+		}
+		s.Close()
+	})
+}
+
+// Units are not given out after their time, or in another window, by next's clock, though this
+// process's goes slower; and who asks for them then asks next.
+func TestLoansEndInTimeByASlowClock(t *testing.T) {
+	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
+		t.Run(limit.Kind.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				born := time.Now()
+				asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
+				s := backend.Lease(asked, backend.LeaseConfig{Clock: func() time.Time { // 500 ppm slow
+					return born.Add(time.Since(born) * 9995 / 10_000)
+				}})
+				c := leased(limit, "a", 1, 50_000)
+				c.Lease.For = 30 * algorithms.Second
+				time.Sleep(30 * time.Second)
+				warm(t, s, c)
+				end := time.UnixMicro(int64(asked.at(asked.count()-1) + c.Lease.For))
+				if limit.Kind == algorithms.FixedWindow {
+					end = end.Truncate(time.Minute)
+				}
+				time.Sleep(time.Until(end))
+				n := asked.count()
+				if take(t.Context(), s, c); asked.count() == n {
+					t.Errorf("served from a loan at its end: %+v", s.Stats())
+				}
+			})
+		})
+	}
+}
+
+// Who was denied because units were on loan, or on their way, is not denied any more once they are
+// back, or here: a denial that is remembered is forgotten then.
+func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: wall})
+		var denied *backend.DeniedStore
+		s := backend.Lease(store, backend.LeaseConfig{GaveBack: func(key []byte) { denied.ForgetBucket(key) }})
+		denied = backend.Denied(s, backend.DeniedConfig{})
+		go s.Run(t.Context())
+		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
+		c := leased(compile(t, spec), "a", 1, 500)
+		asks := warm(t, s, c)
+		c.Ask = algorithms.Ask{Cost: 1000 - asks, Reserve: true} // which next answers, whatever is on loan
+		if d := take(t.Context(), denied, c)[0]; d.Allowed {
+			t.Fatalf("what is on loan was there too: %+v", d)
+		}
+		time.Sleep(350 * ms)
+		if d := take(t.Context(), denied, c)[0]; !d.Allowed {
+			t.Errorf("nothing is on loan any more, %d are left: %+v", left(t, store, c), d)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: wall})
+		var told atomic.Int64
+		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			store.Take(ctx, charges, decisions)
+			if backend.Unwaited(ctx) {
+				time.Sleep(30 * ms)
+			}
+		}), backend.LeaseConfig{GaveBack: func([]byte) { told.Add(1) }})
+		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
+		asks := warm(t, s, c)
+		for rest := left(t, store, c); rest > 1000-asks-40 && left(t, store, c) == rest; asks++ { // until the next loan is on its way
+			take(t.Context(), s, c)
+			synctest.Wait()
+		}
+		all := c
+		all.Ask.Cost = 1000 - asks
+		if d := take(t.Context(), s, all)[0]; d.Allowed || told.Load() > 0 {
+			t.Errorf("what is on its way was there too: %+v", d)
+		}
+		time.Sleep(31 * ms)
+		if told.Load() != 1 {
+			t.Errorf("told %d times of what arrived", told.Load())
+		}
+		if d := take(t.Context(), s, all)[0]; !d.Allowed {
+			t.Errorf("it has arrived: %+v", d)
+		}
+	})
+}
+
+// While next fails, what is asked for ahead becomes less, for it may have been charged, and is not
+// asked for all the time.
+func TestAnOutageCostsLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		store := memory.New(memory.Config{Clock: wall})
+		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if store.Take(ctx, charges, decisions); down.Load() { // it is charged, and nobody is told
+				fail(decisions)
+			}
+		})}
+		s := backend.Lease(asked, backend.LeaseConfig{})
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
+		for range 1000 {
+			take(t.Context(), s, c)
+			time.Sleep(ms)
+		}
+		down.Store(true)
+		start, before, used := asked.count(), left(t, store, c), s.Stats().Lent
+		for s.Stats().Lent > 0 {
+			take(t.Context(), s, c)
+			time.Sleep(ms / 2)
+		}
+		lost := before - left(t, store, c)
+		if n := asked.count() - start; n < 2 || n > 12 || lost > 2*used {
+			t.Errorf("asked %d times, %d units were charged while the last %d were used", n, lost, used)
+		}
+	})
+}
+
+// Of a group that is denied, units of a loan that has been used up meanwhile go back to next, by their
+// own loan's time: they do not live on in another.
+func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: wall})
+		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if store.Take(ctx, charges, decisions); string(charges[0].Key) == "other" {
+				time.Sleep(100 * ms)
+			}
+		})}
+		s := backend.Lease(asked, backend.LeaseConfig{})
+		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
+		none := of(fixed(t, 1, algorithms.Day), "other", 1)
+		take(t.Context(), store, none)
+		warm(t, s, hot)
+		of := asked.at(asked.count() - 1)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			ctx, cancel := context.WithTimeout(t.Context(), 200*ms)
+			defer cancel()
+			take(ctx, s, hot, none)
+		}()
+		synctest.Wait()
+		for range 80 { // uses up that loan, and begins the next
+			take(t.Context(), s, hot)
+			time.Sleep(ms)
+		}
+		<-done
+		s.GiveBack(t.Context())
+		for _, take := range asked.all() {
+			for _, c := range take {
+				if c.Ask.Cost == -1 && c.Ask.Of == of {
+					return
+				}
+			}
+		}
+		t.Errorf("what was put back was not given back: %+v", s.Stats())
+	})
+}
+
 // Keys that are asked seldom are next's alone.
 func TestAColdKeyBorrowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -228,6 +461,9 @@ func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
 		lent, before := s.Stats().Lent, left(t, below, c)
 		time.Sleep(100 * ms) // 10 flow in
 		s.Forget(t.Context())
+		if keys := s.Stats().Keys; keys != 0 {
+			t.Errorf("%d keys are still hot ones", keys)
+		}
 		if lent < 11 || left(t, below, c) != min(10_000, before+10+lent-10) {
 			t.Errorf("%d were lent, %d left: after 100 ms %d are left", lent, before, left(t, below, c))
 		}
@@ -364,6 +600,26 @@ func TestResetDropsTheLoan(t *testing.T) {
 		s.Forget(t.Context())
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
 			t.Errorf("%d are left, %+v", rest, s.Stats())
+		}
+	})
+}
+
+// What is on loan is spent for whoever looks, here and elsewhere.
+func TestLooksDoNotSeeLoans(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, _ := lending()
+		other := backend.Lease(below, backend.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		asks := warm(t, s, c)
+		want := 10_000 - asks - s.Stats().Lent
+		c.Ask.Look = true
+		for _, cost := range []int64{0, 1, want, want + 1} {
+			c.Ask.Cost = cost
+			for who, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
+				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
+					t.Errorf("%s looks for %d where %d are left: %+v", who, cost, want, d)
+				}
+			}
 		}
 	})
 }

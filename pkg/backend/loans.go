@@ -65,7 +65,6 @@ type loan struct {
 
 	seen   Decision      // the newest answer of next
 	seenAt time.Duration // when it was here
-	seenOf time.Duration // when it was asked for
 	edge   time.Duration // when the window ends; never: there is none
 
 	// used units since since: how fast this process asks.
@@ -298,7 +297,7 @@ func (s *LeaseStore) borrow(c *Charge, backs []Charge, now time.Duration) (l *lo
 func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.Duration) {
 	l.low, l.early = -1, never
 	units := l.want(cost, now)
-	if units == 0 || l.ahead || l.lots[1].left > 0 {
+	if units == 0 {
 		return
 	}
 	c := l.charge
@@ -445,10 +444,10 @@ func (s *LeaseStore) lend(c *Charge, p *leasePart, units int64, d *Decision, ask
 
 // see keeps what next said, unless something newer is known.
 func (l *loan) see(d *Decision, asked, now time.Duration) {
-	if asked < l.seenOf {
+	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // more is a clock that was set back
 		return
 	}
-	l.seen, l.seenAt, l.seenOf = *d, now, asked
+	l.seen, l.seenAt = *d, now
 	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
 	if hash := l.charge.Ask.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
 		l.edge = asked + time.Duration(l.charge.Limit.LentFor(d.At, algorithms.MaxTime, hash))*time.Microsecond
