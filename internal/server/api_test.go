@@ -3,7 +3,6 @@ package server
 import (
 	"io"
 	"net"
-	"net/http"
 	"strings"
 	"testing"
 
@@ -21,26 +20,10 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// post asks the HTTP API; it keeps no connection.
+// post asks the HTTP API.
 func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code int, answer string) {
 	tb.Helper()
-	_, port, err := net.SplitHostPort(a.String())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r, err := http.NewRequest("POST", "http://127.0.0.1:"+port+path, strings.NewReader(body))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	r.Close = true
-	if len(header) == 2 {
-		r.Header.Set(header[0], header[1])
-	}
-	got, err := http.DefaultClient.Do(r)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer got.Body.Close()
+	got := exchange(tb, "POST", a, path, body, header...)
 	text, err := io.ReadAll(got.Body)
 	if err != nil {
 		tb.Fatal(err)

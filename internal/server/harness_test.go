@@ -156,10 +156,19 @@ func (x *instance) put(tb testing.TB, r *rls.RateLimitRequest) *rls.RateLimitRes
 	return answer
 }
 
-// get asks an HTTP port; it keeps no connection.
 func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Response {
 	tb.Helper()
-	r, err := http.NewRequest("GET", "http://"+a.String()+path, nil)
+	return exchange(tb, "GET", a, path, "", header...)
+}
+
+// exchange asks an HTTP port of this machine; it keeps no connection.
+func exchange(tb testing.TB, method string, a net.Addr, path, body string, header ...string) *http.Response {
+	tb.Helper()
+	_, port, err := net.SplitHostPort(a.String())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r, err := http.NewRequest(method, "http://127.0.0.1:"+port+path, strings.NewReader(body))
 	if err != nil {
 		tb.Fatal(err)
 	}

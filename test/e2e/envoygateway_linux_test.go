@@ -187,7 +187,7 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 // place of its own: its environment, ports, probes, certificates and control plane, and a real Envoy
 // that asks as it has it configured.
 func TestEnvoyGatewayDeployment(t *testing.T) {
-	envoy := tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // may skip
 	if !inOwnNetwork(t) {
 		return
 	}
@@ -267,8 +267,8 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// Envoy asks, with a certificate and the names of Envoy Gateway's service.
-	s := &stack{owner: t, addr: "127.0.0.1", sidecar: sidecar, client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
-	t.Cleanup(s.client.CloseIdleConnections)
+	s := bareStack(t, "")
+	s.addr, s.sidecar = "127.0.0.1", sidecar
 	s.serveApplication(t)
 	clientFolder := t.TempDir()
 	ca.Secret(t, clientFolder, 3, "envoy")
@@ -283,8 +283,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 			},
 		},
 	}
-	s.envoy = start(t, envoy, "-c", s.gatewayFile(t, r), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
-	eventually(t, "Envoy is ready", func() bool { return strings.HasPrefix(s.admin("/ready"), "LIVE") })
+	s.runEnvoy(t, s.gatewayFile(t, r))
 	var last answer
 	sameMinute(t, func(attempt int) bool {
 		codes := map[int]int{}

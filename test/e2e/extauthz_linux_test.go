@@ -3,8 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -68,9 +66,8 @@ func loginOverExtAuthz(t *testing.T, s *stack) {
 
 func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 	t.Helper()
-	envoy := tooltest.Path(t, "envoy") // may skip
-	s := &stack{owner: t, addr: loopback(), client: &http.Client{Timeout: patience, Transport: &http.Transport{}}}
-	t.Cleanup(s.client.CloseIdleConnections)
+	tooltest.Path(t, "envoy") // may skip
+	s := bareStack(t, "")
 	s.serveApplication(t)
 	s.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/envoy-extauthz/rlsidecar.yaml",
 		"--grpc-listen", s.addr+":8081", "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
@@ -82,27 +79,6 @@ func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 		_ = resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
-	text, err := os.ReadFile(root + "/examples/envoy-extauthz/envoy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	conf := string(text)
-	for _, c := range append(changes, change{"timeout: 0.1s }", "timeout: 10s }"}, change{"127.0.0.1", s.addr}) {
-		if !strings.Contains(conf, c.old) {
-			t.Fatalf("examples/envoy-extauthz/envoy.yaml no longer has %q", c.old)
-		}
-		conf = strings.ReplaceAll(conf, c.old, c.new)
-	}
-	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(path, []byte(conf), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s.envoy = start(t, envoy, "-c", path, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
-	eventually(t, "Envoy is ready", func() bool {
-		if !s.envoy.running() {
-			t.Fatalf("Envoy ended: %v", s.envoy.err)
-		}
-		return strings.HasPrefix(s.admin("/ready"), "LIVE")
-	})
+	s.runEnvoy(t, s.envoyFile(t, "envoy-extauthz/envoy.yaml", append(changes, change{"timeout: 0.1s }", "timeout: 10s }"})...))
 	return s
 }

@@ -46,23 +46,11 @@ func newFront(t *testing.T, socket string, args ...string) *front {
 	return s
 }
 
-// write puts a file of examples/ into the proxy's folder, with the changes, each of which it must
-// have a place for.
-func (s *front) write(t *testing.T, example string, changes ...change) {
+// write puts a file of examples/ into the proxy's folder, with the changes.
+func (s *front) write(t *testing.T, name string, changes ...change) {
 	t.Helper()
-	data, err := os.ReadFile(root + "/examples/" + example)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(data)
-	for _, c := range changes {
-		if !strings.Contains(text, c.old) {
-			t.Fatalf("examples/%s no longer has %q", example, c.old)
-		}
-		text = strings.ReplaceAll(text, c.old, c.new)
-	}
-	text = strings.ReplaceAll(text, "127.0.0.1", s.addr)
-	if err := os.WriteFile(filepath.Join(s.dir, filepath.Base(example)), []byte(text), 0o600); err != nil {
+	text := strings.ReplaceAll(example(t, name, changes...), "127.0.0.1", s.addr)
+	if err := os.WriteFile(filepath.Join(s.dir, filepath.Base(name)), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -92,29 +80,19 @@ func awaitPort(t *testing.T, p *process, network, address string) {
 // serveApp answers what the proxy lets through, with nothing of what it was sent.
 func (s *front) serveApp(t *testing.T) {
 	t.Helper()
-	listener, err := net.Listen("tcp", s.addr+":9000")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{
-		ReadHeaderTimeout: patience, MaxHeaderBytes: 1 << 20,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			s.body.Store(string(body))
-			s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
-			s.lastPath.Store(path.Clean(r.URL.Path))
-			s.asked.Add(1)
-			code := http.StatusOK
-			if r.URL.Path == "/forbidden" || r.URL.Path == "/broken" {
-				code = map[string]int{"/forbidden": 403, "/broken": 500}[r.URL.Path]
-			}
-			w.WriteHeader(code)
-			_, _ = io.WriteString(w, "application")
-		}),
-	}
-	served := make(chan struct{})
-	go func() { defer close(served); _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close(); <-served })
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.body.Store(string(body))
+		s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
+		s.lastPath.Store(path.Clean(r.URL.Path))
+		s.asked.Add(1)
+		code := http.StatusOK
+		if r.URL.Path == "/forbidden" || r.URL.Path == "/broken" {
+			code = map[string]int{"/forbidden": 403, "/broken": 500}[r.URL.Path]
+		}
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, "application")
+	})
 }
 
 func (s *front) startFrontSidecar(t *testing.T) {

@@ -196,12 +196,7 @@ func limitsFile(t *testing.T, others object) string {
 // Deployment, but for addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
-	s := &stack{
-		owner:  t,
-		addr:   loopback(),
-		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
-	}
-	t.Cleanup(s.client.CloseIdleConnections)
+	s := bareStack(t, "")
 	s.serveApplication(t)
 	pod := at[object](t, manifest(t, "rlsidecar.yaml", "Deployment"), "spec", "template", "spec")
 	container := pod["containers"].([]any)[0].(object)
@@ -243,16 +238,10 @@ func TestKubernetesEnvoys(t *testing.T) {
 		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "envoy-gateway.yaml") }, perMinute, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			envoy := tooltest.Path(t, "envoy") // may skip
+			tooltest.Path(t, "envoy") // may skip
 			r := c.render(t)
 			s := newRecipe(t, r.Limits)
-			s.envoy = start(t, envoy, "-c", s.gatewayFile(t, r), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
-			eventually(t, "Envoy is ready", func() bool {
-				if !s.envoy.running() {
-					t.Fatalf("Envoy ended: %v", s.envoy.err)
-				}
-				return strings.HasPrefix(s.admin("/ready"), "LIVE")
-			})
+			s.runEnvoy(t, s.gatewayFile(t, r))
 			switch c.keys {
 			case bucket{}:
 			case perMinute:

@@ -90,6 +90,20 @@ func (p *process) kill() {
 	<-p.exited
 }
 
+// refuses wants a process to end by itself, with this code, saying why.
+func (p *process) refuses(t *testing.T, code int, why string) {
+	t.Helper()
+	p.killed = true
+	select {
+	case <-p.exited:
+	case <-time.After(patience):
+		t.Fatal("it runs")
+	}
+	if got := p.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(p.output.tail(), why) {
+		t.Errorf("%d: %s", got, p.output.tail())
+	}
+}
+
 // freeze has a process do nothing, as one that hangs, until it is thawed.
 func (p *process) freeze(t *testing.T) {
 	t.Helper()

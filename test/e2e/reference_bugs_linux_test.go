@@ -219,15 +219,7 @@ descriptors:
 func TestBugMemcacheIsNeverReady(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
-	r.killed = true // it ends by itself, and not well
-	select {
-	case <-r.exited:
-	case <-time.After(patience):
-		t.Fatal("it runs")
-	}
-	if code := r.cmd.ProcessState.ExitCode(); code != 2 || !strings.Contains(r.output.tail(), "set redis (with REDIS_URL) or memory") {
-		t.Errorf("%d: %s", code, r.output.tail())
-	}
+	r.refuses(t, 2, "set redis (with REDIS_URL) or memory")
 }
 
 // #1103: whoever watched the health kept the server from ending, and it closed its port before
@@ -521,15 +513,7 @@ func TestBugConfigCheckPanics(t *testing.T) {
 func TestBugSecondServerOnTheSamePort(t *testing.T) {
 	r := inMemory(t, plain)
 	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
-	second.killed = true // it ends by itself, and not well
-	select {
-	case <-second.exited:
-	case <-time.After(patience):
-		t.Fatal("it runs")
-	}
-	if code := second.cmd.ProcessState.ExitCode(); code != 3 || !strings.Contains(second.output.tail(), "address already in use") {
-		t.Errorf("%d: %s", code, second.output.tail())
-	}
+	second.refuses(t, 3, "address already in use")
 }
 
 // The HTTP port waited for ever for what a client never sent.

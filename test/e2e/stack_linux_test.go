@@ -54,7 +54,7 @@ type stack struct {
 	client  *http.Client
 }
 
-// change is a difference from examples/envoy/envoy.yaml.
+// change is a difference from an example.
 type change struct{ old, new string }
 
 // The changes that tests make. The first is made always: on a busy machine 50 ms may be too short.
@@ -106,9 +106,24 @@ func bareStack(t *testing.T, socket string) *stack {
 // startEnvoy starts it by the example, with the changes, and waits until it is ready.
 func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	t.Helper()
-	envoy := tooltest.Path(t, "envoy")
-	config := s.envoyConfig(t, append([]change{patient}, changes...))
-	s.envoy = start(s.owner, envoy, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{patient}, changes...)...))
+}
+
+// envoyFile writes an Envoy's configuration: an example, with the changes.
+func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	text := example(t, name, append(changes, change{"127.0.0.1", s.addr})...)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// runEnvoy starts it with a configuration, and waits until it is ready.
+func (s *stack) runEnvoy(t *testing.T, config string) {
+	t.Helper()
+	s.envoy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	eventually(t, "Envoy is ready", func() bool {
 		if !s.envoy.running() {
 			t.Fatalf("Envoy ended: %v", s.envoy.err)
@@ -117,25 +132,21 @@ func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	})
 }
 
-// envoyConfig writes the example with the changes, each of which it must have a place for.
-func (s *stack) envoyConfig(t *testing.T, changes []change) string {
+// example is the text of a file of examples/ with the changes, each of which it must have a place for.
+func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
-	example, err := os.ReadFile(root + "/examples/envoy/envoy.yaml")
+	data, err := os.ReadFile(root + "/examples/" + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(example)
-	for _, c := range append(changes, change{"127.0.0.1", s.addr}) {
+	text := string(data)
+	for _, c := range changes {
 		if !strings.Contains(text, c.old) {
-			t.Fatalf("examples/envoy/envoy.yaml no longer has %q", c.old)
+			t.Fatalf("examples/%s no longer has %q", name, c.old)
 		}
 		text = strings.ReplaceAll(text, c.old, c.new)
 	}
-	path := filepath.Join(t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return text
 }
 
 func (s *stack) startSidecar(t *testing.T) {
@@ -166,17 +177,19 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 // serveApplication answers what Envoy lets through: 200, and nothing of what it was sent.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
-	listener, err := net.Listen("tcp", s.addr+":9000")
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "application")
+	})
+}
+
+// serveAt serves HTTP until the test ends.
+func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
+	t.Helper()
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{
-		ReadHeaderTimeout: patience,
-		MaxHeaderBytes:    1 << 20,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = io.WriteString(w, "application")
-		}),
-	}
+	server := &http.Server{ReadHeaderTimeout: patience, MaxHeaderBytes: 1 << 20, Handler: handler}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })
