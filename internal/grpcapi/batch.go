@@ -116,6 +116,27 @@ func (b *Batch) deny(r *batched) {
 	}
 }
 
+// Now takes the request that was added last, if that needs no waiting; it is to be finished then, without
+// Take. Otherwise it is as if it had not been added.
+func (b *Batch) Now() (taken bool) {
+	r := b.requests[b.used-1]
+	if r.state != toFinish {
+		return true
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			b.server.panicked(p)
+			r.fail(nil)
+			taken = true
+		}
+	}()
+	if b.checks.Now(&r.call) {
+		return true
+	}
+	b.used--
+	return false
+}
+
 // Take asks the store about all requests.
 func (b *Batch) Take(ctx context.Context) {
 	defer func() { b.panicked = recover() }()

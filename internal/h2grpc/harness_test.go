@@ -30,6 +30,7 @@ const path = "/echo.Echo/Echo"
 type echo struct {
 	room  hold.Room
 	delay atomic.Int64 // how long Take takes
+	ready atomic.Bool  // what starts with "now" needs no Take
 
 	mu    sync.Mutex
 	takes []int // how many requests each had
@@ -45,6 +46,7 @@ func (m *echo) taken() []int {
 }
 
 func (m *echo) NewBatch() Batch    { return &echoBatch{method: m} }
+func (m *echo) Ready() bool        { return m.ready.Load() }
 func (m *echo) Denial() []byte     { return []byte("denied") }
 func (m *echo) Answered(time.Time) {}
 func (m *echo) Later(d algorithms.Micros, answer func()) func() {
@@ -65,6 +67,15 @@ func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration) {
 		late = context.DeadlineExceeded
 	}
 	b.messages, b.late = append(b.messages, message), append(b.late, late)
+}
+
+func (b *echoBatch) Now() bool {
+	last := len(b.messages) - 1
+	if bytes.HasPrefix(b.messages[last], []byte("now")) {
+		return true
+	}
+	b.messages, b.late = b.messages[:last], b.late[:last]
+	return false
 }
 
 func (b *echoBatch) Take(context.Context) {

@@ -218,6 +218,42 @@ func slow(t *testing.T) (*echo, *client) {
 	return m, dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Margin, c.Late = 2, 10*ms, 2*ms, errLate }))
 }
 
+func TestWhatNeedsNoWaitingDoesNotWaitForAFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, c := slow(t)
+		m.ready.Store(true)
+		start := time.Now()
+		var slow, now []uint32
+		for i := range 3 { // in one write
+			slow = append(slow, c.ask(fmt.Sprint("slow ", i)))
+			now = append(now, c.ask(fmt.Sprint("now ", i)))
+		}
+		c.flush()
+		for i, id := range now {
+			if r := c.answer(id); r.message() != fmt.Sprint("now ", i) || time.Since(start) > 0 {
+				t.Errorf("now %d, after %v: %+v", i, time.Since(start), r)
+			}
+		}
+		for i, id := range slow {
+			if r := c.answer(id); r.message() != fmt.Sprint("slow ", i) || time.Since(start) != 3*ms {
+				t.Errorf("slow %d, after %v: %+v", i, time.Since(start), r)
+			}
+		}
+		if n := m.taken(); !slices.Equal(n, []int{3}) {
+			t.Errorf("taken %v", n)
+		}
+		// Who resets one that is about to be answered gets neither an answer nor another's.
+		id := c.ask("now gone")
+		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
+		c.must("now after it", "now after it")
+		m.ready.Store(false)
+		c.must("now", "now")
+		if n := m.taken(); !slices.Equal(n, []int{3, 1}) {
+			t.Errorf("taken %v", n)
+		}
+	})
+}
+
 func TestRequestsRideTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, c := slow(t)

@@ -27,6 +27,8 @@ import (
 // Method answers the requests of one unary method.
 type Method interface {
 	NewBatch() Batch
+	// Ready tells whether Batch.Now may answer anything now.
+	Ready() bool
 	// Denial is the answer to requests that are too much to be looked at.
 	Denial() []byte
 	// Later calls answer after d, unless it is stopped before.
@@ -42,6 +44,9 @@ type Batch interface {
 	// Add adds a message, which stays what it is until Reset. The caller waits for as long as left; 0: for
 	// ever, negative: no more.
 	Add(message []byte, arrived time.Time, left time.Duration)
+	// Now takes the message that was added last, if that needs no waiting: Take is not called for it then.
+	// Otherwise it is as if it had not been added. With Config.Flights only.
+	Now() bool
 	// Take may wait, where Config.Flights says so.
 	Take(ctx context.Context)
 	Finish(ctx context.Context, i int)

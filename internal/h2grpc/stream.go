@@ -403,15 +403,20 @@ func (c *conn) request(s *stream, message []byte) {
 			left = -1
 		}
 	}
-	if c.server.config.Flights > 0 {
+	flights := c.server.config.Flights > 0
+	if flights && !c.server.config.Method.Ready() {
 		c.board(c.kept(s), message, left)
 		return
 	}
 	if c.batch == nil {
 		c.batch = c.server.batches.Get().(Batch)
 	}
-	c.ready = append(c.ready, s.id)
 	c.batch.Add(message, c.now, left)
+	if flights && !c.batch.Now() {
+		c.board(c.kept(s), message, left)
+		return
+	}
+	c.ready = append(c.ready, s.id)
 	if s == &c.fresh {
 		c.fresh = stream{}
 	} else {
@@ -430,7 +435,9 @@ func (c *conn) answerReady() {
 	ready := c.ready
 	c.ready = ready[:0] // who resets one of them comes here again
 	ctx := c.context()
-	c.batch.Take(ctx)
+	if c.server.config.Flights == 0 { // else all are taken
+		c.batch.Take(ctx)
+	}
 	for i, id := range ready {
 		c.batch.Finish(ctx, i)
 		c.answer(id, c.streams[id], c.batch, i, c.now)

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"slices"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -48,6 +49,23 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 	}
 	c.inBatch.to = len(b.charges)
 	return true, nil
+}
+
+// Now takes c, which was added last and is planned, if the store can answer it without waiting; then
+// Finish comes next, and not Take. Otherwise it is as if c had not been added.
+func (b *Batch) Now(c *Call) bool {
+	from, to := c.inBatch.from, c.inBatch.to
+	if from == to { // nothing is charged
+		return true
+	}
+	b.decisions = slices.Grow(b.decisions[:from], to-from)[:to]
+	clear(b.decisions[from:])
+	if early, ok := b.limiter.store.(backend.Early); ok && early.TakeEarly(b.charges[from:], b.decisions[from:]) {
+		return true
+	}
+	clear(b.charges[from:])
+	b.charges, b.decisions = b.charges[:from], b.decisions[:from]
+	return false
 }
 
 // Take asks the store.

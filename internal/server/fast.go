@@ -23,7 +23,7 @@ var errLate = fmt.Errorf("%w: no answer in time", backend.ErrUnavailable)
 // fastServer makes the door that answers ShouldRateLimit itself, and has others do the rest.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	c := h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter, s.stack.top}, Others: others, TLS: tls,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace,
 	}
 	if s.stack.redis != nil { // memory answers at once
@@ -36,6 +36,13 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 type fastMethod struct {
 	*grpcapi.Server
 	limiter *limiter.Limiter
+	store   backend.Store
+}
+
+// Ready tells whether some questions can be answered without asking Redis.
+func (m fastMethod) Ready() bool {
+	early, ok := m.store.(backend.Early)
+	return ok && early.Ready()
 }
 
 func (m fastMethod) NewBatch() h2grpc.Batch { return fastBatch{m.Server.NewBatch(m.limiter)} }

@@ -29,6 +29,18 @@ func (s deadline) Take(ctx context.Context, charges []Charge, decisions []Decisi
 	s.next.Take(bound, charges, decisions)
 }
 
+// Ready implements Early where the Store below does.
+func (s deadline) Ready() bool {
+	early, ok := s.next.(Early)
+	return ok && early.Ready()
+}
+
+// TakeEarly implements Early where the Store below does.
+func (s deadline) TakeEarly(charges []Charge, decisions []Decision) bool {
+	early, ok := s.next.(Early)
+	return ok && early.TakeEarly(charges, decisions)
+}
+
 // Reset implements Resetter where the Store below does.
 func (s deadline) Reset(ctx context.Context, charge Charge) error {
 	if err := s.late(ctx); err != nil {

@@ -95,6 +95,34 @@ func (t *deniedTrip) reset() {
 	t.asked, t.places, t.again = t.asked[:0], t.places[:0], t.again[:0]
 }
 
+// Ready implements Early.
+func (s *DeniedStore) Ready() bool {
+	early, ok := s.next.(Early)
+	return s.remembered.Load() > 0 || ok && early.Ready()
+}
+
+// TakeEarly implements Early: it answers groups that are all known to be denied, and what next answers
+// early. A denial that is too old to be believed is for Take to ask about.
+func (s *DeniedStore) TakeEarly(charges []Charge, decisions []Decision) bool {
+	if givesBack(charges) {
+		return false
+	}
+	if s.remembered.Load() > 0 {
+		now, all := s.config.Clock(), true
+		for at := 0; at < len(charges) && all; {
+			end := at + GroupLen(charges[at:])
+			d := s.find(charges[at:end], decisions[at:end], now)
+			all = d != nil && (now.Before(d.until) || d.asked.Load())
+			at = end
+		}
+		if all {
+			return true
+		}
+	}
+	early, ok := s.next.(Early)
+	return ok && early.TakeEarly(charges, decisions)
+}
+
 // takeRuns takes n groups, those that are not known to be denied in one Take of next.
 func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
 	s.forgetGivenBack(charges)
@@ -164,30 +192,39 @@ func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions [
 // known answers a group from memory, if it can. Where the denial has become too old to be believed,
 // the first to ask is told, to ask next and then to forget it.
 func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) (known bool, old *denial) {
+	d := s.find(charges, decisions, now)
+	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
+		return false, d
+	}
+	return d != nil, nil
+}
+
+// find answers a group from the denial that is remembered, however old; nil: there is none.
+func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time) *denial {
 	if charges[0].Once != nil { // it may have been taken before the denial
-		return false, nil
+		return nil
 	}
 	if s.remembered.Load() == 0 { // usually; it saves the hash
-		return false, nil
+		return nil
 	}
 	s.mu.RLock()
 	d := s.groups[groupHash(charges)]
 	s.mu.RUnlock()
 	if d == nil || !now.Before(d.retry) || len(charges) != len(d.charges) {
-		return false, nil
+		return nil
 	}
 	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
 	denied := false
 	for i := range charges {
 		if !d.answer(i, &charges[i], passed, &decisions[i]) {
-			return false, nil
+			return nil
 		}
 		denied = denied || !decisions[i].Allowed
 	}
-	if denied && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
-		return false, d
+	if !denied {
+		return nil
 	}
-	return denied, nil
+	return d
 }
 
 // forgetOld forgets denials that next has been asked about again, if they are still remembered.

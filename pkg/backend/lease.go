@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -67,6 +68,7 @@ type LeaseStore struct {
 	config     LeaseConfig
 	start      time.Time
 	wake       chan struct{} // there are loans again
+	hot        atomic.Bool   // there may be loans
 	background *Background
 	trips      sync.Pool
 	shards     [leaseShards]leaseShard
@@ -93,6 +95,14 @@ func (s *LeaseStore) Take(ctx context.Context, charges []Charge, decisions []Dec
 	for t.ask(ctx, s.next) {
 		s.settle(t, now)
 	}
+}
+
+// Ready implements Early: there are loans.
+func (s *LeaseStore) Ready() bool { return s.hot.Load() }
+
+// TakeEarly implements Early: it answers one charge from what is on loan of its bucket.
+func (s *LeaseStore) TakeEarly(charges []Charge, decisions []Decision) bool {
+	return len(charges) == 1 && canLease(&charges[0]) && s.serve(&charges[0], &decisions[0], s.now())
 }
 
 func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }
@@ -342,6 +352,7 @@ func (s *LeaseStore) GiveBack(ctx context.Context) (keys int) {
 		keys += len(sh.loans)
 		sh.mu.Unlock()
 	}
+	s.hot.Store(keys > 0)
 	s.giveBack(ctx, backs)
 	return keys
 }

@@ -286,6 +286,7 @@ func (s *LeaseStore) borrow(c *Charge, backs []Charge, now time.Duration) (l *lo
 	if l.asking {
 		return l, 0, backs
 	}
+	s.hot.Store(true)
 	backs = sh.takeBack(backs, l, now)
 	units = l.want(c.Ask.Cost, now)
 	l.asking = units > 0

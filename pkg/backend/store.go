@@ -18,6 +18,16 @@ type Store interface {
 	Take(ctx context.Context, charges []Charge, decisions []Decision)
 }
 
+// Early is a Store that can answer some charges without waiting.
+type Early interface {
+	Store
+	// Ready tells whether there may be anything that it could answer so.
+	Ready() bool
+	// TakeEarly is Take, if that needs no waiting. Otherwise it is false, and nothing is taken; decisions
+	// mean nothing then.
+	TakeEarly(charges []Charge, decisions []Decision) bool
+}
+
 // Charge is one thing asked of a Store.
 type Charge struct {
 	// Key names the bucket. The Store copies it if it needs it after Take.
