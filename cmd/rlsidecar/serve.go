@@ -66,7 +66,7 @@ type serveCmd struct {
 
 	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of the HTTP port's decisions, where http_headers of the domain does not say: of ietf, x and retry_after (${default}), or none."`
 
-	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports with a process that shares them, so that a new one takes over before the old one leaves; Linux, TCP only."`
+	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with a process that shares them, so that a new one takes over before the old one leaves; Linux only."`
 	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Go on serving for this long after readiness has failed; at least two of the proxy's health checks (${default})."`
 	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Then wait for requests under way for this long (${default})."`
 

@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,21 +19,43 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// TestNewProcessTakesOverThePorts restarts a server, a new one first, while clients ask it over gRPC
-// and HTTP, by connections that last and by new ones. None of them fails.
+// A new server takes over from an old one, while clients ask over gRPC and HTTP, by connections that last
+// and by new ones. None of them fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
 	var grpcAddress, httpAddress, adminAddress string
-	next := func() *instance {
+	takesOver(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
 		t.Helper()
-		return start(t, small, func(c *Config) {
+		x := start(t, small, func(c *Config) {
 			c.ReusePort, c.DrainDelay = true, 200*time.Millisecond
 			if grpcAddress != "" {
 				c.GRPC, c.HTTP, c.Admin = grpcAddress, httpAddress, adminAddress
 			}
 		})
+		grpcAddress, httpAddress, adminAddress = x.GRPC.String(), x.HTTP.String(), x.Admin.String()
+		return x
+	})
+}
+
+func TestNewProcessTakesOverTheSockets(t *testing.T) {
+	grpcAddress, httpAddress := "unix://"+filepath.Join(t.TempDir(), "grpc"), "unix://"+filepath.Join(t.TempDir(), "http")
+	takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
+		t.Helper()
+		return start(t, small, func(c *Config) {
+			c.ReusePort, c.DrainDelay, c.GRPC, c.HTTP = true, 200*time.Millisecond, grpcAddress, httpAddress
+		})
+	})
+	for _, address := range []string{grpcAddress, httpAddress} {
+		path := strings.TrimPrefix(address, "unix://")
+		if _, err := os.Lstat(path + aside); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("left behind: %v", err)
+		}
 	}
+}
+
+// takesOver starts one server after the other with next, asking the addresses, which it sets, meanwhile.
+func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) {
+	t.Helper()
 	running := next()
-	grpcAddress, httpAddress, adminAddress = running.GRPC.String(), running.HTTP.String(), running.Admin.String()
 
 	var done atomic.Bool
 	var clients sync.WaitGroup
@@ -50,7 +74,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 		}
 	}
 	connect := func() *grpc.ClientConn {
-		conn, err := grpc.NewClient(grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient(*grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Error(err)
 		}
@@ -68,18 +92,29 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 		defer conn.Close()
 		return put(conn)
 	})
-	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	over := func(address, path string) func() error {
+		network, at := "tcp", address
+		if socket, isUnix := strings.CutPrefix(address, unixScheme); isUnix {
+			network, at = "unix", socket
+		}
+		fresh := &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, at)
+			},
+		}}
 		return func() error {
-			answer, err := fresh.Get("http://" + address + path)
+			answer, err := fresh.Get("http://sidecar" + path)
 			if err != nil {
 				return err
 			}
 			return answer.Body.Close()
 		}
 	}
-	repeat("HTTP, connecting each time", 2, over(httpAddress, "/livez"))
-	repeat("admin, connecting each time", 1, over(adminAddress, "/rlconfig"))
+	repeat("HTTP, connecting each time", 2, over(*httpAddress, "/livez"))
+	if *adminAddress != "" {
+		repeat("admin, connecting each time", 1, over(*adminAddress, "/rlconfig"))
+	}
 
 	for range 3 {
 		old := running
@@ -106,11 +141,24 @@ func TestPortsAreSharedByThoseWhoShareThem(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "s")
-	holder := start(t, small, func(c *Config) { c.ReusePort, c.GRPC = true, socket })
-	if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, ReusePort: true}); err == nil || !strings.Contains(err.Error(), "another process listens") {
-		t.Errorf("%v", err)
+	for _, mine := range []bool{false, true} { // both must share
+		holder := start(t, small, func(c *Config) { c.ReusePort, c.GRPC = mine, socket })
+		if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, ReusePort: !mine}); err == nil || !strings.Contains(err.Error(), "another process listens") {
+			t.Errorf("%v", err)
+		}
+		holder.ask(t, "k=v")
+		if mine { // one that cannot start has not taken over
+			if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, HTTP: x.HTTP.String(), ReusePort: true}); !errors.Is(err, syscall.EADDRINUSE) {
+				t.Errorf("%v", err)
+			}
+			holder.ask(t, "k=v")
+		}
+		if err := holder.stop(); err != nil {
+			t.Error(err)
+		}
 	}
-	holder.ask(t, "k=v")
+	again := start(t, small, func(c *Config) { c.GRPC = socket }) // where one that shares has left its socket
+	again.ask(t, "k=v")
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {
 		l.Close()

@@ -361,7 +361,8 @@ func (s *server) open() (doors []door, running Running, err error) {
 			return doors, running, err
 		}
 	}
-	return doors, running, nil
+	err = takeOver(doors)
+	return doors, running, err
 }
 
 // httpAPI is the API for applications.
