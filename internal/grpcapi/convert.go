@@ -79,7 +79,7 @@ func windowOf(l *algorithms.Limit) window {
 	capacity, seconds := limiter.Shown(l)
 	w := window{requests: uint32(min(capacity, math.MaxUint32))}
 	for i := range units {
-		if u := &units[i]; seconds > 0 && seconds%u.seconds == 0 && seconds/u.seconds <= math.MaxUint32 {
+		if u := &units[i]; seconds >= u.seconds && seconds%u.seconds == 0 && seconds/u.seconds <= math.MaxUint32 {
 			w.unit, w.multiplier = u.number, uint32(seconds/u.seconds)
 			break
 		}

@@ -161,6 +161,9 @@ func (f *fields) next() bool {
 	if len(f.rest) == 0 {
 		return false
 	}
+	if f.short() {
+		return true
+	}
 	number, kind, n := protowire.ConsumeTag(f.rest)
 	if n < 0 || number > protowire.MaxValidNumber {
 		f.bad = true
@@ -182,6 +185,20 @@ func (f *fields) next() bool {
 		return false
 	}
 	f.rest = f.rest[n:]
+	return true
+}
+
+// short reads a field of up to 127 bytes with a number up to 15, which nearly all are. Where it reads
+// none there may be another, or a mistake.
+func (f *fields) short() bool {
+	if len(f.rest) < 2 || f.rest[0] >= 1<<7 || f.rest[1] >= 1<<7 {
+		return false
+	}
+	number, kind, end := protowire.Number(f.rest[0]>>3), protowire.Type(f.rest[0]&7), 2+int(f.rest[1])
+	if number == 0 || kind != protowire.BytesType || end > len(f.rest) {
+		return false
+	}
+	f.number, f.kind, f.bytes, f.rest = number, kind, f.rest[2:end], f.rest[end:]
 	return true
 }
 

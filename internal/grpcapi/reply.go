@@ -163,8 +163,11 @@ func appendName(b []byte, name string) []byte {
 
 // appendVarint appends a field unless it is 0, which proto3 does not send.
 func appendVarint(b []byte, field protowire.Number, v uint64) []byte {
-	if v == 0 {
+	switch {
+	case v == 0:
 		return b
+	case v < 1<<7 && field < 1<<4:
+		return append(b, byte(field)<<3|byte(protowire.VarintType), byte(v))
 	}
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
 }
@@ -173,9 +176,9 @@ func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// open starts a nested message, or a text, that shut ends. One byte is kept for its length.
+// open starts a nested message, or a text, that shut ends; field is up to 15. One byte is kept for its length.
 func open(b []byte, field protowire.Number) (opened []byte, start int) {
-	b = append(protowire.AppendTag(b, field, protowire.BytesType), 0)
+	b = append(b, byte(field)<<3|byte(protowire.BytesType), 0)
 	return b, len(b)
 }
 
