@@ -201,12 +201,7 @@ func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 // TestRlsidecarTakesTheFlags starts the program as the pods would. All is well but for the files, which
 // are not here: that is another exit code than that of wrong usage.
 func TestRlsidecarTakesTheFlags(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "rlsidecar")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./cmd/rlsidecar")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build rlsidecar: %v\n%s", err, out)
-	}
+	program := build(t)
 	known, err := exec.Command(program, "env").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -249,6 +244,18 @@ func TestRlsidecarTakesTheFlags(t *testing.T) {
 	if containers < 4 {
 		t.Errorf("%d containers have been tried", containers)
 	}
+}
+
+// build builds rlsidecar; it returns where it is.
+func build(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "rlsidecar")
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./cmd/rlsidecar")
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build rlsidecar: %v\n%s", err, out)
+	}
+	return program
 }
 
 // check checks the limits in a ConfigMap.

@@ -1,0 +1,198 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	inPod    = "RLSIDECAR_CHART_POD" // set where a test runs in the network of a pod
+	podIP    = "10.1.2.3"
+	patience = 30 * time.Second
+)
+
+// inPodsNetwork runs the test again as a process whose network is its own, with the address that the
+// kubelet asks a pod at. It returns false in the process that started it, once that is over.
+func inPodsNetwork(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(inPod) != "" {
+		for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", podIP + "/32", "dev", "lo"}} {
+			if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %v (package iproute2): %v: %s", args, err, out)
+			}
+		}
+		return true
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), inPod+"=yes")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWNET}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	out, err := cmd.CombinedOutput()
+	if cmd.Process == nil && os.Getenv("CI") == "" {
+		t.Skipf("no network of its own is to be had here: %v", err)
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return false
+}
+
+// TestPodsAnswerTheirProbes starts rlsidecar as the Deployment and the sidecar would, and asks it what
+// the kubelet would, before it is told to stop and while it drains.
+func TestPodsAnswerTheirProbes(t *testing.T) {
+	if !inPodsNetwork(t) {
+		return
+	}
+	program, all := build(t), cases(t)
+	for name, pod := range map[string]struct {
+		metrics string // its port
+		open    bool   // to other pods
+	}{"minimal-values.yaml": {"metrics", true}, "app": {"rl-metrics", false}} {
+		c, configMap := podOf(t, all[name])
+		folder := t.TempDir()
+		for file, text := range at(configMap, "data").(object) {
+			if err := os.WriteFile(filepath.Join(folder, file), []byte(text.(string)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := &runningPod{program: program, container: c}
+		var output bytes.Buffer
+		cmd := p.command(context.Background(), append(words(at(c, "command")), words(at(c, "args"))...), func(arg string) string { return strings.ReplaceAll(arg, limit, folder) })
+		cmd.Stdout, cmd.Stderr = &output, &output
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
+		for _, probe := range []string{"readinessProbe", "livenessProbe"} {
+			if err := p.probe(probe); err != nil && at(c, probe) != nil {
+				t.Errorf("%s: %s: %v", name, probe, err)
+			}
+		}
+		if text, err := get(podIP, p.port(pod.metrics), "/metrics"); err != nil || !strings.Contains(text, "rlsidecar_") {
+			t.Errorf("%s: metrics: %v\n%s", name, err, text)
+		}
+		if _, err := get(podIP, 8080, "/readyz"); (err == nil) != pod.open {
+			t.Errorf("%s: HTTP from outside: %v", name, err)
+		}
+
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+" is not ready any more", func() bool { return p.probe("readinessProbe") != nil })
+		if at(c, "livenessProbe") != nil {
+			if err := p.probe("livenessProbe"); err != nil {
+				t.Errorf("%s is killed while it drains: %v", name, err)
+			}
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s ended with %v\n%s", name, err, output.String())
+		}
+	}
+}
+
+// podOf is the container among objects, and the limits that it gets.
+func podOf(t *testing.T, objects []object) (container any, configMap object) {
+	t.Helper()
+	for _, o := range objects {
+		if o["kind"] == "ConfigMap" {
+			configMap = o
+		}
+		pod := at(o, "spec", "template", "spec")
+		for _, c := range append(list(at(pod, "initContainers")), list(at(pod, "containers"))...) {
+			if at(c, "name") == "rlsidecar" {
+				container = c
+			}
+		}
+	}
+	if container == nil || configMap == nil {
+		t.Fatal("there is no container, or no limits for it")
+	}
+	return container, configMap
+}
+
+// runningPod is rlsidecar's container, in this test's network.
+type runningPod struct {
+	program   string
+	container any
+}
+
+// command is one that runs in the container.
+func (p *runningPod) command(ctx context.Context, line []string, change func(string) string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.program)
+	for _, arg := range line[1:] { // the first is /bin/rlsidecar
+		cmd.Args = append(cmd.Args, change(arg))
+	}
+	cmd.Env = []string{}
+	for _, variable := range list(at(p.container, "env")) {
+		if value, ok := at(variable, "value").(string); ok {
+			cmd.Env = append(cmd.Env, fmt.Sprint(at(variable, "name"), "=", value))
+		}
+	}
+	return cmd
+}
+
+// port is the number of a port of the container; 0: it has none of that name.
+func (p *runningPod) port(name any) int {
+	for _, port := range list(at(p.container, "ports")) {
+		if at(port, "name") == name {
+			number, _ := at(port, "containerPort").(int)
+			return number
+		}
+	}
+	return 0
+}
+
+// probe asks as the kubelet does.
+func (p *runningPod) probe(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	switch how := at(p.container, name); {
+	case at(how, "exec") != nil:
+		return p.command(ctx, words(at(how, "exec", "command")), func(arg string) string { return arg }).Run()
+	case at(how, "httpGet") != nil:
+		_, err := get(podIP, p.port(at(how, "httpGet", "port")), fmt.Sprint(at(how, "httpGet", "path")))
+		return err
+	default:
+		return errors.New("there is none")
+	}
+}
+
+// get returns what is at an address; an error where that is not 200.
+func get(ip string, port int, path string) (string, error) {
+	client := http.Client{Timeout: patience}
+	r, err := client.Get(fmt.Sprintf("http://%s:%d%s", ip, port, path))
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", r.Status, text)
+	}
+	return string(text), err
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in %v: %s", patience, what)
+		}
+	}
+}
