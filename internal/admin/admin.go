@@ -5,14 +5,11 @@ package admin
 import (
 	"bytes"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/pprof"
-	"net/netip"
-	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/bearer"
+	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -78,7 +75,7 @@ func New(c Config) http.Handler {
 // guarded lets only those pass who bring token.
 func guarded(token string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !bearer.Brings(r, token) {
+		if !access.Brings(r, token) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 			return
@@ -87,15 +84,11 @@ func guarded(token string, next http.Handler) http.Handler {
 	})
 }
 
-// onThisMachine lets only those pass who name no host but this machine. A web page whose own name is
-// made to lead here is of the same origin to a browser: it could read keys, and reset buckets.
+// onThisMachine lets only those pass who name no host but this machine: a web page that is led here
+// could read keys, and reset buckets.
 func onThisMachine(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host := r.Host
-		if name, _, err := net.SplitHostPort(host); err == nil {
-			host = name
-		}
-		if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err != nil && host != "" && !strings.EqualFold(host, "localhost") {
+		if !access.NamesThisMachine(r) {
 			http.Error(w, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token", http.StatusMisdirectedRequest)
 			return
 		}

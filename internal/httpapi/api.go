@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/bearer"
+	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -39,9 +39,24 @@ type API struct {
 // routes adds the API's paths to mux.
 func (a *API) routes(mux *http.ServeMux) {
 	for path, methods := range a.paths() {
-		mux.Handle(path, a.guard(methods))
+		mux.Handle(path, a.byOwnName(a.guard(methods)))
 	}
-	mux.Handle("/v1/", a.guard(nil))
+	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
+}
+
+// byOwnName turns away who asks without a token, and by a name that is not this machine's: a web page
+// that is led here is of the same origin to a browser.
+func (a *API) byOwnName(next http.Handler) http.Handler {
+	if a.Token != "" {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !a.Closed && !access.NamesThisMachine(r) {
+			crossOrigin.write(w, "without a token, ask by an address or as localhost; or start the sidecar with --api-token", "")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // paths lists what there is; openapi.json describes the same.
@@ -67,7 +82,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 		case a.Closed:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token, or have it listen on 127.0.0.1", "")
-		case a.Token != "" && !bearer.Brings(r, a.Token):
+		case a.Token != "" && !access.Brings(r, a.Token):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "", "")
 		case methods == nil:

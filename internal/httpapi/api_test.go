@@ -71,8 +71,11 @@ func apiInMemory(tb testing.TB) (http.Handler, *storetest.Clock) {
 
 func call(h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Host = "localhost:8080"
 	for i := 0; i+1 < len(header); i += 2 {
-		r.Header.Set(header[i], header[i+1])
+		if r.Header.Set(header[i], header[i+1]); header[i] == "Host" {
+			r.Host = header[i+1]
+		}
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
@@ -367,6 +370,11 @@ func TestWhoMayAsk(t *testing.T) {
 		{open, "GET", "/v1/else", nil, 404},
 		{open, "POST", "/v1/limit", []string{"Sec-Fetch-Site", "cross-site"}, 403},
 		{open, "POST", "/v1/limit", []string{"Origin", "https://elsewhere.example"}, 403},
+		{open, "POST", "/v1/limit", []string{"Origin", "http://evil.test:8080", "Host", "evil.test:8080", "Sec-Fetch-Site", "same-origin"}, 403}, // its name leads here
+		{open, "GET", "/v1/limits", []string{"Host", "evil.test"}, 403},
+		{open, "GET", "/v1/limits", []string{"Host", "[::1]:8080"}, 200},
+		{open, "GET", "/livez", []string{"Host", "evil.test"}, 200},
+		{token, "GET", "/v1/limits", []string{"Authorization", "Bearer s3cret", "Host", "limits.test"}, 200},
 		{token, "GET", "/v1/limits", nil, 401},
 		{token, "GET", "/v1/else", nil, 401},
 		{token, "GET", "/v1/limits", []string{"Authorization", "Bearer wrong"}, 401},
@@ -400,6 +408,7 @@ func TestBodiesAreBounded(t *testing.T) {
 		t.Errorf("a byte more: %d %s", w.Code, w.Body)
 	}
 	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), breaking{}))
+	r.Host = ""
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 400 {
 		t.Errorf("a body that breaks off: %d %s", w.Code, w.Body)
@@ -418,7 +427,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprint(conn, "POST /v1/limit HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{") // and no more
+	fmt.Fprint(conn, "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{") // and no more
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
