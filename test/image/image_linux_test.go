@@ -7,8 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -215,9 +218,9 @@ func request(key string, values ...string) *rls.RateLimitRequest {
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
 
 // asReference starts the image as envoyproxy/ratelimit's is started: no arguments, its variables.
-func asReference(t *testing.T, name string) *container {
+func asReference(t *testing.T, name string, more ...string) *container {
 	t.Helper()
-	return image(t).start(t, name, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)
+	return image(t).start(t, name, append(more, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)...)
 }
 
 func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
@@ -286,10 +289,10 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// SIGTERM while clients ask, who stop some time after they have been told so, as a proxy does. Each
-// question has an answer.
+// SIGTERM while clients ask by gRPC and HTTP, who stop some time after they have been told so, as a
+// proxy does. Each question has an answer.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
-	c := asReference(t, "stop")
+	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
 	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -310,35 +313,71 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	}()
 	late := make(chan struct{}) // they notice some time after it was said
 	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
-	var answered atomic.Int64
 	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-late:
-					return
-				default:
+	load := func(ask func(context.Context) error) *atomic.Int64 {
+		var answered atomic.Int64
+		for range 4 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-late:
+						return
+					default:
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+					err := ask(ctx)
+					cancel()
+					if err != nil {
+						t.Errorf("after %d answers: %v", answered.Load(), err)
+						return
+					}
+					answered.Add(1)
 				}
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-				_, err := c.rls.ShouldRateLimit(ctx, request("free", "x"))
-				cancel()
-				if err != nil {
-					t.Errorf("after %d answers: %v", answered.Load(), err)
-					return
-				}
-				answered.Add(1)
-			}
-		})
+			})
+		}
+		return &answered
 	}
-	c.eventually(t, "clients ask", func() bool { return answered.Load() > 1000 })
+	byGRPC := load(func(ctx context.Context) error {
+		_, err := c.rls.ShouldRateLimit(ctx, request("free", "x"))
+		return err
+	})
+	byHTTP := load(c.askHTTP(t))
+	c.eventually(t, "clients ask", func() bool { return byGRPC.Load() > 1000 && byHTTP.Load() > 1000 })
 	c.run(t, "podman", "kill", "--signal=TERM", c.name)
 	wg.Wait()
 	c.run(t, "podman", "wait", c.name)
 	if s := c.state(t); s.ExitCode != 0 || s.OOMKilled {
 		t.Errorf("it ended with %+v", s)
 	}
-	t.Logf("%d answers", answered.Load())
+	t.Logf("%d answers by gRPC, %d by HTTP", byGRPC.Load(), byHTTP.Load())
+}
+
+// askHTTP asks what is allowed through /sock/http.
+func (c *container) askHTTP(t *testing.T) func(context.Context) error {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(c.dir, "http"))
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
+	return func(ctx context.Context) error {
+		// A POST: nothing is asked again behind the test's back when a connection ends.
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
+		if err != nil {
+			return err
+		}
+		answer, err := transport.RoundTrip(r)
+		if err != nil {
+			return err
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err == nil && answer.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", answer.Status, text)
+		}
+		return err
+	}
 }
 
 // TestImageRunsCommands uses the program by its own name.
