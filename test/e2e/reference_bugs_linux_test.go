@@ -425,6 +425,73 @@ descriptors:
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
 }
 
+// #276, #918: who was denied again and again could not be blocked.
+func TestBugNoBlockForThoseWhoDoNotStop(t *testing.T) {
+	const limits = `
+domain: d
+descriptors:
+  - {key: login, rate_limit: {unit: year, requests_per_unit: 3, penalty: {after: 2, for: 100d, max: 200d}}}
+`
+	blocked := func(t *testing.T, r *reference) {
+		t.Helper()
+		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=a")
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 2 of 3/YEAR reset", "login=a;hits=3")
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // though two are left
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=0")
+		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=b")
+		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
+		if problem != "" {
+			t.Fatal(problem)
+		}
+		// Envoy makes Retry-After of it.
+		if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
+			t.Errorf("blocked for %v, want 100 days", left)
+		}
+		if n := r.metric(`rlsidecar_decisions_total{domain="d",limit="login",outcome="blocked"}`); n != "4" {
+			t.Errorf("%s denials by blocks are counted, want 4", n)
+		}
+	}
+	t.Run("in memory", func(t *testing.T) { blocked(t, inMemory(t, limits)) })
+	t.Run("on Redis", func(t *testing.T) {
+		r, _ := onRedis(t, limits)
+		blocked(t, r)
+	})
+}
+
+// #190, #439: windows were of one second, minute, hour, …, and nothing else.
+func TestBugOnlyWholeUnits(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: 45d, requests_per_unit: 2}}
+  - {key: k2, rate_limit: {unit: day, unit_multiplier: 45, requests_per_unit: 2}}
+`)
+	for _, key := range []string{"k", "k2"} {
+		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(key+"=a")))
+		if problem != "" {
+			t.Fatal(problem)
+		}
+		limit, left := answer.Statuses[0].CurrentLimit, answer.Statuses[0].DurationUntilReset.AsDuration()
+		if limit.Unit.String() != "DAY" || limit.UnitMultiplier.GetValue() != 45 || left <= 0 || left > 45*24*time.Hour {
+			t.Errorf("%s: %v, resets in %v", key, limit, left)
+		}
+	}
+}
+
+// #235, #317, #433, #438: values could be matched whole, or by "*".
+func TestBugValuesByWildcardOnly(t *testing.T) {
+	r := inMemory(t, `
+domain: d
+descriptors:
+  - {key: path, value_prefix: /api/, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: path, value_suffix: .png, rate_limit: {unit: year, requests_per_unit: 2}}
+  - {key: path, value_regex: "/v[0-9]+/.*", rate_limit: {unit: year, requests_per_unit: 3}}
+`)
+	r.expect(t, "OK | OK left 0 of 1/YEAR reset | OK left 1 of 2/YEAR reset | OK left 2 of 3/YEAR reset | OK left 0",
+		"path=/api/x", "path=/x.png", "path=/v12/x", "path=/x")
+}
+
 // Sending metrics to two places ended the process, and one of them was on by default: Prometheus
 // needed USE_STATSD=false.
 func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
