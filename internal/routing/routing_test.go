@@ -284,16 +284,17 @@ func TestFillLeavesOutWhatLacksAValue(t *testing.T) {
 		for range 2 { // a Call is used again
 			call.Reset()
 			Fill(&call, a, Find(a, c.q), c.q)
-			got := fmt.Sprint(call.Request.Domain, " ", call.Look)
+			var got strings.Builder
+			fmt.Fprint(&got, call.Request.Domain, " ", call.Look)
 			for _, d := range call.Descriptors {
 				var entries []string
 				for _, e := range d.Entries {
 					entries = append(entries, e.Key+"="+e.Value)
 				}
-				got += fmt.Sprintf(" %d:%s", d.Cost, strings.Join(entries, ","))
+				fmt.Fprintf(&got, " %d:%s", d.Cost, strings.Join(entries, ","))
 			}
-			if got != c.want {
-				t.Errorf("%s?%s: %s, want %s", c.q.Path, c.q.Query, got, c.want)
+			if got.String() != c.want {
+				t.Errorf("%s?%s: %s, want %s", c.q.Path, c.q.Query, got.String(), c.want)
 			}
 		}
 	}
