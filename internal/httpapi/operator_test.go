@@ -1,7 +1,9 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -187,4 +189,23 @@ func TestOperatorsOfABackendThatIsAway(t *testing.T) {
 			t.Errorf("%s: %d %s", line, w.Code, w.Body)
 		}
 	}
+}
+
+// FuzzOperator: whatever is asked, it is answered, and nothing of it is taken.
+func FuzzOperator(f *testing.F) {
+	for _, query := range []string{"limit=send&key=bob", "domain=edge&descriptor=user%3Dbob,a%5C%3D%3Db", "n=7", "limit=%zz", "key=%ff&limit=", "domain=edge&descriptor=%5C"} {
+		f.Add(query)
+	}
+	f.Fuzz(func(t *testing.T, query string) {
+		h, l, _ := operator(t, memory.New(memory.Config{}))
+		take(t, l, "user=bob", 4)
+		for path, method := range map[string]string{"/api/buckets": "GET", "/api/top": "GET", "/api/reset": "POST"} {
+			r := httptest.NewRequest(method, path, nil)
+			r.URL.RawQuery = query
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, r); w.Code != 200 && w.Code != 400 && w.Code != 404 || !json.Valid(w.Body.Bytes()) {
+				t.Errorf("%s?%q: %d %s", path, query, w.Code, w.Body)
+			}
+		}
+	})
 }
