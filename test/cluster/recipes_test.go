@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -53,5 +54,30 @@ func takesTheRecipes(t *testing.T, c *cluster) {
 				t.Errorf("%s: a pod of %s: %v", filepath.Base(file), o.GetName(), err)
 			}
 		}
+	}
+	c.takesTheSidecar(t, namespace)
+}
+
+// takesTheSidecar has a pod of somebody get the containers that docs/packaging.md shows.
+func (c *cluster) takesTheSidecar(t *testing.T, namespace string) {
+	t.Helper()
+	page, err := os.ReadFile(root + "/docs/packaging.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, ok := strings.Cut(string(page), "```yaml\n")
+	shown, _, closed := strings.Cut(shown, "```")
+	if !ok || !closed {
+		t.Fatal("docs/packaging.md shows no sidecar")
+	}
+	o := object(t, `apiVersion: v1
+kind: Pod
+metadata: {name: with-sidecar}
+spec:
+  securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+  containers: [{name: app, image: app, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]
+  `+strings.ReplaceAll(shown, "\n", "\n  "))
+	if err := c.apply(t.Context(), o, namespace); err != nil {
+		t.Error(err)
 	}
 }
