@@ -95,16 +95,13 @@ func (s *server) newStack() (stack, error) {
 		st.undo = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 		buckets = backend.Divided(buckets, st.redis[1], bySecond, st.undo)
 	}
-	st.lease = backend.Lease(
-		s.metrics.Backend(buckets, s.backendFailed()), // what Redis costs, and how often it fails
-		backend.LeaseConfig{ // above what fails: what is on loan outlives an outage
-			Timeout:  leaseTimeout,
-			GaveBack: func(key []byte) { st.denied.ForgetBucket(key) },
-		})
+	// What Redis costs, and how often it fails. Above it what outlives an outage: remembered denials,
+	// and over them loans, for what is on loan here is there though Redis said no.
+	st.denied = backend.Denied(s.metrics.Backend(buckets, s.backendFailed()), backend.DeniedConfig{})
+	st.lease = backend.Lease(st.denied, backend.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
-	st.denied = backend.Denied(st.lease, backend.DeniedConfig{}) // the cheapest answer is a remembered no
 	// Outermost, so that whatever happens below, the answer is in time.
-	st.top = backend.Deadline(st.denied, c.Timeout, answerMargin)
+	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin)
 	return st, nil
 }
 

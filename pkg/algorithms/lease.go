@@ -37,3 +37,20 @@ func (l *Limit) Unused(units int64, after Micros) int64 {
 	}
 	return l.back(units*l.Q, after, Ask{Lent: true}) / l.Q
 }
+
+// Seen is what a Look at time now sees of a bucket that holds value at a time less than a day before,
+// for token buckets and fixed windows: what changes by itself of Take's answer (Value, Remaining and
+// ResetAfter), at a part of its cost.
+func (l *Limit) Seen(value int64, at, now Micros, hash uint64) (d Decision) {
+	now = max(now, at)
+	if l.Kind == TokenBucket {
+		d.Value = l.flow(value, l.V, l.P, l.elapsed(at, now))
+		d.Remaining = max(0, floorDiv(d.Value, l.Q))
+		d.ResetAfter = l.span(now, ceilDiv(l.V-d.Value, l.P))
+		return d
+	}
+	v, window, phase := l.roll(State{Value: value, At: at}, now, hash)
+	d.Value, d.Remaining = v, max(0, v)
+	d.ResetAfter = l.windowStart(window+max(1, l.windowsToFull(v)), phase) - now
+	return d
+}

@@ -326,3 +326,29 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 		})
 	}
 }
+
+func TestSeenIsWhatALookSees(t *testing.T) {
+	for _, k := range kinds {
+		if k.kind != TokenBucket && k.kind != FixedWindow {
+			continue
+		}
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(t *rapid.T) {
+				roll := throw(t)
+				s, l := roll.limit(k.kind)
+				if l.Rate == 0 {
+					return // nothing is taken of it, and so nothing lent
+				}
+				hash := uint64(roll(1 << 40))
+				value := roll.between(0, l.Capacity) * l.Unit()
+				now := t0 + Micros(roll.of(0, 1, roll(1000), int64(minute)))
+				_, want := l.Take(State{By: l, Value: value, At: t0}, now, Ask{Hash: hash, Look: true})
+				got := l.Seen(value, t0, now, hash)
+				if got.Value != want.Value || got.Remaining != want.Remaining || got.ResetAfter != want.ResetAfter {
+					t.Fatalf("%s holds %d, %v later: seen %+v, a look sees %+v", show(s), value, now-t0, got, want)
+				}
+			})
+		})
+	}
+}

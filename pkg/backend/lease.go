@@ -57,9 +57,6 @@ type LeaseConfig struct {
 	Timeout time.Duration    // of giving back and of borrowing ahead, for which nobody waits (1 s)
 	MaxKeys int              // about how many keys may be leased at a time (16,384)
 	Clock   func() time.Time // time.Now; must not step back
-	// GaveBack is told of each bucket that was given something back, or of which something is on loan
-	// here that a denial did not know of; nil: nobody.
-	GaveBack func(key []byte)
 }
 
 // LeaseStore is the Store that Lease makes.
@@ -81,7 +78,7 @@ func (s *LeaseStore) Take(ctx context.Context, charges []Charge, decisions []Dec
 		return
 	}
 	now := s.now()
-	if len(charges) == 1 && s.serve(&charges[0], &decisions[0], now) {
+	if len(charges) == 1 && s.takeOne(ctx, charges, decisions, now) {
 		return
 	}
 	t := s.trips.Get().(*leaseTrip)
@@ -119,7 +116,7 @@ func anyLease(charges []Charge) bool {
 // canLease tells whether c may be answered from a loan.
 func canLease(c *Charge) bool {
 	a := &c.Ask
-	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied()
+	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied() && c.Limit.Penalty.After == 0
 }
 
 // leaseTrip is what one Take asks of next. It is reused.
@@ -304,9 +301,9 @@ func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decisio
 		d.At += passed
 		return d
 	}
-	is := algorithms.State{By: c.Limit, Value: d.Value + units*c.Limit.Unit(), At: d.At}
+	was := d.At
 	d.At += passed
-	_, there := c.Limit.Take(is, d.At, algorithms.Ask{Hash: c.Ask.Hash, Look: true})
+	there := c.Limit.Seen(d.Value+units*c.Limit.Unit(), was, d.At, c.Ask.Hash)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
 }
@@ -394,18 +391,6 @@ func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
 		for i := range part {
 			part[i].Group = i
 		}
-		answers := make([]Decision, len(part))
-		s.next.Take(ctx, part, answers)
-		for i := range part {
-			if answers[i].Err == nil {
-				s.gaveBack(part[i].Key)
-			}
-		}
-	}
-}
-
-func (s *LeaseStore) gaveBack(key []byte) {
-	if s.config.GaveBack != nil {
-		s.config.GaveBack(key)
+		s.next.Take(ctx, part, make([]Decision, len(part)))
 	}
 }

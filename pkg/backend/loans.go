@@ -58,7 +58,6 @@ type loan struct {
 	ahead   bool  // units are being borrowed in the background
 	lending int64 // how many units are being borrowed, by both
 	failed  int   // how often in a row borrowing ahead failed
-	denied  bool  // somebody was denied since units are borrowed ahead
 	// Ahead is borrowed when no more than low units are left, or from early on.
 	low   int64
 	early time.Duration
@@ -127,46 +126,69 @@ func (sh *leaseShard) find(c *Charge) *loan {
 	return l
 }
 
-// serve answers c from what is on loan of its bucket, if that is enough.
-func (s *LeaseStore) serve(c *Charge, d *Decision, now time.Duration) bool {
+// takeOne answers a charge that is alone: from what is on loan of its bucket, or by next where there
+// is nothing to borrow nor to give back with it. Otherwise it reports false.
+func (s *LeaseStore) takeOne(ctx context.Context, charges []Charge, decisions []Decision, now time.Duration) bool {
+	c, d := &charges[0], &decisions[0]
 	if !canLease(c) {
-		return false
+		s.next.Take(ctx, charges, decisions)
+		return true
 	}
-	sh, _ := s.shard(c.Key)
+	sh, hash := s.shard(c.Key)
+	sh.mu.Lock()
+	l := sh.find(c)
+	switch {
+	case l == nil:
+		if l = sh.warm(c, hash, now); l != nil {
+			s.wakeRun()
+		}
+	case s.spend(sh, l, c, now):
+		sh.stats.Served++
+		*d = l.answer(now)
+		sh.mu.Unlock()
+		return true
+	case l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0:
+		sh.mu.Unlock()
+		return false
+	default:
+		l.count(c.Ask.Cost, now)
+	}
+	var was algorithms.Micros
+	if l != nil {
+		was = l.seen.At
+	}
+	sh.mu.Unlock()
+	s.next.Take(ctx, charges, decisions)
+	if l == nil || !d.Allowed && d.Err == nil && d.At == was { // a denial that is remembered is not news
+		return true
+	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	l, _ := s.spend(sh, c, d, now)
-	if l == nil {
-		return false
+	if d.Err != nil {
+		l.seen.Remaining = 0
+	} else {
+		l.see(d, now, s.now())
 	}
-	sh.stats.Served++
 	return true
 }
 
-// spend takes c's cost of what is on loan of its bucket, and answers; nil: that is not enough. The
-// shard's lock is held.
-func (s *LeaseStore) spend(sh *leaseShard, c *Charge, d *Decision, now time.Duration) (*loan, [2]spent) {
-	l := sh.find(c)
-	if l == nil {
-		return nil, [2]spent{}
-	}
+// spend takes c's cost of what is on loan in l, if that is enough. The lock of its shard, sh, is held.
+func (s *LeaseStore) spend(sh *leaseShard, l *loan, c *Charge, now time.Duration) bool {
 	if l.lots[1].left > 0 && (l.lots[0].left == 0 || now >= l.lots[0].until) {
 		sh.turn(l, now)
 	}
 	first, second := &l.lots[0], &l.lots[1]
 	if first.left+second.left < c.Ask.Cost || now >= first.until {
-		return nil, [2]spent{}
+		return false
 	}
 	n := min(first.left, c.Ask.Cost)
-	from := [2]spent{{*first, n}, {*second, c.Ask.Cost - n}}
 	first.left -= n
 	second.left -= c.Ask.Cost - n
 	l.count(c.Ask.Cost, now)
 	if first.left <= l.low || now >= l.early {
 		s.borrowAhead(sh, l, c.Ask.Cost, now)
 	}
-	*d = l.answer(now)
-	return l, from
+	return true
 }
 
 // spent is units that were taken of a lot, as it was before.
@@ -233,8 +255,22 @@ func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p lea
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	p.loan, p.from = s.spend(sh, c, d, now)
-	p.spent = p.loan != nil
+	l := sh.find(c)
+	if l == nil {
+		return p
+	}
+	was := l.lots
+	if p.spent = s.spend(sh, l, c, now); !p.spent {
+		return p
+	}
+	if l.lots[0].serial != was[0].serial { // the next had its turn
+		was[0], was[1] = was[1], lot{}
+	}
+	p.loan = l
+	for i := range was {
+		p.from[i] = spent{was[i], was[i].left - l.lots[i].left}
+	}
+	*d = l.answer(now)
 	return p
 }
 
@@ -310,7 +346,7 @@ func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.D
 		s.lentAhead(sh, l, units, &d[0], asked)
 	})
 	if started {
-		l.ahead, l.denied = true, false
+		l.ahead = true
 		l.lending += units
 	}
 }
@@ -318,27 +354,22 @@ func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.D
 // lentAhead notes that so many units were lent in the background, or not, by the answer d.
 func (s *LeaseStore) lentAhead(sh *leaseShard, l *loan, units int64, d *Decision, asked time.Duration) {
 	sh.mu.Lock()
+	defer sh.mu.Unlock()
 	now := s.now()
 	l.ahead = false
 	l.lending -= units
-	forget := false
 	if d.Err != nil {
 		// What was asked for may have been charged: ask for less, so that less is lost if that goes on.
 		l.failed++
 		l.early = now + l.span()/16
-	} else {
-		l.failed = 0
-		l.see(d, asked, now)
-		if d.Allowed {
-			sh.lent(l, units, d, asked, now)
-			forget = l.denied
-		}
-		l.arm()
+		return
 	}
-	sh.mu.Unlock()
-	if forget { // somebody was denied while these were on their way, and was not told of them
-		s.gaveBack(l.charge.Key)
+	l.failed = 0
+	l.see(d, asked, now)
+	if d.Allowed {
+		sh.lent(l, units, d, asked, now)
 	}
+	l.arm()
 }
 
 // wakeRun tells Run that there is something to look after.
@@ -352,13 +383,17 @@ func (s *LeaseStore) wakeRun() {
 // want is how many units to borrow: what half a loan's time needs as fast as this process asks, or
 // what is left of the window, in whole costs such as are asked for.
 func (l *loan) want(cost int64, now time.Duration) int64 {
-	span, have := l.span(), l.left()
+	have := l.left()
+	n := min(l.charge.Lease.Most-have-l.lending, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
+	if n < cost {
+		return 0
+	}
+	span := l.span()
 	rate := l.used / float64(max(now-l.since, span/8)) // a few asks at once are no rate
 	needs := rate * float64(span/2)
 	if rest := l.edge - now; rest > 0 && rest < span {
 		needs = min(needs, rate*float64(rest)+1-float64(have))
 	}
-	n := min(l.charge.Lease.Most-have-l.lending, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
 	n = int64(min(needs, float64(n))) >> min(l.failed, 62)
 	return max(0, n-n%cost)
 }
@@ -435,7 +470,6 @@ func (s *LeaseStore) lend(c *Charge, p *leasePart, units int64, d *Decision, ask
 		l.seen.Remaining = 0
 		return
 	}
-	l.denied = l.denied || !d.Allowed
 	l.see(d, asked, now)
 	if units > 0 {
 		sh.lent(l, units, d, asked, now)
