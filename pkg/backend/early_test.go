@@ -7,14 +7,17 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // What is answered early is what Take would say, and next is not asked; what is not is left as it was.
 func TestDenialsAndLoansAreAnsweredEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lease, below, asked := lending()
-		denied := backend.Denied(lease, backend.DeniedConfig{})
-		s := backend.Deadline(denied, 5*ms, ms).(backend.Early)
+		below := memory.New(memory.Config{Clock: wall})
+		asked := &recorder{next: below}
+		denied := backend.Denied(asked, backend.DeniedConfig{})
+		lease := backend.Lease(denied, backend.LeaseConfig{})
+		s := backend.Deadline(lease, 5*ms, ms).(backend.Early)
 		early := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
 			t.Helper()
 			times := asked.count()
@@ -45,6 +48,11 @@ func TestDenialsAndLoansAreAnsweredEarly(t *testing.T) {
 		back.Group = 1
 		early("a denied one, given back to", false, a, back)
 		early("a give-back", false, back)
+
+		spent := leased(few, "a", 2, 1)
+		if d := early("a denied one of a limit that may be leased", true, spent); d[0] != want {
+			t.Errorf("got %+v, want %+v", d[0], want)
+		}
 
 		// A denial that has become too old is asked about once more, by Take.
 		time.Sleep(time.Second)
@@ -87,6 +95,7 @@ func TestOtherStoresAnswerNothingEarly(t *testing.T) {
 	for name, s := range map[string]backend.Store{
 		"deadline": backend.Deadline(echo, time.Second, ms),
 		"denied":   backend.Denied(echo, backend.DeniedConfig{}),
+		"lease":    backend.Lease(echo, backend.LeaseConfig{}),
 	} {
 		early := s.(backend.Early)
 		if early.Ready() || early.TakeEarly(costs(true, 1), make([]backend.Decision, 1)) {

@@ -94,12 +94,25 @@ func (s *LeaseStore) Take(ctx context.Context, charges []Charge, decisions []Dec
 	}
 }
 
-// Ready implements Early: there are loans.
-func (s *LeaseStore) Ready() bool { return s.hot.Load() }
+// Ready implements Early: there are loans, or next is ready.
+func (s *LeaseStore) Ready() bool {
+	early, ok := s.next.(Early)
+	return s.hot.Load() || ok && early.Ready()
+}
 
-// TakeEarly implements Early: it answers one charge from what is on loan of its bucket.
+// TakeEarly implements Early: it answers one charge from what is on loan of its bucket, and what
+// nothing is on loan of as next does.
 func (s *LeaseStore) TakeEarly(charges []Charge, decisions []Decision) bool {
-	return len(charges) == 1 && canLease(&charges[0]) && s.serve(&charges[0], &decisions[0], s.now())
+	if anyLease(charges) {
+		switch served, nothing := s.serve(charges, decisions); {
+		case served:
+			return true
+		case !nothing:
+			return false
+		}
+	}
+	early, ok := s.next.(Early)
+	return ok && early.TakeEarly(charges, decisions)
 }
 
 func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }

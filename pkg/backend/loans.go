@@ -126,6 +126,29 @@ func (sh *leaseShard) find(c *Charge) *loan {
 	return l
 }
 
+// serve answers a charge that is alone from what is on loan of its bucket, if that is enough;
+// otherwise it tells whether nothing is on loan of it, nor waits to be given back.
+func (s *LeaseStore) serve(charges []Charge, decisions []Decision) (served, nothing bool) {
+	c := &charges[0]
+	if len(charges) > 1 || !canLease(c) {
+		return false, false
+	}
+	now := s.now()
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := sh.find(c)
+	if l == nil {
+		return false, true
+	}
+	if !s.spend(sh, l, c, now) {
+		return false, l.left() == 0 && len(sh.backs) == 0
+	}
+	sh.stats.Served++
+	decisions[0] = l.answer(now)
+	return true, false
+}
+
 // takeOne answers a charge that is alone: from what is on loan of its bucket, or by next where there
 // is nothing to borrow nor to give back with it. Otherwise it reports false.
 func (s *LeaseStore) takeOne(ctx context.Context, charges []Charge, decisions []Decision, now time.Duration) bool {
