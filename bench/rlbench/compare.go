@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,8 +15,8 @@ import (
 type compareCmd struct {
 	sidecar
 
-	Target     string `required:"" xor:"server" and:"target" placeholder:"ADDR" help:"A server that runs already, in place of rlsidecar: host:port or unix:///path. It is not asked what is denied."`
-	PID        int    `name:"pid" and:"target" help:"Its process."`
+	Target     string `required:"" xor:"server" placeholder:"ADDR" help:"A server that runs already, in place of rlsidecar: host:port or unix:///path. It is not asked what is denied."`
+	PID        int    `name:"pid" help:"Its process; needed, for it is asked what it costs."`
 	Domain     string `default:"bench" help:"To ask it about."`
 	Descriptor string `default:"user_id={}" placeholder:"KEY=VALUE,…" help:"To ask it about; {} becomes the number of the key."`
 	Ceiling    string `enum:"h2,grpc-go" default:"h2" help:"What is the least it can cost: an empty server on HTTP/2 frames, or on grpc-go."`
@@ -28,6 +29,14 @@ type compareCmd struct {
 	Only        []string      `placeholder:"NAME" help:"Scenarios: ${scenarios}. Otherwise all."`
 	Most        float64       `placeholder:"RATIO" help:"Fail if a closed loop's ratio exceeds it."`
 	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
+}
+
+// Validate implements an interface of kong, whose "and" would need the target in any case.
+func (c *compareCmd) Validate() error {
+	if (c.Target == "") != (c.PID == 0) {
+		return errors.New("--target and --pid go together")
+	}
+	return nil
 }
 
 // scenario is what is asked.

@@ -2,10 +2,28 @@ package main
 
 import (
 	"math"
+	"strings"
 	"testing"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
+
+func TestWhatCompareNeeds(t *testing.T) {
+	for args, ok := range map[string]bool{
+		"--sidecar=compare.go": true, "--target=a:1 --pid=7": true,
+		"": false, "--target=a:1": false, "--sidecar=compare.go --pid=7": false, "--sidecar=compare.go --target=a:1 --pid=7": false,
+	} {
+		parser, err := kong.New(&commands{}, options()...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parser.Parse(append([]string{"compare"}, strings.Fields(args)...)); (err == nil) != ok {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
 
 func TestRatiosAreOfNeighbours(t *testing.T) {
 	r := row{

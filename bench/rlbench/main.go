@@ -37,13 +37,19 @@ type app struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	command := kong.Parse(&commands{}, kong.Name("rlbench"),
-		kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "lineups": strings.Join(lineupNames(), ", ")})
+	command := kong.Parse(&commands{}, options()...)
 	if err := command.Run(&app{ctx, os.Stdout, os.Stderr}); err != nil {
 		fmt.Fprintf(os.Stderr, "rlbench: %v\n", err)
 		stop()
 		os.Exit(1)
+	}
+}
+
+// options of the command line.
+func options() []kong.Option {
+	return []kong.Option{
+		kong.Name("rlbench"), kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Vars{"scenarios": strings.Join(scenarioNames(), ", "), "lineups": strings.Join(lineupNames(), ", ")},
 	}
 }
 
