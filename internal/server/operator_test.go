@@ -59,11 +59,4 @@ descriptors:
 	asks(0, rls.RateLimitResponse_OK)
 	asks(1, rls.RateLimitResponse_OK)
 	left(1, 1)
-	redis.Kill()
-	if r := get(t, all[1].Admin, "/api/buckets"+bucket); r.StatusCode != 503 {
-		t.Errorf("without Redis: %d", r.StatusCode)
-	}
-	if code, answer := post(t, all[1].Admin, "/api/reset"+bucket, ""); code != 503 {
-		t.Errorf("%d %s", code, answer)
-	}
 }
