@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// Coalesce lets concurrent Takes ride in one Take of next: while Flights of them are under way,
-// those that come wait and go together with the next. Idle, a Take goes at once: no timer adds
-// latency, and no other goroutine has a part in it. Groups stay apart, and each charge keeps its own
-// Decision, so it is exact.
+// Coalesce lets concurrent Takes ride in one Take of next: while one is under way, those that come
+// wait and go together with the next. Idle, a Take goes at once: no timer adds latency, and no other
+// goroutine has a part in it. Another starts, up to Flights, when the last has been under way for half of
+// Timeout, or enough wait to fill it. Groups stay apart, and each charge keeps its own Decision, so it is
+// exact.
 //
 // A Take that ends before it is sent is not sent. One whose time is over while it is under way answers
 // ErrUnavailable: whether it was charged is not known. One that is cancelled while it is under way by
@@ -26,7 +27,7 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 	if c.MaxWaiting <= 0 {
 		c.MaxWaiting = 65_536
 	}
-	s := &coalescer{next: next, config: c}
+	s := &coalescer{next: next, config: c, long: c.Timeout / 2}
 	s.riders.New = func() any { return &rider{done: make(chan struct{}, 1)} }
 	s.flights.New = func() any { return &flight{} }
 	return s
@@ -36,8 +37,8 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 type CoalesceConfig struct {
 	// Timeout of one Take of next; 0: none.
 	Timeout time.Duration
-	// Flights is how many Takes of next may be under way at once (2: one at work, one on its way;
-	// more would be smaller, and cost more each).
+	// Flights is how many Takes of next may be under way at once (2: one may be late, or on its way
+	// while the other is at work). They share the load, so each is smaller and costs more.
 	Flights int
 	// MaxCharges of one Take of next (256), unless one rider alone has more.
 	MaxCharges int
@@ -48,11 +49,15 @@ type CoalesceConfig struct {
 type coalescer struct {
 	next            Store
 	config          CoalesceConfig
+	long            time.Duration // after which another flight starts
 	riders, flights sync.Pool
 
-	mu      sync.Mutex
-	waiting []*rider // guarded by mu
-	flying  int      // guarded by mu
+	mu       sync.Mutex
+	waiting  []*rider // guarded by mu, and so is what follows
+	charges  int      // of those who wait
+	flying   int
+	departed time.Time // the last flight
+	watched  bool      // overdue will look
 }
 
 // rider is one Take that waits or is under way. Its charges are copies: the caller may leave.
@@ -88,14 +93,9 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 		return
 	}
 	s.waiting = append(s.waiting, r)
-	start := s.flying < s.config.Flights
-	if start {
-		s.flying++
-	}
+	s.charges += len(charges)
+	s.start()
 	s.mu.Unlock()
-	if start {
-		go s.fly()
-	}
 	select {
 	case <-r.done:
 		copy(decisions, r.decisions)
@@ -113,7 +113,8 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 // time is not cut short by ctx. To be woken costs more than all else there is to a Take.
 func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []Decision) bool {
 	const short = 8 // a part of the time
-	until := time.Now().Add(s.config.Timeout)
+	now := time.Now()
+	until := now.Add(s.config.Timeout)
 	switch end, ok := ctx.Deadline(); {
 	case s.config.Timeout <= 0, ok && end.Before(until.Add(-s.config.Timeout/short)):
 		return false
@@ -121,9 +122,9 @@ func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []
 		until = end
 	}
 	s.mu.Lock()
-	free := s.flying < s.config.Flights && len(s.waiting) == 0
+	free := s.flying == 0 && len(s.waiting) == 0
 	if free {
-		s.flying++
+		s.flying, s.departed = 1, now
 	}
 	s.mu.Unlock()
 	if !free {
@@ -131,19 +132,48 @@ func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []
 	}
 	defer func() {
 		s.mu.Lock()
-		wanted := len(s.waiting) > 0
-		if !wanted {
-			s.flying--
-		}
+		s.flying--
+		s.start()
 		s.mu.Unlock()
-		if wanted {
-			go s.fly()
-		}
 	}()
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	s.next.Take(ctx, charges, decisions)
 	return true
+}
+
+// start starts a flight for those who wait, if one is due. mu is held.
+func (s *coalescer) start() {
+	if now := time.Now(); s.due(now) {
+		s.flying++
+		s.departed = now
+		go s.fly()
+	}
+}
+
+// due tells whether those who wait should go now, one flight being ready for them. Fewer and larger ones
+// cost less, but one that is late must not hold up all others: it is waited for no longer than long, which
+// overdue sees to. mu is held.
+func (s *coalescer) due(now time.Time) bool {
+	switch out := now.Sub(s.departed); {
+	case len(s.waiting) == 0 || s.flying >= s.config.Flights:
+		return false
+	case s.flying == 0 || out >= s.long || s.charges >= s.config.MaxCharges:
+		return true
+	default:
+		if !s.watched {
+			s.watched = true
+			time.AfterFunc(s.long-out, s.overdue)
+		}
+		return false
+	}
+}
+
+func (s *coalescer) overdue() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watched = false
+	s.start()
 }
 
 func (r *rider) board(charges []Charge) {
@@ -172,11 +202,11 @@ type flight struct {
 	decisions []Decision
 }
 
-// fly makes flights until nobody waits.
+// fly makes a flight, and others as long as they are due.
 func (s *coalescer) fly() {
 	f := s.flights.Get().(*flight)
 	defer s.flights.Put(f)
-	for s.load(f) {
+	for more := s.load(f); more; more = s.another(f) {
 		ctx, cancel := context.Background(), context.CancelFunc(func() {})
 		if s.config.Timeout > 0 {
 			ctx, cancel = context.WithTimeout(ctx, s.config.Timeout)
@@ -191,11 +221,25 @@ func (s *coalescer) fly() {
 	}
 }
 
-// load fills f with those that wait, or, if there are none, ends the flight.
-func (s *coalescer) load(f *flight) bool {
+// another ends a flight, and begins another if one is due.
+func (s *coalescer) another(f *flight) bool {
+	s.mu.Lock()
+	s.flying--
+	now := time.Now()
+	due := s.due(now)
+	if due {
+		s.flying++
+		s.departed = now
+	}
+	s.mu.Unlock()
 	clear(f.riders)
 	clear(f.charges) // limits of a configuration that is gone are not kept alive
 	f.riders, f.charges = f.riders[:0], f.charges[:0]
+	return due && s.load(f)
+}
+
+// load fills f, which is empty, with those that wait; if there are none, the flight is over.
+func (s *coalescer) load(f *flight) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, group := 0, 0
@@ -204,6 +248,7 @@ func (s *coalescer) load(f *flight) bool {
 			break
 		}
 		n++
+		s.charges -= len(r.charges)
 		if !r.state.CompareAndSwap(waits, sent) {
 			continue // it left
 		}

@@ -138,6 +138,53 @@ func TestFlightsAreBounded(t *testing.T) {
 	})
 }
 
+// A flight that is late holds up others for half of its time, and those that are enough for another not
+// at all.
+func TestALateFlightIsNotWaitedForForLong(t *testing.T) {
+	for name, test := range map[string]struct {
+		second int // charges of each of those who come second
+		want   time.Duration
+	}{
+		"few":  {1, 6 * ms},
+		"many": {4, ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				late := after(time.Hour, echo)
+				next := &recorder{}
+				next.next = storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+					if next.count() == 1 {
+						late.Take(ctx, charges, decisions)
+						return
+					}
+					after(ms, echo).Take(ctx, charges, decisions)
+				})
+				s := backend.Coalesce(next, backend.CoalesceConfig{Timeout: 10 * ms, MaxCharges: 8})
+				start := time.Now()
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if d := take(t.Context(), s, costs(true, 1)...); !errors.Is(d[0].Err, backend.ErrUnavailable) || time.Since(start) != 10*ms {
+						t.Errorf("the late one: %+v after %v", d[0], time.Since(start))
+					}
+				})
+				synctest.Wait()
+				for range 2 {
+					wg.Go(func() {
+						d := take(t.Context(), s, costs(true, make([]int64, test.second)...)...)
+						if got := time.Since(start); d[0].Err != nil || got != test.want {
+							t.Errorf("%+v after %v, want %v", d[0], got, test.want)
+						}
+					})
+				}
+				wg.Wait()
+				if next.count() != 2 {
+					t.Errorf("%d takes", next.count())
+				}
+			})
+		})
+	}
+}
+
 func TestEachFlightHasATimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := backend.Coalesce(after(time.Hour, echo), backend.CoalesceConfig{Timeout: 5 * ms})
