@@ -107,6 +107,8 @@ type Ask struct {
 	// Look answers as Take would and takes nothing; all it may store is the first State of a
 	// bucket that does not start full, whose clock would never run otherwise.
 	Look bool
+
+	counted bool // takeCounted asks: whatever was denied before
 }
 
 // Decision is the answer to one Ask.
@@ -136,14 +138,10 @@ type Decision struct {
 // and the answer. On a denial the State is s, but for a clock that had to be started or mended and
 // for limits that charge what they deny (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
-	if l.Penalty.After > 0 || s.Denials != nil {
+	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
+		a.counted = true
 		return l.takeCounted(s, now, a)
 	}
-	return l.take(s, now, a)
-}
-
-// take is Take whatever was denied before.
-func (l *Limit) take(s State, now Micros, a Ask) (State, Decision) {
 	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
 		return s, Decision{Allowed: a.Cost <= 0, Never: a.Cost > 0}
 	}

@@ -125,7 +125,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
 		}
 		return l.Keep(was, now, a), d
 	}
-	next, d := l.take(s, now, a)
+	next, d := l.Take(s, now, a)
 	next.Denials = s.Denials
 	switch {
 	case a.Look, d.Never && !l.TakesDenied:
@@ -161,11 +161,11 @@ func (l *Limit) counts(d *Decision, a Ask) bool {
 // blocked answers a of s, which is blocked.
 func (l *Limit) blocked(s State, now Micros, a Ask) Decision {
 	a.Look = true
-	_, own := l.take(s, now, a)
+	_, own := l.Take(s, now, a)
 	if own.Never {
 		return own
 	}
-	_, d := l.take(s, now, Ask{Hash: a.Hash, Look: true})
+	_, d := l.Take(s, now, Ask{Hash: a.Hash, Look: true, counted: true})
 	d.Allowed, d.Wait, d.Blocked = false, 0, s.Denials.Until-now
 	d.RetryAfter = max(own.RetryAfter, d.Blocked)
 	return d

@@ -233,6 +233,12 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 		want(true, 0)
 		bucket.Ask.Cost = 0
 		want(false, minute)
+		if r, ok := store.(backend.Resetter); ok {
+			if err := r.Reset(t.Context(), bucket); err != nil {
+				t.Fatal(err)
+			}
+			want(true, 0)
+		}
 	}
 }
 
