@@ -83,7 +83,7 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 			"HEALTH_CHECK_ACTIVE_CONNECTION STARTUP_INITIAL_INTERVAL STARTUP_MAX_INTERVAL STARTUP_MAX_ELAPSED_TIME CLOSE_CONNECTION_ON_READONLY_ERROR",
 		"REDIS_PERSECOND_": redis,
 	} {
-		for _, name := range strings.FieldsSeq(names) {
+		for name := range strings.FieldsSeq(names) {
 			if !listed[prefix+name] {
 				t.Errorf("%s%s is not listed", prefix, name)
 			}
