@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/internal/hold"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/rarely"
 )
 
 // ServiceName is the full name of the gRPC service.
@@ -65,10 +65,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		}
 		o.Headers = &h
 	}
-	sampled := zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 1, 0)
-	})
-	return &Server{limiter: l, observer: observer, options: o, panics: log.WithOptions(sampled)}, nil
+	return &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}, nil
 }
 
 // Register adds the service to g, which must have been made with Codec. Interceptors of g are not

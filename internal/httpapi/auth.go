@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/rlsidecar/rlsidecar/internal/hold"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/rarely"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
@@ -57,9 +57,7 @@ type Auth struct {
 
 // before answers what is asked below authPath, and leaves the rest to next.
 func (d *Auth) before(next http.Handler) http.Handler {
-	d.panics = d.Log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 1, 0)
-	}))
+	d.panics = rarely.Log(d.Log, time.Second)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own, query, ok := below(r); ok {
 			d.serve(w, r, own, query)

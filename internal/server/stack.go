@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/rarely"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -160,9 +160,7 @@ func (c Redis) open(changed func(server string, open bool)) (stores []*redis.Sto
 
 // backendFailed logs why Redis could not decide, once a second at most.
 func (s *server) backendFailed() func(error) {
-	log := s.log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Second, 1, 0)
-	}))
+	log := rarely.Log(s.log, time.Second)
 	return func(err error) {
 		log.Warn("redis could not decide; limits answer by on_backend_failure", zap.Error(err))
 	}

@@ -25,10 +25,10 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace"
 	api "go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc/stats"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/rarely"
 )
 
 // Config says what is traced, and how it is sent. The address is OTEL_EXPORTER_OTLP_ENDPOINT's.
@@ -88,10 +88,8 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	if c.Share < 1 {
 		options = append(options, trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(c.Share))))
 	}
-	sampled := log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(core, time.Minute, 1, 0)
-	}))
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { sampled.Warn("traces cannot be sent", zap.Error(err)) }))
+	log = rarely.Log(log, time.Minute)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces cannot be sent", zap.Error(err)) }))
 	t := &Tracing{
 		provider:   trace.NewTracerProvider(options...),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New()),
