@@ -46,7 +46,7 @@ from_distribution() {
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
   has slowhttptest || missing+=(slowhttptest)
-  has chromium || missing+=(chromium)
+  has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no such package: there, Chrome
   has nghttp && has h2load || missing+=(nghttp2-client)
   has curl || missing+=(curl)
   has buildah || missing+=(buildah)
