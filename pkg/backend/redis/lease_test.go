@@ -21,7 +21,11 @@ func lending(t *testing.T, c Config) *backend.LeaseStore {
 }
 
 func TestLeasesAreBounded(t *testing.T) {
-	urls := map[string]string{"standalone": "redis://" + redistest.Start(t).Addr, "cluster": redistest.StartCluster(t, 3).URL()}
+	urls := map[string]string{
+		"standalone": "redis://" + redistest.Start(t).Addr,
+		"sentinel":   redistest.StartSentinels(t).URL(),
+		"cluster":    redistest.StartCluster(t, 3).URL(),
+	}
 	for name, url := range urls {
 		t.Run(name, func(t *testing.T) {
 			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {

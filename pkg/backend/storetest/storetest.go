@@ -77,6 +77,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		clock, store := start(t)
 		blocks(t, clock, store)
 	})
+	t.Run("vectors", func(t *testing.T) { Vectors(t, newStore) })
 	t.Run("random traces equal the core", func(t *testing.T) {
 		clock, store := start(t)
 		blocked := 0
@@ -185,10 +186,11 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 		}
 	}
 	const most = 1000
-	c := window(most, algorithms.Day)
-	c.Key, c.Lease = []byte("asked until it denies"), lease
-	if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
-		t.Errorf("admitted %d of %d asked, limit %d, of which %d may be held back", n, 2*most, most, slack)
+	for _, c := range []backend.Charge{window(most, algorithms.Day), token(1, algorithms.Day, most)} {
+		c.Key, c.Lease = []byte("asked until it denies, a "+c.Limit.Kind.String()), lease
+		if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
+			t.Errorf("%s: admitted %d of %d asked, limit %d, of which %d may be held back", c.Key, n, 2*most, most, slack)
+		}
 	}
 }
 

@@ -1,0 +1,157 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// vector is a row of the table of vectors: what is asked of a bucket never seen.
+type vector struct {
+	name  string
+	spec  algorithms.Spec
+	steps []step
+}
+
+// step is one ask, and the answer to expect.
+type step struct {
+	at      algorithms.Micros // after Start
+	cost    int64
+	reserve bool
+
+	allowed bool
+	never   bool
+	left    int64 // whole units; below zero where they are owed
+	retry   algorithms.Micros
+	wait    algorithms.Micros
+	brings  bool // it only brings about the state of the row; allowed, and left, is all that is looked at
+}
+
+// Vectors checks the worked examples that define the algorithms, row by row, on the Stores made by
+// newStore, each empty and on the given clock. States that a row starts from are brought about by
+// asking.
+func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
+	t.Helper()
+	clock := &Clock{}
+	clock.Set(Start)
+	store := newStore(t, clock.Now)
+	for _, v := range vectors() {
+		t.Run(v.name, func(t *testing.T) {
+			c := charge(v.spec)
+			c.Key = []byte("vector " + v.name)
+			for i, s := range v.steps {
+				clock.Set(Start + s.at)
+				c.Ask = algorithms.Ask{Cost: s.cost, Reserve: s.reserve}
+				d := take(store, c)[0]
+				if s.brings {
+					s.retry, s.wait = d.RetryAfter, d.Wait
+				}
+				if d.Err != nil || d.Allowed != s.allowed || d.Never != s.never || d.RetryAfter != s.retry || d.Wait != s.wait || d.Remaining != max(0, s.left) {
+					t.Errorf("step %d, asked %d after %d us:\n got %+v\nwant %+v", i, s.cost, s.at, d, s)
+				}
+				if kind := c.Limit.Kind; kind != algorithms.TokenBucket && kind != algorithms.FixedWindow {
+					continue // Value is not what is left
+				}
+				if left := floorDiv(d.Value, c.Limit.Unit()); left != s.left {
+					t.Errorf("step %d, asked %d after %d us: %d are left, want %d", i, s.cost, s.at, left, s.left)
+				}
+			}
+		})
+	}
+}
+
+func floorDiv(a, b int64) int64 {
+	n := a / b
+	if a%b < 0 {
+		n--
+	}
+	return n
+}
+
+// vectors is the table, by its numbers.
+func vectors() []vector {
+	const ms, s = algorithms.Second / 1000, algorithms.Second
+	n := func(v int64) *int64 { return &v }
+	perSecond := func(edit func(*algorithms.Spec)) algorithms.Spec {
+		spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: s}
+		edit(&spec)
+		return spec
+	}
+	plain := func(*algorithms.Spec) {}
+	tenPerMinute := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute}
+	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute, Start: new(algorithms.Micros)}
+	half := step{cost: 5, allowed: true, left: 5, brings: true}
+	return []vector{
+		{"1 one is there", perSecond(plain), []step{{cost: 1, allowed: true}}},
+		{"2 none is there", perSecond(plain), []step{
+			{cost: 1, allowed: true, brings: true},
+			{cost: 1, retry: 1000 * ms},
+		}},
+		{"3 one is owed", perSecond(plain), []step{
+			{cost: 2, reserve: true, allowed: true, left: -1, brings: true},
+			{cost: 1, left: -1, retry: 2000 * ms},
+		}},
+		{"4 capacity", perSecond(func(s *algorithms.Spec) { s.Capacity = n(3) }), []step{{cost: 3, allowed: true}}},
+		{"4 more than capacity", perSecond(func(s *algorithms.Spec) { s.Capacity = n(3) }), []step{{cost: 4, never: true, left: 3}}},
+		{"5 refill", tenPerMinute, []step{
+			half,
+			{at: 6 * s, cost: 6, allowed: true},
+			{at: 6 * s, cost: 10, retry: 60 * s},
+		}},
+		{"6 window", window, []step{
+			half,
+			{at: 72 * s, cost: 6, allowed: true, left: 4},
+			{at: 72 * s, cost: 10, left: 4, retry: 48 * s},
+		}},
+		{"7 reserve", tenPerMinute, []step{
+			half,
+			{at: 6 * s, cost: 16, reserve: true, allowed: true, left: -10, wait: 60 * s},
+			{at: 36 * s, cost: 5, reserve: true, allowed: true, left: -10, wait: 60 * s},
+		}},
+		{"8 reserve in windows", window, []step{
+			half,
+			{at: 60 * s, cost: 16, reserve: true, allowed: true, left: -6, wait: 60 * s},
+			{at: 90 * s, cost: 5, reserve: true, allowed: true, left: -11, wait: 90 * s},
+		}},
+		{"9 max_reserved", perSecond(func(s *algorithms.Spec) { s.MaxReserved = n(1) }), []step{
+			{cost: 2, reserve: true, allowed: true, left: -1, wait: 1000 * ms},
+			{cost: 1, reserve: true, left: -1, retry: 1000 * ms},
+		}},
+		{"10 more than max_reserved", perSecond(func(s *algorithms.Spec) { s.MaxReserved = n(2) }), []step{
+			{cost: 4, reserve: true, never: true, left: 1},
+		}},
+		{"11 capped before the charge", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s, Capacity: n(100)}, []step{
+			{cost: 5, allowed: true, left: 95, brings: true},
+			{at: 5 * s, cost: 1, allowed: true, left: 99},
+		}},
+		{"12 sliding window", algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 4, Period: s}, []step{
+			{cost: 1, allowed: true, left: 3, brings: true},
+			{at: 1500 * ms, cost: 2, allowed: true, left: 1, brings: true},
+			{at: 1500 * ms, cost: 1, allowed: true}, // 3.5 of 4
+		}},
+		{"13 initial", perSecond(func(s *algorithms.Spec) { s.Capacity, s.Initial = n(5), n(0) }), []step{
+			{cost: 1, retry: 1000 * ms},
+			{at: s, cost: 1, allowed: true},
+		}},
+		{"14 named twice", tenPerMinute, []step{{cost: 3 + 4, allowed: true, left: 3}}}, // who asks adds them up
+		{"14 named twice for too much", tenPerMinute, []step{{cost: 6 + 6, never: true, left: 10}}},
+		{"15 leaky bucket", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 1, Period: s, Capacity: n(2)}, []step{
+			{cost: 1, allowed: true, left: 2},
+			{cost: 1, allowed: true, left: 1, wait: 1000 * ms},
+			{cost: 1, allowed: true, wait: 2000 * ms},
+			{cost: 1, retry: 1000 * ms},
+		}},
+		{"16 guaranteed", perSecond(func(spec *algorithms.Spec) {
+			spec.Capacity, spec.Minimum = n(100), &algorithms.Rate{Units: 10, Period: s}
+		}), []step{
+			{cost: 110, allowed: true, brings: true},
+			{cost: 5, retry: 454_546},
+		}},
+		{"17 overdraw", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: 60 * minute, Overdraw: true}, []step{
+			{cost: 700, allowed: true, left: 300, brings: true},
+			{cost: 700, left: -400, retry: (700 + 400) * 3600 * ms},
+			{cost: 0, left: -400, retry: 400 * 3600 * ms},
+		}},
+	}
+}

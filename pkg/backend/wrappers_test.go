@@ -1,0 +1,52 @@
+package backend_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// A Store around a Store answers the vectors as it does, and all of them together do.
+func TestWrappersAnswerTheVectors(t *testing.T) {
+	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
+	wrappers := map[string]wrapper{
+		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+			return backend.Deadline(next, time.Minute, ms)
+		},
+		"denied": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+			return backend.Denied(next, backend.DeniedConfig{Clock: now})
+		},
+		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+			return backend.Lease(next, backend.LeaseConfig{Clock: now})
+		},
+		"divided": func(t *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+			t.Helper()
+			return dividedStore(t, next, next)
+		},
+		"coalesce": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+			return backend.Coalesce(next, backend.CoalesceConfig{})
+		},
+		"breaker": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+			return backend.Breaker(next, nil)
+		},
+	}
+	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
+		t.Helper()
+		for _, name := range []string{"breaker", "coalesce", "divided", "denied", "lease", "deadline"} { // as package server has them
+			next = wrappers[name](t, next, now)
+		}
+		return next
+	}
+	for name, wrap := range wrappers {
+		t.Run(name, func(t *testing.T) {
+			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+				t.Helper()
+				return wrap(t, memory.New(memory.Config{Clock: now}), func() time.Time { return time.UnixMicro(int64(now())) })
+			})
+		})
+	}
+}
