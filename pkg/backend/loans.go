@@ -234,13 +234,14 @@ func (sh *leaseShard) later(back Charge) {
 	}
 }
 
-// arm says when to borrow ahead: where half of what is on loan is used, or half of the time is over
-// that it was borrowed for, so that the next is here in time though next is slow. What ends with its
-// window is not worth renewing for its time: so would the next.
+// arm says when to borrow ahead: where a third of what is on loan is used, or three quarters of its time
+// are over, so that the next is here in time though next is slow. It is not over before it is used: a
+// lot is for half of its time, and the rest of the one before for a third. What ends with its window is
+// not worth renewing for its time: so would the next.
 func (l *loan) arm() {
 	l.low, l.early = -1, never
 	if first := &l.lots[0]; !l.ahead && l.lots[1].left == 0 && first.left > 0 {
-		l.low = first.left / 2
+		l.low = first.left - first.left/3
 		if first.until < l.edge-l.span()/1000-time.Microsecond {
 			l.early = first.until - l.span()/4
 		}
