@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -305,7 +306,8 @@ func TestAStreamsWindowHolds(t *testing.T) {
 		for i := range ids {
 			ids[i] = c.open(c.fields("grpc-encoding", "gzip"))
 		}
-		go func() {
+		var sent sync.WaitGroup
+		sent.Go(func() {
 			for range streamWindow/maxFrame + 1 {
 				for _, id := range ids {
 					_ = c.to.WriteData(id, false, make([]byte, maxFrame))
@@ -314,7 +316,7 @@ func TestAStreamsWindowHolds(t *testing.T) {
 					return
 				}
 			}
-		}()
+		})
 		codes := map[http2.ErrCode]int{}
 		for _, id := range ids {
 			if r := c.answer(id); r.reset != nil {
@@ -325,6 +327,7 @@ func TestAStreamsWindowHolds(t *testing.T) {
 		if codes[http2.ErrCodeFlowControl] == 0 || codes[http2.ErrCodeEnhanceYourCalm] == 0 || len(codes) > 2 {
 			t.Errorf("%v", codes)
 		}
+		sent.Wait()
 		c.must("still", "still")
 	})
 }
