@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -55,7 +56,7 @@ func read(paths []string) (files []File, problems Problems) {
 // list names the files that path stands for.
 func list(path string) ([]string, error) {
 	if root := Root(path); root != path {
-		names, err := walk(root, maxFolders)
+		names, err := walk(root)
 		if err == nil && len(names) == 0 {
 			err = errors.New("there is no file in the folder or under it")
 		}
@@ -84,11 +85,21 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// maxFolders is how deep walk goes: links can lead in circles.
+// maxFolders is how deep walk goes.
 const maxFolders = 16
 
-// walk lists the files under folder, those of a folder by name, but for hidden ones.
-func walk(folder string, depth int) (names []string, err error) {
+// walk lists the files under folder, those of a folder by name, but for hidden ones. above are the
+// folders on the way: a link can lead back to one of them, and some such links would lead to any number
+// of names.
+func walk(folder string, above ...os.FileInfo) (names []string, err error) {
+	here, err := os.Stat(folder)
+	if err != nil {
+		return nil, fmt.Errorf("the folder cannot be listed: %w", cause(err))
+	}
+	if slices.ContainsFunc(above, func(one os.FileInfo) bool { return os.SameFile(one, here) }) {
+		return nil, nil
+	}
+	above = append(slices.Clip(above), here)
 	entries, err := os.ReadDir(folder) // sorted by name
 	if err != nil {
 		return nil, fmt.Errorf("the folder cannot be listed: %w", cause(err))
@@ -98,8 +109,8 @@ func walk(folder string, depth int) (names []string, err error) {
 		info, err := os.Stat(name)
 		switch {
 		case hidden(e.Name()):
-		case err == nil && info.IsDir() && depth > 1:
-			inside, err := walk(name, depth-1)
+		case err == nil && info.IsDir() && len(above) < maxFolders:
+			inside, err := walk(name, above...)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}

@@ -40,6 +40,9 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		write(t, filepath.Join(folder, "deep", name), content)
 	}
 	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))
+	for _, name := range []string{"one", "two", "three"} { // 3^16 ways
+		must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", name)))
+	}
 	for _, c := range []struct {
 		names []string
 		want  []string

@@ -156,7 +156,7 @@ func folders(paths []string) (list []string) {
 	for _, path := range paths {
 		if root := Root(path); root != path {
 			path = root
-			names, _ := walk(root, maxFolders) // an error is told by Load
+			names, _ := walk(root) // an error is told by Load
 			for _, name := range names {
 				add(filepath.Dir(name))
 			}
