@@ -83,6 +83,7 @@ func (c *targetsCmd) Run(a *app) error {
 	defer os.RemoveAll(dir)
 	fmt.Fprintf(a.stdout, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
 	var findings []finding
+	var failed error // what could be measured is printed all the same
 	for _, l := range lineups {
 		if len(c.Only) > 0 && !slices.Contains(c.Only, l.name) {
 			continue
@@ -93,7 +94,8 @@ func (c *targetsCmd) Run(a *app) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", l.name, err)
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", l.name, err))
+			continue
 		}
 		fmt.Fprintf(a.stderr, "%s is measured\n", l.name)
 		findings = append(findings, found...)
@@ -102,7 +104,7 @@ func (c *targetsCmd) Run(a *app) error {
 		return err
 	}
 	fmt.Fprintln(a.stdout, "load average", loadAverage())
-	return nil
+	return failed
 }
 
 func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
