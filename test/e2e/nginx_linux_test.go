@@ -241,13 +241,14 @@ func TestNginxWithASlowRedis(t *testing.T) {
 }
 
 // TestNginxAsShippedWithASlowRedis: neither NGINX, which waits 100 ms, nor rlsidecar is told to be
-// patient. Whichever gives up first, nobody gets through, and nobody waits.
+// patient. Whichever gives up first, nobody waits. Nobody gets through but by an answer of Redis, which a
+// process that stood still for as long finds in time.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	s, late := onSlowRedis(t)
 	s.runNginx(t)
 	late.Store(int64(50 * time.Millisecond))
 	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
-	if codes[429]+codes[503] != 60 || s.asked.Load() != 0 {
+	if n := codes[200]; n > perKey.capacity || s.asked.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
 		t.Errorf("%v, and the application was asked %d times", codes, s.asked.Load())
 	}
 	if longest > 5*time.Second { // it is a busy machine
