@@ -22,7 +22,7 @@ import (
 
 // onRedis has buckets kept at url; the timeout is what a busy test machine needs.
 func onRedis(url string) func(*Config) {
-	return func(c *Config) { c.Redis = Redis{URL: url, Timeout: 500 * time.Millisecond} }
+	return func(c *Config) { c.Redis = Redis{URL: url, Timeout: 3 * time.Second} }
 }
 
 const shared = `

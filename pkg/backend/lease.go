@@ -322,9 +322,14 @@ func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decisio
 }
 
 // Reset implements Resetter where the Store below does. What is on loan of the bucket is dropped;
-// what other processes have on loan they may give out until its time is over.
+// what other processes have on loan they may give out, or back, until its time is over.
 func (s *LeaseStore) Reset(ctx context.Context, charge Charge) error {
-	s.drop(charge.Key)
+	if ahead := s.drop(charge.Key); ahead != nil { // or it would be borrowed after the reset, and lost
+		select {
+		case <-ahead:
+		case <-ctx.Done():
+		}
+	}
 	defer s.drop(charge.Key) // what was being borrowed meanwhile
 	return Reset(ctx, s.next, charge)
 }

@@ -80,7 +80,8 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	})
 }
 
-// The next loan is borrowed ahead: though next is late, by a third of what a loan is used for, who asks for a hot key waits for it only where a window starts.
+// The next loan is borrowed ahead: though next is late, by a third of what a loan is used for, who asks
+// for a hot key waits for it only where a window starts.
 func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -599,6 +600,42 @@ func TestResetDropsTheLoan(t *testing.T) {
 		s.Forget(t.Context())
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
 			t.Errorf("%d are left, %+v", rest, s.Stats())
+		}
+	})
+}
+
+// lateAhead answers late where nobody waits.
+type lateAhead struct{ *memory.Store }
+
+func (s lateAhead) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	if backend.Unwaited(ctx) {
+		time.Sleep(40 * ms)
+	}
+	s.Store.Take(ctx, charges, decisions)
+}
+
+// What is being borrowed ahead when a bucket is reset, and what waits to be given back, are not the new one's.
+func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: wall})
+		s := backend.Lease(lateAhead{store}, backend.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		for range warm(t, s, c) * 30 {
+			take(t.Context(), s, c)
+		}
+		began := time.Now()
+		if err := s.Reset(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) == 0 {
+			t.Fatal("nothing was being borrowed")
+		}
+		if rest := left(t, store, c); rest != 10_000 {
+			t.Errorf("%d are left", rest)
+		}
+		s.Close()
+		if rest := left(t, store, c); rest != 10_000 {
+			t.Errorf("%d are left in the end", rest)
 		}
 	})
 }

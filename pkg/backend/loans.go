@@ -54,10 +54,10 @@ type loan struct {
 	serials int // of lots
 	gone    bool
 
-	asking  bool  // somebody is about to borrow
-	ahead   bool  // units are being borrowed in the background
-	lending int64 // how many units are being borrowed, by both
-	failed  int   // how often in a row borrowing ahead failed
+	asking  bool          // somebody is about to borrow
+	lending int64         // how many units are being borrowed, by both
+	ahead   chan struct{} // units are being borrowed in the background, until it is closed; nil: none are
+	failed  int           // how often in a row borrowing ahead failed
 	// Ahead is borrowed when no more than low units are left, or from early on.
 	low   int64
 	early time.Duration
@@ -240,7 +240,7 @@ func (sh *leaseShard) later(back Charge) {
 // not worth renewing for its time: so would the next.
 func (l *loan) arm() {
 	l.low, l.early = -1, never
-	if first := &l.lots[0]; !l.ahead && l.lots[1].left == 0 && first.left > 0 {
+	if first := &l.lots[0]; l.ahead == nil && l.lots[1].left == 0 && first.left > 0 {
 		l.low = first.left - first.left/3
 		if first.until < l.edge-l.span()/1000-time.Microsecond {
 			l.early = first.until - l.span()/4
@@ -370,7 +370,7 @@ func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.D
 		s.lentAhead(sh, l, units, &d[0], asked)
 	})
 	if started {
-		l.ahead = true
+		l.ahead = make(chan struct{})
 		l.lending += units
 	}
 }
@@ -380,7 +380,8 @@ func (s *LeaseStore) lentAhead(sh *leaseShard, l *loan, units int64, d *Decision
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := s.now()
-	l.ahead = false
+	close(l.ahead)
+	l.ahead = nil
 	l.lending -= units
 	if d.Err != nil {
 		// What was asked for may have been charged: ask for less, so that less is lost if that goes on.
@@ -557,18 +558,24 @@ func (sh *leaseShard) over(backs []Charge, now time.Duration) []Charge {
 // cool forgets keys that are not asked any more.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.loans {
-		if l.left() == 0 && !l.asking && !l.ahead && now-l.asked > max(time.Second, l.span()) {
+		if l.left() == 0 && !l.asking && l.ahead == nil && now-l.asked > max(time.Second, l.span()) {
 			sh.drop([]byte(key))
 		}
 	}
 }
 
-// drop forgets the loan of a bucket, and what is left of it.
-func (s *LeaseStore) drop(key []byte) {
+// drop forgets the loan of a bucket, and what is left of it or waits to be given back. What it returns
+// is closed once nothing more is being borrowed ahead; nil: nothing is.
+func (s *LeaseStore) drop(key []byte) (ahead <-chan struct{}) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if l := sh.loans[string(key)]; l != nil {
+		ahead = l.ahead
+	}
 	sh.drop(key)
+	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { return bytes.Equal(back.Key, key) })
+	return ahead
 }
 
 func (sh *leaseShard) drop(key []byte) {
