@@ -59,19 +59,19 @@ func TestSlowClientsKeepNobodyOut(t *testing.T) {
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	s := startAPI(t)
 	before := s.memory(t)
-	endless := "POST /v1/limit HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+	endless := "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
 	for name, c := range map[string]struct {
 		request string
 		more    string // sent until the connection is closed
 		want    string
 	}{
-		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
+		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
 		"endless":   {endless, chunk, "413"},
-		"deep":      {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 60000\r\n\r\n" + strings.Repeat("[", 60000), "", "400"},
-		"header":    {"POST /v1/limit HTTP/1.1\r\nHost: x\r\nX-Big: ", strings.Repeat("y", 4096), "431"},
+		"deep":      {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 60000\r\n\r\n" + strings.Repeat("[", 60000), "", "400"},
+		"header":    {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nX-Big: ", strings.Repeat("y", 4096), "431"},
 		"path":      {"GET /v1/limits/", strings.Repeat("z", 4096), "431"},
-		"headers":   {"POST /v1/limit HTTP/1.1\r\nHost: x\r\n", strings.Repeat("X-A: b\r\n", 500), "431"},
+		"headers":   {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\n", strings.Repeat("X-A: b\r\n", 500), "431"},
 		"line":      {"", strings.Repeat("G", 4096), "431"},
 	} {
 		t.Run(name, func(t *testing.T) {
