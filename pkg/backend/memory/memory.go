@@ -86,8 +86,13 @@ func (s *Store) hash(key []byte) uint64 {
 // Take implements backend.Store.
 func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
-	for len(charges) > 0 {
+	for touched := 0; len(charges) > 0; {
 		n := backend.GroupLen(charges)
+		if touched <= 0 && n < len(charges) {
+			s.touch(charges)
+			touched = atOnce
+		}
+		touched -= n
 		if charges[0].Once != nil {
 			s.takeOnce(now, charges[:n], decisions[:n])
 		} else {
@@ -327,10 +332,11 @@ func (s *Store) Sweep() {
 
 // sweepStripe sweeps all of st, letting go of its lock now and then.
 func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
-	for done, size := 0, 1; done < size; done += chunkSize {
+	const part = 256
+	for done, size := 0, 1; done < size; done += part {
 		st.mu.Lock()
 		size = st.table.size()
-		s.sweep(st, now, chunkSize, nil)
+		s.sweep(st, now, part, nil)
 		st.mu.Unlock()
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -273,6 +275,36 @@ func BenchmarkTake(b *testing.B) {
 				i = (i + 7919) % keys
 				s.Take(context.Background(), all[i:i+1], d)
 			}
+		})
+	}
+}
+
+// BenchmarkTakeMany is of takes of 16 requests, as a busy connection brings them.
+func BenchmarkTakeMany(b *testing.B) {
+	const many = 16
+	for _, keys := range []uint64{10_000, 1_000_000} {
+		b.Run(fmt.Sprint(keys, " keys"), func(b *testing.B) {
+			s := New(Config{})
+			l := tokens(b, 1_000_000)
+			charges, d := make([]backend.Charge, many), make([]backend.Decision, many)
+			for i := range charges {
+				charges[i] = backend.Charge{Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}, Group: i}
+			}
+			take := func(next func() uint64) {
+				for i := range charges {
+					charges[i].Key = strconv.AppendUint(append(charges[i].Key[:0], "domain/limit/key-"...), next(), 10)
+				}
+				s.Take(b.Context(), charges, d)
+			}
+			for i := uint64(0); i < keys; {
+				take(func() uint64 { i++; return i - 1 })
+			}
+			random := rand.New(rand.NewPCG(1, 2))
+			b.ReportAllocs()
+			for b.Loop() {
+				take(func() uint64 { return random.Uint64N(keys) })
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*many), "ns/charge")
 		})
 	}
 }

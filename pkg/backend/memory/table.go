@@ -1,19 +1,39 @@
 package memory
 
-import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
 
 // table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of
 // entries that never move. A bucket costs 64 bytes for its entry and 5 to 11 for the index, plus
 // its key; a Go map of the same costs half as much again and moves entries as it grows.
 type table struct {
-	index  []uint32 // refs; 0: empty. Its length is a power of two
-	chunks []*[chunkSize]entry
-	next   int // entries ever used
-	free   []uint32
-	count  int
+	view
+	seen  atomic.Pointer[view] // for who does not have the lock
+	next  int                  // entries ever used
+	free  []uint32
+	count int
 }
 
-const chunkSize = 256
+// view is where entries are found. Its parts are read without the lock too (touch): so what they hold is
+// written atomically once they are seen.
+type view struct {
+	index  []uint32 // refs; 0: empty. Its length is a power of two
+	chunks []*[chunkSize]entry
+}
+
+// show lets the view be seen as it is now.
+func (t *table) show() {
+	v := t.view
+	t.seen.Store(&v)
+}
+
+// chunkSize makes a chunk 32 KiB. Smaller allocations begin with 8 bytes of the runtime's, so that each entry
+// would lie on two lines of the cache, and are rounded up by an eighth.
+const chunkSize = 512
 
 // A ref is 1 + the number of an entry, below 8 bits of its hash: what is probed for in vain is hardly
 // ever looked at, which would be a cache miss.
@@ -27,18 +47,31 @@ const (
 func ref(hash uint32, n int) uint32 { return hash&^refMask | uint32(n+1) }
 
 // at is the entry of a ref.
-func (t *table) at(ref uint32) *entry { return t.entry(int(ref&refMask) - 1) }
+func (v *view) at(ref uint32) *entry { return v.entry(int(ref&refMask) - 1) }
 
 // entry is one bucket. by == nil: not in use.
 type entry struct {
-	key   string
+	key   atomic.Pointer[byte] // the bytes of name
 	by    *algorithms.Limit
 	value int64
 	prev  int64
 	at    algorithms.Micros
 	more  *more
+	size  uint32 // of name
 	hash  uint32
 	owner uint32
+}
+
+// name is the key.
+func (e *entry) name() string { return unsafe.String(e.key.Load(), e.size) }
+
+func (e *entry) setName(s string) {
+	e.size = uint32(len(s))
+	if s == "" {
+		e.key.Store(nil)
+	} else {
+		e.key.Store(unsafe.StringData(s))
+	}
 }
 
 // more is what few buckets have.
@@ -89,7 +122,7 @@ func slot(hash uint64) uint32 { return uint32(hash >> 32) }
 
 func (t *table) size() int { return t.next }
 
-func (t *table) entry(i int) *entry { return &t.chunks[i/chunkSize][i%chunkSize] }
+func (v *view) entry(i int) *entry { return &v.chunks[i/chunkSize][i%chunkSize] }
 
 func (t *table) find(hash uint64, key []byte) *entry {
 	if len(t.index) == 0 {
@@ -101,7 +134,7 @@ func (t *table) find(hash uint64, key []byte) *entry {
 		if (t.index[i]^h)&^refMask != 0 {
 			continue
 		}
-		if e := t.at(t.index[i]); e.hash == h && e.key == string(key) {
+		if e := t.at(t.index[i]); e.hash == h && e.name() == string(key) {
 			return e
 		}
 	}
@@ -120,11 +153,13 @@ func (t *table) insert(hash uint64, key string) *entry {
 		n = uint32(t.next)
 		if t.next == len(t.chunks)*chunkSize {
 			t.chunks = append(t.chunks, new([chunkSize]entry))
+			t.show()
 		}
 		t.next++
 	}
 	e := t.entry(int(n))
-	e.key, e.hash = key, slot(hash)
+	e.setName(key)
+	e.hash = slot(hash)
 	t.link(e.hash, ref(e.hash, int(n)))
 	t.count++
 	return e
@@ -136,7 +171,7 @@ func (t *table) link(hash, ref uint32) {
 	for t.index[i] != 0 {
 		i = (i + 1) & mask
 	}
-	t.index[i] = ref
+	atomic.StoreUint32(&t.index[i], ref)
 }
 
 func (t *table) grow() {
@@ -147,6 +182,7 @@ func (t *table) grow() {
 			t.link(t.at(ref).hash, ref)
 		}
 	}
+	t.show()
 }
 
 // remove forgets e. Those behind it in the index move up, so that no search ends too early.
@@ -158,14 +194,15 @@ func (t *table) remove(e *entry) {
 	}
 	t.free = append(t.free, t.index[i]&refMask-1)
 	t.count--
-	*e = entry{}
+	e.setName("")
+	e.set(algorithms.State{})
 	hole := i
 	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
 		home := t.at(t.index[j]).hash & mask
 		if (j-home)&mask >= (j-hole)&mask { // its home is not after the hole
-			t.index[hole] = t.index[j]
+			atomic.StoreUint32(&t.index[hole], t.index[j])
 			hole = j
 		}
 	}
-	t.index[hole] = 0
+	atomic.StoreUint32(&t.index[hole], 0)
 }

@@ -33,7 +33,7 @@ func TestTheTableIsAMap(t *testing.T) {
 			delete(have, key)
 		}
 		for key, i := range have {
-			if e := table.find(hash(i), []byte(key)); e == nil || e.key != key || e.value != int64(i) {
+			if e := table.find(hash(i), []byte(key)); e == nil || e.name() != key || e.value != int64(i) {
 				t.Fatalf("%s is lost", key)
 			}
 		}

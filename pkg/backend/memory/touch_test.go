@@ -1,0 +1,73 @@
+package memory
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// TestTouchWhileBucketsComeAndGo: with -race, what is read without locks is never read while it is written
+// otherwise than atomically. In any case each bucket gives what it holds, once.
+func TestTouchWhileBucketsComeAndGo(t *testing.T) {
+	const keys, each, workers = 4000, 3, 4
+	_, s := at(100_000)
+	l := tokens(t, each)
+	var allowed [keys]atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(w), 1))
+			for range 2 * each * keys / workers / atOnce {
+				charges, d := make([]backend.Charge, 2*atOnce), make([]backend.Decision, 2*atOnce)
+				var asked [2 * atOnce]int
+				for i := range charges {
+					asked[i] = random.IntN(keys)
+					key := fmt.Append(nil, asked[i])
+					if i%4 == 3 { // one that is forgotten again
+						asked[i], key = -1, fmt.Append(nil, "gone", w, i)
+					}
+					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}, Group: i}
+				}
+				s.Take(t.Context(), charges, d)
+				for i, n := range asked {
+					switch {
+					case n < 0:
+						if !d[i].Allowed || d[i].Remaining != each-1 {
+							t.Errorf("%s: %+v", charges[i].Key, d[i])
+						}
+						if err := s.Reset(t.Context(), charges[i]); err != nil {
+							t.Error(err)
+						}
+					case d[i].Allowed:
+						allowed[n].Add(1)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i := range allowed {
+		charge := []backend.Charge{{Key: fmt.Append(nil, i), Limit: l, Ask: algorithms.Ask{Look: true}}}
+		var d [1]backend.Decision
+		s.Take(t.Context(), charge, d[:])
+		if got := allowed[i].Load() + d[0].Remaining; got != each {
+			t.Fatalf("key %d: %d were allowed and %d remain, want %d together", i, allowed[i].Load(), d[0].Remaining, each)
+		}
+	}
+}
+
+func TestEntriesAreLinesOfTheCache(t *testing.T) {
+	var table table
+	for i := range 3 * chunkSize {
+		at := uintptr(unsafe.Pointer(table.insert(uint64(i)<<32, "key")))
+		if size := unsafe.Sizeof(entry{}); size != 64 || at%64 != 0 {
+			t.Fatalf("entry %d: %d bytes at %#x", i, size, at)
+		}
+	}
+}
