@@ -31,7 +31,9 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 				c.GRPC, c.HTTP, c.Admin = grpcAddress, httpAddress, adminAddress
 			}
 		})
-		grpcAddress, httpAddress, adminAddress = x.GRPC.String(), x.HTTP.String(), x.Admin.String()
+		if grpcAddress == "" { // the first, before anybody asks
+			grpcAddress, httpAddress, adminAddress = x.GRPC.String(), x.HTTP.String(), x.Admin.String()
+		}
 		return x
 	})
 }
