@@ -26,10 +26,10 @@ import (
 //     bucket is given back what is left less what has flowed in since it was lent (Ask.Lent).
 //
 // It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
-// bucket has been given back before; but for what is being borrowed at that moment. An answer from a loan is what next would say had nobody else
-// asked since. Only plain charges are answered so: reservations, give-backs, looks and what is taken
-// once are next's to answer, and do not see what is on loan. Of a group, what is on loan is used if the rest of it is
-// allowed by next.
+// bucket has been given back before; but for what is being borrowed at that moment. An answer from a
+// loan is what next would say had nobody else asked since. Only plain charges are answered so:
+// reservations, give-backs, looks and what is taken once are next's to answer, and do not see what is on
+// loan. Of a group, what is on loan is used if the rest of it is allowed by next.
 //
 // Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
 // more to be given back.
