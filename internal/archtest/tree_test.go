@@ -47,6 +47,16 @@ func TestNoPathsOfOneMachine(t *testing.T) {
 	}
 }
 
+// TestNothingLargeIsTracked: whoever clones this gets each file forever.
+func TestNothingLargeIsTracked(t *testing.T) {
+	const most = 1 << 20
+	for _, path := range tracked(t) {
+		if n := len(read(t, path)); n > most {
+			t.Errorf("%s has %d bytes, %d are enough", path, n, most)
+		}
+	}
+}
+
 func TestReadmeIsAFrontPage(t *testing.T) {
 	const most = 150
 	if n := strings.Count(read(t, "README.md"), "\n"); n >= most {
