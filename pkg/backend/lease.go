@@ -194,13 +194,14 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 	t.groups = append(t.groups, g)
 	for i := range charges {
 		p := &parts[i]
-		if p.spent && !p.outlasts(ctx, now) {
+		ending := p.spent && !p.outlasts(ctx, now)
+		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
 		if p.spent || !canLease(&charges[i]) {
 			continue
 		}
-		p.loan, p.borrow, t.backs = s.borrow(&charges[i], t.backs[:0], now)
+		p.loan, p.borrow, t.backs = s.borrow(&charges[i], ending, t.backs[:0], now)
 		for i := range t.backs {
 			t.number++
 			t.add(&t.backs[i])

@@ -330,8 +330,9 @@ func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Dura
 }
 
 // borrow says how many units to ask for beyond the cost of c, and what to give back before, which it
-// adds to backs. The loan is nil where the key is not a hot one; units are answered by lend.
-func (s *LeaseStore) borrow(c *Charge, backs []Charge, now time.Duration) (l *loan, units int64, _ []Charge) {
+// adds to backs. The loan is nil where the key is not a hot one; units are answered by lend. What is on
+// loan and ending is of no use.
+func (s *LeaseStore) borrow(c *Charge, ending bool, backs []Charge, now time.Duration) (l *loan, units int64, _ []Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -343,7 +344,9 @@ func (s *LeaseStore) borrow(c *Charge, backs []Charge, now time.Duration) (l *lo
 	} else {
 		l.count(c.Ask.Cost, now)
 	}
-	if l.asking {
+	// What another lent since this one found too little is not brought back at once: of a token bucket that
+	// loses a part of a unit each time.
+	if l.asking || !ending && l.left() >= c.Ask.Cost && now < l.lots[0].until {
 		return l, 0, backs
 	}
 	s.hot.Store(true)
