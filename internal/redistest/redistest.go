@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,12 +34,19 @@ type Server struct {
 	t      testing.TB
 }
 
-// FreePort is a port that was free a moment ago. It is none of those that systems give to outgoing
-// connections, one of which could have it by the time a server starts.
+// given are the ports that FreePort has found.
+var given sync.Map
+
+// FreePort is a port that was free a moment ago, and is found once: the servers of a Cluster start
+// together, so none has its port yet when that of the next is looked for. It is none of those that systems
+// give to outgoing connections, one of which could have it by the time a server starts.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
 		port := 10_000 + rand.IntN(20_000)
+		if _, before := given.LoadOrStore(port, true); before {
+			continue
+		}
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			l.Close()
 			return port
