@@ -38,6 +38,11 @@ func (c *tape) RemoteAddr() net.Addr        { return &net.UnixAddr{} }
 // TestARequestAllocatesNothing from what is read to what is written, and is one write with those that
 // came with it. The race detector makes pools forget, so this test is not for it.
 func TestARequestAllocatesNothing(t *testing.T) {
+	t.Run("all fields are in the table", func(t *testing.T) { allocatesNothing(t, "") })
+	t.Run("the path is not, as Envoy sends it", func(t *testing.T) { allocatesNothing(t, ":path") })
+}
+
+func allocatesNothing(t *testing.T, apart string) {
 	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)})
 	nc := &tape{in: make(chan []byte), out: make(chan int, 1)}
 	s.start(nc)
@@ -47,7 +52,7 @@ func TestARequestAllocatesNothing(t *testing.T) {
 	}()
 	c := &client{t: t}
 	c.to = http2.NewFramer(&c.out, nil)
-	c.encoder, c.next = hpack.NewEncoder(&c.block), 1
+	c.encoder, c.next, c.apart = hpack.NewEncoder(&c.block), 1, apart
 	<-nc.out
 	nc.in <- []byte(http2.ClientPreface)
 	_ = c.to.WriteSettings()

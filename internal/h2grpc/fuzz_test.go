@@ -1,6 +1,7 @@
 package h2grpc
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -69,6 +70,10 @@ func FuzzHeads(f *testing.F) {
 	f.Add(first, again, c.fields("grpc-timeout", "1S"), again)
 	f.Add(first, again, c.encode("x-trailer", "1"), again)
 	f.Add(first, []byte{0x20}, again, append([]byte{0x3f, 0xe1, 0x1f}, again...))
+	c.apart = ":path"
+	first, again = c.fields(), c.fields()
+	f.Add(first, again, c.fields("x-new", "y"), again)
+	f.Add(first, again, slices.Concat(again, []byte{0x10, 0x05, 'x'}), slices.Concat(again, []byte{0x0f, 0x80, 0x80, 0x01, 0x00}))
 	f.Add(c.encode(":method", "POST", "x", strings.Repeat("y", 4000)), c.encode("x", strings.Repeat("y", 4000)), again, first)
 	f.Fuzz(func(t *testing.T, b0, b1, b2, b3 []byte) {
 		remembers, forgets := newHeadReader(path), newHeadReader(path)

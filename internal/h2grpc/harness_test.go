@@ -154,6 +154,7 @@ type client struct {
 	out     bytes.Buffer
 	from    *http2.Framer
 	encoder *hpack.Encoder
+	apart   string // the name of a field that the encoder puts into no table
 	block   bytes.Buffer
 	decoder *hpack.Decoder
 	next    uint32
@@ -220,7 +221,7 @@ func (c *client) fields(more ...string) []byte {
 func (c *client) encode(list ...string) []byte {
 	c.block.Reset()
 	for i := 0; i < len(list); i += 2 {
-		_ = c.encoder.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1]})
+		_ = c.encoder.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1], Sensitive: list[i] == c.apart})
 	}
 	return bytes.Clone(c.block.Bytes())
 }

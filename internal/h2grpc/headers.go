@@ -42,8 +42,9 @@ var (
 	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
 )
 
-// headReader decodes header blocks. Proxies send the same block again and again, for all of its
-// fields are in hpack's table by then: such a block is not decoded again.
+// headReader decodes header blocks. Proxies send the same block again and again, for its fields are in
+// hpack's table by then, but for some that they never put there (Envoy the path): such a block is not
+// decoded again.
 type headReader struct {
 	path    string
 	decoder *hpack.Decoder
@@ -51,7 +52,7 @@ type headReader struct {
 	size    int
 	tooLong bool
 
-	known     []byte // a block that consists of references to the table; empty: none
+	known     []byte // a block that leaves the table what it is; empty: none
 	knownHead head   // what it means, as long as the table stays what it is
 }
 
@@ -87,30 +88,65 @@ func (r *headReader) read(block []byte, trailers bool) (head, error) {
 	}
 	if trailers {
 		h := head{malformed: r.malformedTrailers(), tooLong: r.tooLong}
-		if !onlyReferences(block) {
+		if !leavesTable(block) {
 			r.known = r.known[:0]
 		}
 		return h, nil
 	}
 	h := r.head()
 	switch {
-	case !onlyReferences(block):
+	case !leavesTable(block):
 		r.known = r.known[:0] // the table may have changed
-	case h.ours:
+	case h.ours && len(block) <= maxKnown:
 		r.known, r.knownHead = append(r.known[:0], block...), h
 	}
 	return h, nil
 }
 
-// onlyReferences tells whether each byte of a block names a field of the table, which then stays what
-// it is (RFC 7541, 6.1).
-func onlyReferences(block []byte) bool {
-	for _, b := range block {
-		if b < 0x81 || b == 0xff {
+// leavesTable tells whether all fields of a block, which can be read, are references to the table
+// (RFC 7541, 6.1) or stay out of it (6.2.2, 6.2.3): then it stays what it is.
+func leavesTable(block []byte) bool {
+	for len(block) > 0 {
+		switch b := block[0]; {
+		case b >= 0x80:
+			_, block = integer(block, 7)
+		case b >= 0x20: // for the table, or about its size
 			return false
+		default:
+			var name uint64
+			if name, block = integer(block, 4); name == 0 {
+				block = afterString(block)
+			}
+			block = afterString(block)
 		}
 	}
 	return true
+}
+
+// integer reads one whose first byte has so many bits of it (RFC 7541, 5.1), and returns what is
+// behind it.
+func integer(b []byte, bits int) (n uint64, rest []byte) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	most := uint64(1)<<bits - 1
+	n = uint64(b[0]) & most
+	if n < most {
+		return n, b[1:]
+	}
+	for i, shift := 1, 0; i < len(b) && shift < 63; i, shift = i+1, shift+7 {
+		n += uint64(b[i]&0x7f) << shift
+		if b[i] < 0x80 {
+			return n, b[i+1:]
+		}
+	}
+	return n, nil
+}
+
+// afterString is what is behind a string (RFC 7541, 5.2).
+func afterString(b []byte) []byte {
+	n, rest := integer(b, 7)
+	return rest[min(n, uint64(len(rest))):]
 }
 
 // head reads the fields of a request.
@@ -219,11 +255,7 @@ func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > 9 {
 		return 0, false
 	}
-	units := map[byte]time.Duration{
-		'H': time.Hour, 'M': time.Minute, 'S': time.Second,
-		'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
-	}
-	unit, ok := units[s[len(s)-1]]
+	unit, ok := timeoutUnit(s[len(s)-1])
 	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
 	if !ok || err != nil {
 		return 0, false
@@ -232,4 +264,23 @@ func parseTimeout(s string) (time.Duration, bool) {
 		return math.MaxInt64, true
 	}
 	return max(1, time.Duration(n)*unit), true
+}
+
+func timeoutUnit(name byte) (unit time.Duration, ok bool) {
+	switch name {
+	case 'H':
+		return time.Hour, true
+	case 'M':
+		return time.Minute, true
+	case 'S':
+		return time.Second, true
+	case 'm':
+		return time.Millisecond, true
+	case 'u':
+		return time.Microsecond, true
+	case 'n':
+		return time.Nanosecond, true
+	default:
+		return 0, false
+	}
 }

@@ -21,6 +21,9 @@ const (
 	maxHeaderBlock   = 256 << 10
 	maxContinuations = 64
 
+	// maxKnown is the longest block that is remembered. Those of proxies have some 60 bytes, more where they
+	// send the path each time.
+	maxKnown = 1 << 10
 	// maxMessage is grpc-go's.
 	maxMessage = 4 << 20
 	// streamWindow is what a client may send on one stream unasked: a message of the greatest length.
