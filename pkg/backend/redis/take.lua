@@ -17,975 +17,904 @@
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
+--
+-- Redis makes the functions of a script anew for each call, which costs more than to decide a charge. So those
+-- of the twin are inside of one that is called only when they are needed, and what most charges are is decided
+-- without them, below. For the same reason that one uses nothing from outside.
 
-local EXACT = 9007199254740992
-local STEP_BACK = 60000000
-local DAY = 86400000000
+-- general is the twin: it decides all charges there can be. lives is, by key, for how long what is in stored is to be
+-- written, in ms. It returns the states by key, a function that decides charges, and two that write what became of
+-- them; or nothing, where now is in none of the windows given.
+local function general(now, given, names, stored, lives, answers)
+  local EXACT = 9007199254740992
+  local STEP_BACK = 60000000
+  local DAY = 86400000000
 
-local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
+  local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
 
-local floor, max, min, frexp, ldexp = math.floor, math.max, math.min, math.frexp, math.ldexp
-local byte, format, sub, rep = string.byte, string.format, string.sub, string.rep
-local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
+  local floor, max, min = math.floor, math.max, math.min
+  local byte, sub, rep = string.byte, string.sub, string.rep
+  local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
-local now = unpack_at('<d', ARGV[1])
-local given = now > 0
-if not given then
-  local t = call('TIME')
-  now = t[1] * 1000000 + t[2]
-end
+  local function ceil_div(a, b) return -floor(-a / b) end
 
-local function ceil_div(a, b) return -floor(-a / b) end
+  -- algorithms.go -----------------------------------------------------------------------------------
 
--- algorithms.go -----------------------------------------------------------------------------------
-
--- later moves every answered time by the time a clock that stepped back needs to catch up.
-local function later(d, back)
-  if not d.allowed and not d.never then d.retry = d.retry + back end
-  if d.reset > 0 then d.reset = d.reset + back end
-  if d.wait > 0 then d.wait = d.wait + back end
-end
-
--- span turns ticks counted from the tick that t lies in into the exact time from t.
-local function span(l, t, ticks)
-  if ticks <= 0 then return 0 end
-  if l.tick == 1 then return ticks end
-  return (floor(t / l.tick) + ticks) * l.tick - t
-end
-
-local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
-
--- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
--- t before them is in some window before, t after them in some window after.
-local function window_of(l, phase, t)
-  if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
-  local n = 0
-  while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
-  return l.first + n - 1
-end
-
--- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
--- is two windows ago and more, and infinity for one after them.
-local function calendar_start(l, window)
-  if window < l.first then return 0 end
-  return l.edges[window - l.first + 1] or math.huge
-end
-
--- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
-local function locate(l, s)
-  if l.edges then
-    s.window = window_of(l, 0, s.at)
-    s.next = calendar_start(l, s.window + 1)
+  -- later moves every answered time by the time a clock that stepped back needs to catch up.
+  local function later(d, back)
+    if not d.allowed and not d.never then d.retry = d.retry + back end
+    if d.reset > 0 then d.reset = d.reset + back end
+    if d.wait > 0 then d.wait = d.wait + back end
   end
-  return s
-end
 
--- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
-local function fresh(l, t, log)
-  local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, reset = 0 }
-  if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
-    s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
-  elseif l.kind == WINDOW then
-    s.value = l.initial
-    locate(l, s)
+  -- span turns ticks counted from the tick that t lies in into the exact time from t.
+  local function span(l, t, ticks)
+    if ticks <= 0 then return 0 end
+    if l.tick == 1 then return ticks end
+    return (floor(t / l.tick) + ticks) * l.tick - t
   end
-  return s
-end
 
--- A log is a list of times, oldest first. It is read where it must be and written at the end:
--- first units at the head are gone, those after stored are cut, and added ones follow. What is
--- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
-local function log_load(key)
-  local n = call('LLEN', key)
-  local oldest = n > 0 and call('LINDEX', key, 0)
-  local head = oldest and byte(oldest) == 100 and 1 or 0
-  n = n - head
-  return {
-    key = key, listed = n, stored = n, first = 0, added = {},
-    head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
-  }
-end
+  local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
 
-local function log_size(log) return log.stored + #log.added - log.first end
-
-local function log_at(log, i)
-  i = i + log.first
-  if i > log.stored then return log.added[i - log.stored] end
-  if i == 1 and log.oldest then return tonumber(log.oldest) end
-  return tonumber(call('LINDEX', log.key, log.head + i - 1))
-end
-
--- log_clamp makes units that lie ahead of t units of t.
-local function log_clamp(log, t)
-  local all = {}
-  for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
-  log.first, log.stored, log.added = 0, 0, all
-end
-
-local function log_cut(log, n)
-  local added = #log.added
-  for _ = 1, min(n, added) do log.added[#log.added] = nil end
-  log.stored = log.stored - max(0, n - added)
-end
-
--- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
--- wherever something is added.
-local function log_write(log, ttl, denials)
-  local key, head = log.key, denials and 1 or 0
-  if denials and log.head == 0 then
-    call('LPUSH', key, denials)
-  elseif denials and denials ~= log.denials then
-    call('LSET', key, 0, denials)
-  elseif log.head > head then
-    call('LPOP', key)
+  -- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
+  -- t before them is in some window before, t after them in some window after.
+  local function window_of(l, phase, t)
+    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
+    local n = 0
+    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
+    return l.first + n - 1
   end
-  if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
-  if log.stored < log.listed then
-    if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
-  end
-  for i = 1, #log.added, 1000 do
-    call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
-  end
-  if log.first > 0 then
-    call('LTRIM', key, log.first, -1)
-    if denials then call('LSET', key, 0, denials) end
-  end
-  if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
-end
 
--- windows_to_full is how many window starts fill a bucket that holds value.
-local function windows_to_full(l, value)
-  local n = ceil_div(l.capacity - value, l.rate)
-  if l.clears then n = min(n, 1) end
-  return n
-end
+  -- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
+  -- is two windows ago and more, and infinity for one after them.
+  local function calendar_start(l, window)
+    if window < l.first then return 0 end
+    return l.edges[window - l.first + 1] or math.huge
+  end
 
--- full_at is the moment at which s has become equal to a full bucket.
-local function full_at(l, s, phase)
-  local at = floor(s.at / l.tick)
-  if l.kind == TOKEN or l.kind == LEAKY then
-    at = at + ceil_div(l.v - s.value, l.p)
-  elseif l.kind == GUARANTEED then
-    at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
-  elseif l.kind == WINDOW then
-    if s.value < l.capacity then
-      if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
-      at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
+  -- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
+  local function locate(l, s)
+    if l.edges then
+      s.window = window_of(l, 0, s.at)
+      s.next = calendar_start(l, s.window + 1)
     end
-  elseif l.kind == SLIDING then
-    local e = at % l.period
-    if s.value > 0 then
-      at = at + 2 * l.period - e
-    elseif s.prev > 0 then
-      at = at + l.period - e
-    end
-  elseif log_size(s.log) > 0 then
-    return s.at + l.period
-  end
-  return at * l.tick
-end
-
--- limit.go ----------------------------------------------------------------------------------------
-
--- mul_div_ceil is a*b/c rounded up, cut to 2^53, without leaving the exact range: the quotient and
--- the remainder of a*(b mod c) are built up from the bits of a.
-local function mul_div_ceil(a, b, c)
-  local whole = floor(b / c)
-  local part = b - whole * c
-  if whole > 0 and a > floor(EXACT / whole) then return EXACT end
-  local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
-  while bit >= 1 do
-    quotient, rest = quotient * 2, rest * 2
-    if rest >= c then quotient, rest = quotient + 1, rest - c end
-    if a >= bit then
-      a = a - bit
-      if rest >= c - part then
-        quotient, rest = quotient + 1, rest - (c - part)
-      else
-        rest = rest + part
-      end
-    end
-    bit = bit / 2
-  end
-  if rest > 0 then quotient = quotient + 1 end
-  if quotient > EXACT - product then return EXACT end
-  return product + quotient
-end
-
-local function rescale(value, full, q, full2, q2, reach)
-  local debt = 0
-  if value < 0 then debt = -mul_div_ceil(-value, q2, q) end
-  local v = full2 - mul_div_ceil(full - value, q2, q)
-  return max(min(v, full2), debt, -reach * q2)
-end
-
-local function elapsed(l, at, t)
-  if l.tick == 1 then return t - at end
-  return floor(t / l.tick) - floor(at / l.tick)
-end
-
-local function flow(value, full, p, e)
-  if e >= -floor((value - full) / p) then return full end
-  return value + e * p
-end
-
--- granted is what value has become k window starts later; old has the numbers it is written in.
-local function granted(l, old, value, k)
-  if k <= 0 then return value end
-  if l.clears or k >= ceil_div(old.capacity - value, old.rate) then return old.capacity end
-  return value + k * old.rate
-end
-
--- windows_since is how many windows have started from s to t, by the numbers s is written in. Of a
--- calendar that is gone it is known whether the next has.
-local function windows_since(l, old, phase, s, t)
-  if not old.calendar then return window_of(old, phase, t) - window_of(old, phase, s.at) end
-  if old.calendar == l.calendar then return window_of(l, phase, t) - s.window end
-  return t >= s.next and 1 or 0
-end
-
-local function same_scale(l, phase, old)
-  if l.kind == WINDOW then
-    return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-      and l.capacity == old.capacity and phase == old.phase and l.calendar == old.calendar
-  elseif l.kind == SLIDING or l.kind == LOG then
-    return true
-  end
-  return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
-    and l.p1 == old.p1 and l.v1 == old.v1
-end
-
-local function convert(l, phase, s, t)
-  local old = s.by
-  local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
-  if l.kind == WINDOW then
-    local v = granted(l, old, s.value, windows_since(l, old, old.phase, s, t))
-    c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
-    if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
-    return locate(l, c)
-  end
-  local e = elapsed(old, s.at, t)
-  c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q, l.reach)
-  if l.kind == GUARANTEED then
-    c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q, 0)
-  end
-  return c
-end
-
--- begin makes s a state of l at time t and mends its clock. It returns that state, the time to
--- reckon with, and whether the bucket was seen before.
-local function begin(l, phase, s, t)
-  if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
-  local at = t
-  if t < s.at then
-    if s.at - t <= STEP_BACK then
-      at = s.at
-    else
-      s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next }
-      locate(l, s)
-      if s.log then log_clamp(s.log, t) end
-    end
-  end
-  if s.by ~= l then
-    if same_scale(l, phase, s.by) then s.by = l else s = convert(l, phase, s, at) end
-  end
-  if l.initial < l.capacity and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
-    return fresh(l, at), at, false
-  end
-  return s, at, true
-end
-
--- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
-local function keep(l, s, kept, seen, look)
-  if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
-  return kept
-end
-
--- token_bucket.go ---------------------------------------------------------------------------------
-
--- raw_cost is the cost of a in 1/q token, cut to just beyond the most that can ever be taken.
-local function raw_cost(l, a)
-  local most = l.capacity + l.max_reserved
-  if a.raw then return max(-most * l.q, min(a.cost, most * l.q + 1)) end
-  if a.cost > most then return most * l.q + 1 end
-  return max(a.cost, -most) * l.q
-end
-
-local function back(l, given, t, a)
-  if not a.lent then return given end
-  local e = elapsed(l, a.of, t)
-  if e < 0 then return 0 end
-  return given - flow(0, given, l.p, e)
-end
-
-local function take_tokens(l, s, t, a, d)
-  local cost, least, most = raw_cost(l, a), 0, l.v
-  if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
-  local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-  if cost < 0 then
-    value = min(l.v, value + back(l, -cost, t, a))
-    d.allowed = true
-  elseif cost <= most and value - cost >= least then
-    value = value - cost
-    d.allowed = true
-    if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
-  elseif l.overdraw then
-    local bottom = min(value, -l.max_reserved * l.q)
-    value = max(bottom, value - cost)
-    d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
-  elseif cost > most then
-    d.never = true
-  else
-    d.retry = span(l, t, ceil_div(cost + least - value, l.p))
-  end
-  d.value, d.remaining = value, max(0, floor(value / l.q))
-  d.reset = span(l, t, -floor((value - l.v) / l.p))
-  return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, reset = 0 }
-end
-
--- leaky_bucket.go ---------------------------------------------------------------------------------
-
--- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
-local function take_turn(l, s, t, a, d, back)
-  local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-  local wait = span(l, t, ceil_div(l.v - value, l.p))
-  local next = take_tokens(l, s, t, a, d)
-  if a.cost < 0 or d.never then return next end
-  if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
-    local retry = wait - a.max_wait
-    if not d.allowed then retry = max(retry, d.retry) end
-    d.allowed, d.retry, d.wait = false, retry, 0
-    d.value, d.remaining, d.reset = value, floor(value / l.q), wait
     return s
   end
-  if d.allowed then d.wait = wait end
-  return next
-end
 
--- guaranteed.go -----------------------------------------------------------------------------------
-
-local function take_guaranteed(l, s, t, a, d)
-  local e = elapsed(l, s.at, t)
-  local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
-  if a.cost < 0 then
-    local c = give_back(l, a.cost) * l.q
-    local bank = min(c, l.v - v2)
-    v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
-    d.allowed = true
-  elseif a.cost > l.capacity then
-    d.never = true
-  else
-    local c = a.cost * l.q
-    if v1 + v2 >= c then
-      d.allowed = true
-      local paid = min(v1, c)
-      v1, v2 = v1 - paid, v2 - (c - paid)
-    else
-      d.retry = span(l, t, max(
-        ceil_div(c - v1 - v2, l.p1 + l.p),
-        ceil_div(c - l.v1 - v2, l.p),
-        ceil_div(c - v1 - l.v, l.p1)))
-    end
-  end
-  d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
-  d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-  return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0, reset = 0 }
-end
-
--- fixed_window.go ---------------------------------------------------------------------------------
-
-local function overdrawn(l, value, cost)
-  return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
-end
-
-local function take_window(l, phase, s, t, a, d)
-  local cost, r = a.cost, 0
-  if a.reserve then r = l.max_reserved end
-  local window = window_of(l, phase, t)
-  local value = granted(l, l, s.value, window - (s.window or window_of(l, phase, s.at)))
-  local function starts_in(n)
-    if l.edges then return window - l.window + n end
-    return (phase + (window + n) * l.period) * l.tick - t
-  end
-  if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
-    d.allowed = true
-  elseif cost < 0 then
-    value = min(l.capacity, value + give_back(l, cost))
-    d.allowed = true
-  elseif cost <= l.capacity + r and value - cost >= -r then
-    value = value - cost
-    d.allowed = true
-    if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
-  elseif l.takes_denied then
-    value = overdrawn(l, value, cost)
-    d.never = cost > l.capacity
-    if not d.never then d.retry = starts_in(1) end
-  elseif l.overdraw then
-    value = overdrawn(l, value, cost)
-    d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
-  elseif cost > l.capacity + r then
-    d.never = true
-  elseif l.per_request then
-    d.retry = starts_in(1)
-  else
-    d.retry = starts_in(ceil_div(cost - r - value, l.rate))
-  end
-  d.value, d.remaining = value, max(0, value)
-  d.reset = starts_in(max(1, windows_to_full(l, value)))
-  return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 })
-end
-
--- sliding_counter.go ------------------------------------------------------------------------------
-
-local function sliding_retry(l, cur, prev, cost, e)
-  local a = l.rate - cur - cost
-  if a >= 0 and prev > 0 then
-    local e2 = l.period - floor(a * l.period / prev)
-    if e2 < l.period then return e2 - e end
-  end
-  local next = l.period - e
-  if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
-  return next
-end
-
-local function take_sliding(l, s, t, a, d)
-  local most = floor(EXACT / 3 / l.period) -- as convert cuts counts
-  local cur, prev = min(s.value, most), min(s.prev, most)
-  local tick = floor(t / l.tick)
-  local e = tick % l.period
-  local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
-  if windows == 1 then
-    cur, prev = 0, cur
-  elseif windows ~= 0 then
-    cur, prev = 0, 0
-  end
-  local cost, left = a.cost, l.period - e
-  if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
-    d.allowed = true
-  elseif cost < 0 then
-    local back = min(-cost, cur)
-    cur, prev = cur - back, max(0, prev - (-cost - back))
-    d.allowed = true
-  elseif cost > l.rate then
-    d.never = true
-  elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
-    cur = cur + cost
-    d.allowed = true
-  else
-    d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
-  end
-  d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
-  d.value = d.remaining
-  if cur > 0 then
-    d.reset = span(l, t, left + l.period)
-  elseif prev > 0 then
-    d.reset = span(l, t, left)
-  end
-  return { by = l, value = cur, prev = prev, at = t - t % l.tick, phase = 0, reset = 0 }
-end
-
--- sliding_log.go ----------------------------------------------------------------------------------
-
--- expired is how many units, at the head of log, are a period old at time t.
-local function expired(l, log, t)
-  local size, before = log_size(log), t - l.period
-  if size == 0 or log_at(log, 1) > before then return 0 end
-  local lo, hi = 1, size + 1 -- out at lo, in at hi
-  while lo + 1 < hi do
-    local mid = floor((lo + hi) / 2)
-    if log_at(log, mid) > before then hi = mid else lo = mid end
-  end
-  return lo
-end
-
-local function take_log(l, s, t, a, d, look)
-  local log, cost, out = s.log, a.cost, expired(l, s.log, t)
-  local n = log_size(log) - out
-  local newest = n > 0 and log_at(log, out + n)
-  if cost < 0 and a.of > 0 and a.of <= t - l.period then
-    d.allowed = true
-  elseif cost < 0 then
-    n = n - min(n, -cost)
-    newest = n > 0 and log_at(log, out + n)
-    d.allowed = true
-  elseif cost > l.rate then
-    d.never = true
-  elseif n + cost <= l.rate then
-    d.allowed = true
-    n = n + cost
-    if cost > 0 then newest = t end
-  else
-    d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
-  end
-  d.remaining = max(0, l.rate - n)
-  d.value = d.remaining
-  if newest then d.reset = newest + l.period - t end
-  if d.allowed and cost ~= 0 and not look then
-    if cost < 0 then log_cut(log, log_size(log) - out - n) end
-    log.first = log.first + out
-    for _ = 1, cost do log.added[#log.added + 1] = t end
-  end
-  return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0, reset = 0 }
-end
-
--- algorithms.go: take -----------------------------------------------------------------------------
-
--- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
--- state, whatever was denied before.
-local function take(l, phase, s, a, d, look)
-  d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-  d.blocked = 0
-  if l.rate == 0 then
-    d.allowed, d.never = a.cost <= 0, a.cost > 0
-    return s
-  end
-  local kept, at, seen = begin(l, phase, s, now)
-  local next
-  if l.kind == TOKEN then
-    next = take_tokens(l, kept, at, a, d)
-  elseif l.kind == LEAKY then
-    next = take_turn(l, kept, at, a, d, at - now)
-  elseif l.kind == GUARANTEED then
-    next = take_guaranteed(l, kept, at, a, d)
-  elseif l.kind == WINDOW then
-    next = take_window(l, phase, kept, at, a, d)
-  elseif l.kind == SLIDING then
-    next = take_sliding(l, kept, at, a, d)
-  else
-    next = take_log(l, kept, at, a, d, look)
-  end
-  if at > now and not l.edges then later(d, at - now) end
-  if d.never and not l.takes_denied then return s end
-  if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
-  if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
-  return keep(l, s, kept, seen, look)
-end
-
--- penalty.go --------------------------------------------------------------------------------------
-
--- Denials are the times of those since the last block, oldest first, how many blocks there were in a
--- row, and until when the last is. They are made anew, never changed.
-
--- block is how long the k-th block in a row lasts.
-local function block(l, k)
-  local span = l.block
-  while k > 1 and span < l.longest_block do
-    span, k = min(2 * span, l.longest_block), k - 1
-  end
-  return span
-end
-
--- with is s with other denials.
-local function with(s, denials)
-  if not s or s.denials == denials then return s end
-  return {
-    by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase, reset = s.reset,
-    window = s.window, next = s.next, denials = denials,
-  }
-end
-
--- seen tells whether s has a clock.
-local function seen_at(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
-
--- forgotten_at is when nothing of denials counts any more.
-local function forgotten_at(l, denials)
-  local n, at = #denials, 0
-  if n > 0 then at = denials[n] + l.period * l.tick end
-  if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
-  return at
-end
-
--- denials_at is what still counts, now, of the denials that s has; nil: nothing.
-local function denials_at(l, s)
-  local was = s and s.denials
-  if not was or l.after == 0 then return nil end
-  local n, last = #was, was.till - block(l, was.blocks)
-  if n > 0 then last = max(last, was[n]) end
-  if seen_at(l, s) then last = max(last, s.at) end
-  local back = last - now
-  if back > STEP_BACK then
-    local moved = { blocks = was.blocks, till = was.till - back }
-    for i = 1, n do moved[i] = was[i] - back end
-    was = moved
-  end
-  if now >= forgotten_at(l, was) then return nil end
-  return was
-end
-
--- counted is what is remembered of denials after one at time t.
-local function counted(l, was, t)
-  local d = { blocks = 0, till = 0 }
-  if was then
-    if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
-    local before = t - l.period * l.tick
-    for i = 1, #was do
-      if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
-    end
-    if #d > 0 then t = max(t, d[#d]) end
-  end
-  if #d + 1 < l.after then
-    d[#d + 1] = t
-    return d
-  end
-  local blocks = d.blocks
-  if blocks == 0 or block(l, blocks) < l.longest_block then blocks = blocks + 1 end
-  return { blocks = blocks, till = t + block(l, blocks) }
-end
-
-local function time_of(l, s)
-  if seen_at(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
-  return now
-end
-
--- kept_of is what remains of s when it is denied for a reason outside this bucket.
-local function kept_of(l, phase, s, a)
-  if l.rate == 0 then return s end
-  local is = with(s, denials_at(l, s))
-  local kept, _, seen = begin(l, phase, is, now)
-  kept = keep(l, is, kept, seen, a.look)
-  if a.look and kept == is then return s end
-  return with(kept, is and is.denials)
-end
-
--- take_blocked answers a of s, which is blocked until till.
-local function take_blocked(l, phase, s, till, a, d)
-  take(l, phase, s, a, d, true)
-  if d.never then return end
-  local own = d.retry
-  take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
-  d.allowed, d.wait, d.blocked = false, 0, till - now
-  d.retry = l.edges and own or max(own, d.blocked)
-end
-
--- take_counted is take where denials count, or did under other numbers.
-local function take_counted(l, phase, s, a, d, look)
-  if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
-  local denials = denials_at(l, s)
-  local at, is = time_of(l, s), with(s, denials)
-  if denials and a.cost >= 0 and at < denials.till then
-    take_blocked(l, phase, is, denials.till, a, d)
-    if d.never or look then return s end
-    return kept_of(l, phase, s, a)
-  end
-  local next = take(l, phase, is, a, d, look)
-  if look or (d.never and not l.takes_denied) then return next == is and s or next end
-  if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
-    denials = counted(l, denials, at)
-    if at < denials.till then
-      d.blocked = denials.till - now
-      if not l.edges then d.retry = max(d.retry, d.blocked) end
-    end
-  end
-  return with(next, denials)
-end
-
--- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
-local function pack_denials(denials)
-  local parts = { pack('<dd', denials.blocks, denials.till) }
-  for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
-  return table.concat(parts)
-end
-
-local function unpack_denials(b, at)
-  local d = {}
-  d.blocks, d.till, at = unpack_at('<dd', b, at)
-  while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
-  return d
-end
-
--- The buckets -------------------------------------------------------------------------------------
-
-local names = KEYS
-if #ARGV > 3 then names = { KEYS[1], unpack(ARGV, 4) } end
-
-local stored -- what MGET read, by key; false: each is read when it is met, as slots cannot be mixed
--- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
--- those of the charge that it is left by.
-local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
-
--- load reads the state of key k. The numbers it was written in are compared with those of l at
--- once, so that in the usual case there is nothing to make of them.
-local function load(k, l, phase)
-  local s = state[k]
-  if s ~= nil then return s end
-  s = false
-  if l.kind == LOG then
-    local log = log_load(names[k])
-    local n = log_size(log)
-    s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
-    if log.denials then s.denials = unpack_denials(log.denials, 2) end
-  else
-    local b, last
-    if stored then b = stored[k] else b = call('GET', names[k]) end
-    if not b then
-      state[k] = false
-      return false
-    end
-    local tick = byte(b) == 1 and 1000 or 1
-    if byte(b) == 2 then
-      local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
-      last = pos
-      s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
-      if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
-        s.by = { tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar }
-      end
+  -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
+  local function fresh(l, t, log)
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, reset = 0 }
+    if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
+      s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
     elseif l.kind == WINDOW then
-      local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
-      last = pos
-      s = { by = l, value = value, prev = 0, at = at }
-      if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
-        s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
+      s.value = l.initial
+      locate(l, s)
+    end
+    return s
+  end
+
+  -- A log is a list of times, oldest first. It is read where it must be and written at the end:
+  -- first units at the head are gone, those after stored are cut, and added ones follow. What is
+  -- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
+  local function log_load(key)
+    local n = call('LLEN', key)
+    local oldest = n > 0 and call('LINDEX', key, 0)
+    local head = oldest and byte(oldest) == 100 and 1 or 0
+    n = n - head
+    return {
+      key = key, listed = n, stored = n, first = 0, added = {},
+      head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
+    }
+  end
+
+  local function log_size(log) return log.stored + #log.added - log.first end
+
+  local function log_at(log, i)
+    i = i + log.first
+    if i > log.stored then return log.added[i - log.stored] end
+    if i == 1 and log.oldest then return tonumber(log.oldest) end
+    return tonumber(call('LINDEX', log.key, log.head + i - 1))
+  end
+
+  -- log_clamp makes units that lie ahead of t units of t.
+  local function log_clamp(log, t)
+    local all = {}
+    for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
+    log.first, log.stored, log.added = 0, 0, all
+  end
+
+  local function log_cut(log, n)
+    local added = #log.added
+    for _ = 1, min(n, added) do log.added[#log.added] = nil end
+    log.stored = log.stored - max(0, n - added)
+  end
+
+  -- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
+  -- wherever something is added.
+  local function log_write(log, ttl, denials)
+    local key, head = log.key, denials and 1 or 0
+    if denials and log.head == 0 then
+      call('LPUSH', key, denials)
+    elseif denials and denials ~= log.denials then
+      call('LSET', key, 0, denials)
+    elseif log.head > head then
+      call('LPOP', key)
+    end
+    if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
+    if log.stored < log.listed then
+      if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
+    end
+    for i = 1, #log.added, 1000 do
+      call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
+    end
+    if log.first > 0 then
+      call('LTRIM', key, log.first, -1)
+      if denials then call('LSET', key, 0, denials) end
+    end
+    if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
+  end
+
+  -- windows_to_full is how many window starts fill a bucket that holds value.
+  local function windows_to_full(l, value)
+    local n = ceil_div(l.capacity - value, l.rate)
+    if l.clears then n = min(n, 1) end
+    return n
+  end
+
+  -- full_at is the moment at which s has become equal to a full bucket.
+  local function full_at(l, s, phase)
+    local at = floor(s.at / l.tick)
+    if l.kind == TOKEN or l.kind == LEAKY then
+      at = at + ceil_div(l.v - s.value, l.p)
+    elseif l.kind == GUARANTEED then
+      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
+    elseif l.kind == WINDOW then
+      if s.value < l.capacity then
+        if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
+        at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
       end
     elseif l.kind == SLIDING then
-      local value, prev, at, pos = unpack_at('<ddd', b, 2)
-      last = pos
-      s = { by = l, value = value, prev = prev, at = at }
-    elseif l.kind == GUARANTEED then
-      local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
-      last = pos
-      s = { by = l, value = value, prev = prev, at = at }
-      if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
-        s.by = { tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+      local e = at % l.period
+      if s.value > 0 then
+        at = at + 2 * l.period - e
+      elseif s.prev > 0 then
+        at = at + l.period - e
       end
+    elseif log_size(s.log) > 0 then
+      return s.at + l.period
+    end
+    return at * l.tick
+  end
+
+  -- limit.go ----------------------------------------------------------------------------------------
+
+  -- mul_div_ceil is a*b/c rounded up, cut to 2^53, without leaving the exact range: the quotient and
+  -- the remainder of a*(b mod c) are built up from the bits of a.
+  local function mul_div_ceil(a, b, c)
+    local whole = floor(b / c)
+    local part = b - whole * c
+    if whole > 0 and a > floor(EXACT / whole) then return EXACT end
+    local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
+    while bit >= 1 do
+      quotient, rest = quotient * 2, rest * 2
+      if rest >= c then quotient, rest = quotient + 1, rest - c end
+      if a >= bit then
+        a = a - bit
+        if rest >= c - part then
+          quotient, rest = quotient + 1, rest - (c - part)
+        else
+          rest = rest + part
+        end
+      end
+      bit = bit / 2
+    end
+    if rest > 0 then quotient = quotient + 1 end
+    if quotient > EXACT - product then return EXACT end
+    return product + quotient
+  end
+
+  local function rescale(value, full, q, full2, q2, reach)
+    local debt = 0
+    if value < 0 then debt = -mul_div_ceil(-value, q2, q) end
+    local v = full2 - mul_div_ceil(full - value, q2, q)
+    return max(min(v, full2), debt, -reach * q2)
+  end
+
+  local function elapsed(l, at, t)
+    if l.tick == 1 then return t - at end
+    return floor(t / l.tick) - floor(at / l.tick)
+  end
+
+  local function flow(value, full, p, e)
+    if e >= -floor((value - full) / p) then return full end
+    return value + e * p
+  end
+
+  -- granted is what value has become k window starts later; old has the numbers it is written in.
+  local function granted(l, old, value, k)
+    if k <= 0 then return value end
+    if l.clears or k >= ceil_div(old.capacity - value, old.rate) then return old.capacity end
+    return value + k * old.rate
+  end
+
+  -- windows_since is how many windows have started from s to t, by the numbers s is written in. Of a
+  -- calendar that is gone it is known whether the next has.
+  local function windows_since(l, old, phase, s, t)
+    if not old.calendar then return window_of(old, phase, t) - window_of(old, phase, s.at) end
+    if old.calendar == l.calendar then return window_of(l, phase, t) - s.window end
+    return t >= s.next and 1 or 0
+  end
+
+  local function same_scale(l, phase, old)
+    if l.kind == WINDOW then
+      return l.tick == old.tick and l.rate == old.rate and l.period == old.period
+        and l.capacity == old.capacity and phase == old.phase and l.calendar == old.calendar
+    elseif l.kind == SLIDING or l.kind == LOG then
+      return true
+    end
+    return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
+      and l.p1 == old.p1 and l.v1 == old.v1
+  end
+
+  local function convert(l, phase, s, t)
+    local old = s.by
+    local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
+    if l.kind == WINDOW then
+      local v = granted(l, old, s.value, windows_since(l, old, old.phase, s, t))
+      c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
+      if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
+      return locate(l, c)
+    end
+    local e = elapsed(old, s.at, t)
+    c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q, l.reach)
+    if l.kind == GUARANTEED then
+      c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q, 0)
+    end
+    return c
+  end
+
+  -- begin makes s a state of l at time t and mends its clock. It returns that state, the time to
+  -- reckon with, and whether the bucket was seen before.
+  local function begin(l, phase, s, t)
+    if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
+    local at = t
+    if t < s.at then
+      if s.at - t <= STEP_BACK then
+        at = s.at
+      else
+        s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next }
+        locate(l, s)
+        if s.log then log_clamp(s.log, t) end
+      end
+    end
+    if s.by ~= l then
+      if same_scale(l, phase, s.by) then s.by = l else s = convert(l, phase, s, at) end
+    end
+    if l.initial < l.capacity and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
+      return fresh(l, at), at, false
+    end
+    return s, at, true
+  end
+
+  -- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
+  local function keep(l, s, kept, seen, look)
+    if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
+    return kept
+  end
+
+  -- token_bucket.go ---------------------------------------------------------------------------------
+
+  -- raw_cost is the cost of a in 1/q token, cut to just beyond the most that can ever be taken.
+  local function raw_cost(l, a)
+    local most = l.capacity + l.max_reserved
+    if a.raw then return max(-most * l.q, min(a.cost, most * l.q + 1)) end
+    if a.cost > most then return most * l.q + 1 end
+    return max(a.cost, -most) * l.q
+  end
+
+  local function back(l, given, t, a)
+    if not a.lent then return given end
+    local e = elapsed(l, a.of, t)
+    if e < 0 then return 0 end
+    return given - flow(0, given, l.p, e)
+  end
+
+  local function take_tokens(l, s, t, a, d)
+    local cost, least, most = raw_cost(l, a), 0, l.v
+    if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
+    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+    if cost < 0 then
+      value = min(l.v, value + back(l, -cost, t, a))
+      d.allowed = true
+    elseif cost <= most and value - cost >= least then
+      value = value - cost
+      d.allowed = true
+      if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
+    elseif l.overdraw then
+      local bottom = min(value, -l.max_reserved * l.q)
+      value = max(bottom, value - cost)
+      d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
+    elseif cost > most then
+      d.never = true
     else
-      local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
-      last = pos
-      s = { by = l, value = value, prev = 0, at = at }
-      if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
-        s.by = { tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+      d.retry = span(l, t, ceil_div(cost + least - value, l.p))
+    end
+    d.value, d.remaining = value, max(0, floor(value / l.q))
+    d.reset = span(l, t, -floor((value - l.v) / l.p))
+    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, reset = 0 }
+  end
+
+  -- leaky_bucket.go ---------------------------------------------------------------------------------
+
+  -- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
+  local function take_turn(l, s, t, a, d, back)
+    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+    local wait = span(l, t, ceil_div(l.v - value, l.p))
+    local next = take_tokens(l, s, t, a, d)
+    if a.cost < 0 or d.never then return next end
+    if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
+      local retry = wait - a.max_wait
+      if not d.allowed then retry = max(retry, d.retry) end
+      d.allowed, d.retry, d.wait = false, retry, 0
+      d.value, d.remaining, d.reset = value, floor(value / l.q), wait
+      return s
+    end
+    if d.allowed then d.wait = wait end
+    return next
+  end
+
+  -- guaranteed.go -----------------------------------------------------------------------------------
+
+  local function take_guaranteed(l, s, t, a, d)
+    local e = elapsed(l, s.at, t)
+    local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
+    if a.cost < 0 then
+      local c = give_back(l, a.cost) * l.q
+      local bank = min(c, l.v - v2)
+      v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
+      d.allowed = true
+    elseif a.cost > l.capacity then
+      d.never = true
+    else
+      local c = a.cost * l.q
+      if v1 + v2 >= c then
+        d.allowed = true
+        local paid = min(v1, c)
+        v1, v2 = v1 - paid, v2 - (c - paid)
+      else
+        d.retry = span(l, t, max(
+          ceil_div(c - v1 - v2, l.p1 + l.p),
+          ceil_div(c - l.v1 - v2, l.p),
+          ceil_div(c - v1 - l.v, l.p1)))
       end
     end
-    if last <= #b then s.denials = unpack_denials(b, last) end
+    d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
+    d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
+    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0, reset = 0 }
   end
-  state[k] = s
-  return s
-end
 
--- A key may be kept a little longer than it must: lifetimes are rounded up, by an eighth at most,
--- so that few of them need to be made into text.
-local ttls = {}
-local least, most, step = 0, 0, 1 -- from least to most they are rounded to whole steps
-local function lifetime(ms)
-  if ms < least or ms >= most then
-    local _, bits = frexp(ms)
-    least, most, step = ldexp(1, bits - 1), ldexp(1, bits), bits > 4 and ldexp(1, bits - 4) or 1
+  -- fixed_window.go ---------------------------------------------------------------------------------
+
+  local function overdrawn(l, value, cost)
+    return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
   end
-  ms = -floor(-ms / step) * step
-  local text = ttls[ms]
-  if not text then
-    text = format('%.0f', ms)
-    ttls[ms] = text
-  end
-  return text
-end
 
--- calendar_time is the time until the n-th window start from now on, or more.
-local function calendar_time(l, n)
-  local start = calendar_start(l, l.window + n)
-  if start < math.huge then return start - now end
-  return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
-end
-
--- save writes the state of key k, which lives until it equals a bucket never seen: until the reset
--- that its last charge was told.
-local function save(k)
-  local s = state[k]
-  local l = s.by
-  local ttl = floor((l.edges and calendar_time(l, s.reset) or s.reset) / 1000) + 2
-  if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
-  if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
-  if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
-  ttl = lifetime(ttl)
-  local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
-  local tail = s.denials and pack_denials(s.denials)
-  if kind == TOKEN or kind == LEAKY then
-    b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
-  elseif l.edges then
-    b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next)
-  elseif kind == WINDOW then
-    b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
-  elseif kind == SLIDING then
-    b = pack('<Bddd', ms, s.value, s.prev, s.at)
-  elseif kind == GUARANTEED then
-    b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
-  else
-    return log_write(s.log, ttl, tail and 'd' .. tail)
-  end
-  if tail then b = b .. tail end
-  call('PSETEX', names[k], ttl, b)
-end
-
-local function remember(c, s)
-  if s and s ~= state[c.key] then
-    s.phase, s.reset = c.phase, c.reset
-    state[c.key], dirty[c.key] = s, true
-  end
-end
-
--- together.go -------------------------------------------------------------------------------------
-
-local function take_one(c)
-  remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
-end
-
--- take_all charges all of charges[first..last] or none of them.
-local function take_all(charges, first, last)
-  local all, never = true, false
-  for i = first, last do
-    local c = charges[i]
-    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
-    all = all and c.allowed
-    never = never or (c.never and not c.limit.takes_denied)
-  end
-  for i = first, last do
-    local c = charges[i]
-    local l = c.limit
-    if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
-      take_one(c)
-    elseif not never then
-      remember(c, kept_of(l, c.phase, state[c.key], c))
+  local function take_window(l, phase, s, t, a, d)
+    local cost, r = a.cost, 0
+    if a.reserve then r = l.max_reserved end
+    local window = window_of(l, phase, t)
+    local value = granted(l, l, s.value, window - (s.window or window_of(l, phase, s.at)))
+    local function starts_in(n)
+      if l.edges then return window - l.window + n end
+      return (phase + (window + n) * l.period) * l.tick - t
     end
-    if not all and c.allowed and not l.charges_denied then
-      local is = {}
-      take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-      c.value, c.remaining, c.reset, c.wait = is.value, is.remaining, is.reset, 0
+    if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
+      d.allowed = true
+    elseif cost < 0 then
+      value = min(l.capacity, value + give_back(l, cost))
+      d.allowed = true
+    elseif cost <= l.capacity + r and value - cost >= -r then
+      value = value - cost
+      d.allowed = true
+      if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
+    elseif l.takes_denied then
+      value = overdrawn(l, value, cost)
+      d.never = cost > l.capacity
+      if not d.never then d.retry = starts_in(1) end
+    elseif l.overdraw then
+      value = overdrawn(l, value, cost)
+      d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
+    elseif cost > l.capacity + r then
+      d.never = true
+    elseif l.per_request then
+      d.retry = starts_in(1)
+    else
+      d.retry = starts_in(ceil_div(cost - r - value, l.rate))
+    end
+    d.value, d.remaining = value, max(0, value)
+    d.reset = starts_in(max(1, windows_to_full(l, value)))
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 })
+  end
+
+  -- sliding_counter.go ------------------------------------------------------------------------------
+
+  local function sliding_retry(l, cur, prev, cost, e)
+    local a = l.rate - cur - cost
+    if a >= 0 and prev > 0 then
+      local e2 = l.period - floor(a * l.period / prev)
+      if e2 < l.period then return e2 - e end
+    end
+    local next = l.period - e
+    if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
+    return next
+  end
+
+  local function take_sliding(l, s, t, a, d)
+    local most = floor(EXACT / 3 / l.period) -- as convert cuts counts
+    local cur, prev = min(s.value, most), min(s.prev, most)
+    local tick = floor(t / l.tick)
+    local e = tick % l.period
+    local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
+    if windows == 1 then
+      cur, prev = 0, cur
+    elseif windows ~= 0 then
+      cur, prev = 0, 0
+    end
+    local cost, left = a.cost, l.period - e
+    if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
+      d.allowed = true
+    elseif cost < 0 then
+      local back = min(-cost, cur)
+      cur, prev = cur - back, max(0, prev - (-cost - back))
+      d.allowed = true
+    elseif cost > l.rate then
+      d.never = true
+    elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
+      cur = cur + cost
+      d.allowed = true
+    else
+      d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
+    end
+    d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
+    d.value = d.remaining
+    if cur > 0 then
+      d.reset = span(l, t, left + l.period)
+    elseif prev > 0 then
+      d.reset = span(l, t, left)
+    end
+    return { by = l, value = cur, prev = prev, at = t - t % l.tick, phase = 0, reset = 0 }
+  end
+
+  -- sliding_log.go ----------------------------------------------------------------------------------
+
+  -- expired is how many units, at the head of log, are a period old at time t.
+  local function expired(l, log, t)
+    local size, before = log_size(log), t - l.period
+    if size == 0 or log_at(log, 1) > before then return 0 end
+    local lo, hi = 1, size + 1 -- out at lo, in at hi
+    while lo + 1 < hi do
+      local mid = floor((lo + hi) / 2)
+      if log_at(log, mid) > before then hi = mid else lo = mid end
+    end
+    return lo
+  end
+
+  local function take_log(l, s, t, a, d, look)
+    local log, cost, out = s.log, a.cost, expired(l, s.log, t)
+    local n = log_size(log) - out
+    local newest = n > 0 and log_at(log, out + n)
+    if cost < 0 and a.of > 0 and a.of <= t - l.period then
+      d.allowed = true
+    elseif cost < 0 then
+      n = n - min(n, -cost)
+      newest = n > 0 and log_at(log, out + n)
+      d.allowed = true
+    elseif cost > l.rate then
+      d.never = true
+    elseif n + cost <= l.rate then
+      d.allowed = true
+      n = n + cost
+      if cost > 0 then newest = t end
+    else
+      d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
+    end
+    d.remaining = max(0, l.rate - n)
+    d.value = d.remaining
+    if newest then d.reset = newest + l.period - t end
+    if d.allowed and cost ~= 0 and not look then
+      if cost < 0 then log_cut(log, log_size(log) - out - n) end
+      log.first = log.first + out
+      for _ = 1, cost do log.added[#log.added + 1] = t end
+    end
+    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0, reset = 0 }
+  end
+
+  -- algorithms.go: take -----------------------------------------------------------------------------
+
+  -- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
+  -- state, whatever was denied before.
+  local function take(l, phase, s, a, d, look)
+    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
+    d.blocked = 0
+    if l.rate == 0 then
+      d.allowed, d.never = a.cost <= 0, a.cost > 0
+      return s
+    end
+    local kept, at, seen = begin(l, phase, s, now)
+    local next
+    if l.kind == TOKEN then
+      next = take_tokens(l, kept, at, a, d)
+    elseif l.kind == LEAKY then
+      next = take_turn(l, kept, at, a, d, at - now)
+    elseif l.kind == GUARANTEED then
+      next = take_guaranteed(l, kept, at, a, d)
+    elseif l.kind == WINDOW then
+      next = take_window(l, phase, kept, at, a, d)
+    elseif l.kind == SLIDING then
+      next = take_sliding(l, kept, at, a, d)
+    else
+      next = take_log(l, kept, at, a, d, look)
+    end
+    if at > now and not l.edges then later(d, at - now) end
+    if d.never and not l.takes_denied then return s end
+    if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
+    if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
+    return keep(l, s, kept, seen, look)
+  end
+
+  -- penalty.go --------------------------------------------------------------------------------------
+
+  -- Denials are the times of those since the last block, oldest first, how many blocks there were in a
+  -- row, and until when the last is. They are made anew, never changed.
+
+  -- block is how long the k-th block in a row lasts.
+  local function block(l, k)
+    local span = l.block
+    while k > 1 and span < l.longest_block do
+      span, k = min(2 * span, l.longest_block), k - 1
+    end
+    return span
+  end
+
+  -- with is s with other denials.
+  local function with(s, denials)
+    if not s or s.denials == denials then return s end
+    return {
+      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase, reset = s.reset,
+      window = s.window, next = s.next, denials = denials,
+    }
+  end
+
+  -- seen tells whether s has a clock.
+  local function seen_at(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
+
+  -- forgotten_at is when nothing of denials counts any more.
+  local function forgotten_at(l, denials)
+    local n, at = #denials, 0
+    if n > 0 then at = denials[n] + l.period * l.tick end
+    if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
+    return at
+  end
+
+  -- denials_at is what still counts, now, of the denials that s has; nil: nothing.
+  local function denials_at(l, s)
+    local was = s and s.denials
+    if not was or l.after == 0 then return nil end
+    local n, last = #was, was.till - block(l, was.blocks)
+    if n > 0 then last = max(last, was[n]) end
+    if seen_at(l, s) then last = max(last, s.at) end
+    local back = last - now
+    if back > STEP_BACK then
+      local moved = { blocks = was.blocks, till = was.till - back }
+      for i = 1, n do moved[i] = was[i] - back end
+      was = moved
+    end
+    if now >= forgotten_at(l, was) then return nil end
+    return was
+  end
+
+  -- counted is what is remembered of denials after one at time t.
+  local function counted(l, was, t)
+    local d = { blocks = 0, till = 0 }
+    if was then
+      if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
+      local before = t - l.period * l.tick
+      for i = 1, #was do
+        if #d > 0 or was[i] > before then d[#d + 1] = was[i] end
+      end
+      if #d > 0 then t = max(t, d[#d]) end
+    end
+    if #d + 1 < l.after then
+      d[#d + 1] = t
+      return d
+    end
+    local blocks = d.blocks
+    if blocks == 0 or block(l, blocks) < l.longest_block then blocks = blocks + 1 end
+    return { blocks = blocks, till = t + block(l, blocks) }
+  end
+
+  local function time_of(l, s)
+    if seen_at(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
+    return now
+  end
+
+  -- kept_of is what remains of s when it is denied for a reason outside this bucket.
+  local function kept_of(l, phase, s, a)
+    if l.rate == 0 then return s end
+    local is = with(s, denials_at(l, s))
+    local kept, _, seen = begin(l, phase, is, now)
+    kept = keep(l, is, kept, seen, a.look)
+    if a.look and kept == is then return s end
+    return with(kept, is and is.denials)
+  end
+
+  -- take_blocked answers a of s, which is blocked until till.
+  local function take_blocked(l, phase, s, till, a, d)
+    take(l, phase, s, a, d, true)
+    if d.never then return end
+    local own = d.retry
+    take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
+    d.allowed, d.wait, d.blocked = false, 0, till - now
+    d.retry = l.edges and own or max(own, d.blocked)
+  end
+
+  -- take_counted is take where denials count, or did under other numbers.
+  local function take_counted(l, phase, s, a, d, look)
+    if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
+    local denials = denials_at(l, s)
+    local at, is = time_of(l, s), with(s, denials)
+    if denials and a.cost >= 0 and at < denials.till then
+      take_blocked(l, phase, is, denials.till, a, d)
+      if d.never or look then return s end
+      return kept_of(l, phase, s, a)
+    end
+    local next = take(l, phase, is, a, d, look)
+    if look or (d.never and not l.takes_denied) then return next == is and s or next end
+    if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
+      denials = counted(l, denials, at)
+      if at < denials.till then
+        d.blocked = denials.till - now
+        if not l.edges then d.retry = max(d.retry, d.blocked) end
+      end
+    end
+    return with(next, denials)
+  end
+
+  -- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
+  local function pack_denials(denials)
+    local parts = { pack('<dd', denials.blocks, denials.till) }
+    for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
+    return table.concat(parts)
+  end
+
+  local function unpack_denials(b, at)
+    local d = {}
+    d.blocks, d.till, at = unpack_at('<dd', b, at)
+    while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
+    return d
+  end
+
+  -- The buckets -------------------------------------------------------------------------------------
+
+  -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
+  -- those of the charge that it is left by.
+  local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
+
+  -- load reads the state of key k. The numbers it was written in are compared with those of l at
+  -- once, so that in the usual case there is nothing to make of them.
+  local function load(k, l, phase)
+    local s = state[k]
+    if s ~= nil then return s end
+    s = false
+    if l.kind == LOG then
+      local log = log_load(names[k])
+      local n = log_size(log)
+      s = { by = l, value = 0, prev = 0, at = n > 0 and log_at(log, n) or 0, log = log }
+      if log.denials then s.denials = unpack_denials(log.denials, 2) end
+    else
+      local b, last = stored[k]
+      if not b then
+        state[k] = false
+        return false
+      end
+      local tick = byte(b) == 1 and 1000 or 1
+      if byte(b) == 2 then
+        local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
+        if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
+          s.by = { tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar }
+        end
+      elseif l.kind == WINDOW then
+        local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at }
+        if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
+          s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
+        end
+      elseif l.kind == SLIDING then
+        local value, prev, at, pos = unpack_at('<ddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = prev, at = at }
+      elseif l.kind == GUARANTEED then
+        local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = prev, at = at }
+        if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
+          s.by = { tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+        end
+      else
+        local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
+        last = pos
+        s = { by = l, value = value, prev = 0, at = at }
+        if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
+          s.by = { tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+        end
+      end
+      if last <= #b then s.denials = unpack_denials(b, last) end
+    end
+    state[k] = s
+    return s
+  end
+
+  -- calendar_time is the time until the n-th window start from now on, or more.
+  local function calendar_time(l, n)
+    local start = calendar_start(l, l.window + n)
+    if start < math.huge then return start - now end
+    return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
+  end
+
+  -- lifetime is for how many ms s must live: until it equals a bucket never seen, which is until the reset that its
+  -- last charge was told.
+  local function lifetime(s)
+    local l = s.by
+    local ttl = floor((l.edges and calendar_time(l, s.reset) or s.reset) / 1000) + 2
+    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
+    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
+    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
+    return ttl
+  end
+
+  -- save leaves the state of key k to be written.
+  local function save(k)
+    local s = state[k]
+    local l = s.by
+    local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
+    if kind == TOKEN or kind == LEAKY then
+      b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
+    elseif l.edges then
+      b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next)
+    elseif kind == WINDOW then
+      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
+    elseif kind == SLIDING then
+      b = pack('<Bddd', ms, s.value, s.prev, s.at)
+    else
+      b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
+    end
+    if s.denials then b = b .. pack_denials(s.denials) end
+    stored[k], lives[k] = b, lifetime(s)
+  end
+
+  local function remember(c, s)
+    if s and s ~= state[c.key] then
+      s.phase, s.reset = c.phase, c.reset
+      state[c.key], dirty[c.key] = s, true
     end
   end
-end
 
--- The call ----------------------------------------------------------------------------------------
+  -- together.go -------------------------------------------------------------------------------------
 
-stored = names == KEYS and call('MGET', unpack(KEYS))
-
-local limits, at = {}, 1
-while at <= #ARGV[2] do
-  local l, flags = {}
-  l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
-    l.reach, l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<dddddddddddddd', ARGV[2], at)
-  l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
-  l.per_request = floor(flags / 4) % 2 == 1
-  l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
-  l.after = 0
-  if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
-  if floor(flags / 8) % 2 == 1 then
-    local e = {}
-    l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
-    if now < e[2] or now + STEP_BACK >= e[5] then return pack('<d', now) end
-    l.edges = e
-    l.window = window_of(l, 0, now)
+  local function take_one(c)
+    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
   end
-  l.usual = l.kind == TOKEN and l.tick == 1 and l.rate > 0 and l.initial >= l.capacity and not l.overdraw and l.after == 0
-  limits[#limits + 1] = l
-end
 
-local blob = ARGV[3]
-local size = #blob
-
--- read makes c the charge at pos, and returns where the next one is.
-local function read(c, pos)
-  local limit, flags
-  c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
-  c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, floor(flags / 4) % 2 == 1
-  c.lent = flags >= 8
-  return pos
-end
-
-local function group_at(pos) return pos <= size and unpack_at('<d', blob, pos + 16) end
-
-local answers, n = { pack('<d', now) }, 1
-
-local function answer(c)
-  n = n + 1
-  local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.limit.edges and 16 or 0)
-    + (c.blocked > 0 and 32 or 0)
-  answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.blocked > 0 and c.blocked or c.wait)
-end
-
--- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the
--- time decided by, and the answers.
-local records, fresh_records = {}, {} -- by key
-
-local function record_of(k)
-  local r = records[k]
-  if r == nil then
-    if stored then r = stored[k] else r = call('GET', names[k]) end
-    records[k] = r
+  -- take_all charges all of charges[first..last] or none of them.
+  local function take_all(charges, first, last)
+    local all, never = true, false
+    for i = first, last do
+      local c = charges[i]
+      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
+      all = all and c.allowed
+      never = never or (c.never and not c.limit.takes_denied)
+    end
+    for i = first, last do
+      local c = charges[i]
+      local l = c.limit
+      if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
+        take_one(c)
+      elseif not never then
+        remember(c, kept_of(l, c.phase, state[c.key], c))
+      end
+      if not all and c.allowed and not l.charges_denied then
+        local is = {}
+        take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
+        c.value, c.remaining, c.reset, c.wait = is.value, is.remaining, is.reset, 0
+      end
+    end
   end
-  return r
-end
 
--- replay answers the head's group, whose charges start at pos, as record does; with flag 8 where it is
--- that of another group. It returns where the next charge is.
-local function replay(head, record, pos)
-  local first = pos
-  while group_at(pos) == head.group do pos = pos + 64 end
-  local bytes = (pos - first) / 64 * 41
-  local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
-  answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
-  answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
-  n = n + 2
-  return pos
-end
+  -- The call ----------------------------------------------------------------------------------------
 
--- took tells whether group took anything, so that it is remembered.
-local function took(group)
-  local all = true
-  for i = 1, #group do
-    local g = group[i]
-    if g.look then return false end
-    if g.limit.charges_denied and g.cost > 0 then return true end
-    all = all and g.allowed
+  local limits, at = {}, 1
+  while at <= #ARGV[2] do
+    local l, flags = {}
+    l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
+      l.reach, l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<dddddddddddddd', ARGV[2], at)
+    l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
+    l.per_request = floor(flags / 4) % 2 == 1
+    l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
+    l.after = 0
+    if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
+    if floor(flags / 8) % 2 == 1 then
+      local e = {}
+      l.calendar, l.first, l.longest, e[1], e[2], e[3], e[4], e[5], at = unpack_at('<dddddddd', ARGV[2], at)
+      if now < e[2] or now + STEP_BACK >= e[5] then return end
+      l.edges = e
+      l.window = window_of(l, 0, now)
+    end
+    limits[#limits + 1] = l
   end
-  return all
-end
 
--- usual answers the charge at pos as take_one would, and returns where the next is, if it is what most
--- are: alone, plain, of a token bucket that is new, or was last seen under the same numbers. What it costs is
--- most of what a call costs, so it makes no tables. What it writes is in stored, for others to load.
-local lives = {} -- by key: the lifetime of what usual has written
-local ahead = blob .. rep('\255', 24) -- the group after the last is no number, and so none
+  local blob = ARGV[3]
+  local size = #blob
 
-local function usual(pos)
-  local k, limit, group, cost, _, _, _, flags, following = unpack_at('<ddddddddxxxxxxxxxxxxxxxxd', ahead, pos)
-  local l = limits[limit]
-  if flags ~= 0 or group == following or not (stored and l and l.usual) or cost <= 0 or cost > l.capacity then return end
-  local b, v, p, q = stored[k], l.v, l.p, l.q
-  if state[k] ~= nil then return end
-  local value = v
-  if b then
-    local is, at, p2, q2, v2, last = unpack_at('<ddddd', b, 2)
-    if at > now or v ~= v2 or p ~= p2 or q ~= q2 or last <= #b or byte(b) ~= 0 then return end
-    value = flow(is, v, p, now - at)
+  -- read makes c the charge at pos, and returns where the next one is.
+  local function read(c, pos)
+    local limit, flags
+    c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
+    c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, floor(flags / 4) % 2 == 1
+    c.lent = flags >= 8
+    return pos
   end
-  cost = cost * q
-  local allowed, retry = 1, 0
-  if value >= cost then value = value - cost else allowed, retry = 0, ceil_div(cost - value, p) end
-  local reset = -floor((value - v) / p)
-  if allowed == 1 then
-    local ttl = floor(reset / 1000) + 2
-    if given then ttl = max(ttl, DAY / 1000) end
-    stored[k], lives[k] = pack('<Bddddd', 0, value, now, p, q, v), ttl
-  end
-  n = n + 1
-  answers[n] = pack('<Bddddd', allowed, value, value > 0 and floor(value / q) or 0, retry, reset, 0)
-  return pos + 64
-end
 
-local pos, c = 1, {}
-while pos <= size do
-  local next = usual(pos)
-  while next do
-    pos = next
-    next = pos <= size and usual(pos)
+  local function group_at(pos) return pos <= size and unpack_at('<d', blob, pos + 16) end
+
+  local n -- how many answers there are
+
+  local function answer(c)
+    n = n + 1
+    local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.limit.edges and 16 or 0)
+      + (c.blocked > 0 and 32 or 0)
+    answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.blocked > 0 and c.blocked or c.wait)
   end
-  if pos > size then break end
-  pos = read(c, pos)
-  local head = not c.limit and { key = c.key, group = c.group, ttl = c.cost, of = sub(blob, pos - 32, pos - 1) }
-  local record = head and record_of(head.key)
-  if record then
-    pos = replay(head, record, pos)
-  else
+
+  -- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the
+  -- time decided by, and the answers.
+  local records, fresh_records = {}, {} -- by key
+
+  -- replay answers the head's group, whose charges start at pos, as record does; with flag 8 where it is
+  -- that of another group. It returns where the next charge is.
+  local function replay(head, record, pos)
+    local first = pos
+    while group_at(pos) == head.group do pos = pos + 64 end
+    local bytes = (pos - first) / 64 * 41
+    local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
+    answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
+    answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
+    n = n + 2
+    return pos
+  end
+
+  -- took tells whether group took anything, so that it is remembered.
+  local function took(group)
+    local all = true
+    for i = 1, #group do
+      local g = group[i]
+      if g.look then return false end
+      if g.limit.charges_denied and g.cost > 0 then return true end
+      all = all and g.allowed
+    end
+    return all
+  end
+
+  -- decide answers the charge or the group at pos. It returns where the next is, and how many answers there are.
+  local c = {}
+  local function decide(pos, answered)
+    n, pos = answered, read(c, pos)
+    local head = not c.limit and { key = c.key, group = c.group, ttl = c.cost, of = sub(blob, pos - 32, pos - 1) }
     if head then
+      local record = records[head.key] or stored[head.key]
+      if record then return replay(head, record, pos), n end
       n = n + 1
       answers[n] = rep('\0', 41)
       pos = read(c, pos)
@@ -1009,10 +938,146 @@ while pos <= size do
       fresh_records[head.key] = head.ttl
     end
     if group then c = {} end
+    return pos, n
+  end
+
+  -- settle writes the records, and leaves what is remembered to be written, but for logs.
+  local function settle()
+    for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
+    for k in pairs(dirty) do
+      if not state[k].log then save(k) end
+    end
+  end
+
+  local function write_logs()
+    for k in pairs(dirty) do
+      local s = state[k]
+      if s.log then log_write(s.log, lifetime(s), s.denials and 'd' .. pack_denials(s.denials)) end
+    end
+  end
+
+  return state, decide, settle, write_logs
+end
+
+-- The call ----------------------------------------------------------------------------------------
+
+local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
+
+local now, given = nil, ARGV[1] ~= '\0\0\0\0\0\0\0\0'
+if given then
+  now = unpack_at('<d', ARGV[1])
+else
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+
+-- usual are the limits that most are, by number: plain token buckets.
+local usual = {}
+do
+  local limits = ARGV[2]
+  local at, size, i = 1, #limits, 0
+  while at <= size do
+    local kind, tick, rate, _, capacity, initial, _, _, p, q, v, _, _, flags, after = unpack_at('<dddddddddddddd', limits, at)
+    i = i + 1
+    usual[i] = kind == 1 and tick == 1 and rate > 0 and initial >= capacity and flags == 0
+      and { capacity = capacity, p = p, q = q, v = v }
+    at = after + (flags >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
   end
 end
 
-for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
-for k, ttl in pairs(lives) do call('PSETEX', names[k], lifetime(ttl), stored[k]) end
-for k in pairs(dirty) do save(k) end
+-- Keys of several slots cannot be read in one command.
+local names, stored = KEYS
+if #ARGV == 3 then
+  stored = call('MGET', unpack(names))
+else
+  names, stored = { names[1], unpack(ARGV, 4) }, {}
+  for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
+end
+
+-- What most charges are is decided here: alone, plain, of a limit that is usual, and of a bucket that is new, or was
+-- last seen under the same numbers. All others go to general, which finds in stored what is left here.
+local lives, answers, n = {}, { pack('<d', now) }, 1
+local state, decide, settle, write_logs = false
+
+local blob = ARGV[3]
+local pos, size = 1, #blob
+local k, limit, group -- of the charge at pos
+if size > 0 then k, limit, group = unpack_at('<ddd', blob) end
+while k do
+  local l, b, reset = usual[limit], stored[k]
+  local next_k, next_limit, next_group
+  repeat
+    if not l or state and state[k] ~= nil then break end
+    local cost, flags, _
+    if pos + 64 < size then
+      cost, _, _, _, flags, next_k, next_limit, next_group = unpack_at('<dddddddd', blob, pos + 24)
+    else
+      cost, _, _, _, flags = unpack_at('<ddddd', blob, pos + 24)
+    end
+    if group == next_group or flags ~= 0 or cost <= 0 or cost > l.capacity then break end
+    local v, p, q = l.v, l.p, l.q
+    local value = v
+    if b then
+      if #b ~= 41 then break end
+      local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
+      if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
+      local flown = (now - at) * p
+      if flown < v - is then value = is + flown end
+    end
+    local allowed, retry = 1, 0
+    cost = cost * q
+    if value >= cost then
+      value = value - cost
+    else
+      allowed, retry = 0, (cost - value) / p
+      retry = retry + -retry % 1
+    end
+    reset = (v - value) / p
+    reset = reset + -reset % 1
+    if allowed == 1 then
+      local ttl = (reset - reset % 1000) / 1000 + 2
+      if given and ttl < 86400000 then ttl = 86400000 end
+      stored[k], lives[k] = pack('<Bddddd', 0, value, now, p, q, v), ttl
+    end
+    local remaining = value > 0 and value / q or 0
+    n = n + 1
+    answers[n] = pack('<Bddddd', allowed, value, remaining - remaining % 1, retry, reset, 0)
+  until true
+  if reset then
+    pos, k, limit, group = pos + 64, next_k, next_limit, next_group
+  else
+    if not state then
+      state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
+      if not state then return answers[1] end
+    end
+    pos, n = decide(pos, n)
+    k = nil
+    if pos <= size then k, limit, group = unpack_at('<ddd', blob, pos) end
+  end
+end
+
+if state then settle() end
+
+-- A key may be kept a little longer than it must: lifetimes are rounded up, by an eighth at most,
+-- so that few of them need to be made into text.
+local texts = {}
+local least, most, step = 0, 0, 1 -- from least to most they are rounded to whole steps
+for i = 1, #names do
+  local ms = lives[i]
+  if ms then
+    if ms < least or ms >= most then
+      local _, bits = math.frexp(ms)
+      least, most, step = math.ldexp(1, bits - 1), math.ldexp(1, bits), bits > 4 and math.ldexp(1, bits - 4) or 1
+    end
+    ms = ms + -ms % step
+    local text = texts[ms]
+    if not text then
+      text = string.format('%.0f', ms)
+      texts[ms] = text
+    end
+    call('PSETEX', names[i], text, stored[i])
+  end
+end
+
+if state then write_logs() end
 return table.concat(answers)
