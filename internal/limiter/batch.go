@@ -19,6 +19,7 @@ type Batch struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	groups    int
+	last      *Call // added; nil: none
 }
 
 // span is a part of Batch.charges.
@@ -30,24 +31,32 @@ func (l *Limiter) NewBatch() *Batch { return &Batch{limiter: l} }
 // Reset empties b. Its Calls may be used for something else from now on.
 func (b *Batch) Reset() {
 	clear(b.charges) // limits of a configuration that is gone are not kept alive
-	b.charges, b.decisions, b.groups = b.charges[:0], b.decisions[:0], 0
+	b.charges, b.decisions, b.groups, b.last = b.charges[:0], b.decisions[:0], 0, nil
 }
 
 // Add plans c. Where it is not planned it is answered already, or the error is Check's.
 func (b *Batch) Add(c *Call) (planned bool, err error) {
-	planned, err = b.limiter.plan(c)
-	c.inBatch = span{len(b.charges), len(b.charges)}
-	if !planned {
+	from := len(b.charges)
+	c.inBatch = span{from, from}
+	c.charges = b.charges[from:] // so that they need not be copied
+	planned, err = b.limiter.plan(c, b.last)
+	if b.last = c; !planned {
+		clear(c.charges)
 		return false, err
 	}
-	for i := range c.charges {
-		if i == 0 || c.charges[i].Group != c.charges[i-1].Group {
+	for i, was := 0, 0; i < len(c.charges); i++ {
+		group := c.charges[i].Group
+		if i == 0 || group != was {
 			b.groups++
 		}
-		b.charges = append(b.charges, c.charges[i])
-		b.charges[len(b.charges)-1].Group = b.groups
+		c.charges[i].Group, was = b.groups, group
 	}
-	c.inBatch.to = len(b.charges)
+	c.inBatch.to = from + len(c.charges)
+	if c.inBatch.to > cap(b.charges) { // they had no room there
+		b.charges = append(b.charges, c.charges...)
+		c.charges = b.charges[from:]
+	}
+	b.charges = b.charges[:c.inBatch.to]
 	return true, nil
 }
 
@@ -64,7 +73,7 @@ func (b *Batch) Now(c *Call) bool {
 		return true
 	}
 	clear(b.charges[from:])
-	b.charges, b.decisions = b.charges[:from], b.decisions[:from]
+	b.charges, b.decisions, b.last = b.charges[:from], b.decisions[:from], nil
 	return false
 }
 
@@ -84,16 +93,16 @@ func (b *Batch) Take(ctx context.Context) {
 
 // Finish answers c, which is planned, after Take.
 func (b *Batch) Finish(ctx context.Context, c *Call) {
-	c.decisions = append(c.decisions[:0], b.decisions[c.inBatch.from:c.inBatch.to]...)
+	c.decisions = b.decisions[c.inBatch.from:c.inBatch.to]
 	b.limiter.finish(ctx, c)
 }
 
 // GiveUp answers c, which is planned, without the store's answer, as if that had been err: it wraps
 // backend.ErrUnavailable. It takes the place of Finish, and may be called while Take is under way.
 func (b *Batch) GiveUp(ctx context.Context, c *Call, err error) {
-	c.decisions = c.decisions[:0]
-	for range c.charges {
-		c.decisions = append(c.decisions, backend.Decision{Err: err})
+	c.decisions = make([]backend.Decision, len(c.charges)) // the store may be writing to the Batch's
+	for i := range c.decisions {
+		c.decisions[i].Err = err
 	}
 	b.limiter.finish(ctx, c)
 }

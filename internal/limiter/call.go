@@ -14,10 +14,10 @@ type Call struct {
 	Verdict
 
 	modes     Modes
-	charges   []backend.Charge
-	decisions []backend.Decision
+	charges   []backend.Charge   // in a Batch: a part of its
+	decisions []backend.Decision // so are these
 	keys      []byte
-	inBatch   span // where the charges are in a Batch
+	inBatch   span // which part
 }
 
 // Request is what is asked: the descriptors a proxy sent, or limits by their names.

@@ -74,7 +74,7 @@ func (l *Limiter) Current() *Snapshot { return l.current.Load() }
 // a limit that is not there, or there is no configuration; or it is backend.ErrReused or ErrPending,
 // of an ID that it is taken once under. A store that fails is a Verdict.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
-	planned, err := l.plan(c)
+	planned, err := l.plan(c, nil)
 	if !planned {
 		return err
 	}
@@ -90,14 +90,15 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	return nil
 }
 
-// plan makes the charges of c. Where it does not, c is answered, or err says why it is not.
-func (l *Limiter) plan(c *Call) (planned bool, err error) {
+// plan makes the charges of c. Where it does not, c is answered, or err says why it is not. last, which may
+// be nil, was planned before c.
+func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	s := l.current.Load() // once: a request sees one configuration
 	if s == nil {
 		return false, l.withoutConfig(c, l.early)
 	}
 	c.modes = l.modes
-	if err := c.plan(s); err != nil {
+	if err := c.plan(s, last); err != nil {
 		return false, err
 	}
 	if d := c.Verdict.Domain; d != nil && d.Broken {

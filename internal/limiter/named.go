@@ -91,7 +91,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	if s == nil {
 		return ErrNoConfig
 	}
-	if err := c.plan(s); err != nil {
+	if err := c.plan(s, nil); err != nil {
 		return err
 	}
 	switch d := c.Verdict.Domain; {

@@ -21,12 +21,13 @@ const (
 // plan turns the request into Results without answers, and charges for a store. Limits that stand
 // together share a Group; each shadow and each quota limit, and each limit of a domain that
 // consumes one by one, is a Group of its own. The error is of a request for limits by name.
-func (c *Call) plan(s *Snapshot) error {
+func (c *Call) plan(s *Snapshot, last *Call) error {
+	domain := s.domain(c.Request.Domain, last)
 	c.Snapshot = s
 	if len(c.Limits) > 0 {
 		return c.planLimits(s)
 	}
-	c.Verdict.Domain = s.Domains[c.Request.Domain]
+	c.Verdict.Domain = domain
 	for i := range c.Descriptors {
 		if c.Verdict.Domain != nil {
 			c.meet(i)
@@ -103,16 +104,17 @@ func (c *Call) meet(i int) {
 // apply adds the Result of p for descriptor i.
 func (c *Call) apply(i int, p *descriptors.Policy) {
 	d := &c.Descriptors[i]
-	r := Result{Descriptor: i, Policy: p, Cost: d.Cost, charge: toCharge}
+	c.Results = append(c.Results, Result{})
+	r := &c.Results[len(c.Results)-1]
+	r.Descriptor, r.Policy, r.Cost, r.charge = i, p, d.Cost, toCharge
 	if p.Unlimited {
 		r.Outcome, r.charge = Unlimited, noCharge
-	} else {
-		start := len(c.keys)
-		c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
-		r.slot = p.SlotOf(d.Entries)
-		r.Key = c.keys[start:]
+		return
 	}
-	c.Results = append(c.Results, r)
+	start := len(c.keys)
+	c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
+	r.slot = p.SlotOf(d.Entries)
+	r.Key = c.keys[start:]
 }
 
 // replace drops the limits that another limit of the request replaces, be that one replaced
@@ -168,15 +170,16 @@ func (c *Call) chargeTogether(r *Result) {
 }
 
 func (c *Call) add(r *Result, group int) {
-	ask := algorithms.Ask{Cost: r.Cost, Hash: r.hash, Of: r.of, Reserve: r.reserve, Look: c.Look}
-	if r.Policy.MaxDelay > 0 && c.Request.Hold > 0 {
-		ask.MaxWait = min(r.Policy.MaxDelay, c.Request.Hold)
-	}
 	r.charge = len(c.charges)
-	c.charges = append(c.charges, backend.Charge{
-		Key: r.Key, Limit: &r.Policy.Limit, Ask: ask, Owner: r.Policy.Owner, Group: group,
-		Shards: r.Policy.Shards, Slot: r.slot, Lease: r.Policy.Lease,
-	})
+	c.charges = append(c.charges, backend.Charge{})
+	charge, p := &c.charges[r.charge], r.Policy // filled in place: it is large
+	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
+	charge.Limit, charge.Owner, charge.Shards, charge.Lease = &p.Limit, p.Owner, p.Shards, p.Lease
+	ask := &charge.Ask
+	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
+	if p.MaxDelay > 0 && c.Request.Hold > 0 {
+		ask.MaxWait = min(p.MaxDelay, c.Request.Hold)
+	}
 }
 
 // standIn asks this process's own buckets where the store could not decide and the policy says so.

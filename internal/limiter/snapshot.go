@@ -20,6 +20,15 @@ type Snapshot struct {
 	Hash string
 }
 
+// domain is that of a name; nil: it is not configured. Requests that come together mostly are of the one
+// of the last.
+func (s *Snapshot) domain(name string, last *Call) *Domain {
+	if last != nil && last.Snapshot == s && last.Verdict.Domain != nil && last.Verdict.Domain.Name == name {
+		return last.Verdict.Domain
+	}
+	return s.Domains[name]
+}
+
 // Domain is the limits of one domain.
 type Domain struct {
 	Name string
