@@ -138,44 +138,55 @@ type Decision struct {
 // and the answer. On a denial the State is s, but for a clock that had to be started or mended and
 // for limits that charge what they deny (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
-	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
-		a.counted = true
-		return l.takeCounted(s, now, a)
-	}
-	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
-		return s, Decision{Allowed: a.Cost <= 0, Never: a.Cost > 0}
-	}
-	kept, at, seen := l.begin(s, now, a.Hash)
-	var next State
 	var d Decision
+	l.TakeAt(&s, now, &a, &d)
+	return s, d
+}
+
+// TakeAt is Take where things lie: s becomes what to remember next, and d the answer. Copying them
+// costs as much as deciding.
+func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
+	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
+		counted := *a
+		counted.counted = true
+		*s, *d = l.takeCounted(*s, now, counted)
+		return
+	}
+	*d = Decision{}
+	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
+		d.Allowed, d.Never = a.Cost <= 0, a.Cost > 0
+		return
+	}
+	was := *s
+	at, seen := l.start(s, now, a.Hash)
 	switch l.Kind {
 	case TokenBucket:
-		next, d = l.takeTokens(kept, at, a)
+		l.takeTokens(s, at, a, d)
 	case LeakyBucket:
-		next, d = l.takeTurn(kept, at, a, at-now)
+		l.takeTurn(s, at, a, d, at-now)
 	case Guaranteed:
-		next, d = l.takeGuaranteed(kept, at, a)
+		l.takeGuaranteed(s, at, a, d)
 	case FixedWindow:
-		next, d = l.takeWindow(kept, at, a)
+		l.takeWindow(s, at, a, d)
 	case SlidingWindow:
-		next, d = l.takeSliding(kept, at, a)
+		l.takeSliding(s, at, a, d)
 	case SlidingLog:
-		next, d = l.takeLog(kept, at, a)
+		l.takeLog(s, at, a, d)
 	default:
-		return s, Decision{Never: true} // not a compiled Limit
+		*s, d.Never = was, true // not a compiled Limit
+		return
 	}
 	if back := at - now; back > 0 { // the clock stands still until it has caught up
-		d = later(d, back)
+		d.later(back)
 	}
 	switch {
 	case d.Never && !l.TakesDenied:
-		return s, d
+		*s = was
 	case a.Cost < 0 && !seen && l.startsFilled(): // full already: nothing to give back
-		return s, d
-	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()):
-		return next, d
+		*s = was
+	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()): // s is what remains
 	default:
-		return l.keep(s, kept, seen, a.Look), d
+		*s = l.kept(was, now, a)
 	}
 }
 
@@ -189,12 +200,17 @@ func (l *Limit) Keep(s State, now Micros, a Ask) State {
 	if was != nil {
 		s.Denials = l.denialsAt(&s, now)
 	}
-	kept, _, seen := l.begin(s, now, a.Hash)
-	kept = l.keep(s, kept, seen, a.Look)
+	kept := l.kept(s, now, &a)
 	if kept.Denials = s.Denials; a.Look {
 		kept.Denials = was
 	}
 	return kept
+}
+
+// kept is what remains of s where nothing is charged for a at time now.
+func (l *Limit) kept(s State, now Micros, a *Ask) State {
+	kept, _, seen := l.begin(s, now, a.Hash)
+	return l.keep(s, kept, seen, a.Look)
 }
 
 // keep is what remains of s where nothing is charged, kept being s with its clock started or
@@ -206,14 +222,15 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 	return kept
 }
 
-// begin makes s a State of l at time now: a bucket never seen is filled, numbers written under
+// start makes s a State of l at time now: a bucket never seen is filled, numbers written under
 // another Limit are converted, and a clock that stepped back is mended: by up to a minute the
 // returned time is that of the last charge (nothing flows in meanwhile), by more the value is kept
 // and counts from now. So a step neither refills nor starves for more than a minute. It also
 // tells whether s was seen before.
-func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
+func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) {
 	if s.By == nil || s.By.Kind != l.Kind || l.Kind == SlidingLog && len(s.Log) == 0 {
-		return l.fresh(now), now, false
+		*s = l.fresh(now)
+		return now, false
 	}
 	at = now
 	if now < s.At {
@@ -231,14 +248,21 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 	}
 	if s.By != l {
 		if !l.sameScale(s.By, hash) {
-			s = l.convert(s, at, hash)
+			*s = l.convert(*s, at, hash)
 		}
 		s.By = l
 	}
-	if !l.startsFilled() && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(s, hash)+Day {
-		return l.fresh(at), at, false // full for a day, it starts at Initial again: under, never over
+	if !l.startsFilled() && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(*s, hash)+Day {
+		*s = l.fresh(at) // full for a day, it starts at Initial again: under, never over
+		return at, false
 	}
-	return s, at, true
+	return at, true
+}
+
+// begin is start of a copy.
+func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
+	at, seen = l.start(&s, now, hash)
+	return s, at, seen
 }
 
 // startsFilled tells whether a bucket never seen equals a full one.
@@ -316,7 +340,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 }
 
 // later moves every answered time by the time a clock that stepped back needs to catch up.
-func later(d Decision, back Micros) Decision {
+func (d *Decision) later(back Micros) {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += back
 	}
@@ -326,18 +350,30 @@ func later(d Decision, back Micros) Decision {
 	if d.Wait > 0 {
 		d.Wait += back
 	}
-	return d
 }
 
 // tickOf is the start of the tick that t lies in: within one, nothing happens.
-func (l *Limit) tickOf(t Micros) Micros { return t - t%l.Tick }
+func (l *Limit) tickOf(t Micros) Micros {
+	if l.Tick == 1 { // as nearly always; a division costs more than all else here
+		return t
+	}
+	return t - t%l.Tick
+}
+
+// ticks is how many whole ticks t has.
+func (l *Limit) ticks(t Micros) int64 {
+	if l.Tick == 1 {
+		return int64(t)
+	}
+	return int64(t / l.Tick)
+}
 
 // span turns ticks counted from the tick that now lies in into the exact time from now.
 func (l *Limit) span(now Micros, ticks int64) Micros {
 	if ticks <= 0 {
 		return 0
 	}
-	return (now/l.Tick+Micros(ticks))*l.Tick - now
+	return Micros(l.ticks(now)+ticks)*l.Tick - now
 }
 
 // giveBack is how many units a negative cost returns; cut to the most that can be missing before

@@ -39,7 +39,7 @@ func (l *Limit) WindowEnd(now Micros) Micros {
 
 // roll grants what the window starts between s and now brought. It also returns the window now
 // lies in and the phase.
-func (l *Limit) roll(s State, now Micros, hash uint64) (value, window, phase int64) {
+func (l *Limit) roll(s *State, now Micros, hash uint64) (value, window, phase int64) {
 	phase = l.PhaseOf(hash)
 	window = l.windowOf(now, phase)
 	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
@@ -60,8 +60,7 @@ func (l *Limit) granted(value, k int64) int64 {
 // clears tells whether a window starts at capacity whatever the last one left.
 func (l *Limit) clears() bool { return l.TakesDenied || l.PerRequest }
 
-func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
-	var d Decision
+func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 	cost, r := a.Cost, int64(0)
 	if a.Reserve {
 		r = l.MaxReserved
@@ -99,11 +98,10 @@ func (l *Limit) takeWindow(s State, now Micros, a Ask) (State, Decision) {
 	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)
 	d.ResetAfter = until(max(1, l.windowsToFull(value)))
-	return s, d
 }
 
 // windowOver tells whether a undoes a charge of a window that is over at time now.
-func (l *Limit) windowOver(a Ask, now Micros) bool {
+func (l *Limit) windowOver(a *Ask, now Micros) bool {
 	if a.Of <= 0 || l.Kind != FixedWindow {
 		return false
 	}

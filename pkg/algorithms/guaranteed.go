@@ -8,8 +8,7 @@ package algorithms
 //
 // What is given back goes to the bank first. There is no reserving.
 
-func (l *Limit) takeGuaranteed(s State, now Micros, a Ask) (State, Decision) {
-	var d Decision
+func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	e := l.elapsed(s.At, now)
 	v1, v2 := l.flow(s.Prev, l.V1, l.P1, e), l.flow(s.Value, l.V, l.P, e)
 	switch c := int64(0); {
@@ -35,5 +34,4 @@ func (l *Limit) takeGuaranteed(s State, now Micros, a Ask) (State, Decision) {
 	s.Prev, s.Value, s.At = v1, v2, l.tickOf(now)
 	d.Value, d.Remaining = v1+v2, max(0, floorDiv(v1+v2, l.Q))
 	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
-	return s, d
 }

@@ -8,21 +8,20 @@ package algorithms
 // A full queue denies; so does a turn further away than MaxWait, with retry_after = wait - MaxWait.
 
 // takeTurn takes a turn at time now, which is back ahead of a clock that stepped back.
-func (l *Limit) takeTurn(s State, now Micros, a Ask, back Micros) (State, Decision) {
+func (l *Limit) takeTurn(s *State, now Micros, a *Ask, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.V-value, l.P))
-	next, d := l.takeTokens(s, now, a)
+	was := *s
+	l.takeTokens(s, now, a, d)
 	switch {
 	case a.Cost < 0 || d.Never:
-		return next, d
 	case a.MaxWait > 0 && wait > 0 && wait+back > a.MaxWait:
 		late := Decision{Value: value, Remaining: value / l.Q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}
 		if !d.Allowed {
 			late.RetryAfter = max(late.RetryAfter, d.RetryAfter)
 		}
-		return s, late
+		*s, *d = was, late
 	case d.Allowed:
 		d.Wait = wait
 	}
-	return next, d
 }

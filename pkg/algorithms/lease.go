@@ -35,7 +35,7 @@ func (l *Limit) Unused(units int64, after Micros) int64 {
 	if l.Kind != TokenBucket {
 		return units
 	}
-	return l.back(units*l.Q, after, Ask{Lent: true}) / l.Q
+	return l.back(units*l.Q, after, &Ask{Lent: true}) / l.Q
 }
 
 // Seen is what a Look at time now sees of a bucket that holds value at a time less than a day before,
@@ -49,7 +49,7 @@ func (l *Limit) Seen(value int64, at, now Micros, hash uint64) (d Decision) {
 		d.ResetAfter = l.span(now, ceilDiv(l.V-d.Value, l.P))
 		return d
 	}
-	v, window, phase := l.roll(State{Value: value, At: at}, now, hash)
+	v, window, phase := l.roll(&State{Value: value, At: at}, now, hash)
 	d.Value, d.Remaining = v, max(0, v)
 	d.ResetAfter = l.windowStart(window+max(1, l.windowsToFull(v)), phase) - now
 	return d

@@ -117,7 +117,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	switch {
 	case cost < 0:
 		d.Allowed = true
-		if !shards[0].Limit.windowOver(a, now) {
+		if !shards[0].Limit.windowOver(&a, now) {
 			raise(shards, left, -cost)
 		}
 	case sum-cost < least:
@@ -152,7 +152,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
 	if l.Kind == FixedWindow {
-		value, _, _ := l.roll(s, t, hash)
+		value, _, _ := l.roll(&s, t, hash)
 		return value
 	}
 	return l.flow(s.Value, l.V, l.P, l.elapsed(s.At, t))

@@ -9,8 +9,7 @@ package algorithms
 //	        otherwise in the next window, where prev := cur and cur := 0:
 //	        retry_after = period - e + (cur = 0 ? 0 : max(0, period - ((rate - cost)*period) div cur))
 
-func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
-	var d Decision
+func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
 	t := int64(now / l.Tick)
 	e := t % l.Period
 	switch t/l.Period - int64(s.At/l.Tick)/l.Period {
@@ -46,11 +45,10 @@ func (l *Limit) takeSliding(s State, now Micros, a Ask) (State, Decision) {
 	case s.Prev > 0:
 		d.ResetAfter = l.span(now, left)
 	}
-	return s, d
 }
 
 // slidingRetry is how many ticks from e, within the window, cost fits.
-func (l *Limit) slidingRetry(s State, cost, e int64) int64 {
+func (l *Limit) slidingRetry(s *State, cost, e int64) int64 {
 	if a := l.Rate - s.Value - cost; a >= 0 && s.Prev > 0 {
 		if e2 := l.Period - a*l.Period/s.Prev; e2 < l.Period {
 			return e2 - e

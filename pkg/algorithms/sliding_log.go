@@ -10,8 +10,7 @@ import "sort"
 //
 // What is given back comes off the newest.
 
-func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
-	var d Decision
+func (l *Limit) takeLog(s *State, now Micros, a *Ask, d *Decision) {
 	period := Micros(l.Period)
 	s.Log = s.Log[sort.Search(len(s.Log), func(i int) bool { return s.Log[i] > now-period }):]
 	n := int64(len(s.Log))
@@ -46,5 +45,4 @@ func (l *Limit) takeLog(s State, now Micros, a Ask) (State, Decision) {
 	if d.Allowed && a.Cost > 0 {
 		d.ResetAfter = period
 	}
-	return s, d
 }

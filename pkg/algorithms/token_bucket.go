@@ -1,5 +1,7 @@
 package algorithms
 
+import "math/bits"
+
 // Token bucket: rate tokens per period flow in continuously, up to capacity. With
 // g = gcd(rate, period), p = rate/g and q = period/g the value is kept in 1/q token, so that
 // exactly p flow in each tick and nothing is rounded. With elapsed = now - ts, r = max_reserved
@@ -14,20 +16,24 @@ package algorithms
 // Most admitted in any span T: capacity + floor(T*rate/period).
 
 func (l *Limit) elapsed(at, now Micros) int64 {
-	return int64(now/l.Tick) - int64(at/l.Tick)
+	return l.ticks(now) - l.ticks(at)
 }
 
-// flow adds what flowed in since. It compares before it multiplies, so that nothing overflows.
+// flow adds what flowed in since. The product may be too large for an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
-	if elapsed >= ceilDiv(full-value, p) {
+	if elapsed <= 0 {
+		return min(full, value+elapsed*p)
+	}
+	hi, lo := bits.Mul64(uint64(elapsed), uint64(p))
+	if missing := full - value; missing <= 0 || hi > 0 || lo >= uint64(missing) {
 		return full
 	}
-	return value + elapsed*p
+	return value + int64(lo)
 }
 
 // raw is a cost of a in 1/q token, cut to just beyond the most that can ever be taken before it is
 // multiplied.
-func (l *Limit) raw(a Ask) int64 {
+func (l *Limit) raw(a *Ask) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
 	case a.Raw:
@@ -43,7 +49,7 @@ func (l *Limit) raw(a Ask) int64 {
 //
 // What was lent and is not used must leave the bucket no fuller than if it had never been taken. All
 // that it can have gained by being emptier is what flowed in since: full, it would have lost that.
-func (l *Limit) back(given int64, now Micros, a Ask) int64 {
+func (l *Limit) back(given int64, now Micros, a *Ask) int64 {
 	if !a.Lent {
 		return given
 	}
@@ -55,8 +61,7 @@ func (l *Limit) back(given int64, now Micros, a Ask) int64 {
 	}
 }
 
-func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
-	var d Decision
+func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	cost, least, most := l.raw(a), int64(0), l.V
 	if a.Reserve {
 		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
@@ -85,5 +90,4 @@ func (l *Limit) takeTokens(s State, now Micros, a Ask) (State, Decision) {
 	}
 	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))
 	d.ResetAfter = l.span(now, ceilDiv(l.V-s.Value, l.P))
-	return s, d
 }

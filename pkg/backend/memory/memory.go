@@ -116,22 +116,22 @@ func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Dec
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	e := st.table.find(hash, c.Key)
-	var was algorithms.State
+	var state algorithms.State
 	if e != nil {
-		was = e.state()
+		e.copy(&state)
 	}
-	next, answer := c.Limit.Take(was, now, c.Ask)
+	c.Limit.TakeAt(&state, now, &c.Ask, &d.Decision)
 	switch {
-	case e != nil && next.Log == nil && was.Log == nil && next.Denials == was.Denials: // nothing grows
-		e.set(next)
-	case s.makeRoom(st, c, e, next, now, e):
-		s.put(st, hash, c, e, next)
-	case charges(c, answer):
+	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil: // nothing grows
+		e.set(&state)
+	case s.makeRoom(st, c, e, &state, now, e):
+		s.put(st, hash, c, e, &state)
+	case charges(c, &d.Decision):
 		s.full.Add(1)
-		d.Err = backend.ErrFull
+		*d = backend.Decision{Err: backend.ErrFull}
 		return
 	}
-	d.Decision, d.At = answer, now
+	d.At = now
 }
 
 // Reset implements backend.Resetter. It never fails.
@@ -149,7 +149,7 @@ func (s *Store) Reset(_ context.Context, c backend.Charge) error {
 
 // charges tells whether the answer to c took something, so that it must not be given where it
 // cannot be remembered.
-func charges(c *backend.Charge, d algorithms.Decision) bool {
+func charges(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Ask.Look && c.Ask.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
 
@@ -172,24 +172,24 @@ func (s *Store) takeGroup(now algorithms.Micros, cs []backend.Charge, decisions 
 		b := algorithms.Bucket{Limit: cs[i].Limit, Ask: cs[i].Ask}
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
-			b.State = e.state()
+			e.copy(&b.State)
 		}
 		g.entries, g.buckets = append(g.entries, e), append(g.buckets, b)
 	}
 	algorithms.TakeAll(now, g.buckets)
 	for i := range cs {
 		b := &g.buckets[i]
-		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], b.State, now, g.entries...) {
+		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], &b.State, now, g.entries...) {
 			continue
 		}
-		if charges(&cs[i], b.Decision) && all(g.buckets) || cs[i].Limit.ChargesDenied() {
+		if charges(&cs[i], &b.Decision) && all(g.buckets) || cs[i].Limit.ChargesDenied() {
 			s.fail(g, cs[:i], decisions)
 			return
 		}
 		b.State = algorithms.State{} // a clock that cannot be started: the bucket stays unseen
 	}
 	for i := range cs {
-		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], g.buckets[i].State)
+		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], &g.buckets[i].State)
 		decisions[i].Decision, decisions[i].At = g.buckets[i].Decision, now
 	}
 }
@@ -206,7 +206,7 @@ func all(buckets []algorithms.Bucket) bool {
 // fail gives the room made for made back, and answers that there is none.
 func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
 	for i := range made {
-		if n := growth(g.entries[i], g.buckets[i].State); n > 0 {
+		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
 			s.room.give(s.room.owner(made[i].Owner), n)
 		}
 	}
@@ -240,7 +240,7 @@ func (s *Store) unlock(g *group) {
 }
 
 // growth is how much more room remembering next in e takes; negative: less.
-func growth(e *entry, next algorithms.State) int {
+func growth(e *entry, next *algorithms.State) int {
 	switch {
 	case e != nil:
 		return extra(next) - e.extra()
@@ -253,7 +253,7 @@ func growth(e *entry, next algorithms.State) int {
 
 // makeRoom takes the room that remembering next needs, sweeping a little for it if it must; keep
 // lists entries that are not to be swept.
-func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next algorithms.State, now algorithms.Micros, keep ...*entry) bool {
+func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
 		return true
@@ -263,7 +263,7 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next algorithm
 }
 
 // put remembers next, for which room has been made.
-func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next algorithms.State) {
+func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *algorithms.State) {
 	n := growth(e, next)
 	switch {
 	case e != nil && next.By != nil:

@@ -80,15 +80,21 @@ type more struct {
 	denials *algorithms.Denials // of a limit with a penalty
 }
 
-func (e *entry) state() algorithms.State {
-	s := algorithms.State{By: e.by, Value: e.value, Prev: e.prev, At: e.at}
+// copy writes what is remembered to s, which is empty.
+func (e *entry) copy(s *algorithms.State) {
+	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
 		s.Log, s.Denials = e.more.log, e.more.denials
 	}
+}
+
+// state is what is remembered.
+func (e *entry) state() (s algorithms.State) {
+	e.copy(&s)
 	return s
 }
 
-func (e *entry) set(s algorithms.State) {
+func (e *entry) set(s *algorithms.State) {
 	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
 	switch {
 	case len(s.Log) == 0 && s.Denials == nil:
@@ -101,7 +107,7 @@ func (e *entry) set(s algorithms.State) {
 }
 
 // extra is the room that s takes beyond that of a bucket.
-func extra(s algorithms.State) int {
+func extra(s *algorithms.State) int {
 	n := len(s.Log)
 	if s.Denials != nil {
 		n += 1 + len(s.Denials.Times)
@@ -114,7 +120,8 @@ func (e *entry) extra() int {
 	if e.more == nil {
 		return 0
 	}
-	return extra(e.state())
+	s := e.state()
+	return extra(&s)
 }
 
 // slot is the part of a hash that the index is built on; the stripe was chosen by the rest.
@@ -195,7 +202,7 @@ func (t *table) remove(e *entry) {
 	t.free = append(t.free, t.index[i]&refMask-1)
 	t.count--
 	e.setName("")
-	e.set(algorithms.State{})
+	e.set(&algorithms.State{})
 	hole := i
 	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
 		home := t.at(t.index[j]).hash & mask
