@@ -245,10 +245,14 @@ local function general(now, given, names, stored, lives, answers)
     return t >= s.next and 1 or 0
   end
 
-  local function same_scale(l, phase, old)
+  -- phase_of is the phase that s is written in. A limit has none: that of a charge is its key's.
+  local function phase_of(s) return s.by.phase or s.phase end
+
+  local function same_scale(l, phase, s)
+    local old = s.by
     if l.kind == WINDOW then
       return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-        and l.capacity == old.capacity and phase == old.phase and l.calendar == old.calendar
+        and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
     elseif l.kind == SLIDING or l.kind == LOG then
       return true
     end
@@ -260,7 +264,7 @@ local function general(now, given, names, stored, lives, answers)
     local old = s.by
     local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
     if l.kind == WINDOW then
-      local v = granted(l, old, s.value, windows_since(l, old, old.phase, s, t))
+      local v = granted(l, old, s.value, windows_since(l, old, phase_of(s), s, t))
       c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
       if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
       return locate(l, c)
@@ -282,13 +286,13 @@ local function general(now, given, names, stored, lives, answers)
       if s.at - t <= STEP_BACK then
         at = s.at
       else
-        s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next }
+        s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next, phase = s.phase }
         locate(l, s)
         if s.log then log_clamp(s.log, t) end
       end
     end
     if s.by ~= l then
-      if same_scale(l, phase, s.by) then s.by = l else s = convert(l, phase, s, at) end
+      if same_scale(l, phase, s) then s.by = l else s = convert(l, phase, s, at) end
     end
     if l.initial < l.capacity and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
       return fresh(l, at), at, false
@@ -669,7 +673,7 @@ local function general(now, given, names, stored, lives, answers)
       return kept_of(l, phase, s, a)
     end
     local next = take(l, phase, is, a, d, look)
-    if look or (d.never and not l.takes_denied) then return next == is and s or next end
+    if look or l.rate == 0 or (d.never and not l.takes_denied) then return next == is and s or next end
     if l.after > 0 and not d.allowed and not d.never and a.cost > 0 then
       denials = counted(l, denials, at)
       if at < denials.till then
@@ -728,7 +732,7 @@ local function general(now, given, names, stored, lives, answers)
       elseif l.kind == WINDOW then
         local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
         last = pos
-        s = { by = l, value = value, prev = 0, at = at }
+        s = { by = l, value = value, prev = 0, at = at, phase = phase }
         if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
           s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
         end

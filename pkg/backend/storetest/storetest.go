@@ -361,6 +361,8 @@ func Specs() []algorithms.Spec {
 		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch},
 		{Kind: algorithms.FixedWindow, Rate: 4, Period: 2 * s, Capacity: n(11), Initial: n(1), Start: &late},
 		{Kind: algorithms.FixedWindow, Rate: 6, Period: s, MaxReserved: n(12)},
+		{Kind: algorithms.FixedWindow, Rate: 3, Period: s, Capacity: n(7), Start: &late},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, PerRequest: true},
 		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true},
 		{Kind: algorithms.FixedWindow, Rate: 8, Period: s, Start: &epoch, Overdraw: true},
 		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s},
@@ -390,15 +392,18 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()
 	limits := make([]*algorithms.Limit, len(specs))
+	former := make([]*algorithms.Limit, len(specs)) // some are still asked by when the numbers have changed
 	compile := func(i int) {
 		limit, err := algorithms.Compile(specs[i])
 		if err != nil {
 			t.Fatal(err)
 		}
-		limits[i] = &limit
+		former[i], limits[i] = limits[i], &limit
 	}
-	for i := range specs {
-		compile(i)
+	for range 2 {
+		for i := range specs {
+			compile(i)
+		}
 	}
 	twin := twin{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
 	now := Start
@@ -432,15 +437,19 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				if rng.IntN(50) == 0 {
 					cost = rng.Int64() - rng.Int64()
 				}
-				if limits[i].Calendar != nil {
+				limit := limits[i]
+				if rng.IntN(8) == 0 {
+					limit = former[i]
+				}
+				if limit.Calendar != nil {
 					once = nil // takesOnce asks under an id of one calendar
 				}
 				charges = append(charges, backend.Charge{
-					Key: []byte(key), Limit: limits[i], Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
+					Key: []byte(key), Limit: limit, Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
 					Ask: algorithms.Ask{
 						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
-						Raw:     limits[i].Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
-						Reserve: limits[i].CanReserve() && rng.IntN(4) == 0,
+						Raw:     limit.Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
+						Reserve: limit.CanReserve() && rng.IntN(4) == 0,
 						Of:      max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
 						Lent:    rng.IntN(2) == 0,
 						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
