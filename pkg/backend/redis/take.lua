@@ -975,16 +975,25 @@ else
   now = t[1] * 1000000 + t[2]
 end
 
--- usual are the limits that most are, by number: plain token buckets.
+-- usual are the limits that most are, by number: plain token buckets and fixed windows.
 local usual = {}
 do
   local limits = ARGV[2]
   local at, size, i = 1, #limits, 0
   while at <= size do
-    local kind, tick, rate, _, capacity, initial, _, _, p, q, v, _, _, flags, after = unpack_at('<dddddddddddddd', limits, at)
+    local kind, tick, rate, period, capacity, initial, max_reserved, _, p, q, v, _, _, flags, after =
+      unpack_at('<dddddddddddddd', limits, at)
     i = i + 1
-    usual[i] = kind == 1 and tick == 1 and rate > 0 and initial >= capacity and flags == 0
-      and { capacity = capacity, p = p, q = q, v = v }
+    if kind > 2 or tick ~= 1 or rate == 0 or initial < capacity or flags % 2 == 1 or flags > 7 then
+      usual[i] = false
+    elseif kind == 1 then
+      usual[i] = { capacity = capacity, p = p, q = q, v = v }
+    else
+      usual[i] = {
+        capacity = capacity, rate = rate, period = period, max_reserved = max_reserved,
+        clears = flags > 0, takes_denied = flags % 4 == 2,
+      }
+    end
     at = after + (flags >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
   end
 end
@@ -1012,40 +1021,87 @@ while k do
   local next_k, next_limit, next_group
   repeat
     if not l or state and state[k] ~= nil then break end
-    local cost, flags, _
+    local cost, phase, flags, _
     if pos + 64 < size then
-      cost, _, _, _, flags, next_k, next_limit, next_group = unpack_at('<dddddddd', blob, pos + 24)
+      cost, phase, _, _, flags, next_k, next_limit, next_group = unpack_at('<dddddddd', blob, pos + 24)
     else
-      cost, _, _, _, flags = unpack_at('<ddddd', blob, pos + 24)
+      cost, phase, _, _, flags = unpack_at('<ddddd', blob, pos + 24)
     end
     if group == next_group or flags ~= 0 or cost <= 0 or cost > l.capacity then break end
-    local v, p, q = l.v, l.p, l.q
-    local value = v
-    if b then
-      if #b ~= 41 then break end
-      local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
-      if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
-      local flown = (now - at) * p
-      if flown < v - is then value = is + flown end
-    end
+    local value, remaining, written
     local allowed, retry = 1, 0
-    cost = cost * q
-    if value >= cost then
-      value = value - cost
+    local q = l.q
+    if q then
+      local p, v = l.p, l.v
+      value = v
+      if b then
+        if #b ~= 41 then break end
+        local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
+        if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
+        local flown = (now - at) * p
+        if flown < v - is then value = is + flown end
+      end
+      cost = cost * q
+      if value >= cost then
+        value = value - cost
+        written = pack('<Bddddd', 0, value, now, p, q, v)
+      else
+        allowed, retry = 0, (cost - value) / p
+        retry = retry + -retry % 1
+      end
+      reset = (v - value) / p
+      reset = reset + -reset % 1
+      remaining = value / q
+      remaining = remaining - remaining % 1
     else
-      allowed, retry = 0, (cost - value) / p
-      retry = retry + -retry % 1
+      local rate, period, capacity = l.rate, l.period, l.capacity
+      local start = now - (now - phase) % period
+      value = capacity
+      if b then
+        if #b ~= 49 then break end
+        local ms, is, at, rate2, period2, capacity2, phase2 = unpack_at('<Bdddddd', b)
+        if ms ~= 0 or at > now or rate ~= rate2 or period ~= period2 or capacity ~= capacity2 or phase ~= phase2 then break end
+        value = is
+        if at < start then
+          local started = (start - at) / period
+          value = is + (started + -started % 1) * rate
+          if l.clears or value > capacity then value = capacity end
+        end
+      end
+      if value >= cost then
+        value = value - cost
+        written = true
+      else
+        allowed, retry = 0, 1
+        if l.takes_denied then
+          local least = -l.max_reserved
+          if value < least then least = value end
+          value = value - cost
+          if value < least then value = least end
+          written = true
+        elseif not l.clears then
+          retry = (cost - value) / rate
+          retry = retry + -retry % 1
+        end
+        retry = start + retry * period - now
+      end
+      local full = 1
+      if not l.clears then
+        full = (capacity - value) / rate
+        full = full + -full % 1
+        if full < 1 then full = 1 end
+      end
+      reset = start + full * period - now
+      written = written and pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
+      remaining = value
     end
-    reset = (v - value) / p
-    reset = reset + -reset % 1
-    if allowed == 1 then
+    if written then
       local ttl = (reset - reset % 1000) / 1000 + 2
       if given and ttl < 86400000 then ttl = 86400000 end
-      stored[k], lives[k] = pack('<Bddddd', 0, value, now, p, q, v), ttl
+      stored[k], lives[k] = written, ttl
     end
-    local remaining = value > 0 and value / q or 0
     n = n + 1
-    answers[n] = pack('<Bddddd', allowed, value, remaining - remaining % 1, retry, reset, 0)
+    answers[n] = pack('<Bddddd', allowed, value, remaining > 0 and remaining or 0, retry, reset, 0)
   until true
   if reset then
     pos, k, limit, group = pos + 64, next_k, next_limit, next_group
