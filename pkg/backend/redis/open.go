@@ -156,6 +156,18 @@ func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []b
 	way.Take(ctx, charges, decisions)
 }
 
+// Start implements backend.Starter.
+func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
+	usual, ok := l.usual.(backend.Starter)
+	return ok && usual.Start(charges, decisions, done)
+}
+
+// Start implements backend.Starter, but in a Cluster.
+func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
+	server, ok := s.Store.(backend.Starter)
+	return ok && server.Start(charges, decisions, done)
+}
+
 // Ping waits for a first answer from Redis, until ctx ends.
 func (s *Store) Ping(ctx context.Context) error {
 	for {
@@ -324,6 +336,7 @@ func (c Config) options(l location) *goredis.Options {
 			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 		}
 	}
+	o.Dialer = dialer(o)
 	return o
 }
 
@@ -350,7 +363,7 @@ func failoverOptions(o *goredis.Options, l location) *goredis.FailoverOptions {
 		Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext, DB: o.DB,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
+		Dialer: o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
 		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
@@ -363,7 +376,7 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
 		MaxRedirects: 3, // MOVED and ASK are followed: they say that nothing was run
-		DialTimeout:  o.DialTimeout, DialerRetries: o.DialerRetries,
+		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
 		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,

@@ -17,7 +17,7 @@ import (
 // if it is cut off from its replicas, what it counts is lost when that ends, as in any failover.
 func newFailoverClient(o *goredis.FailoverOptions) *goredis.Client {
 	d := &masterDialer{
-		dial:      goredis.NewDialer(&goredis.Options{DialTimeout: o.DialTimeout, TLSConfig: o.TLSConfig}),
+		dial:      o.Dialer,
 		sentinels: o.SentinelAddrs,
 	}
 	o.Dialer = d.any

@@ -1,0 +1,175 @@
+package nonblock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// eachPair runs test with both ends of a TCP connection and of one through a Unix socket.
+func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
+	t.Helper()
+	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "s")} {
+		t.Run(network, func(t *testing.T) {
+			l, err := net.Listen(network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			peer, err := net.Dial(network, l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer peer.Close()
+			nc, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			test(t, Wrap(nc), peer)
+		})
+	}
+}
+
+func TestAllThatIsWrittenArrives(t *testing.T) {
+	sent := make([]byte, 30<<20) // more than the kernel keeps
+	for i := range sent {
+		sent[i] = byte(i * i >> 8)
+	}
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		go func() {
+			if n, err := c.Write(sent); n != len(sent) || err != nil {
+				t.Errorf("%d written, %v", n, err)
+			}
+			if err := c.CloseWrite(); err != nil {
+				t.Error(err)
+			}
+		}()
+		time.Sleep(10 * time.Millisecond) // until it waits
+		have, err := io.ReadAll(peer)
+		if !bytes.Equal(have, sent) || err != nil {
+			t.Errorf("%d bytes have come, %v", len(have), err)
+		}
+		go func() {
+			_, _ = peer.Write(sent)
+			peer.Close()
+		}()
+		have, err = io.ReadAll(c)
+		if !bytes.Equal(have, sent) || err != nil {
+			t.Errorf("%d bytes have come back, %v", len(have), err)
+		}
+	})
+}
+
+func TestWriteOnceDoesNotWait(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		b, sum := make([]byte, 1<<20), 0
+		for { // until there is no more room
+			n, err := c.WriteOnce(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sum += n; n == 0 {
+				break
+			}
+		}
+		if n, err := io.ReadFull(peer, make([]byte, sum)); err != nil {
+			t.Errorf("%d of %d bytes have come, %v", n, sum, err)
+		}
+		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has seen that
+			t.Errorf("%d written, %v", n, err)
+		}
+	})
+}
+
+func TestQuiet(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		if !c.Quiet() {
+			t.Error("nothing has come")
+		}
+		_, _ = peer.Write([]byte("ab"))
+		b := make([]byte, 1)
+		for _, want := range []string{"a", "b"} {
+			if c.Quiet() {
+				t.Errorf("%s has come", want)
+			}
+			if _, err := c.Read(b); string(b) != want || err != nil {
+				t.Errorf("read %q, %v", b, err)
+			}
+		}
+		if !c.Quiet() {
+			t.Error("all has been read")
+		}
+		peer.Close()
+		if _, err := c.Read(b); !errors.Is(err, io.EOF) || c.Quiet() {
+			t.Errorf("it has ended: %v", err)
+		}
+		c.Close()
+		if c.Quiet() {
+			t.Error("it is closed")
+		}
+	})
+}
+
+func TestErrors(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("after the deadline: %v", err)
+		}
+		_ = c.SetDeadline(time.Time{})
+		b := make([]byte, 30<<20)
+		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		n, err := c.Write(b)
+		if n <= 0 || n >= len(b) || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("nobody reads: %d, %v", n, err)
+		}
+		_ = c.SetDeadline(time.Time{})
+		peer.Close()
+		var failed *net.OpError
+		for err = nil; err == nil; _, err = c.Write([]byte("x")) {
+		}
+		if !errors.As(err, &failed) || !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("nobody is there: %v", err)
+		}
+	})
+	eachPair(t, func(t *testing.T, c *Conn, _ net.Conn) { //nolint:thelper // it is the test
+		time.AfterFunc(10*time.Millisecond, func() { c.Close() })
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("closed while it reads: %v", err)
+		}
+		if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("closed before it writes: %v", err)
+		}
+	})
+}
+
+func TestNothingIsAllocated(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		b, echo := make([]byte, 100), make([]byte, 100)
+		if n := testing.AllocsPerRun(100, func() {
+			_, _ = c.Write(b)
+			_, _ = io.ReadFull(peer, echo)
+			_, _ = peer.Write(echo)
+			_, _ = c.Read(b)
+			_ = c.Quiet()
+		}); n > 0 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
+
+func TestWhatIsNoSocketIsNotWrapped(t *testing.T) {
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	if Wrap(a) != nil {
+		t.Error("a pipe")
+	}
+}

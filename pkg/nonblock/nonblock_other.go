@@ -1,0 +1,20 @@
+//go:build !linux
+
+package nonblock
+
+import "net"
+
+// Conn is not there on this system.
+type Conn struct{ net.Conn }
+
+// Wrap is nil.
+func Wrap(net.Conn) *Conn { return nil }
+
+// Quiet is not called.
+func (*Conn) Quiet() bool { return false }
+
+// CloseWrite is not called.
+func (*Conn) CloseWrite() error { return net.ErrClosed }
+
+// WriteOnce is not called.
+func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
