@@ -143,6 +143,17 @@ func (b *Batch) Take(ctx context.Context) {
 	b.checks.Take(ctx)
 }
 
+// Start is Take, but does not wait: done is called when requests may be finished. false: it cannot, and
+// Take comes next.
+func (b *Batch) Start(done func()) (started bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			started = false // Take finds the same
+		}
+	}()
+	return b.checks.Start(done)
+}
+
 // Finish answers request i from what Take brought.
 func (b *Batch) Finish(ctx context.Context, i int) {
 	r := b.requests[i]

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // conn is a connection. Who reads it does nearly all of the work; what else has a part in it (flights,
@@ -35,9 +37,10 @@ type conn struct {
 	out     []byte // to be written
 	spare   []byte // what out may be next
 	writing bool
-	writes  uint64 // how many there have been
-	greeted bool   // from now on may be written
-	closed  bool   // nothing is read or written any more
+	direct  *nonblock.Conn // is nc; nil: nc may have to wait
+	writes  uint64         // how many there have been
+	greeted bool           // from now on may be written
+	closed  bool           // nothing is read or written any more
 
 	window  int64     // what the client takes on the connection
 	initial int64     // and on a stream from its start
@@ -77,6 +80,10 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
+	direct := nonblock.Wrap(nc)
+	if direct != nil {
+		nc = direct
+	}
 	c := &conn{
 		server: s, nc: nc, heads: newHeadReader(s.config.Path),
 		table: table{size: 4096}, window: 65535, initial: 65535,
@@ -84,6 +91,9 @@ func newConn(s *Server, nc net.Conn) *conn {
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.heard = c.born
+	if s.config.TLS == nil {
+		c.direct = direct
+	}
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
 	}
@@ -241,7 +251,29 @@ func (c *conn) idle(n int) error {
 }
 
 // flush writes what is to be written, unless somebody does already. c.mu is held, and let go of.
-func (c *conn) flush() {
+func (c *conn) flush() { c.write(c.nc.Write) }
+
+// flushSoon is flush for who must not wait for the client: another does so, if need be.
+func (c *conn) flushSoon() {
+	if c.direct == nil {
+		c.flushApart()
+		c.mu.Unlock()
+		return
+	}
+	c.write(c.direct.WriteOnce)
+}
+
+// flushApart has a goroutine of its own flush. c.mu is held.
+func (c *conn) flushApart() {
+	c.server.goroutines.Go(func() {
+		c.mu.Lock()
+		c.flush()
+	})
+}
+
+// write writes what is to be written, unless somebody does already. to may write less than all, without an
+// error: then another goroutine waits for the client. c.mu is held, and let go of.
+func (c *conn) write(to func([]byte) (int, error)) {
 	if c.writing || c.closed {
 		c.mu.Unlock()
 		return
@@ -253,8 +285,13 @@ func (c *conn) flush() {
 		c.writes++
 		c.sent = true
 		c.mu.Unlock()
-		_, err := c.nc.Write(b)
+		n, err := to(b)
 		c.mu.Lock()
+		if err == nil && n < len(b) {
+			c.out = append(b[n:], c.out...)
+			c.flushApart()
+			break
+		}
 		if cap(b) <= maxOut {
 			c.spare = b[:0]
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// flight is requests of one connection that are put to the Method together, and the goroutine's part
-// that waits for it. Those that come while all flights are out ride in the next.
+// flight is requests of one connection that are put to the Method together. Those that come while all
+// flights are out ride in the next.
 type flight struct {
 	messages []byte
 	riders   []rider
@@ -54,66 +54,62 @@ func (c *conn) board(s *stream, message []byte, left time.Duration) {
 
 // takeOff starts flights for those who wait, as many as may be out. c.mu is held.
 func (c *conn) takeOff() {
-	waiting := len(c.queue)
-	if c.filling != nil {
-		waiting++
-	}
-	for ; waiting > 0 && c.flying < c.server.config.Flights; waiting-- {
+	for c.flying < c.server.config.Flights {
+		f := c.next()
+		if f == nil {
+			return
+		}
 		c.flying++
-		c.server.goroutines.Go(c.fly)
+		c.load(f)
+		if !f.batch.Start(func() { c.landed(f, c.flushSoon) }) {
+			c.server.goroutines.Go(func() {
+				f.batch.Take(c.context())
+				c.landed(f, c.flush)
+			})
+		}
 	}
 }
 
-// fly makes flights until nobody waits.
-func (c *conn) fly() {
-	for {
-		c.mu.Lock()
-		f := c.next()
-		if f == nil {
-			c.flying--
-			c.changed.Broadcast()
-			c.mu.Unlock()
-			return
-		}
-		c.inAir = append(c.inAir, f)
-		f.mu.Lock()
-		c.boarded -= len(f.messages)
-		c.mu.Unlock()
-
-		f.live = f.live[:0]
-		for i := range f.riders {
-			r := &f.riders[i]
-			if r.answered {
-				continue
-			}
+// load makes the batch of f of its riders. c.mu is held.
+func (c *conn) load(f *flight) {
+	c.inAir = append(c.inAir, f)
+	c.boarded -= len(f.messages)
+	f.live = f.live[:0]
+	for i := range f.riders {
+		if r := &f.riders[i]; !r.answered {
 			f.live = append(f.live, i)
 			f.batch.Add(f.messages[r.from:r.to], r.arrived, r.left)
 		}
-		f.mu.Unlock()
-		f.batch.Take(c.context())
-		f.mu.Lock()
-		for i, at := range f.live {
-			if !f.riders[at].answered {
-				f.batch.Finish(c.context(), i)
-			}
-		}
-		c.mu.Lock()
-		for i, at := range f.live {
-			if r := &f.riders[at]; !r.answered {
-				c.land(r, f.batch, i)
-			}
-		}
-		for i, have := range c.inAir {
-			if have == f {
-				c.inAir = append(c.inAir[:i], c.inAir[i+1:]...)
-				break
-			}
-		}
-		f.mu.Unlock()
-		c.flush()
-		f.empty()
-		c.server.flights.Put(f)
 	}
+}
+
+// landed answers the riders of f, has those who wait take off, and flushes.
+func (c *conn) landed(f *flight, flush func()) {
+	f.mu.Lock()
+	for i, at := range f.live {
+		if !f.riders[at].answered {
+			f.batch.Finish(c.context(), i)
+		}
+	}
+	c.mu.Lock()
+	for i, at := range f.live {
+		if r := &f.riders[at]; !r.answered {
+			c.land(r, f.batch, i)
+		}
+	}
+	for i, have := range c.inAir {
+		if have == f {
+			c.inAir = append(c.inAir[:i], c.inAir[i+1:]...)
+			break
+		}
+	}
+	f.mu.Unlock()
+	c.flying--
+	c.takeOff()
+	c.changed.Broadcast()
+	flush()
+	f.empty()
+	c.server.flights.Put(f)
 }
 
 // next is the flight that waits longest; nil: nobody waits, or nobody waits any more.

@@ -35,6 +35,7 @@ func FuzzFrames(f *testing.F) {
 				if flights {
 					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
 					m.delay.Store(int64(time.Millisecond))
+					m.starts = len(frames)%2 == 0
 				}
 			})
 			nc, err := l.Dial()
@@ -155,6 +156,7 @@ func FuzzClients(f *testing.F) {
 				if flights {
 					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
 					m.delay.Store(int64(3 * time.Millisecond))
+					m.starts = len(steps)%2 == 0
 				}
 			})
 			c := dial(t, l)

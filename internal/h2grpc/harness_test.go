@@ -32,6 +32,9 @@ type echo struct {
 	delay atomic.Int64 // how long Take takes
 	ready atomic.Bool  // what starts with "now" needs no Take
 
+	starts bool         // it can be started, and need not be waited for
+	landed atomic.Int64 // how many of what was started is over
+
 	mu    sync.Mutex
 	takes []int // how many requests each had
 }
@@ -78,13 +81,30 @@ func (b *echoBatch) Now() bool {
 	return false
 }
 
-func (b *echoBatch) Take(context.Context) {
-	if delay := time.Duration(b.method.delay.Load()); delay > 0 {
+func (b *echoBatch) Take(context.Context) { time.Sleep(b.took()) }
+
+// took counts a Take, and tells how long it takes.
+func (b *echoBatch) took() time.Duration {
+	delay := time.Duration(b.method.delay.Load())
+	if delay > 0 {
 		b.method.mu.Lock()
 		b.method.takes = append(b.method.takes, len(b.messages))
 		b.method.mu.Unlock()
-		time.Sleep(delay)
 	}
+	return delay
+}
+
+func (b *echoBatch) Start(done func()) bool {
+	if !b.method.starts {
+		return false
+	}
+	delay := b.took()
+	go func() {
+		time.Sleep(delay)
+		done()
+		b.method.landed.Add(1)
+	}()
+	return true
 }
 
 func (b *echoBatch) Finish(context.Context, int)                 {}
@@ -186,6 +206,11 @@ func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return greet(tb, nc, settings...)
+}
+
+func greet(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
+	tb.Helper()
 	tb.Cleanup(func() { nc.Close() })
 	c := &client{t: tb, nc: nc, next: 1, answers: map[uint32]*reply{}}
 	c.to, c.from = http2.NewFramer(&c.out, nil), http2.NewFramer(nil, nc)

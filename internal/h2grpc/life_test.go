@@ -3,6 +3,7 @@ package h2grpc
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"testing"
@@ -209,18 +210,23 @@ func TestResetsFreeWhatIsHeld(t *testing.T) {
 
 const ms = time.Millisecond
 
-// slow is a server whose Method takes 3 ms; requests may wait for 10, and 2 are kept of the caller's
-// deadline.
-func slow(t *testing.T) (*echo, *client) {
+// slow tests a server whose Method takes 3 ms, waited for and started; requests may wait for 10, and 2 are kept
+// of the caller's deadline.
+func slow(t *testing.T, test func(*testing.T, *echo, *client)) {
 	t.Helper()
-	m := &echo{}
-	m.delay.Store(int64(3 * ms))
-	return m, dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Margin, c.Late = 2, 10*ms, 2*ms, errLate }))
+	for name, starts := range map[string]bool{"waited for": false, "started": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &echo{starts: starts}
+				m.delay.Store(int64(3 * ms))
+				test(t, m, dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Margin, c.Late = 2, 10*ms, 2*ms, errLate })))
+			})
+		})
+	}
 }
 
 func TestWhatNeedsNoWaitingDoesNotWaitForAFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, c := slow(t)
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
 		m.ready.Store(true)
 		start := time.Now()
 		var slow, now []uint32
@@ -255,8 +261,7 @@ func TestWhatNeedsNoWaitingDoesNotWaitForAFlight(t *testing.T) {
 }
 
 func TestRequestsRideTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, c := slow(t)
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
 		var ids []uint32
 		for i := range 20 { // one each 0.5 ms: two fly, those that come meanwhile wait
 			ids = append(ids, c.ask(fmt.Sprint(i)))
@@ -299,8 +304,7 @@ func TestRequestsRideTogether(t *testing.T) {
 
 // TestAnswersAreInTime: by the timeout, or by the caller's deadline, in the air and before.
 func TestAnswersAreInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m, c := slow(t)
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
 		m.delay.Store(int64(time.Hour))
 		defer func() { time.Sleep(3 * time.Hour) }() // until all flights have landed
 		for _, test := range []struct {
@@ -330,8 +334,7 @@ func TestAnswersAreInTime(t *testing.T) {
 }
 
 func TestAShortDeadlineIsNobodyElses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, c := slow(t)
+	slow(t, func(t *testing.T, _ *echo, c *client) { //nolint:thelper // it is the test
 		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
@@ -344,8 +347,7 @@ func TestAShortDeadlineIsNobodyElses(t *testing.T) {
 }
 
 func TestResetsInTheAir(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, c := slow(t)
+	slow(t, func(t *testing.T, _ *echo, c *client) { //nolint:thelper // it is the test
 		for range 5 * maxStreams / 1000 { // more than there may be at once
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
@@ -367,4 +369,41 @@ func TestResetsInTheAir(t *testing.T) {
 		c.flush()
 		c.nc.Close() // nobody waits for it any more
 	})
+}
+
+// TestWhoeverLandsAFlightDoesNotWaitForTheClient, which gets all once it reads.
+func TestWhoeverLandsAFlightDoesNotWaitForTheClient(t *testing.T) {
+	m := &echo{starts: true}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Flights: 2, Timeout: time.Minute, Late: errLate})
+	go s.Serve(l) //nolint:errcheck // Stop ends it
+	t.Cleanup(func() { s.Stop(t.Context()) })
+	nc, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := greet(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
+	_ = c.to.WriteWindowUpdate(0, 1<<30)
+	m.delay.Store(1)
+	var ids []uint32
+	for range 60 { // more than the kernel keeps
+		ids = append(ids, c.ask("long 200000"))
+		c.flush()
+		time.Sleep(ms)
+	}
+	settled := func() bool { return len(m.taken()) > 1 && int(m.landed.Load()) == len(m.taken()) }
+	for end := time.Now().Add(10 * time.Second); !settled() && time.Now().Before(end); {
+		time.Sleep(ms)
+	}
+	if !settled() {
+		t.Errorf("%d have landed of %d", m.landed.Load(), len(m.taken()))
+	}
+	for i, id := range ids {
+		if n := len(c.answer(id).message()); n != 200_000 {
+			t.Errorf("answer %d has %d bytes", i, n)
+		}
+	}
 }

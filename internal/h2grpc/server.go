@@ -49,6 +49,9 @@ type Batch interface {
 	Now() bool
 	// Take may wait, where Config.Flights says so.
 	Take(ctx context.Context)
+	// Start is Take, but returns at once; done is called once requests may be finished, not before it has
+	// returned, by a goroutine that is not to be kept. false: it cannot. With Config.Flights only.
+	Start(done func()) bool
 	Finish(ctx context.Context, i int)
 	// GiveUp takes the place of Finish, and may be called while Take is under way.
 	GiveUp(ctx context.Context, i int, late error)

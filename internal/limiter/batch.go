@@ -79,16 +79,31 @@ func (b *Batch) Now(c *Call) bool {
 
 // Take asks the store.
 func (b *Batch) Take(ctx context.Context) {
-	n := len(b.charges)
-	if n == 0 {
-		return
+	if len(b.charges) > 0 {
+		b.decide()
+		b.limiter.store.Take(ctx, b.charges, b.decisions)
 	}
+}
+
+// decide makes room for the decisions.
+func (b *Batch) decide() {
+	n := len(b.charges)
 	if cap(b.decisions) < n {
 		b.decisions = make([]backend.Decision, n, 2*n)
 	}
 	b.decisions = b.decisions[:n]
 	clear(b.decisions)
-	b.limiter.store.Take(ctx, b.charges, b.decisions)
+}
+
+// Start is Take, but does not wait: done is called when Finish may be. false: the store cannot do so, and
+// Take comes next.
+func (b *Batch) Start(done func()) bool {
+	starter, ok := b.limiter.store.(backend.Starter)
+	if !ok || len(b.charges) == 0 {
+		return false
+	}
+	b.decide()
+	return starter.Start(b.charges, b.decisions, done)
 }
 
 // Finish answers c, which is planned, after Take.

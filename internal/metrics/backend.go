@@ -40,6 +40,21 @@ type timed struct {
 func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	start := time.Now()
 	b.next.Take(ctx, charges, decisions)
+	b.took(start, decisions)
+}
+
+// Start implements backend.Starter where the Store below does.
+func (b *timed) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
+	next, ok := b.next.(backend.Starter)
+	start := time.Now()
+	return ok && next.Start(charges, decisions, func() {
+		b.took(start, decisions)
+		done()
+	})
+}
+
+// took counts an answer.
+func (b *timed) took(start time.Time, decisions []backend.Decision) {
 	b.seconds.Observe(time.Since(start).Seconds())
 	for i := range decisions {
 		err := decisions[i].Err

@@ -60,13 +60,17 @@ type coalescer struct {
 	watched  bool      // overdue will look
 }
 
-// rider is one Take that waits or is under way. Its charges are copies: the caller may leave.
+// rider is one Take that waits or is under way. Its charges are copies: the caller may leave. One that was
+// started has the caller's own.
 type rider struct {
 	charges   []Charge
 	keys      []byte
 	decisions []Decision
 	done      chan struct{}
 	state     atomic.Int32
+
+	started func()    // what its caller wants called; nil: it waits for done
+	until   time.Time // it is not sent later than this; zero: whenever
 }
 
 const (
@@ -107,6 +111,23 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 		}
 		failAll(decisions, fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, ctx.Err()))
 	}
+}
+
+// Start implements Starter.
+func (s *coalescer) Start(charges []Charge, decisions []Decision, done func()) bool {
+	r := &rider{charges: charges, decisions: decisions, started: done}
+	if s.config.Timeout > 0 {
+		r.until = time.Now().Add(s.config.Timeout)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.waiting) >= s.config.MaxWaiting {
+		return false
+	}
+	s.waiting = append(s.waiting, r)
+	s.charges += len(charges)
+	s.start()
+	return true
 }
 
 // flyAlone makes a flight of charges, here and now, if nobody waits, there is room for a flight, and its
@@ -198,6 +219,7 @@ func (r *rider) board(charges []Charge) {
 // flight is one Take of next.
 type flight struct {
 	riders    []*rider
+	late      []*rider // are not taken along
 	charges   []Charge
 	decisions []Decision
 }
@@ -216,8 +238,17 @@ func (s *coalescer) fly() {
 		at := 0
 		for _, r := range f.riders {
 			at += copy(r.decisions, f.decisions[at:at+len(r.charges)])
-			r.done <- struct{}{}
+			r.land()
 		}
+	}
+}
+
+// land tells who asked that the decisions are there.
+func (r *rider) land() {
+	if r.started != nil {
+		r.started()
+	} else {
+		r.done <- struct{}{}
 	}
 }
 
@@ -240,17 +271,32 @@ func (s *coalescer) another(f *flight) bool {
 
 // load fills f, which is empty, with those that wait; if there are none, the flight is over.
 func (s *coalescer) load(f *flight) bool {
+	loaded := s.fill(f)
+	for _, r := range f.late {
+		failAll(r.decisions, fmt.Errorf("%w: not sent in time", ErrUnavailable))
+		r.land()
+	}
+	clear(f.late)
+	f.late = f.late[:0]
+	return loaded
+}
+
+func (s *coalescer) fill(f *flight) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n, group := 0, 0
+	n, group, now := 0, 0, time.Now()
 	for _, r := range s.waiting {
 		if len(f.charges) > 0 && len(f.charges)+len(r.charges) > s.config.MaxCharges {
 			break
 		}
 		n++
 		s.charges -= len(r.charges)
-		if !r.state.CompareAndSwap(waits, sent) {
-			continue // it left
+		switch {
+		case !r.state.CompareAndSwap(waits, sent): // it left
+			continue
+		case !r.until.IsZero() && now.After(r.until):
+			f.late = append(f.late, r)
+			continue
 		}
 		for i := range r.charges {
 			if i == 0 || r.charges[i].Group != r.charges[i-1].Group {

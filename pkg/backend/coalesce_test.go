@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,6 +34,8 @@ func TestWrappersChangeNoAnswer(t *testing.T) {
 			return backend.Deadline(backend.Coalesce(backend.Breaker(s, nil), backend.CoalesceConfig{Timeout: time.Minute}), time.Minute, ms)
 		},
 	}
+	wraps["started"] = func(s backend.Store) backend.Store { return storetest.Started(wraps["coalesce"](s)) }
+	wraps["all, started"] = func(s backend.Store) backend.Store { return storetest.Started(wraps["all"](s)) }
 	for name, wrap := range wraps {
 		t.Run(name, func(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
@@ -323,5 +326,70 @@ func TestWaitingIsBounded(t *testing.T) {
 		if refused.Load() != 3 || len(next.last(t)) != 5 {
 			t.Errorf("%d refused at once, %d went", refused.Load(), len(next.last(t)))
 		}
+	})
+}
+
+// started starts charges, and tells when they were answered.
+func started(t *testing.T, s backend.Store, charges ...backend.Charge) (decisions []backend.Decision, landed chan time.Duration) {
+	t.Helper()
+	decisions, landed = make([]backend.Decision, len(charges)), make(chan time.Duration, 1)
+	begin := time.Now()
+	if !s.(backend.Starter).Start(charges, decisions, func() { landed <- time.Since(begin) }) {
+		t.Fatal("not started")
+	}
+	return decisions, landed
+}
+
+func TestWhatIsStartedRidesWithTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := &recorder{next: after(ms, echo)}
+		s := backend.Coalesce(next, backend.CoalesceConfig{Timeout: 10 * ms})
+		first, landed := started(t, s, costs(true, 1)...)
+		synctest.Wait()
+		second, landedSecond := started(t, s, costs(true, 2, 3)...)
+		third := take(t.Context(), s, costs(false, 4, 5)...)
+		if a, b := <-landed, <-landedSecond; a != ms || b != 2*ms || next.count() != 2 {
+			t.Errorf("landed after %v and %v, %d takes", a, b, next.count())
+		}
+		for i, d := range slices.Concat(first, second, third) {
+			if d.Err != nil || d.Remaining != int64(i+1) {
+				t.Errorf("asked %d, got %+v", i+1, d)
+			}
+		}
+	})
+}
+
+func TestWhatWasStartedIsNotSentLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			time.Sleep(30 * ms) // whatever ctx says
+			echo(ctx, charges, decisions)
+		})}
+		s := backend.Coalesce(next, backend.CoalesceConfig{Timeout: 10 * ms, Flights: 1})
+		_, landed := started(t, s, costs(true, 1)...)
+		synctest.Wait()
+		late, landedLate := started(t, s, costs(true, 2)...)
+		time.Sleep(25 * ms)
+		fresh, landedFresh := started(t, s, costs(true, 3)...)
+		if a, b, c := <-landed, <-landedLate, <-landedFresh; a != 30*ms || b != 30*ms || c != 35*ms {
+			t.Errorf("after %v, %v and %v", a, b, c)
+		}
+		if !errors.Is(late[0].Err, backend.ErrUnavailable) || fresh[0].Remaining != 3 || next.count() != 2 || len(next.last(t)) != 1 {
+			t.Errorf("%+v, %+v, %d takes", late, fresh, next.count())
+		}
+	})
+}
+
+func TestNoMoreIsStartedThanMayWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := backend.Coalesce(after(ms, echo), backend.CoalesceConfig{Timeout: 10 * ms, Flights: 1, MaxWaiting: 1})
+		_, flying := started(t, s, costs(true, 1)...)
+		synctest.Wait()
+		_, waiting := started(t, s, costs(true, 2)...)
+		if s.(backend.Starter).Start(costs(true, 3), make([]backend.Decision, 1), func() { t.Error("done") }) {
+			t.Error("one too many")
+		}
+		<-flying
+		<-waiting
 	})
 }

@@ -41,6 +41,12 @@ func (s deadline) TakeEarly(charges []Charge, decisions []Decision) bool {
 	return ok && early.TakeEarly(charges, decisions)
 }
 
+// Start implements Starter where the Store below does. Nobody waits, so there is no deadline: it is for
+// the caller to give up.
+func (s deadline) Start(charges []Charge, decisions []Decision, done func()) bool {
+	return start(s.next, charges, decisions, done)
+}
+
 // Reset implements Resetter where the Store below does.
 func (s deadline) Reset(ctx context.Context, charge Charge) error {
 	if err := s.late(ctx); err != nil {

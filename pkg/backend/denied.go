@@ -123,6 +123,29 @@ func (s *DeniedStore) TakeEarly(charges []Charge, decisions []Decision) bool {
 	return ok && early.TakeEarly(charges, decisions)
 }
 
+// Start implements Starter for groups of which none is known to be denied, where the Store below does.
+func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func()) bool {
+	if givesBack(charges) {
+		return false
+	}
+	now, forgot := s.config.Clock(), s.forgot.Load()
+	for at := 0; at < len(charges) && s.remembered.Load() > 0; {
+		end := at + GroupLen(charges[at:])
+		if s.find(charges[at:end], decisions[at:end], now) != nil {
+			return false
+		}
+		at = end
+	}
+	return start(s.next, charges, decisions, func() {
+		for at := 0; at < len(charges); {
+			end := at + GroupLen(charges[at:])
+			s.learn(charges[at:end], decisions[at:end], now, forgot)
+			at = end
+		}
+		done()
+	})
+}
+
 // takeRuns takes n groups, those that are not known to be denied in one Take of next.
 func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
 	s.forgetGivenBack(charges)

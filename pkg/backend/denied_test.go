@@ -62,6 +62,32 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
+func TestWhatIsStartedIsRememberedToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
+		s := backend.Denied(backend.Coalesce(asked, backend.CoalesceConfig{}), backend.DeniedConfig{})
+		limit := tokens(t, 1, algorithms.Second, 3)
+		charges := []backend.Charge{of(limit, "a", 3), of(limit, "b", 1), of(limit, "a", 2)}
+		for i := range charges {
+			charges[i].Group = i
+		}
+		decisions, landed := started(t, s, charges...)
+		if <-landed; !decisions[0].Allowed || !decisions[1].Allowed || decisions[2].Allowed {
+			t.Fatalf("%+v", decisions)
+		}
+		if s.Start(charges, decisions, func() { t.Error("done") }) {
+			t.Error("started, though it is known")
+		}
+		if s.Start([]backend.Charge{of(limit, "b", -1)}, decisions[:1], func() { t.Error("done") }) {
+			t.Error("started, though it gives back")
+		}
+		expect(t, s, asked, 1, of(limit, "a", 2), false, 2*time.Second)
+		_, landed = started(t, s, of(limit, "b", 1))
+		<-landed
+		expect(t, s, asked, 3, of(limit, "b", 1), true, 0)
+	})
+}
+
 func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 	start := algorithms.Micros(0)
 	three := int64(3)

@@ -115,6 +115,11 @@ func (s *LeaseStore) TakeEarly(charges []Charge, decisions []Decision) bool {
 	return ok && early.TakeEarly(charges, decisions)
 }
 
+// Start implements Starter for charges without a lease, where the Store below does.
+func (s *LeaseStore) Start(charges []Charge, decisions []Decision, done func()) bool {
+	return !anyLease(charges) && start(s.next, charges, decisions, done)
+}
+
 func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }
 
 func anyLease(charges []Charge) bool {

@@ -28,6 +28,22 @@ type Early interface {
 	TakeEarly(charges []Charge, decisions []Decision) bool
 }
 
+// Starter is a Store that can take without keeping the caller.
+type Starter interface {
+	Store
+	// Start is Take, but returns at once. done is called when the decisions are there, by a goroutine of the
+	// Store's that is not to be kept; not before Start has returned, nor later than the Store gives
+	// itself: then they are ErrUnavailable. Until done both slices are the Store's. false: it cannot;
+	// nothing was taken, and done is not called. Take can.
+	Start(charges []Charge, decisions []Decision, done func()) bool
+}
+
+// start starts a take of s, if s can.
+func start(s Store, charges []Charge, decisions []Decision, done func()) bool {
+	starter, ok := s.(Starter)
+	return ok && starter.Start(charges, decisions, done)
+}
+
 // Charge is one thing asked of a Store.
 type Charge struct {
 	// Key names the bucket. The Store copies it if it needs it after Take.

@@ -41,6 +41,13 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 		}
 		return next
 	}
+	wrappers["all, started"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
+		t.Helper()
+		for _, name := range []string{"breaker", "coalesce", "denied", "lease", "deadline"} { // what is divided is not started
+			next = wrappers[name](t, next, now)
+		}
+		return storetest.Started(next)
+	}
 	for name, wrap := range wrappers {
 		t.Run(name, func(t *testing.T) {
 			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {

@@ -92,13 +92,18 @@ func TestClaimsAreTakenOnce(t *testing.T) {
 
 // TestClaimsOfTwoRedis is of groups with buckets in two: what is claimed in the first is taken in both.
 func TestClaimsOfTwoRedis(t *testing.T) {
-	for name, url := range map[string]func(*testing.T) string{
-		"one server":       func(t *testing.T) string { return "redis://" + redistest.Start(t).Addr },
-		"behind Sentinels": func(t *testing.T) string { return redistest.StartSentinels(t).URL() },
-		"a Cluster":        func(t *testing.T) string { return redistest.StartCluster(t, 3).URL() },
-	} {
+	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
 		t.Run(name, func(t *testing.T) {
-			first, second := url(t), "redis://"+redistest.Start(t).Addr
+			var first string
+			switch name {
+			case "behind Sentinels":
+				first = redistest.StartSentinels(t).URL()
+			case "a Cluster":
+				first = redistest.StartCluster(t, 3).URL()
+			default:
+				first = "redis://" + redistest.Start(t).Addr
+			}
+			second := "redis://" + redistest.Start(t).Addr
 			divided := func() backend.Store {
 				background := backend.NewBackground(time.Second)
 				t.Cleanup(background.Close)

@@ -17,11 +17,18 @@ import (
 // conforms runs the conformance suite on the Redis at url, which flush empties.
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
-	storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
-		t.Helper()
-		flush()
-		return open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second})
-	})
+	for name, how := range map[string]func(backend.Store) backend.Store{
+		"taken":   func(s backend.Store) backend.Store { return s },
+		"started": storetest.Started,
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+				t.Helper()
+				flush()
+				return how(open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second}))
+			})
+		})
+	}
 }
 
 func open(tb testing.TB, c Config) *Store {

@@ -1,0 +1,28 @@
+package storetest
+
+import (
+	"context"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Started is s, but starts what it takes where s can, and waits for that.
+func Started(s backend.Store) backend.Store { return started{s} }
+
+type started struct{ backend.Store }
+
+// Take implements backend.Store.
+func (s started) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	landed := make(chan struct{})
+	starter, ok := s.Store.(backend.Starter)
+	if ok && starter.Start(charges, decisions, func() { close(landed) }) {
+		<-landed
+		return
+	}
+	s.Store.Take(ctx, charges, decisions)
+}
+
+// Reset implements backend.Resetter where the Store does.
+func (s started) Reset(ctx context.Context, c backend.Charge) error {
+	return backend.Reset(ctx, s.Store, c)
+}
