@@ -23,6 +23,7 @@ type Batch struct {
 	requests []*batched
 	used     int
 	panicked any // what Take did
+	known    knownLimits
 }
 
 // batched is a request in a Batch.
@@ -188,7 +189,7 @@ func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	case failed:
 		return to, r.err
 	case answered:
-		return b.server.appendReply(to, &r.exchange), nil
+		return b.server.appendReply(to, &r.exchange, &b.known), nil
 	case toFinish, refused:
 	}
 	return appendCode(to, responseCode, true), nil

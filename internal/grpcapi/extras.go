@@ -81,13 +81,14 @@ func isToken(s string) bool {
 func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 	var chosen status
 	for i := range v.Statuses {
-		s := statusOf(v, i)
-		if s.limited && (!chosen.limited || s.denies() || !chosen.denies() && s.remaining < chosen.remaining) {
+		var s status
+		s.tell(v, i)
+		if s.limit != nil && (chosen.limit == nil || s.denies() || !chosen.denies() && s.remaining < chosen.remaining) {
 			chosen = s
 		}
 	}
-	if chosen.limited {
-		b = appendHeader(b, h.Limit, strconv.FormatUint(uint64(chosen.window.requests), 10))
+	if chosen.limit != nil {
+		b = appendHeader(b, h.Limit, strconv.FormatUint(uint64(windowOf(chosen.limit).requests), 10))
 		b = appendHeader(b, h.Remaining, strconv.FormatUint(uint64(chosen.remaining), 10))
 		if chosen.reset > 0 {
 			b = appendHeader(b, h.Reset, strconv.FormatInt(chosen.reset, 10))
@@ -100,7 +101,7 @@ func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 }
 
 // denies tells whether s alone denies the request.
-func (s *status) denies() bool { return s.over && !s.quota }
+func (s *status) denies() bool { return s.over && !s.policy.Quota }
 
 // appendHeader appends a HeaderValue. What value is must be known here: nothing that a client sent
 // may get into a header.

@@ -1,12 +1,14 @@
 package grpcapi
 
 import (
+	"encoding/binary"
 	"math"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The field numbers of envoy.service.ratelimit.v3.RateLimitResponse.
@@ -35,37 +37,34 @@ const (
 // status is what a DescriptorStatus says.
 type status struct {
 	over bool
-	// limited: there is a limit to show, which is window and name.
-	limited   bool
-	window    window
-	name      string
+	// policy has the name, and limit the numbers, of the limit to show; nil: there is none.
+	policy    *descriptors.Policy
+	limit     *algorithms.Limit
 	remaining uint32
 	// reset is in seconds; 0: not said.
 	reset int64
-	quota bool
 }
 
-// statusOf is the answer to descriptor i.
-func statusOf(v *limiter.Verdict, i int) status {
-	spoken := v.Statuses[i]
+// tell makes s, which is empty, the answer to descriptor i.
+func (s *status) tell(v *limiter.Verdict, i int) {
+	spoken := &v.Statuses[i]
+	s.over = spoken.Denied
 	if spoken.Result < 0 {
-		return status{over: spoken.Denied}
+		return
 	}
 	r := &v.Results[spoken.Result]
-	s := status{over: spoken.Denied}
 	switch {
 	case r.Outcome == limiter.Unlimited:
 		s.remaining = math.MaxUint32
-		return s
+		return
 	case r.Policy == nil || r.Decision.Err != nil:
-		return s // nothing is known of a bucket; numbers made up would become headers
+		return // nothing is known of a bucket; numbers made up would become headers
 	}
 	p, limit := r.Policy, &r.Policy.Limit
 	if p.Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
 		limit = p.Local // what is left is of this process's own bucket
 	}
-	s.limited, s.name, s.quota = true, p.RateName, p.Quota
-	s.window = windowOf(limit)
+	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
@@ -79,7 +78,6 @@ func statusOf(v *limiter.Verdict, i int) status {
 	case p.Alone && p.Reference: // as the reference server, which knows no "never"
 		s.reset = seconds(r.Decision.ResetAfter)
 	}
-	return s
 }
 
 // seconds is d in whole seconds, rounded up: Envoy makes Retry-After of it, and cuts fractions.
@@ -88,12 +86,13 @@ func seconds(d algorithms.Micros) int64 {
 }
 
 // appendVerdict appends the RateLimitResponse for v but for headers and metadata. The overall code
-// is never UNKNOWN, which Envoy takes for OK.
-func appendVerdict(b []byte, v *limiter.Verdict) []byte {
+// is never UNKNOWN, which Envoy takes for OK. known may be nil.
+func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	b = appendCode(b, responseCode, v.Denied)
 	for i := range v.Statuses {
-		s := statusOf(v, i)
-		b = s.append(b)
+		var s status
+		s.tell(v, i)
+		b = s.append(b, known)
 	}
 	return b
 }
@@ -115,10 +114,14 @@ func appendCode(b []byte, field protowire.Number, over bool) []byte {
 }
 
 // append appends s as one of a response's statuses.
-func (s *status) append(b []byte) []byte {
+func (s *status) append(b []byte, known *knownLimits) []byte {
 	b, start := open(b, responseStatuses)
 	b = appendCode(b, statusCode, s.over)
-	if s.limited {
+	switch {
+	case s.limit == nil:
+	case known != nil:
+		b = append(b, known.encoded(s)...)
+	default:
 		b = s.appendLimit(b)
 	}
 	b = appendVarint(b, statusRemaining, uint64(s.remaining))
@@ -130,19 +133,36 @@ func (s *status) append(b []byte) []byte {
 	return shut(b, start)
 }
 
+// knownLimits remembers how a few limits are encoded, which is the same each time.
+type knownLimits [8]struct {
+	policy *descriptors.Policy
+	limit  *algorithms.Limit
+	bytes  []byte
+}
+
+// encoded is what s.appendLimit appends.
+func (k *knownLimits) encoded(s *status) []byte {
+	e := &k[s.policy.Index&(len(k)-1)]
+	if e.policy != s.policy || e.limit != s.limit {
+		e.policy, e.limit, e.bytes = s.policy, s.limit, s.appendLimit(e.bytes[:0])
+	}
+	return e.bytes
+}
+
 func (s *status) appendLimit(b []byte) []byte {
 	b, start := open(b, statusLimit)
-	b = appendVarint(b, rateLimitRequests, uint64(s.window.requests))
-	b = appendVarint(b, rateLimitUnit, uint64(s.window.unit))
-	if s.name != "" {
+	w := windowOf(s.limit)
+	b = appendVarint(b, rateLimitRequests, uint64(w.requests))
+	b = appendVarint(b, rateLimitUnit, uint64(w.unit))
+	if s.policy.RateName != "" {
 		var at int
 		b, at = open(b, rateLimitName)
-		b = shut(appendName(b, s.name), at)
+		b = shut(appendName(b, s.policy.RateName), at)
 	}
-	if s.window.multiplier > 1 {
+	if w.multiplier > 1 {
 		var at int
 		b, at = open(b, rateLimitMultiplier)
-		b = shut(appendVarint(b, wrapperValue, uint64(s.window.multiplier)), at)
+		b = shut(appendVarint(b, wrapperValue, uint64(w.multiplier)), at)
 	}
 	return shut(b, start)
 }
@@ -166,8 +186,8 @@ func appendVarint(b []byte, field protowire.Number, v uint64) []byte {
 	switch {
 	case v == 0:
 		return b
-	case v < 1<<7 && field < 1<<4:
-		return append(b, byte(field)<<3|byte(protowire.VarintType), byte(v))
+	case field < 1<<4:
+		return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.VarintType)), v)
 	}
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
 }

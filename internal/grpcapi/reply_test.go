@@ -52,6 +52,7 @@ func TestStatus(t *testing.T) {
 	local := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Period: minute})
 	plain := &descriptors.Policy{Limit: perMinute}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
+	var known knownLimits // all have the same place there
 	failed := func(p *descriptors.Policy, o limiter.Outcome) limiter.Result {
 		return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	}
@@ -88,19 +89,21 @@ func TestStatus(t *testing.T) {
 				Name: "ho_ur___/1", RequestsPerUnit: 7, Unit: rls.RateLimitResponse_RateLimit_MINUTE, UnitMultiplier: wrapperspb.UInt32(2)}}},
 	} {
 		v := verdict(c.result.Outcome.Denies(), c.result)
-		got := reread(t, appendVerdict(nil, v))
 		want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{c.want}}
 		if v.Denied {
 			want.OverallCode = over
 		}
-		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-			t.Errorf("%s:\n%s", c.name, diff)
+		for i, known := range []*knownLimits{nil, &known, &known} {
+			got := reread(t, appendVerdict(nil, v, known))
+			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("%s: %d:\n%s", c.name, i, diff)
+			}
 		}
 	}
 }
 
 func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
-	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}))
+	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}, nil))
 	bare := &rls.RateLimitResponse_DescriptorStatus{Code: ok}
 	want := &rls.RateLimitResponse{OverallCode: ok, Statuses: []*rls.RateLimitResponse_DescriptorStatus{bare, bare}}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
@@ -111,7 +114,7 @@ func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
 func TestLongNestedMessagesAreMoved(t *testing.T) {
 	for _, n := range []int{1, 100, 113, 126, 127, 128, 200, 1 << 14, 1 << 15} {
 		p := &descriptors.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
-		got := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 6}))))
+		got := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 6})), nil))
 		if s := got.Statuses[0]; s.CurrentLimit.Name != p.RateName || s.LimitRemaining != 6 || s.DurationUntilReset.Seconds != 1 {
 			t.Errorf("%d: %v", n, s)
 		}

@@ -145,7 +145,7 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 	}
 	a := newAnswer()
 	a.denied = c.Denied
-	a.data = s.appendReply(a.data, x)
+	a.data = s.appendReply(a.data, x, nil)
 	return a, nil
 }
 
@@ -180,9 +180,9 @@ func (s *Server) failure(c *limiter.Call, err error) error {
 	return nil
 }
 
-// appendReply appends the RateLimitResponse for x.
-func (s *Server) appendReply(b []byte, x *exchange) []byte {
-	b = appendVerdict(b, &x.call.Verdict)
+// appendReply appends the RateLimitResponse for x. known may be nil.
+func (s *Server) appendReply(b []byte, x *exchange, known *knownLimits) []byte {
+	b = appendVerdict(b, &x.call.Verdict, known)
 	if s.options.Headers != nil {
 		b = s.options.Headers.append(b, &x.call.Verdict)
 	}
