@@ -39,26 +39,26 @@ var errMalformed = errors.New("cannot parse RateLimitRequest")
 // pass. An error means that x.wire is not a protobuf message.
 func (x *exchange) decode() error {
 	x.reset()
-	f := fields{rest: x.wire}
-	for f.next() {
-		switch {
-		case f.is(requestDomain, protowire.BytesType):
-			x.call.Request.Domain = text(f.bytes)
-		case f.is(requestDescriptors, protowire.BytesType):
+	for b := x.wire; len(b) > 0; {
+		tag, varint, value, rest := field(b)
+		b = rest
+		switch tag {
+		case 0:
+			return errMalformed
+		case requestDomain<<3 | bytesType:
+			x.call.Request.Domain = text(value)
+		case requestDescriptors<<3 | bytesType:
 			if len(x.asks) == maxDescriptors {
 				x.excess = true
 				continue
 			}
 			d, a := x.addDescriptor()
-			if !x.decodeDescriptor(f.bytes, d, a) {
+			if !x.decodeDescriptor(value, d, a) {
 				return errMalformed
 			}
-		case f.is(requestHits, protowire.VarintType):
-			x.hits = uint32(f.varint)
+		case requestHits<<3 | varintType:
+			x.hits = uint32(varint)
 		}
-	}
-	if f.bad {
-		return errMalformed
 	}
 	for i := range x.asks {
 		x.asks[i].convert(&x.call.Descriptors[i], x.hits)
@@ -67,139 +67,132 @@ func (x *exchange) decode() error {
 }
 
 func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *ask) bool {
-	f := fields{rest: b}
-	for f.next() {
-		switch {
-		case f.is(descriptorEntries, protowire.BytesType):
+	for len(b) > 0 {
+		tag, varint, value, rest := field(b)
+		b = rest
+		switch tag {
+		case 0:
+			return false
+		case descriptorEntries<<3 | bytesType:
 			if len(d.Entries) == maxEntries {
 				x.excess = true
 				continue
 			}
 			x.entries++
 			d.Entries = append(d.Entries, descriptors.Entry{})
-			if !decodeEntry(f.bytes, &d.Entries[len(d.Entries)-1]) {
+			if !decodeEntry(value, &d.Entries[len(d.Entries)-1]) {
 				return false
 			}
-		case f.is(descriptorLimit, protowire.BytesType):
+		case descriptorLimit<<3 | bytesType:
 			a.hasLimit = true
-			if !a.decodeLimit(f.bytes) {
+			if !a.decodeLimit(value) {
 				return false
 			}
-		case f.is(descriptorHits, protowire.BytesType):
+		case descriptorHits<<3 | bytesType:
 			a.hasHits = true
-			if !decodeWrapper(f.bytes, &a.hits) {
+			if !decodeWrapper(value, &a.hits) {
 				return false
 			}
-		case f.is(descriptorNegative, protowire.VarintType):
-			a.negative = f.varint != 0
+		case descriptorNegative<<3 | varintType:
+			a.negative = varint != 0
 		}
 	}
-	return !f.bad
+	return true
 }
 
 func decodeEntry(b []byte, e *descriptors.Entry) bool {
-	f := fields{rest: b}
-	for f.next() {
-		switch {
-		case f.is(entryKey, protowire.BytesType):
-			e.Key = text(f.bytes)
-		case f.is(entryValue, protowire.BytesType):
-			e.Value = text(f.bytes)
+	for len(b) > 0 {
+		tag, _, value, rest := field(b)
+		b = rest
+		switch tag {
+		case 0:
+			return false
+		case entryKey<<3 | bytesType:
+			e.Key = text(value)
+		case entryValue<<3 | bytesType:
+			e.Value = text(value)
 		}
 	}
-	return !f.bad
+	return true
 }
 
 // decodeLimit may be called several times for one descriptor: protobuf merges them.
 func (a *ask) decodeLimit(b []byte) bool {
-	f := fields{rest: b}
-	for f.next() {
-		switch {
-		case f.is(limitRequests, protowire.VarintType):
-			a.requests = uint32(f.varint)
-		case f.is(limitUnit, protowire.VarintType):
-			a.unit = int32(f.varint)
-		case f.is(limitMultiplier, protowire.BytesType):
+	for len(b) > 0 {
+		tag, varint, value, rest := field(b)
+		b = rest
+		switch tag {
+		case 0:
+			return false
+		case limitRequests<<3 | varintType:
+			a.requests = uint32(varint)
+		case limitUnit<<3 | varintType:
+			a.unit = int32(varint)
+		case limitMultiplier<<3 | bytesType:
 			multiplier := uint64(a.multiplier)
-			if !decodeWrapper(f.bytes, &multiplier) {
+			if !decodeWrapper(value, &multiplier) {
 				return false
 			}
 			a.multiplier = uint32(multiplier)
 		}
 	}
-	return !f.bad
+	return true
 }
 
 // decodeWrapper reads a UInt64Value or UInt32Value; *value stays where it has none.
 func decodeWrapper(b []byte, value *uint64) bool {
-	f := fields{rest: b}
-	for f.next() {
-		if f.is(wrapperValue, protowire.VarintType) {
-			*value = f.varint
+	for len(b) > 0 {
+		tag, varint, _, rest := field(b)
+		b = rest
+		switch tag {
+		case 0:
+			return false
+		case wrapperValue<<3 | varintType:
+			*value = varint
 		}
 	}
-	return !f.bad
+	return true
 }
 
-// fields walks over the fields of a message. Fields that are not known, or not of the type that is
-// known, are for the caller to ignore.
-type fields struct {
-	rest   []byte
-	number protowire.Number
-	kind   protowire.Type
-	bytes  []byte // of a BytesType
-	varint uint64 // of a VarintType
-	bad    bool   // what follows is no message
-}
+// The types of fields, as they stand in a tag behind the number.
+const (
+	varintType = uint64(protowire.VarintType)
+	bytesType  = uint64(protowire.BytesType)
+)
 
-func (f *fields) is(number protowire.Number, kind protowire.Type) bool {
-	return f.number == number && f.kind == kind
-}
-
-// next reads one field, and tells whether there was one.
-func (f *fields) next() bool {
-	if len(f.rest) == 0 {
-		return false
+// field splits the first field off b, which is not empty. tag is its number and type, 0 where b is no
+// message; value is of a bytesType and varint of a varintType. Fields that are not known, or not of
+// the type that is known, are for the caller to ignore.
+func field(b []byte) (tag, varint uint64, value, rest []byte) {
+	// Nearly all have up to 127 bytes and a number up to 15.
+	if len(b) >= 2 && b[0] < 1<<7 && b[0] >= 1<<3 && uint64(b[0]&7) == bytesType && b[1] < 1<<7 && 2+int(b[1]) <= len(b) {
+		end := 2 + int(b[1])
+		return uint64(b[0]), 0, b[2:end], b[end:]
 	}
-	if f.short() {
-		return true
-	}
-	number, kind, n := protowire.ConsumeTag(f.rest)
+	return anyField(b)
+}
+
+// anyField is field for those that are not short.
+func anyField(b []byte) (tag, varint uint64, value, rest []byte) {
+	number, kind, n := protowire.ConsumeTag(b)
 	if n < 0 || number > protowire.MaxValidNumber {
-		f.bad = true
-		return false
+		return 0, 0, nil, nil
 	}
-	f.number, f.kind, f.rest = number, kind, f.rest[n:]
+	b = b[n:]
 	switch kind {
 	case protowire.VarintType:
-		f.varint, n = protowire.ConsumeVarint(f.rest)
+		varint, n = protowire.ConsumeVarint(b)
 	case protowire.BytesType:
-		f.bytes, n = protowire.ConsumeBytes(f.rest)
+		value, n = protowire.ConsumeBytes(b)
 	case protowire.Fixed32Type, protowire.Fixed64Type, protowire.StartGroupType, protowire.EndGroupType:
-		n = protowire.ConsumeFieldValue(number, kind, f.rest)
+		n = protowire.ConsumeFieldValue(number, kind, b)
 	default:
 		n = -1 // no such type
 	}
 	if n < 0 {
-		f.bad = true
-		return false
+		return 0, 0, nil, nil
 	}
-	f.rest = f.rest[n:]
-	return true
-}
-
-// short reads a field of up to 127 bytes with a number up to 15, which nearly all are. Where it reads
-// none there may be another, or a mistake.
-func (f *fields) short() bool {
-	if len(f.rest) < 2 || f.rest[0] >= 1<<7 || f.rest[1] >= 1<<7 {
-		return false
-	}
-	number, kind, end := protowire.Number(f.rest[0]>>3), protowire.Type(f.rest[0]&7), 2+int(f.rest[1])
-	if number == 0 || kind != protowire.BytesType || end > len(f.rest) {
-		return false
-	}
-	f.number, f.kind, f.bytes, f.rest = number, kind, f.rest[2:end], f.rest[end:]
-	return true
+	return uint64(number)<<3 | uint64(kind), varint, value, b[n:]
 }
 
 // text is b as a string, without copying it.
