@@ -44,6 +44,7 @@ type limitCounts struct {
 	blocked       counter // of which only the first is used
 	domain, limit string
 	hits          *series
+	of            *domainCounts // whose limit it is; nil: it is not known
 }
 
 // domainCounts are the requests of one domain, and what its overrides decided.
@@ -79,12 +80,6 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 		return l
 	}
 	static, statKeys := map[string]bool{}, map[string]bool{}
-	for _, p := range s.Policies {
-		l := *use(p.Domain, p.Name) // the same counters, but hits go by the place of use
-		l.hits = m.series.static(p.StatKey, labelsOf(p), static)
-		t.policies = append(t.policies, &l)
-		statKeys[p.StatKey] = true
-	}
 	domains := make(map[string]*domainCounts, len(s.Domains))
 	for name, d := range s.Domains {
 		c := m.domains[name]
@@ -95,6 +90,12 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 		l.hits = m.series.static(name+".override", labels{label(name), "override", ""}, static)
 		c = &domainCounts{counter: c.counter, domain: c.domain, overrides: &l}
 		domains[name], t.domains[d] = c, c
+	}
+	for _, p := range s.Policies {
+		l := *use(p.Domain, p.Name) // the same counters, but hits go by the place of use
+		l.hits, l.of = m.series.static(p.StatKey, labelsOf(p), static), domains[p.Domain]
+		t.policies = append(t.policies, &l)
+		statKeys[p.StatKey] = true
 	}
 	m.series.keep(static, statKeys)
 	m.limits, m.domains = limits, domains
@@ -119,7 +120,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	if t.snapshot != c.Snapshot {
 		t = m.late(c)
 	}
-	domain := t.domains[c.Verdict.Domain]
+	domain := t.domain(c)
 	if domain == nil {
 		return
 	}
@@ -141,6 +142,18 @@ func (m *Metrics) Observe(c *limiter.Call) {
 			m.count(at, l, c, r)
 		}
 	}
+}
+
+// domain is that of c, which a limit tells without looking for it; nil: it is not there.
+func (t *table) domain(c *limiter.Call) *domainCounts {
+	if len(c.Results) > 0 {
+		if p := c.Results[0].Policy; p != nil && p.Index >= 0 {
+			if l := t.policies[p.Index]; l != nil && l.of != nil {
+				return l.of
+			}
+		}
+	}
+	return t.domains[c.Verdict.Domain]
 }
 
 func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Result) {
@@ -179,7 +192,7 @@ func (m *Metrics) late(c *limiter.Call) *table {
 		}
 		if l := m.limits[[2]string{p.Domain, p.Name}]; l != nil {
 			found := *l
-			found.hits = m.series.static(p.StatKey, labelsOf(p), nil)
+			found.hits, found.of = m.series.static(p.StatKey, labelsOf(p), nil), m.domains[p.Domain]
 			t.policies[p.Index] = &found
 		}
 	}

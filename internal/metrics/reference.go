@@ -14,7 +14,8 @@ import (
 )
 
 // The counters of the reference server, under the names that its Prometheus exporter gives them,
-// for dashboards made for it. They count hits, not requests.
+// for dashboards made for it. They count hits, not requests. What is within the limit is not counted
+// under totalHits as well: sum adds it.
 const (
 	totalHits = iota
 	withinLimit
@@ -51,6 +52,15 @@ type labels [3]string
 type series struct {
 	counter
 	labels labels
+}
+
+// sum is the value of the i-th counter.
+func (s *series) sum(i int) uint64 {
+	n := s.counter.sum(i)
+	if i == totalHits {
+		n += s.counter.sum(withinLimit)
+	}
+	return n
 }
 
 // seriesSet is all series, by their full names: domain.key_value.key_value…
@@ -226,7 +236,10 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 		return
 	case limiter.Allowed:
 		to[withinLimit].Add(hits)
-		to[nearLimit].Add(split(r, nearRatio).near)
+		if near := split(r, nearRatio).near; near > 0 {
+			to[nearLimit].Add(near)
+		}
+		return
 	case limiter.Denied, limiter.Shadowed:
 		parts := split(r, nearRatio)
 		to[nearLimit].Add(parts.near)
