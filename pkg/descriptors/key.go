@@ -33,21 +33,24 @@ func Prefix(domain, what, id string, kind algorithms.Kind) []byte {
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash of
 // the values, from which a fixed window takes its phase: of the value itself where there is one,
-// of the length-prefixed values where there are more.
+// of the length-prefixed values where there are more. Other limits take nothing from it: it is 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
-	if p.Whole {
-		return p.appendWhole(dst, entries)
-	}
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)
-	for _, i := range p.Open {
-		dst = appendValue(dst, entries[i].Value)
+	switch {
+	case p.Whole:
+		for i := range entries {
+			dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
+		}
+	case len(p.Open) == 1:
+		value := entries[p.Open[0]].Value
+		return p.keyOfOne(appendValue(dst, value), values, value)
+	default:
+		for _, i := range p.Open {
+			dst = appendValue(dst, entries[i].Value)
+		}
 	}
-	if len(p.Open) == 1 {
-		return foldKey(dst, values), xxhash.Sum64String(entries[p.Open[0]].Value)
-	}
-	hash = xxhash.Sum64(dst[values:])
-	return foldKey(dst, values), hash
+	return p.keyOfSome(dst, values)
 }
 
 // AppendKeyOf is AppendKey for values that are given as they are, as an API client does.
@@ -58,19 +61,24 @@ func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 		dst = appendValue(dst, v)
 	}
 	if len(key) == 1 {
-		return foldKey(dst, values), xxhash.Sum64String(key[0])
+		return p.keyOfOne(dst, values, key[0])
 	}
-	hash := xxhash.Sum64(dst[values:])
+	return p.keyOfSome(dst, values)
+}
+
+// keyOfOne makes dst, in which a single value stands from values on, a key.
+func (p *Policy) keyOfOne(dst []byte, values int, value string) (key []byte, hash uint64) {
+	if p.Limit.Kind == algorithms.FixedWindow {
+		hash = xxhash.Sum64String(value)
+	}
 	return foldKey(dst, values), hash
 }
 
-func (p *Policy) appendWhole(dst []byte, entries []Entry) ([]byte, uint64) {
-	dst = append(append(dst, p.Prefix...), formValues)
-	values := len(dst)
-	for i := range entries {
-		dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
+// keyOfSome is keyOfOne for several values, or none.
+func (p *Policy) keyOfSome(dst []byte, values int) (key []byte, hash uint64) {
+	if p.Limit.Kind == algorithms.FixedWindow {
+		hash = xxhash.Sum64(dst[values:])
 	}
-	hash := xxhash.Sum64(dst[values:])
 	return foldKey(dst, values), hash
 }
 

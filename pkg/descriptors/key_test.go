@@ -13,7 +13,7 @@ import (
 
 // all is a policy that tells buckets apart by the values of n entries.
 func all(n int) *Policy {
-	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.TokenBucket)}
+	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow), Limit: algorithms.Limit{Kind: algorithms.FixedWindow}}
 	for i := range n {
 		p.Open = append(p.Open, i)
 	}
@@ -69,7 +69,7 @@ func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 }
 
 func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
-	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow)}
+	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow), Limit: algorithms.Limit{Kind: algorithms.FixedWindow}}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")
 		if rapid.Bool().Draw(t, "same") {

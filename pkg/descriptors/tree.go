@@ -23,6 +23,9 @@ type Node struct {
 // level holds the patterns for one entry.
 type level struct {
 	keys map[string]*values
+	// first and firstValues are one of keys. Often it is the only one, and comparing is cheaper than looking up.
+	first       string
+	firstValues *values
 	// loose are patterns with a "*" in the key itself. As in the reference server they are matched
 	// against key_value as one text.
 	loose []wildcard
@@ -71,6 +74,9 @@ func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	if v == nil {
 		v = &values{}
 		at.keys[p.Key] = v
+		if at.firstValues == nil {
+			at.first, at.firstValues = p.Key, v
+		}
 	}
 	switch p.How {
 	case HasPrefix:
@@ -156,7 +162,10 @@ func (t *Tree) Match(entries []Entry) *Node {
 }
 
 func (at *level) match(e *Entry) *Node {
-	v := at.keys[e.Key]
+	v := at.firstValues
+	if v == nil || at.first != e.Key {
+		v = at.keys[e.Key]
+	}
 	if v != nil {
 		if node := v.exact[e.Value]; node != nil {
 			return node
