@@ -86,32 +86,31 @@ func (s *Store) hash(key []byte) uint64 {
 // Take implements backend.Store.
 func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
-	for touched := 0; len(charges) > 0; {
-		n := backend.GroupLen(charges)
-		if touched <= 0 && n < len(charges) {
-			s.touch(charges)
-			touched = atOnce
+	if len(charges) == 1 && charges[0].Once == nil {
+		s.takeOne(now, s.hash(charges[0].Key), &charges[0], &decisions[0])
+		return
+	}
+	var hashes [atOnce]uint64
+	for at := atOnce; len(charges) > 0; { // hashes[at] is that of charges[0], if there is one
+		if at >= atOnce {
+			s.touch(charges, &hashes)
+			at = 0
 		}
-		touched -= n
-		if charges[0].Once != nil {
+		n := backend.GroupLen(charges)
+		switch {
+		case charges[0].Once != nil:
 			s.takeOnce(now, charges[:n], decisions[:n])
-		} else {
-			s.takeRun(now, charges[:n], decisions[:n])
+		case n == 1:
+			s.takeOne(now, hashes[at], &charges[0], &decisions[0])
+		default:
+			s.takeGroup(now, charges[:n], decisions[:n])
 		}
 		charges, decisions = charges[n:], decisions[n:]
+		at += n
 	}
 }
 
-func (s *Store) takeRun(now algorithms.Micros, charges []backend.Charge, decisions []backend.Decision) {
-	if len(charges) == 1 {
-		s.takeOne(now, &charges[0], &decisions[0])
-	} else {
-		s.takeGroup(now, charges, decisions)
-	}
-}
-
-func (s *Store) takeOne(now algorithms.Micros, c *backend.Charge, d *backend.Decision) {
-	hash := s.hash(c.Key)
+func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d *backend.Decision) {
 	st := &s.stripes[hash%stripeCount]
 	st.mu.Lock()
 	defer st.mu.Unlock()

@@ -13,8 +13,8 @@ const atOnce = 16
 // With many buckets each step to one, from the index to the entry to the key, waits for memory; here each step is
 // made for all charges, and the waits overlap. Behind the locks they could not: locking waits for what was
 // read before. What is read may change meanwhile; nothing is concluded from it. The result is of
-// no use but that the compiler cannot leave the reads out.
-func (s *Store) touch(charges []backend.Charge) (read byte) {
+// no use but that the compiler cannot leave the reads out. The hashes of the keys are kept.
+func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read byte) {
 	var places [atOnce]struct {
 		view *view
 		hash uint32
@@ -24,6 +24,7 @@ func (s *Store) touch(charges []backend.Charge) (read byte) {
 	charges = charges[:min(len(charges), atOnce)]
 	for i := range charges {
 		hash := s.hash(charges[i].Key)
+		hashes[i] = hash
 		places[i].view, places[i].hash = s.stripe(hash).table.seen.Load(), slot(hash)
 	}
 	for i := range charges {
