@@ -1118,26 +1118,18 @@ end
 
 if state then settle() end
 
--- A key may be kept a little longer than it must: lifetimes are rounded up, by an eighth at most,
--- so that few of them need to be made into text.
-local texts = {}
-local least, most, step = 0, 0, 1 -- from least to most they are rounded to whole steps
+-- A key may be kept a little longer than it must, by an eighth at most, so that few lifetimes need to be made into
+-- text.
+local to, text = 0
 for i = 1, #names do
   local ms = lives[i]
   if ms then
-    if ms < least or ms >= most then
-      local _, bits = math.frexp(ms)
-      least, most, step = math.ldexp(1, bits - 1), math.ldexp(1, bits), bits > 4 and math.ldexp(1, bits - 4) or 1
-    end
-    ms = ms + -ms % step
-    local text = texts[ms]
-    if not text then
-      text = string.format('%.0f', ms)
-      texts[ms] = text
+    if ms > to or to > ms * 1.125 then
+      to = ms + (ms - ms % 16) / 16
+      text = string.format('%d', to)
     end
     call('PSETEX', names[i], text, stored[i])
   end
 end
-
 if state then write_logs() end
 return table.concat(answers)
