@@ -186,7 +186,9 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 		*s = was
 	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()): // s is what remains
 	default:
-		*s = l.kept(was, now, a)
+		if *s = was; !l.stays(seen, a.Look) {
+			l.start(s, now, a.Hash)
+		}
 	}
 }
 
@@ -200,27 +202,26 @@ func (l *Limit) Keep(s State, now Micros, a Ask) State {
 	if was != nil {
 		s.Denials = l.denialsAt(&s, now)
 	}
-	kept := l.kept(s, now, &a)
+	kept, _, seen := l.begin(s, now, a.Hash)
+	kept = l.keep(s, kept, seen, a.Look)
 	if kept.Denials = s.Denials; a.Look {
 		kept.Denials = was
 	}
 	return kept
 }
 
-// kept is what remains of s where nothing is charged for a at time now.
-func (l *Limit) kept(s State, now Micros, a *Ask) State {
-	kept, _, seen := l.begin(s, now, a.Hash)
-	return l.keep(s, kept, seen, a.Look)
-}
-
 // keep is what remains of s where nothing is charged, kept being s with its clock started or
-// mended. A bucket that starts full is created by its first charge, not before.
+// mended.
 func (l *Limit) keep(s, kept State, seen, look bool) State {
-	if seen && look || !seen && l.startsFilled() {
+	if l.stays(seen, look) {
 		return s
 	}
 	return kept
 }
+
+// stays tells whether what is remembered remains as it was where nothing is charged. A bucket that
+// starts full is created by its first charge, not before.
+func (l *Limit) stays(seen, look bool) bool { return seen && look || !seen && l.startsFilled() }
 
 // start makes s a State of l at time now: a bucket never seen is filled, numbers written under
 // another Limit are converted, and a clock that stepped back is mended: by up to a minute the
