@@ -81,7 +81,10 @@ func New(now func() time.Time) *Recorder {
 
 // Observe counts c, which was denied.
 func (r *Recorder) Observe(c *limiter.Call) {
-	now := r.now()
+	now := c.Arrived // near enough: to ask for the time costs a tenth of what a denial does
+	if now.IsZero() {
+		now = r.now()
+	}
 	if len(c.Results) == 0 {
 		r.count(now, c, &limiter.Result{}, NoConfig)
 		return

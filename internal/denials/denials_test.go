@@ -143,6 +143,16 @@ func TestWhatIsDeniedIsTold(t *testing.T) {
 	a.want(t, "long after")
 }
 
+// A door that knows when a request arrived spares asking for the time.
+func TestADenialIsOfWhenTheRequestArrived(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
+	a.Observe(&limiter.Call{Request: limiter.Request{Domain: "d", Arrived: a.clock}})
+	if _, top := a.Top(1); !top[0].Last.Equal(a.clock) {
+		t.Errorf("last %v, want %v", top[0].Last, a.clock)
+	}
+}
+
 // What clients chose is kept as bytes, and not more of it than fits.
 func TestKeysAreCut(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))

@@ -29,9 +29,8 @@ type Batch struct {
 // batched is a request in a Batch.
 type batched struct {
 	exchange
-	arrived time.Time
-	state   batchState
-	err     error // a gRPC status, where the state is failed
+	state batchState
+	err   error // a gRPC status, where the state is failed
 }
 
 type batchState uint8
@@ -70,7 +69,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 	}
 	r := b.requests[b.used]
 	b.used++
-	r.arrived, r.state, r.err, r.wire = arrived, answered, nil, message
+	r.state, r.err, r.wire = answered, nil, message
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
@@ -85,7 +84,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
-	r.call.Request.Hold = b.server.held.LongestFor(left)
+	r.call.Request.Hold, r.call.Arrived = b.server.held.LongestFor(left), arrived
 	planned, err := b.checks.Add(&r.call)
 	if !planned {
 		r.answered(b.server, err)

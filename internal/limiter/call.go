@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"time"
+
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -31,6 +33,8 @@ type Request struct {
 	Once Once
 	// Look answers and takes nothing.
 	Look bool
+	// Arrived is when it came, by this process's clock; zero where the door does not know.
+	Arrived time.Time
 	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for
 	// this long at the most. Doors that pass the wait on leave it 0.
 	Hold algorithms.Micros
