@@ -21,6 +21,9 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 	if c.Flights <= 0 {
 		c.Flights = 2
 	}
+	if c.Go == nil {
+		c.Go = func(f func()) { go f() }
+	}
 	if c.MaxCharges <= 0 {
 		c.MaxCharges = 256
 	}
@@ -29,6 +32,7 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 	}
 	s := &coalescer{next: next, config: c, long: c.Timeout / 2}
 	s.riders.New = func() any { return &rider{done: make(chan struct{}, 1)} }
+	s.flyer = s.fly
 	s.flights.New = func() any { return &flight{} }
 	return s
 }
@@ -40,6 +44,8 @@ type CoalesceConfig struct {
 	// Flights is how many Takes of next may be under way at once (2: one may be late, or on its way
 	// while the other is at work). They share the load, so each is smaller and costs more.
 	Flights int
+	// Go runs what makes flights on another goroutine (go f()).
+	Go func(f func())
 	// MaxCharges of one Take of next (256), unless one rider alone has more.
 	MaxCharges int
 	// MaxWaiting bounds the Takes that wait (65,536); one more is ErrUnavailable at once.
@@ -51,6 +57,7 @@ type coalescer struct {
 	config          CoalesceConfig
 	long            time.Duration // after which another flight starts
 	riders, flights sync.Pool
+	flyer           func() // fly
 
 	mu       sync.Mutex
 	waiting  []*rider // guarded by mu, and so is what follows
@@ -168,7 +175,7 @@ func (s *coalescer) start() {
 	if now := time.Now(); s.due(now) {
 		s.flying++
 		s.departed = now
-		go s.fly()
+		s.config.Go(s.flyer)
 	}
 }
 

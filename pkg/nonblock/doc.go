@@ -7,6 +7,8 @@
 // two or three switches of threads for each. Without, a request that is answered over Redis cost a third less
 // (docs/performance.md).
 //
+// For the same reason a Crew starts no goroutine for a short function, and wakes none but through the poller.
+//
 // What it costs: the monitor also interrupts goroutines that compute for long. While it sleeps nobody does, until the
 // next timer, or the next system call that is told of.
 package nonblock

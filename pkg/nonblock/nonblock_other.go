@@ -18,3 +18,12 @@ func (*Conn) CloseWrite() error { return net.ErrClosed }
 
 // WriteOnce is not called.
 func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
+
+// Crew starts a goroutine for each function.
+type Crew struct{}
+
+// Go has f run.
+func (*Crew) Go(f func()) { go f() }
+
+// Close does nothing.
+func (*Crew) Close() {}

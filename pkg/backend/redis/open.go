@@ -22,6 +22,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // Config of a Store.
@@ -71,8 +72,9 @@ type Store struct {
 	backend.Store
 	claims
 	config  Config
-	name    string   // the address, master or cluster
-	cluster *cluster // nil: not a Cluster
+	name    string        // the address, master or cluster
+	cluster *cluster      // nil: not a Cluster
+	crew    nonblock.Crew // asks
 }
 
 // Open makes a Store. It does not wait for Redis: a server that is away is found out by asking. The
@@ -132,7 +134,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 			s.config.Changed(server, open)
 		}
 	}
-	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout})
+	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go})
 	if s.config.Timeout >= patience {
 		return usual
 	}
@@ -197,6 +199,7 @@ func (s *Store) ping(ctx context.Context) error {
 // Close ends all connections.
 func (s *Store) Close() error {
 	s.background.Close()
+	s.crew.Close()
 	return s.client.Close()
 }
 

@@ -1,0 +1,81 @@
+package nonblock
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestACrewRunsAll(t *testing.T) {
+	var c Crew
+	defer c.Close()
+	var ran atomic.Int64
+	for _, at := range []int{1, 2, 10, 1, 5} { // at once
+		for range 200 {
+			var wg sync.WaitGroup
+			before := ran.Load()
+			for range at {
+				wg.Add(1)
+				c.Go(func() { ran.Add(1); wg.Done() })
+			}
+			wg.Wait()
+			if n := ran.Load() - before; n != int64(at) {
+				t.Fatalf("%d of %d ran", n, at)
+			}
+		}
+	}
+}
+
+func TestACrewIsKeptAndBounded(t *testing.T) {
+	var c Crew
+	block := make(chan struct{})
+	for range 3 * maxIdle {
+		c.Go(func() { <-block })
+	}
+	idle := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.idle)
+	}
+	close(block)
+	eventually(t, func() bool { return idle() == maxIdle })
+	files := openFiles(t)
+	for range 100 {
+		done := make(chan struct{})
+		c.Go(func() { close(done) })
+		<-done
+		eventually(t, func() bool { return idle() == maxIdle })
+	}
+	if n := openFiles(t); n > files {
+		t.Errorf("%d files more are open", n-files)
+	}
+	c.Close()
+	eventually(t, func() bool { return openFiles(t) <= files-maxIdle })
+	done := make(chan struct{})
+	c.Go(func() { close(done) })
+	<-done
+	time.Sleep(10 * time.Millisecond)
+	if idle() != 0 {
+		t.Error("kept after it was closed")
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not within ten seconds")
+		}
+	}
+}
