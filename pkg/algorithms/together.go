@@ -18,15 +18,15 @@ type Bucket struct {
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
-		b.State, b.Decision = b.Limit.Take(b.State, now, b.Ask)
+		b.Limit.TakeAt(&b.State, now, &b.Ask, &b.Decision)
 		return b.Decision.Allowed
 	}
 	all, never := true, false
 	for i := range buckets {
 		b := &buckets[i]
-		look := b.Ask
+		state, look := b.State, b.Ask
 		look.Look = true
-		_, b.Decision = b.Limit.Take(b.State, now, look)
+		b.Limit.TakeAt(&state, now, &look, &b.Decision)
 		all = all && b.Decision.Allowed
 		never = never || b.Decision.Never && !b.Limit.TakesDenied
 	}
@@ -34,7 +34,7 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 		b := &buckets[i]
 		switch {
 		case all || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Ask):
-			b.State, b.Decision = b.Limit.Take(b.State, now, b.Ask)
+			b.Limit.TakeAt(&b.State, now, &b.Ask, &b.Decision)
 		case !never:
 			b.State = b.Limit.Keep(b.State, now, b.Ask)
 		}

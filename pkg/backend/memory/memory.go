@@ -103,7 +103,7 @@ func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []ba
 		case n == 1:
 			s.takeOne(now, hashes[at], &charges[0], &decisions[0])
 		default:
-			s.takeGroup(now, charges[:n], decisions[:n])
+			s.takeGroup(now, hashes[at:min(at+n, atOnce)], charges[:n], decisions[:n])
 		}
 		charges, decisions = charges[n:], decisions[n:]
 		at += n
@@ -162,18 +162,21 @@ type group struct {
 
 var groups = sync.Pool{New: func() any { return &group{} }}
 
-func (s *Store) takeGroup(now algorithms.Micros, cs []backend.Charge, decisions []backend.Decision) {
+// takeGroup takes charges together. hashes are those of the first of them.
+func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.Charge, decisions []backend.Decision) {
 	g := groups.Get().(*group)
 	defer groups.Put(g)
-	s.lock(g, cs)
+	s.lock(g, hashes, cs)
 	defer s.unlock(g)
 	for i := range cs {
-		b := algorithms.Bucket{Limit: cs[i].Limit, Ask: cs[i].Ask}
+		g.buckets = append(g.buckets, algorithms.Bucket{})
+		b := &g.buckets[i] // filled in place: it is large
+		b.Limit, b.Ask = cs[i].Limit, cs[i].Ask
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
 			e.copy(&b.State)
 		}
-		g.entries, g.buckets = append(g.entries, e), append(g.buckets, b)
+		g.entries = append(g.entries, e)
 	}
 	algorithms.TakeAll(now, g.buckets)
 	for i := range cs {
@@ -217,10 +220,12 @@ func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decisi
 
 func (s *Store) stripe(hash uint64) *stripe { return &s.stripes[hash%stripeCount] }
 
-func (s *Store) lock(g *group, cs []backend.Charge) {
-	for i := range cs {
-		hash := s.hash(cs[i].Key)
-		g.hashes = append(g.hashes, hash)
+func (s *Store) lock(g *group, hashes []uint64, cs []backend.Charge) {
+	g.hashes = append(g.hashes, hashes...)
+	for i := len(hashes); i < len(cs); i++ {
+		g.hashes = append(g.hashes, s.hash(cs[i].Key))
+	}
+	for _, hash := range g.hashes {
 		g.locked = append(g.locked, int(hash%stripeCount))
 	}
 	slices.Sort(g.locked)

@@ -51,7 +51,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 		}
 		return
 	}
-	s.takeGroup(now, charges, decisions)
+	s.takeGroup(now, nil, charges, decisions)
 	if !backend.Took(charges, decisions) {
 		s.room.give(recordsOwner, n)
 		return
