@@ -27,6 +27,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/statsd"
 	"github.com/rlsidecar/rlsidecar/internal/tracing"
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // Config is what Run needs to know.
@@ -334,7 +335,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		})
 		if s.config.HTTPProxyProtocol {
 			plain := d.serve
-			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
+			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(nonblock.Listener(l))) }
 		}
 		if err = add(s.config.HTTP, &running.HTTP, d); err != nil {
 			return doors, running, err
@@ -400,7 +401,7 @@ func (s *server) httpDoor(h *http.Server) door {
 	return door{
 		unready: func() { leaving.Store(true) },
 		serve: func(l net.Listener) error {
-			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := h.Serve(nonblock.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
 				return err
 			}
 			return nil

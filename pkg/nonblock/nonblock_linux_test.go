@@ -165,6 +165,31 @@ func TestNothingIsAllocated(t *testing.T) {
 	})
 }
 
+func TestListener(t *testing.T) {
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Listener(plain)
+	peer, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, is := nc.(*Conn); !is {
+		t.Errorf("a %T", nc)
+	}
+	l.Close()
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+}
+
 func TestWhatIsNoSocketIsNotWrapped(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
