@@ -1007,14 +1007,20 @@ else
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
--- What most charges are is decided here: alone, plain, of a limit that is usual, and of a bucket that is new, or was
--- last seen under the same numbers. All others go to general, which finds in stored what is left here.
+-- What most charges are is decided here: plain, of a limit that is usual, and of a bucket that is new, or was last seen
+-- under the same numbers; alone, or of a group that is allowed as a whole. All others go to general, which
+-- finds in stored what is left here. Calling a function costs as much as ten lines, so floor(x) is x - x % 1 here, and
+-- its counterpart, the ceiling, x + -x % 1.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
 local blob = ARGV[3]
 local pos, size = 1, #blob
 local k, limit, group -- of the charge at pos
+-- Of a group under way: where it began, how many answers there were then, and what it will write: m of keys, states
+-- and lifetimes.
+local first, before, held
+local m = 0
 if size > 0 then k, limit, group = unpack_at('<ddd', blob) end
 while k do
   local l, b, reset = usual[limit], stored[k]
@@ -1027,11 +1033,11 @@ while k do
     else
       cost, phase, _, _, flags = unpack_at('<ddddd', blob, pos + 24)
     end
-    if group == next_group or flags ~= 0 or cost <= 0 or cost > l.capacity then break end
+    if flags ~= 0 or cost <= 0 or cost > l.capacity then break end
     local value, remaining, written
     local allowed, retry = 1, 0
     local q = l.q
-    if q then
+    if q then -- token_bucket.go: take_tokens
       local p, v = l.p, l.v
       value = v
       if b then
@@ -1053,7 +1059,7 @@ while k do
       reset = reset + -reset % 1
       remaining = value / q
       remaining = remaining - remaining % 1
-    else
+    else -- fixed_window.go: take_window
       local rate, period, capacity = l.rate, l.period, l.capacity
       local start = now - (now - phase) % period
       value = capacity
@@ -1089,23 +1095,45 @@ while k do
       if not l.clears then
         full = (capacity - value) / rate
         full = full + -full % 1
-        if full < 1 then full = 1 end
       end
       reset = start + full * period - now
       written = written and pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
       remaining = value
     end
+    local together = first or group == next_group
+    if together then
+      for i = 1, m, 3 do
+        if held[i] == k then allowed = 0 end -- it is looked at before any is charged
+      end
+      if allowed == 0 then
+        reset = nil
+        break
+      end
+    end
     if written then
       local ttl = (reset - reset % 1000) / 1000 + 2
-      if given and ttl < 86400000 then ttl = 86400000 end
-      stored[k], lives[k] = written, ttl
+      if given and ttl < 86400000 then ttl = 86400000 end -- a day, as in lifetime
+      if together then
+        held = held or {}
+        held[m + 1], held[m + 2], held[m + 3] = k, written, ttl
+        m = m + 3
+      else
+        stored[k], lives[k] = written, ttl
+      end
     end
     n = n + 1
     answers[n] = pack('<Bddddd', allowed, value, remaining > 0 and remaining or 0, retry, reset, 0)
   until true
   if reset then
+    if group ~= next_group then
+      for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
+      first, m = nil, 0
+    elseif not first then
+      first, before = pos, n - 1
+    end
     pos, k, limit, group = pos + 64, next_k, next_limit, next_group
   else
+    if first then pos, n, first, m = first, before, nil, 0 end
     if not state then
       state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
       if not state then return answers[1] end
