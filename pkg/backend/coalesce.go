@@ -158,12 +158,7 @@ func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []
 	if !free {
 		return false
 	}
-	defer func() {
-		s.mu.Lock()
-		s.flying--
-		s.start()
-		s.mu.Unlock()
-	}()
+	defer s.over()
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	s.next.Take(ctx, charges, decisions)
@@ -242,12 +237,37 @@ func (s *coalescer) fly() {
 		}
 		s.next.Take(ctx, f.charges, f.decisions)
 		cancel()
-		at := 0
-		for _, r := range f.riders {
-			at += copy(r.decisions, f.decisions[at:at+len(r.charges)])
-			r.land()
+		if len(f.riders) > few { // what is next is not to wait until all of these are told
+			s.over()
+			f.unload()
+			return
 		}
+		f.unload()
 	}
+}
+
+// few is how many riders may be told before the next flight leaves. To have another goroutine make that costs
+// more.
+const few = 8
+
+// over ends a flight; another starts if one is due.
+func (s *coalescer) over() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.flying--
+	s.start()
+}
+
+// unload gives the riders of f their decisions, and empties it.
+func (f *flight) unload() {
+	at := 0
+	for _, r := range f.riders {
+		at += copy(r.decisions, f.decisions[at:at+len(r.charges)])
+		r.land()
+	}
+	clear(f.riders)
+	clear(f.charges) // limits of a configuration that is gone are not kept alive
+	f.riders, f.charges = f.riders[:0], f.charges[:0]
 }
 
 // land tells who asked that the decisions are there.
@@ -270,9 +290,6 @@ func (s *coalescer) another(f *flight) bool {
 		s.departed = now
 	}
 	s.mu.Unlock()
-	clear(f.riders)
-	clear(f.charges) // limits of a configuration that is gone are not kept alive
-	f.riders, f.charges = f.riders[:0], f.charges[:0]
 	return due && s.load(f)
 }
 

@@ -393,3 +393,34 @@ func TestNoMoreIsStartedThanMayWait(t *testing.T) {
 		<-waiting
 	})
 }
+
+// TestManyRidersDoNotHoldUpTheNextFlight, however long it takes to tell them.
+func TestManyRidersDoNotHoldUpTheNextFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := &recorder{next: after(ms, echo)}
+		s := backend.Coalesce(next, backend.CoalesceConfig{Timeout: time.Minute}).(backend.Starter)
+		var told sync.WaitGroup
+		start := func(of int) {
+			for range of {
+				told.Add(1)
+				if !s.Start(costs(true, 1), make([]backend.Decision, 1), func() { time.Sleep(time.Second); told.Done() }) {
+					t.Error("not started")
+				}
+			}
+		}
+		start(1)
+		synctest.Wait()
+		start(20) // wait for the first, and then for who asked it to be told
+		time.Sleep(time.Second + ms/2)
+		if n := next.count(); n != 1 {
+			t.Errorf("%d takes", n)
+		}
+		time.Sleep(2 * ms)
+		start(1)
+		time.Sleep(2 * ms)
+		if n := next.count(); n != 3 {
+			t.Errorf("%d takes", n)
+		}
+		told.Wait()
+	})
+}
