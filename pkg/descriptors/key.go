@@ -35,22 +35,22 @@ func Prefix(domain, what, id string, kind algorithms.Kind) []byte {
 // the values, from which a fixed window takes its phase: of the value itself where there is one,
 // of the length-prefixed values where there are more. Other limits take nothing from it: it is 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
+	if p.Whole {
+		return p.appendWhole(dst, entries)
+	}
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)
-	switch {
-	case p.Whole:
-		for i := range entries {
-			dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
-		}
-	case len(p.Open) == 1:
-		value := entries[p.Open[0]].Value
-		return p.keyOfOne(appendValue(dst, value), values, value)
-	default:
-		for _, i := range p.Open {
-			dst = appendValue(dst, entries[i].Value)
-		}
+	for _, i := range p.Open {
+		dst = appendValue(dst, entries[i].Value)
 	}
-	return p.keyOfSome(dst, values)
+	switch {
+	case p.Limit.Kind != algorithms.FixedWindow:
+	case len(p.Open) == 1:
+		hash = xxhash.Sum64String(entries[p.Open[0]].Value)
+	default:
+		hash = xxhash.Sum64(dst[values:])
+	}
+	return foldKey(dst, values), hash
 }
 
 // AppendKeyOf is AppendKey for values that are given as they are, as an API client does.
@@ -60,22 +60,23 @@ func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 	for _, v := range key {
 		dst = appendValue(dst, v)
 	}
-	if len(key) == 1 {
-		return p.keyOfOne(dst, values, key[0])
-	}
-	return p.keyOfSome(dst, values)
-}
-
-// keyOfOne makes dst, in which a single value stands from values on, a key.
-func (p *Policy) keyOfOne(dst []byte, values int, value string) (key []byte, hash uint64) {
-	if p.Limit.Kind == algorithms.FixedWindow {
-		hash = xxhash.Sum64String(value)
+	var hash uint64
+	switch {
+	case p.Limit.Kind != algorithms.FixedWindow:
+	case len(key) == 1:
+		hash = xxhash.Sum64String(key[0])
+	default:
+		hash = xxhash.Sum64(dst[values:])
 	}
 	return foldKey(dst, values), hash
 }
 
-// keyOfSome is keyOfOne for several values, or none.
-func (p *Policy) keyOfSome(dst []byte, values int) (key []byte, hash uint64) {
+func (p *Policy) appendWhole(dst []byte, entries []Entry) (key []byte, hash uint64) {
+	dst = append(append(dst, p.Prefix...), formValues)
+	values := len(dst)
+	for i := range entries {
+		dst = appendValue(appendValue(dst, entries[i].Key), entries[i].Value)
+	}
 	if p.Limit.Kind == algorithms.FixedWindow {
 		hash = xxhash.Sum64(dst[values:])
 	}
