@@ -20,7 +20,7 @@
 --
 -- Redis makes the functions of a script anew for each call, which costs more than to decide a charge. So those
 -- of the twin are inside of one that is called only when they are needed, and what most charges are is decided
--- without them, below. For the same reason that one uses nothing from outside.
+-- without them, below. That one uses no locals from outside: each would cost something in each call.
 
 -- general is the twin: it decides all charges there can be. lives is, by key, for how long what is in stored is to be
 -- written, in ms. It returns the states by key, a function that decides charges, and two that write what became of
