@@ -73,7 +73,9 @@ func (c *conn) over(s *stream) {
 		s.state = coming // it waits for nothing
 	}
 	c.drop(s)
-	if !s.ended { // the client need not go on
+	if s.ended {
+		c.recycle(s)
+	} else { // the client need not go on
 		c.abort(s.id, http2.ErrCodeNo)
 	}
 }

@@ -47,6 +47,7 @@ type conn struct {
 	stalled []*stream // wait for window
 	fresh   stream    // the one opened last; only in streams when others come in between
 	streams map[uint32]*stream
+	free    []*stream  // of none of the client's
 	last    uint32     // the greatest stream there has been
 	undead  int        // streams that were reset, but what they asked for is under way
 	others  int        // streams that are handed over

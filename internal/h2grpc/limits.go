@@ -12,6 +12,8 @@ const (
 	// maxStreams is how many requests may be under way; more are refused, and may be sent again. Envoy
 	// does not wait to hear of it, so it is more than it sends.
 	maxStreams = 16 << 10
+	// maxFree is how many of them are kept for others when they are over.
+	maxFree = 64
 	// maxOthers is how many of those may be handed over: each costs goroutines.
 	maxOthers = 256
 

@@ -53,11 +53,25 @@ func (c *conn) find(id uint32) *stream {
 
 // park makes a stream of its own of the one opened last.
 func (c *conn) park() *stream {
-	s := &stream{}
+	var s *stream
+	if last := len(c.free) - 1; last >= 0 {
+		s, c.free = c.free[last], c.free[:last]
+	} else {
+		s = &stream{}
+	}
 	*s = c.fresh
 	c.fresh = stream{}
 	c.streams[s.id] = s
 	return s
+}
+
+// recycle keeps s, which is over, for another request. Nobody may know it any more: who lands its flight asks
+// only before it is answered, but what holds answers back, or has been handed over, may ask later.
+func (c *conn) recycle(s *stream) {
+	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
+		*s = stream{}
+		c.free = append(c.free, s)
+	}
 }
 
 // kept is s in a place where it can stay.
