@@ -115,6 +115,59 @@ func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
 	})
 }
 
+// TestRedisFailsUnderLoad again and again, in ways after which it answers at once. Nobody hears an error, no more is
+// admitted than was charged, and no more is charged than was admitted or may have been lost with an answer.
+func TestRedisFailsUnderLoad(t *testing.T) {
+	for _, engine := range []Engine{FastEngine, GRPCEngine} {
+		t.Run(string(engine), func(t *testing.T) {
+			redis := redistest.Start(t)
+			const limit = 1_000_000
+			x := start(t, `
+domain: d
+descriptors:
+  - {key: all, rate_limit: {algorithm: fixed_window, rate: 1000000, period: 365d, start: 2026-01-01T00:00:00Z}}
+`, onRedis("redis://"+redis.Addr), func(c *Config) { c.Engine, c.Redis.Timeout = engine, 5*time.Millisecond })
+			var admitted, denied atomic.Int64
+			var over atomic.Bool
+			var wg sync.WaitGroup
+			for range 16 {
+				wg.Go(func() {
+					for !over.Load() {
+						if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+							admitted.Add(1)
+						} else {
+							denied.Add(1)
+						}
+					}
+				})
+			}
+			for range 20 {
+				redis.Pause()
+				time.Sleep(15 * time.Millisecond)
+				redis.Resume()
+				time.Sleep(30 * time.Millisecond)
+				redis.Do("SCRIPT", "FLUSH")
+				time.Sleep(30 * time.Millisecond)
+				redis.Do("CLIENT", "KILL", "TYPE", "normal")
+				time.Sleep(30 * time.Millisecond)
+			}
+			over.Store(true)
+			wg.Wait()
+			look := descriptor("all=1")
+			look.HitsAddend = wrapperspb.UInt64(0)
+			var charged int64
+			eventually(t, "Redis is asked again", func() bool {
+				a := x.put(t, request("d", look)).Statuses[0]
+				charged = limit - int64(a.LimitRemaining)
+				return a.CurrentLimit != nil
+			})
+			if a, d := admitted.Load(), denied.Load(); a == 0 || d == 0 || a > charged || charged > a+d {
+				t.Errorf("%d admitted, %d denied, %d charged", a, d, charged)
+			}
+		})
+	}
+}
+
 func TestStartsWithoutRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Kill()
