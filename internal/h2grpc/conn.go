@@ -37,10 +37,9 @@ type conn struct {
 	out     []byte // to be written
 	spare   []byte // what out may be next
 	writing bool
-	direct  *nonblock.Conn // is nc; nil: nc may have to wait
-	writes  uint64         // how many there have been
-	greeted bool           // from now on may be written
-	closed  bool           // nothing is read or written any more
+	writes  uint64 // how many there have been
+	greeted bool   // from now on may be written
+	closed  bool   // nothing is read or written any more
 
 	window  int64     // what the client takes on the connection
 	initial int64     // and on a stream from its start
@@ -81,10 +80,6 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	direct := nonblock.Wrap(nc)
-	if direct != nil {
-		nc = direct
-	}
 	c := &conn{
 		server: s, nc: nc, heads: newHeadReader(s.config.Path),
 		table: table{size: 4096}, window: 65535, initial: 65535,
@@ -92,9 +87,6 @@ func newConn(s *Server, nc net.Conn) *conn {
 	}
 	c.changed = sync.NewCond(&c.mu)
 	c.heard = c.born
-	if s.config.TLS == nil {
-		c.direct = direct
-	}
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
 	}
@@ -256,12 +248,12 @@ func (c *conn) flush() { c.write(c.nc.Write) }
 
 // flushSoon is flush for who must not wait for the client: another does so, if need be.
 func (c *conn) flushSoon() {
-	if c.direct == nil {
-		c.flushApart()
-		c.mu.Unlock()
+	if nc, ok := c.nc.(*nonblock.Conn); ok {
+		c.write(nc.WriteOnce)
 		return
 	}
-	c.write(c.direct.WriteOnce)
+	c.flushApart()
+	c.mu.Unlock()
 }
 
 // flushApart has a goroutine of its own flush. c.mu is held.

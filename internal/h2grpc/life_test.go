@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // start is serve for tests that stop the server themselves.
@@ -379,7 +381,7 @@ func TestWhoeverLandsAFlightDoesNotWaitForTheClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Flights: 2, Timeout: time.Minute, Late: errLate})
-	go s.Serve(l) //nolint:errcheck // Stop ends it
+	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
 	t.Cleanup(func() { s.Stop(t.Context()) })
 	nc, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

@@ -133,7 +133,7 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serve serves what l accepts, until l fails or the server is told to stop: then it returns nil.
+// Serve serves what l accepts, best nonblock.Conns, until l fails or the server is told to stop: then it returns nil.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.draining {

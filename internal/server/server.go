@@ -335,7 +335,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		})
 		if s.config.HTTPProxyProtocol {
 			plain := d.serve
-			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(nonblock.Listener(l))) }
+			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
 		}
 		if err = add(s.config.HTTP, &running.HTTP, d); err != nil {
 			return doors, running, err
@@ -401,7 +401,7 @@ func (s *server) httpDoor(h *http.Server) door {
 	return door{
 		unready: func() { leaving.Store(true) },
 		serve: func(l net.Listener) error {
-			if err := h.Serve(nonblock.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
+			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 				return err
 			}
 			return nil
@@ -431,7 +431,7 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 	var serving sync.WaitGroup
 	for _, d := range doors {
 		serving.Go(func() {
-			if err := d.serve(d.listener); err != nil {
+			if err := d.serve(nonblock.Listener(d.listener)); err != nil {
 				fail(fmt.Errorf("serve on %s: %w", d.listener.Addr(), err))
 			}
 		})
