@@ -98,12 +98,11 @@ func (b *Batch) decide() {
 // Start is Take, but does not wait: done is called when Finish may be. false: the store cannot do so, and
 // Take comes next.
 func (b *Batch) Start(done func()) bool {
-	starter, ok := b.limiter.store.(backend.Starter)
-	if !ok || len(b.charges) == 0 {
+	if len(b.charges) == 0 {
 		return false
 	}
 	b.decide()
-	return starter.Start(b.charges, b.decisions, done)
+	return backend.Start(b.limiter.store, b.charges, b.decisions, done)
 }
 
 // Finish answers c, which is planned, after Take.

@@ -45,9 +45,8 @@ func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []
 
 // Start implements backend.Starter where the Store below does.
 func (b *timed) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	next, ok := b.next.(backend.Starter)
 	start := time.Now()
-	return ok && next.Start(charges, decisions, func() {
+	return backend.Start(b.next, charges, decisions, func() {
 		b.took(start, decisions)
 		done()
 	})

@@ -44,7 +44,7 @@ func (s deadline) TakeEarly(charges []Charge, decisions []Decision) bool {
 // Start implements Starter where the Store below does. Nobody waits, so there is no deadline: it is for
 // the caller to give up.
 func (s deadline) Start(charges []Charge, decisions []Decision, done func()) bool {
-	return start(s.next, charges, decisions, done)
+	return Start(s.next, charges, decisions, done)
 }
 
 // Reset implements Resetter where the Store below does.

@@ -136,7 +136,7 @@ func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func())
 		}
 		at = end
 	}
-	return start(s.next, charges, decisions, func() {
+	return Start(s.next, charges, decisions, func() {
 		for at := 0; at < len(charges); {
 			end := at + GroupLen(charges[at:])
 			s.learn(charges[at:end], decisions[at:end], now, forgot)

@@ -117,7 +117,7 @@ func (s *LeaseStore) TakeEarly(charges []Charge, decisions []Decision) bool {
 
 // Start implements Starter for charges without a lease, where the Store below does.
 func (s *LeaseStore) Start(charges []Charge, decisions []Decision, done func()) bool {
-	return !anyLease(charges) && start(s.next, charges, decisions, done)
+	return !anyLease(charges) && Start(s.next, charges, decisions, done)
 }
 
 func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }

@@ -38,8 +38,8 @@ type Starter interface {
 	Start(charges []Charge, decisions []Decision, done func()) bool
 }
 
-// start starts a take of s, if s can.
-func start(s Store, charges []Charge, decisions []Decision, done func()) bool {
+// Start is s.Start where s is a Starter.
+func Start(s Store, charges []Charge, decisions []Decision, done func()) bool {
 	starter, ok := s.(Starter)
 	return ok && starter.Start(charges, decisions, done)
 }

@@ -160,14 +160,12 @@ func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []b
 
 // Start implements backend.Starter.
 func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	usual, ok := l.usual.(backend.Starter)
-	return ok && usual.Start(charges, decisions, done)
+	return backend.Start(l.usual, charges, decisions, done)
 }
 
 // Start implements backend.Starter, but in a Cluster.
 func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	server, ok := s.Store.(backend.Starter)
-	return ok && server.Start(charges, decisions, done)
+	return backend.Start(s.Store, charges, decisions, done)
 }
 
 // Ping waits for a first answer from Redis, until ctx ends.

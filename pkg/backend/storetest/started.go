@@ -14,8 +14,7 @@ type started struct{ backend.Store }
 // Take implements backend.Store.
 func (s started) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	landed := make(chan struct{})
-	starter, ok := s.Store.(backend.Starter)
-	if ok && starter.Start(charges, decisions, func() { close(landed) }) {
+	if backend.Start(s.Store, charges, decisions, func() { close(landed) }) {
 		<-landed
 		return
 	}
