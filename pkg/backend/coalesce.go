@@ -97,16 +97,10 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 	}
 	r := s.riders.Get().(*rider)
 	r.board(charges)
-	s.mu.Lock()
-	if len(s.waiting) >= s.config.MaxWaiting {
-		s.mu.Unlock()
+	if !s.wait(r) {
 		failAll(decisions, fmt.Errorf("%w: %d requests wait for it", ErrUnavailable, s.config.MaxWaiting))
 		return
 	}
-	s.waiting = append(s.waiting, r)
-	s.charges += len(charges)
-	s.start()
-	s.mu.Unlock()
 	select {
 	case <-r.done:
 		copy(decisions, r.decisions)
@@ -126,13 +120,18 @@ func (s *coalescer) Start(charges []Charge, decisions []Decision, done func()) b
 	if s.config.Timeout > 0 {
 		r.until = time.Now().Add(s.config.Timeout)
 	}
+	return s.wait(r)
+}
+
+// wait puts r among those who wait; false: there are too many.
+func (s *coalescer) wait(r *rider) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.waiting) >= s.config.MaxWaiting {
 		return false
 	}
 	s.waiting = append(s.waiting, r)
-	s.charges += len(charges)
+	s.charges += len(r.charges)
 	s.start()
 	return true
 }
@@ -167,11 +166,20 @@ func (s *coalescer) flyAlone(ctx context.Context, charges []Charge, decisions []
 
 // start starts a flight for those who wait, if one is due. mu is held.
 func (s *coalescer) start() {
-	if now := time.Now(); s.due(now) {
-		s.flying++
-		s.departed = now
+	if s.depart() {
 		s.config.Go(s.flyer)
 	}
+}
+
+// depart counts a flight, if one is due. mu is held.
+func (s *coalescer) depart() bool {
+	now := time.Now()
+	if !s.due(now) {
+		return false
+	}
+	s.flying++
+	s.departed = now
+	return true
 }
 
 // due tells whether those who wait should go now, one flight being ready for them. Fewer and larger ones
@@ -283,12 +291,7 @@ func (r *rider) land() {
 func (s *coalescer) another(f *flight) bool {
 	s.mu.Lock()
 	s.flying--
-	now := time.Now()
-	due := s.due(now)
-	if due {
-		s.flying++
-		s.departed = now
-	}
+	due := s.depart()
 	s.mu.Unlock()
 	return due && s.load(f)
 }
