@@ -108,6 +108,9 @@ func (c *Conn) send(b []byte, how func(fd uintptr) bool) (int, error) {
 // CloseWrite is that of package net's connections.
 func (c *Conn) CloseWrite() error { return c.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
+// SyscallConn implements syscall.Conn.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
+
 // error is what package net says of a system call that failed.
 func (c *Conn) error(name string, err syscall.Errno) error {
 	return &net.OpError{Op: name, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(name, err)}

@@ -22,19 +22,25 @@ func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
 				t.Fatal(err)
 			}
 			defer l.Close()
-			peer, err := net.Dial(network, l.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer peer.Close()
-			nc, err := l.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
+			nc, peer := connect(t, l)
 			test(t, Wrap(nc), peer)
 		})
 	}
+}
+
+// connect connects to l until the test ends: to one that it has accepted.
+func connect(t *testing.T, l net.Listener) (accepted, peer net.Conn) {
+	t.Helper()
+	peer, err := net.Dial(l.Addr().Network(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close() })
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { accepted.Close() })
+	return accepted, peer
 }
 
 func TestAllThatIsWrittenArrives(t *testing.T) {
@@ -171,16 +177,7 @@ func TestListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := Listener(plain)
-	peer, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
-	nc, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	nc, _ := connect(t, l)
 	if _, is := nc.(*Conn); !is {
 		t.Errorf("a %T", nc)
 	}

@@ -2,7 +2,10 @@
 
 package nonblock
 
-import "net"
+import (
+	"net"
+	"syscall"
+)
 
 // Conn is not there on this system.
 type Conn struct{ net.Conn }
@@ -15,6 +18,9 @@ func (*Conn) Quiet() bool { return false }
 
 // CloseWrite is not called.
 func (*Conn) CloseWrite() error { return net.ErrClosed }
+
+// SyscallConn is not called.
+func (*Conn) SyscallConn() (syscall.RawConn, error) { return nil, net.ErrClosed }
 
 // WriteOnce is not called.
 func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }

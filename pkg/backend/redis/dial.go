@@ -18,21 +18,23 @@ func dialer(o *goredis.Options) func(ctx context.Context, network, addr string) 
 		if err != nil {
 			return nil, err
 		}
-		if c := nonblock.Wrap(nc); c != nil {
-			return conn{c}, nil
+		c := nonblock.Wrap(nc)
+		if c == nil {
+			return nc, nil
 		}
-		return nc, nil
+		raw, err := c.SyscallConn()
+		return &conn{c, look{raw, c}}, err
 	}
 }
 
 // conn is a connection that go-redis looks at before each call, for the server may have closed it.
-type conn struct{ *nonblock.Conn }
+type conn struct {
+	*nonblock.Conn
+	look look
+}
 
 // SyscallConn implements syscall.Conn, by which go-redis looks.
-func (c conn) SyscallConn() (syscall.RawConn, error) {
-	raw, err := c.Conn.Conn.(syscall.Conn).SyscallConn()
-	return look{raw, c.Conn}, err
-}
+func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
 	syscall.RawConn
@@ -41,7 +43,7 @@ type look struct {
 
 // Read calls f only if it would find something. That is all that go-redis wants of it: usually there is
 // nothing, and to find that out by f would tell the scheduler of a system call.
-func (l look) Read(f func(fd uintptr) bool) error {
+func (l *look) Read(f func(fd uintptr) bool) error {
 	if l.conn.Quiet() {
 		return nil
 	}
