@@ -86,18 +86,15 @@ func (r *headReader) read(block []byte, trailers bool) (head, error) {
 	if err := r.decoder.Close(); err != nil {
 		return head{}, err
 	}
+	same := leavesTable(block)
+	if !same {
+		r.known = r.known[:0]
+	}
 	if trailers {
-		h := head{malformed: r.malformedTrailers(), tooLong: r.tooLong}
-		if !leavesTable(block) {
-			r.known = r.known[:0]
-		}
-		return h, nil
+		return head{malformed: r.malformedTrailers(), tooLong: r.tooLong}, nil
 	}
 	h := r.head()
-	switch {
-	case !leavesTable(block):
-		r.known = r.known[:0] // the table may have changed
-	case h.ours && len(block) <= maxKnown:
+	if same && h.ours && len(block) <= maxKnown {
 		r.known, r.knownHead = append(r.known[:0], block...), h
 	}
 	return h, nil
@@ -250,12 +247,17 @@ func validField(f *hpack.HeaderField) bool {
 	return f.Name != "" && httpguts.ValidHeaderFieldValue(f.Value)
 }
 
+var timeoutUnits = map[byte]time.Duration{
+	'H': time.Hour, 'M': time.Minute, 'S': time.Second,
+	'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
+}
+
 // parseTimeout reads a grpc-timeout: up to eight digits and a unit. One of 0 is as short as can be.
 func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > 9 {
 		return 0, false
 	}
-	unit, ok := timeoutUnit(s[len(s)-1])
+	unit, ok := timeoutUnits[s[len(s)-1]]
 	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
 	if !ok || err != nil {
 		return 0, false
@@ -264,23 +266,4 @@ func parseTimeout(s string) (time.Duration, bool) {
 		return math.MaxInt64, true
 	}
 	return max(1, time.Duration(n)*unit), true
-}
-
-func timeoutUnit(name byte) (unit time.Duration, ok bool) {
-	switch name {
-	case 'H':
-		return time.Hour, true
-	case 'M':
-		return time.Minute, true
-	case 'S':
-		return time.Second, true
-	case 'm':
-		return time.Millisecond, true
-	case 'u':
-		return time.Microsecond, true
-	case 'n':
-		return time.Nanosecond, true
-	default:
-		return 0, false
-	}
 }

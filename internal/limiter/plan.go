@@ -22,12 +22,11 @@ const (
 // together share a Group; each shadow and each quota limit, and each limit of a domain that
 // consumes one by one, is a Group of its own. The error is of a request for limits by name.
 func (c *Call) plan(s *Snapshot, last *Call) error {
-	domain := s.domain(c.Request.Domain, last)
 	c.Snapshot = s
 	if len(c.Limits) > 0 {
 		return c.planLimits(s)
 	}
-	c.Verdict.Domain = domain
+	c.Verdict.Domain = s.domain(c.Request.Domain, last)
 	for i := range c.Descriptors {
 		if c.Verdict.Domain != nil {
 			c.meet(i)
