@@ -27,24 +27,34 @@ func fragments(text string) map[string]bool {
 	return found
 }
 
-// TestLinks follows every link of every page to a file, and to a heading in it.
-func TestLinks(t *testing.T) {
+// eachPage calls check with each page of the project.
+func eachPage(t *testing.T, check func(path, text string)) {
+	t.Helper()
 	const root = "../.."
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root:
 			return fs.SkipDir
-		}
-		if filepath.Ext(path) != ".md" {
+		case filepath.Ext(path) != ".md":
 			return nil
 		}
 		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
+		if err == nil {
+			check(path, string(text))
 		}
-		for _, found := range link.FindAllStringSubmatch(fences.ReplaceAllString(string(text), ""), -1) {
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestLinks follows every link of every page to a file, and to a heading in it.
+func TestLinks(t *testing.T) {
+	eachPage(t, func(path, text string) {
+		for _, found := range link.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
 			if strings.Contains(found[1], "://") || strings.HasPrefix(found[1], "mailto:") {
 				continue
 			}
@@ -62,15 +72,11 @@ func TestLinks(t *testing.T) {
 			}
 			page, err := os.ReadFile(target)
 			if err != nil {
-				return err
+				t.Fatal(err)
 			}
 			if !fragments(string(page))[fragment] {
 				t.Errorf("%s: %s has no such heading", path, found[1])
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -270,9 +270,9 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	return big.NewInt(l.Capacity)
 }
 
-// What was lent and comes back unused leaves the bucket no fuller than if it had never been taken,
-// whatever others took and gave back meanwhile; of a window it is not dropped by, all of it comes back.
-func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
+// eachLent checks a property of the limits that units can be lent of.
+func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
+	t.Helper()
 	for _, k := range kinds {
 		if k.kind != TokenBucket && k.kind != FixedWindow {
 			continue
@@ -282,73 +282,71 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
-				if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
-					return // a bucket that was full for a day and starts at initial again holds less than an emptier one
-				}
-				hash := uint64(roll(1 << 40))
-				var with, without State
-				charge := func(now Micros, cost int64) {
-					after, d := l.Take(with, now, Ask{Hash: hash, Cost: cost})
-					if !d.Allowed {
-						return
-					}
-					with = after
-					if without, d = l.Take(without, now, Ask{Hash: hash, Cost: cost}); !d.Allowed {
-						t.Fatalf("%s: %d were there after a loan, and not without", show(s), cost)
-					}
-				}
-				now := t0
-				for range length(t, 30) {
-					charge(now, roll.between(1, l.Capacity+1))
-					of, k := now, roll.between(1, l.Capacity+1)
-					loan, d := l.Take(with, now, Ask{Hash: hash, Cost: k})
-					if !d.Allowed {
-						now += Micros(roll.of(1, int64(d.RetryAfter), l.Period))
-						continue
-					}
-					with = loan
-					for range roll(4) {
-						now += Micros(roll.of(0, 1, roll(1000), l.Period/l.Rate, roll(l.Period)))
-						charge(now, roll.between(1, l.Capacity+1))
-					}
-					with, _ = l.Take(with, now, Ask{Hash: hash, Cost: -k, Of: of, Lent: true})
-					_, is := l.Take(with, now, Ask{Hash: hash, Look: true})
-					_, was := l.Take(without, now, Ask{Hash: hash, Look: true})
-					if is.Value > was.Value {
-						t.Fatalf("%s: %d lent at %d and given back at %d leave %d; never taken, there would be %d", show(s), k, of, now, is.Value, was.Value)
-					}
-					if l.Kind == FixedWindow && together(s, l, hash, of, now) && is.Value != was.Value {
-						t.Fatalf("%s: %d lent and given back within a window leave %d of %d", show(s), k, is.Value, was.Value)
-					}
-					with = without
-				}
+				property(t, roll, s, l)
 			})
 		})
 	}
 }
 
-func TestSeenIsWhatALookSees(t *testing.T) {
-	for _, k := range kinds {
-		if k.kind != TokenBucket && k.kind != FixedWindow {
-			continue
+// What was lent and comes back unused leaves the bucket no fuller than if it had never been taken,
+// whatever others took and gave back meanwhile; of a window it is not dropped by, all of it comes back.
+func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
+	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
+		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
+			return // a bucket that was full for a day and starts at initial again holds less than an emptier one
 		}
-		t.Run(k.name, func(t *testing.T) {
-			t.Parallel()
-			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
-				s, l := roll.limit(k.kind)
-				if l.Rate == 0 {
-					return // nothing is taken of it, and so nothing lent
-				}
-				hash := uint64(roll(1 << 40))
-				value := roll.between(0, l.Capacity) * l.Unit()
-				now := t0 + Micros(roll.of(0, 1, roll(1000), int64(minute)))
-				_, want := l.Take(State{By: l, Value: value, At: t0}, now, Ask{Hash: hash, Look: true})
-				got := l.Seen(value, t0, now, hash)
-				if got.Value != want.Value || got.Remaining != want.Remaining || got.ResetAfter != want.ResetAfter {
-					t.Fatalf("%s holds %d, %v later: seen %+v, a look sees %+v", show(s), value, now-t0, got, want)
-				}
-			})
-		})
-	}
+		hash := uint64(roll(1 << 40))
+		var with, without State
+		charge := func(now Micros, cost int64) {
+			after, d := l.Take(with, now, Ask{Hash: hash, Cost: cost})
+			if !d.Allowed {
+				return
+			}
+			with = after
+			if without, d = l.Take(without, now, Ask{Hash: hash, Cost: cost}); !d.Allowed {
+				t.Fatalf("%s: %d were there after a loan, and not without", show(s), cost)
+			}
+		}
+		now := t0
+		for range length(t, 30) {
+			charge(now, roll.between(1, l.Capacity+1))
+			of, k := now, roll.between(1, l.Capacity+1)
+			loan, d := l.Take(with, now, Ask{Hash: hash, Cost: k})
+			if !d.Allowed {
+				now += Micros(roll.of(1, int64(d.RetryAfter), l.Period))
+				continue
+			}
+			with = loan
+			for range roll(4) {
+				now += Micros(roll.of(0, 1, roll(1000), l.Period/l.Rate, roll(l.Period)))
+				charge(now, roll.between(1, l.Capacity+1))
+			}
+			with, _ = l.Take(with, now, Ask{Hash: hash, Cost: -k, Of: of, Lent: true})
+			_, is := l.Take(with, now, Ask{Hash: hash, Look: true})
+			_, was := l.Take(without, now, Ask{Hash: hash, Look: true})
+			if is.Value > was.Value {
+				t.Fatalf("%s: %d lent at %d and given back at %d leave %d; never taken, there would be %d", show(s), k, of, now, is.Value, was.Value)
+			}
+			if l.Kind == FixedWindow && together(s, l, hash, of, now) && is.Value != was.Value {
+				t.Fatalf("%s: %d lent and given back within a window leave %d of %d", show(s), k, is.Value, was.Value)
+			}
+			with = without
+		}
+	})
+}
+
+func TestSeenIsWhatALookSees(t *testing.T) {
+	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
+		if l.Rate == 0 {
+			return // nothing is taken of it, and so nothing lent
+		}
+		hash := uint64(roll(1 << 40))
+		value := roll.between(0, l.Capacity) * l.Unit()
+		now := t0 + Micros(roll.of(0, 1, roll(1000), int64(minute)))
+		_, want := l.Take(State{By: l, Value: value, At: t0}, now, Ask{Hash: hash, Look: true})
+		got := l.Seen(value, t0, now, hash)
+		if got.Value != want.Value || got.Remaining != want.Remaining || got.ResetAfter != want.ResetAfter {
+			t.Fatalf("%s holds %d, %v later: seen %+v, a look sees %+v", show(s), value, now-t0, got, want)
+		}
+	})
 }
