@@ -35,7 +35,7 @@ step vet go vet ./...
 step tests go test -count=1 ./...
 step bench bench_module
 step chart chart_module
-step race go test -race -short -count=1 ./pkg/backend/... ./internal/limiter ./internal/grpcapi ./internal/h2grpc ./internal/server
+step race go test -race -short -count=1 ./pkg/backend/... ./pkg/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc ./internal/server
 
 if [ ${#failed[@]} -gt 0 ]; then
   echo
