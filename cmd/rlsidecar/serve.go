@@ -36,6 +36,9 @@ type serveCmd struct {
 	AdminListen       string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The page, metrics and profiles; empty: not at all (${default})."`
 	AdminToken        string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 
+	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"The most descriptors of a request, at most 1000; one with more is denied (${default})."`
+	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"The most entries of a descriptor, at most 100; a request with more is denied (${default})."`
+
 	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
 	TLSKey        string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
 	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Clients must show a certificate signed by this CA."`
@@ -98,6 +101,9 @@ func (c *serveCmd) Run(a *app) error {
 		return exitError{exitUsage, err}
 	}
 	settings := c.settings(plane)
+	if err := settings.Answers.Bounds.Check(); err != nil { // here 0 is a mistake, not the default
+		return exitError{exitUsage, err}
+	}
 	if settings.Statsd, err = c.statsd(a.reference); err != nil {
 		return exitError{exitUsage, err}
 	}
@@ -145,8 +151,10 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		Engine: server.Engine(c.GRPCEngine), MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
-		Modes:         limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
-		Answers:       grpcapi.Options{Metadata: c.DynamicMetadata},
+		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
+		Answers: grpcapi.Options{
+			Metadata: c.DynamicMetadata, Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},
+		},
 		Tracing:       c.tracing(version),
 		HTTPHeaders:   httpapi.HeaderSets(c.HTTPHeaders),
 		MemoryMaxKeys: c.MemoryMaxKeys,

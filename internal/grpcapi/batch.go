@@ -47,11 +47,15 @@ func (s *Server) NewBatch(l *limiter.Limiter) *Batch {
 	return &Batch{server: s, checks: l.NewBatch()}
 }
 
+func (s *Server) newBatched() *batched {
+	return &batched{exchange: exchange{bounds: s.options.Bounds}}
+}
+
 // Reset empties b. Messages that were added are not looked at again.
 func (b *Batch) Reset() {
 	for i, r := range b.requests[:b.used] {
 		if r.large() {
-			b.requests[i] = &batched{}
+			b.requests[i] = b.server.newBatched()
 		}
 	}
 	b.used, b.panicked = 0, nil
@@ -65,7 +69,7 @@ func (b *Batch) Len() int { return b.used }
 // waited for as long as left; 0: for ever, negative: no more.
 func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 	if b.used == len(b.requests) {
-		b.requests = append(b.requests, &batched{})
+		b.requests = append(b.requests, b.server.newBatched())
 	}
 	r := b.requests[b.used]
 	b.used++
@@ -202,8 +206,11 @@ func (b *Batch) Hold(i int) algorithms.Micros {
 	return 0
 }
 
-// Denial is the RateLimitResponse to what was not looked at.
-func (s *Server) Denial() []byte { return denial().data }
+// Denial is the RateLimitResponse to a request that has too many bytes to be read. It counts the request.
+func (s *Server) Denial() []byte {
+	s.tooLarge(BoundBytes)
+	return denial().data
+}
 
 // Later calls answer after d, unless it is stopped before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {

@@ -48,8 +48,11 @@ func (x *exchange) decode() error {
 		case requestDomain<<3 | bytesType:
 			x.call.Request.Domain = text(value)
 		case requestDescriptors<<3 | bytesType:
-			if len(x.asks) == maxDescriptors {
-				x.excess = true
+			if x.excess != "" {
+				continue
+			}
+			if len(x.asks) == x.bounds.Descriptors {
+				x.excess = BoundDescriptors
 				continue
 			}
 			d, a := x.addDescriptor()
@@ -74,8 +77,8 @@ func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *ask) boo
 		case 0:
 			return false
 		case descriptorEntries<<3 | bytesType:
-			if len(d.Entries) == maxEntries {
-				x.excess = true
+			if len(d.Entries) == x.bounds.Entries {
+				x.excess = BoundEntries
 				continue
 			}
 			x.entries++

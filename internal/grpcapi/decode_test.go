@@ -18,10 +18,12 @@ import (
 // decoded reads b as gRPC has a request read.
 func decoded(tb testing.TB, b []byte) (*exchange, error) {
 	tb.Helper()
-	x := &exchange{}
+	x := newExchange()
 	err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x)
 	return x, err
 }
+
+func newExchange() *exchange { return &exchange{bounds: Bounds{}.withDefaults()} }
 
 // fataler is testing.TB or rapid.T.
 type fataler interface {
@@ -91,7 +93,7 @@ func drawRequest(t *rapid.T) *rls.RateLimitRequest {
 }
 
 func TestDecodeReadsWhatProtobufWrites(t *testing.T) {
-	x := &exchange{} // reused, as in service
+	x := newExchange() // reused, as in service
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawRequest(t)
 		b, err := proto.Marshal(want)
@@ -167,6 +169,7 @@ func TestMalformedIsAnError(t *testing.T) {
 }
 
 func TestExcessIsMarkedNotDecoded(t *testing.T) {
+	const maxDescriptors, maxEntries = DefaultDescriptors, DefaultEntries
 	entries := make([]*ratelimit.RateLimitDescriptor_Entry, maxEntries+1)
 	for i := range entries {
 		entries[i] = &ratelimit.RateLimitDescriptor_Entry{Key: "k", Value: "v"}
@@ -177,13 +180,13 @@ func TestExcessIsMarkedNotDecoded(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		descriptors []*ratelimit.RateLimitDescriptor
-		excess      bool
+		excess      string
 	}{
-		"most descriptors":      {many[:maxDescriptors], false},
-		"one descriptor more":   {many, true},
-		"most entries":          {[]*ratelimit.RateLimitDescriptor{{Entries: entries[:maxEntries]}}, false},
-		"one entry more":        {[]*ratelimit.RateLimitDescriptor{{Entries: entries}}, true},
-		"one more, in the last": {[]*ratelimit.RateLimitDescriptor{{}, {Entries: entries}}, true},
+		"most descriptors":      {many[:maxDescriptors], ""},
+		"one descriptor more":   {many, BoundDescriptors},
+		"most entries":          {[]*ratelimit.RateLimitDescriptor{{Entries: entries[:maxEntries]}}, ""},
+		"one entry more":        {[]*ratelimit.RateLimitDescriptor{{Entries: entries}}, BoundEntries},
+		"one more, in the last": {[]*ratelimit.RateLimitDescriptor{{}, {Entries: entries}}, BoundEntries},
 	} {
 		b, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: c.descriptors})
 		if err != nil {
@@ -191,7 +194,10 @@ func TestExcessIsMarkedNotDecoded(t *testing.T) {
 		}
 		x, err := decoded(t, b)
 		if err != nil || x.excess != c.excess {
-			t.Errorf("%s: excess %v, %v", name, x.excess, err)
+			t.Errorf("%s: exceeds %q, want %q; %v", name, x.excess, c.excess, err)
+		}
+		if len(x.asks) > maxDescriptors || x.entries > maxDescriptors*maxEntries {
+			t.Errorf("%s: %d descriptors and %d entries were decoded", name, len(x.asks), x.entries)
 		}
 	}
 }
@@ -218,7 +224,7 @@ func FuzzDecode(f *testing.F) {
 		switch wantErr := proto.Unmarshal(wire, &want); {
 		case wantErr == nil && err != nil:
 			t.Fatalf("protobuf accepts what is refused here: %v", err)
-		case wantErr == nil && !x.excess:
+		case wantErr == nil && x.excess == "":
 			agree(t, x, &want)
 		case wantErr != nil && err == nil && utf8.Valid(wire) && !strings.Contains(wantErr.Error(), "UTF-8"):
 			t.Fatalf("protobuf refuses what is accepted here: %v", wantErr)

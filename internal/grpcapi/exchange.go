@@ -8,13 +8,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Bounds of one request. Proxies send a handful of descriptors with a handful of entries; what
-// exceeds these is denied without being looked at, so that nobody passes by sending much.
-const (
-	maxDescriptors = 1000
-	maxEntries     = 1000 // of one descriptor
-)
-
 // exchange is one RateLimitRequest, decoded, with the room its answer needs. The strings in call
 // point into wire, so nothing may keep them once the exchange is put back.
 type exchange struct {
@@ -22,9 +15,10 @@ type exchange struct {
 	wire []byte
 	asks []ask // one for each of call.Descriptors
 	// hits is the request's own hits_addend.
-	hits uint32
-	// excess: there is more than the bounds above, and it was not decoded.
-	excess bool
+	hits   uint32
+	bounds Bounds
+	// excess is the bound that the request exceeds, "" where it exceeds none. What exceeds it was not decoded.
+	excess string
 	// entries of all descriptors.
 	entries int
 }
@@ -46,7 +40,7 @@ var exchanges = sync.Pool{New: func() any { return &exchange{} }}
 func (x *exchange) reset() {
 	x.call.Reset()
 	x.asks = x.asks[:0]
-	x.hits, x.excess, x.entries = 0, false, 0
+	x.hits, x.excess, x.entries = 0, "", 0
 }
 
 // free puts x back for the next request, unless one request made it so large that keeping it

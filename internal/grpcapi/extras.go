@@ -22,6 +22,8 @@ type Options struct {
 	Headers *Headers
 	// Metadata sends dynamic metadata: what was asked, and what the limits that passed say.
 	Metadata bool
+	// Bounds of a request; the zero Bounds are the defaults.
+	Bounds Bounds
 	// Answered is told how long each call took; nil: nobody asks.
 	Answered func(time.Duration)
 }
@@ -33,6 +35,9 @@ type Headers struct {
 
 // Check returns what is wrong with o.
 func (o Options) Check() error {
+	if err := o.Bounds.withDefaults().Check(); err != nil {
+		return err
+	}
 	if o.Headers == nil {
 		return nil
 	}

@@ -11,10 +11,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// deniedJSON is the RateLimitResponse to a request that exceeds a bound.
+var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
+
 // AnswerJSON is ShouldRateLimit in protobuf's JSON form. code is 200 or 429, with a
 // RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 503 where the
 // RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte) (code int, response []byte) {
+	if s.options.Bounds.exceededByJSON(body) {
+		s.tooLarge(BoundDescriptors)
+		return http.StatusTooManyRequests, deniedJSON
+	}
 	var request rls.RateLimitRequest
 	if err := protojson.Unmarshal(body, &request); err != nil {
 		s.observer.Refused(Malformed)

@@ -40,6 +40,8 @@ const (
 type Observer interface {
 	// Refused is called with one of the reasons above.
 	Refused(reason string)
+	// TooLarge is called with the bound that a request exceeds, after Refused with TooMuch.
+	TooLarge(bound string)
 }
 
 // Checker is a limiter.Limiter.
@@ -65,6 +67,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		}
 		o.Headers = &h
 	}
+	o.Bounds = o.Bounds.withDefaults()
 	return &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}, nil
 }
 
@@ -100,6 +103,7 @@ func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, 
 		defer func() { s.options.Answered(time.Since(start)) }()
 	}
 	x := exchanges.Get().(*exchange)
+	x.bounds = s.options.Bounds
 	if err := decode(x); err != nil {
 		s.observer.Refused(Malformed)
 		x.free()
@@ -152,17 +156,23 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 // refuse tells whether x is not to be put to the limiter: it is denied, or the error is its status.
 func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	switch {
+	case x.excess != "": // first: an error would open the proxy's gate
+		s.tooLarge(x.excess)
+		return true, nil
 	case x.call.Request.Domain == "":
 		s.observer.Refused(NoDomain)
 		return true, errNoDomain
-	case x.excess:
-		s.observer.Refused(TooMuch)
-		return true, nil
 	case len(x.call.Descriptors) == 0:
 		s.observer.Refused(NoDescriptors)
 		return true, errNoDescriptors
 	}
 	return false, nil
+}
+
+// tooLarge counts a request that is denied because it exceeds a bound.
+func (s *Server) tooLarge(bound string) {
+	s.observer.Refused(TooMuch)
+	s.observer.TooLarge(bound)
 }
 
 // failure is the status of a call that was put to the limiter, which answered err; nil: there is a

@@ -54,6 +54,8 @@ func (r *refusals) Refused(reason string) {
 	n.(*atomic.Int64).Add(1)
 }
 
+func (r *refusals) TooLarge(bound string) { r.Refused("more " + bound) }
+
 func (r *refusals) count(reason string) int64 {
 	if n, ok := r.Load(reason); ok {
 		return n.(*atomic.Int64).Load()
@@ -210,15 +212,36 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 func TestTooMuchIsDenied(t *testing.T) {
 	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
 		s, counted := newServer(t, newLimiter(), Options{})
-		keys := make([]string, maxDescriptors+1)
+		keys := make([]string, DefaultDescriptors+1)
 		got, err := ask(s, t.Context(), request(keys...))
-		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 {
+		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 || counted.count("more descriptors") != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
 		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
 		}
+		// Neither is an error for want of a domain: the proxy would let the request pass.
+		got, err = ask(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
+		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
+			t.Errorf("without a domain: %v, %v", got, err)
+		}
 	})
+}
+
+func TestBoundsOfARequestCanBeRaised(t *testing.T) {
+	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+		s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 200, Entries: 1}})
+		for n, want := range map[int]rls.RateLimitResponse_Code{200: ok, 201: over} {
+			if got, err := ask(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
+				t.Errorf("%d descriptors: %v, %v", n, got.GetOverallCode(), err)
+			}
+		}
+	})
+	for _, b := range []Bounds{{Descriptors: 1001}, {Descriptors: -1}, {Entries: 101}, {Entries: -1}} {
+		if err := (Options{Bounds: b}).Check(); err == nil {
+			t.Errorf("%+v: no error", b)
+		}
+	}
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
@@ -364,6 +387,22 @@ func TestJSON(t *testing.T) {
 			t.Errorf("%s: %s", c.body, got)
 		}
 	}
+	for name, body := range map[string]string{
+		"many descriptors": `{"domain":"d","descriptors":[{}` + strings.Repeat(",{}", DefaultDescriptors) + `]}`,
+		"many objects":     `{"descriptors":[{}` + strings.Repeat(",{}", 20_000) + `]}`,
+		"many entries":     `{"domain":"d","descriptors":[{"entries":[{}` + strings.Repeat(",{}", DefaultEntries) + `]}]}`,
+	} {
+		was := counted.count(TooMuch)
+		code, got := s.AnswerJSON(t.Context(), []byte(body))
+		if code != 429 || !equalAsJSON(t, got, `{"overallCode":"OVER_LIMIT"}`) || counted.count(TooMuch) != was+1 {
+			t.Errorf("%s: %d %s", name, code, got)
+		}
+	}
+	// Braces in a text are no objects.
+	braces := strings.Replace(body, `"v"`, `"`+strings.Repeat(`{\"{\\`, 1000)+`"`, 1)
+	if code, got := s.AnswerJSON(t.Context(), []byte(braces)); code != 200 {
+		t.Errorf("braces in a text: %d %s", code, got)
+	}
 	if counted.count(Malformed) != 3 {
 		t.Errorf("%d malformed", counted.count(Malformed))
 	}
@@ -371,6 +410,15 @@ func TestJSON(t *testing.T) {
 	if code, got := s.AnswerJSON(t.Context(), []byte(body)); code != 503 || string(got) != "away\n" {
 		t.Errorf("%d %s", code, got)
 	}
+}
+
+func equalAsJSON(tb testing.TB, a []byte, b string) bool {
+	tb.Helper()
+	var x, y any
+	if err := errors.Join(json.Unmarshal(a, &x), json.Unmarshal([]byte(b), &y)); err != nil {
+		tb.Error(err)
+	}
+	return equalJSON(x, y)
 }
 
 func equalJSON(a, b any) bool {

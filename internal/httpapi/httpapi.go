@@ -11,8 +11,8 @@ import (
 	"net/http"
 )
 
-// maxBody bounds a request's body.
-const maxBody = 1 << 20
+// maxBody bounds a request's body, as maxAsk does at the API. What is decoded from it is many times larger.
+const maxBody = 64 << 10
 
 // Config is what the door needs.
 type Config struct {

@@ -34,6 +34,7 @@ type Metrics struct {
 	current        atomic.Pointer[table]
 	domainNotFound counter
 	refused        *prometheus.CounterVec
+	tooLarge       *prometheus.CounterVec
 	loads          *prometheus.CounterVec
 	loadOK         prometheus.Gauge
 	stale          *prometheus.GaugeVec
@@ -59,6 +60,10 @@ func New(version, revision string) *Metrics {
 			Name: "rlsidecar_requests_refused_total",
 			Help: "Requests that were not put to any limit. Reasons too_much and panic are answered OVER_LIMIT, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
 		}, []string{"reason"}),
+		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rlsidecar_requests_too_large_total",
+			Help: "Requests that were denied because they exceed a bound: of descriptors, of a descriptor's entries, or of bytes.",
+		}, []string{"bound"}),
 		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_config_reloads_total",
 			Help: "Configurations loaded, the first included, and refused.",
@@ -92,7 +97,7 @@ func New(version, revision string) *Metrics {
 		},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m, m.refused, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, build,
+	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -154,6 +159,9 @@ func (m *Metrics) Refused(reason string) {
 	m.refused.WithLabelValues(reason).Inc()
 	m.service.refuse(reason)
 }
+
+// TooLarge counts a request that was denied because it exceeds a bound.
+func (m *Metrics) TooLarge(bound string) { m.tooLarge.WithLabelValues(bound).Inc() }
 
 // Counts returns how often the limit that p stands for, wherever it is used, allowed and denied
 // since the program started.

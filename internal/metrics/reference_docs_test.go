@@ -29,6 +29,7 @@ func TestReference(t *testing.T) {
 	m.Loaded(true, time.Unix(1, 0))
 	m.Stale([]string{"d"})
 	m.Refused("malformed")
+	m.TooLarge("entries")
 	m.Answered(time.Millisecond)
 	l := limiter.New(m.Backend(store, func(error) {}), m)
 	l.Swap(snapshot(&descriptors.Policy{Name: "plain", Limit: limit(t, 2)}, &descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true}))
