@@ -19,8 +19,9 @@ import (
 // writes it if nobody else is at it.
 type conn struct {
 	server *Server
-	nc     net.Conn
-	tls    *tls.ConnectionState
+	socket net.Conn             // is closed, which never waits; closing TLS would write
+	nc     net.Conn             // is read and written: the socket, or TLS on it
+	tls    *tls.ConnectionState // nil: no TLS
 
 	// The reader's own.
 	heads    *headReader
@@ -81,7 +82,7 @@ type conn struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{
-		server: s, nc: nc, heads: newHeadReader(s.config.Path),
+		server: s, socket: nc, nc: nc, heads: newHeadReader(s.config.Path),
 		table: table{size: 4096}, window: 65535, initial: 65535,
 		streams: map[uint32]*stream{}, born: time.Now(), calm: calm,
 	}
@@ -104,6 +105,9 @@ func (c *conn) serve() {
 	if e, is := errors.AsType[*connError](err); is {
 		c.fail(e)
 		c.linger()
+	} else if c.tls != nil && errors.Is(err, io.EOF) { // TLS has an end of its own, to be answered
+		_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
+		c.closeWrite()
 	}
 	c.close()
 }
@@ -243,20 +247,26 @@ func (c *conn) idle(n int) error {
 	return nil
 }
 
-// flush writes what is to be written, unless somebody does already. c.mu is held, and let go of.
+// flush writes what is to be written, unless another goroutine does already. It waits for the client, so only
+// goroutines that serve this connection alone may call it. c.mu is held, and released.
 func (c *conn) flush() { c.write(c.nc.Write) }
 
-// flushSoon is flush for who must not wait for the client: another does so, if need be.
+// flushSoon is flush for goroutines that serve other connections too: it never waits for the client. Where
+// somebody must wait, a new goroutine does. c.mu is held, and released.
 func (c *conn) flushSoon() {
-	if nc, ok := c.nc.(*nonblock.Conn); ok {
+	nc, ok := c.nc.(*nonblock.Conn)
+	switch {
+	case c.writing || c.closed || len(c.out) == 0 && !c.mayLeave():
+		c.mu.Unlock()
+	case ok:
 		c.write(nc.WriteOnce)
-		return
+	default:
+		c.flushApart()
+		c.mu.Unlock()
 	}
-	c.flushApart()
-	c.mu.Unlock()
 }
 
-// flushApart has a goroutine of its own flush. c.mu is held.
+// flushApart flushes on a new goroutine. c.mu is held.
 func (c *conn) flushApart() {
 	c.server.goroutines.Go(func() {
 		c.mu.Lock()
@@ -292,19 +302,25 @@ func (c *conn) write(to func([]byte) (int, error)) {
 			c.shut()
 		}
 	}
-	c.writing = false
-	c.changed.Broadcast()
-	if c.finalized && !c.leaving && !c.busy() {
+	if c.mayLeave() {
 		c.leave()
 	}
+	c.writing = false
+	c.changed.Broadcast()
 	c.mu.Unlock()
 }
 
-// leave ends a connection on which all is answered: the client is to close it. c.mu is held.
+// mayLeave reports whether all is answered on a connection that takes no more requests. c.mu is held.
+func (c *conn) mayLeave() bool { return c.finalized && !c.leaving && !c.closed && !c.busy() }
+
+// leave ends a connection on which all is answered: the client should close it. c.writing is set, so that
+// nothing else is written. c.mu is held, and released meanwhile: TLS writes that this is the end.
 func (c *conn) leave() {
 	c.leaving = true
+	c.mu.Unlock()
 	c.closeWrite()
 	_ = c.nc.SetReadDeadline(time.Now().Add(leaving))
+	c.mu.Lock()
 }
 
 func (c *conn) closeWrite() {
@@ -345,7 +361,7 @@ func (c *conn) shut() {
 		return
 	}
 	c.closed = true
-	c.nc.Close()
+	c.socket.Close()
 	c.changed.Broadcast()
 }
 

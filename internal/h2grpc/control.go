@@ -185,7 +185,7 @@ func (c *conn) drain() {
 	c.draining, c.drained = true, time.Now()
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)
-	c.flush()
+	c.flushSoon()
 }
 
 // finalize ends the streams' coming for good.
@@ -197,7 +197,7 @@ func (c *conn) finalize() {
 	c.out = appendGoAway(c.out, c.last, http2.ErrCodeNo, "")
 }
 
-// tick looks after the connection.
+// tick looks after the connection. One goroutine does so for all, so it never waits for the client.
 func (c *conn) tick(now time.Time) {
 	c.mu.Lock()
 	if c.closed || !c.greeted {
@@ -217,9 +217,12 @@ func (c *conn) tick(now time.Time) {
 		c.mu.Unlock()
 		return
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
+		c.block.since = now // once is enough
 		c.mu.Unlock()
-		c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block does not come to its end"})
-		c.fail(nil)
+		c.server.goroutines.Go(func() {
+			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block does not come to its end"})
+			c.fail(nil)
+		})
 		return
 	case c.draining && !c.finalized && late(c.drained, drainAnswer):
 		c.finalize()
@@ -233,7 +236,7 @@ func (c *conn) tick(now time.Time) {
 		}
 	}
 	old := c.age > 0 && !c.draining && late(c.born, c.age)
-	c.flush()
+	c.flushSoon()
 	if old {
 		c.drain()
 	}

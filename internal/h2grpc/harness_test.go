@@ -212,6 +212,14 @@ func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client
 func greet(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	tb.Helper()
 	tb.Cleanup(func() { nc.Close() })
+	c := newClient(tb, nc, settings...)
+	c.flush()
+	return c
+}
+
+// newClient makes a client whose greeting is still to be flushed.
+func newClient(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
+	tb.Helper()
 	c := &client{t: tb, nc: nc, next: 1, answers: map[uint32]*reply{}}
 	c.to, c.from = http2.NewFramer(&c.out, nil), http2.NewFramer(nil, nc)
 	c.to.AllowIllegalWrites = true
@@ -219,7 +227,6 @@ func greet(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	c.decoder = hpack.NewDecoder(4096, nil)
 	c.out.WriteString(http2.ClientPreface)
 	_ = c.to.WriteSettings(settings...)
-	c.flush()
 	return c
 }
 

@@ -1,0 +1,252 @@
+package h2grpc
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/internal/certtest"
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+)
+
+// pipes is a listener whose connections hold no byte: a write waits until the other side reads.
+type pipes struct {
+	net.Listener
+	accept chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func listenPipes() *pipes {
+	l := &pipes{accept: make(chan net.Conn), closed: make(chan struct{})}
+	l.close = sync.OnceFunc(func() { close(l.closed) })
+	return l
+}
+
+func (l *pipes) Accept() (net.Conn, error) {
+	select {
+	case nc := <-l.accept:
+		return nc, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipes) Close() error { l.close(); return nil }
+
+// dial connects a client, over TLS unless config is nil, that has exchanged a request with the server.
+// Its reads fail after five minutes.
+func (l *pipes) dial(t *testing.T, config *tls.Config) *client {
+	t.Helper()
+	near, far := net.Pipe()
+	l.accept <- far
+	_ = near.SetReadDeadline(time.Now().Add(5 * time.Minute))
+	if config != nil {
+		near = tls.Client(near, config)
+	}
+	t.Cleanup(func() { near.Close() })
+	c := newClient(t, near)
+	written := make(chan error)
+	go func() { written <- c.write() }() // the server writes first
+	for {
+		f, err := c.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Header().Type == http2.FrameWindowUpdate {
+			break
+		}
+	}
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	if f, err := c.read(); err != nil || f.Header().Type != http2.FrameSettings {
+		t.Fatal(f, err)
+	}
+	return c
+}
+
+// eachTransport tests a server whose connections are pipes, without TLS and with it.
+func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() *client)) {
+	t.Helper()
+	for name, secure := range map[string]bool{"plain": false, "TLS": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var near, far *tls.Config
+				if secure {
+					near, far = certificates(t)
+				}
+				l := listenPipes()
+				s := New(Config{Path: path, Method: &echo{}, TLS: far})
+				served := make(chan error)
+				go func() { served <- s.Serve(l) }()
+				test(t, s, func() *client { return l.dial(t, near) })
+				now, cancel := context.WithCancel(t.Context())
+				cancel()
+				s.Stop(now)
+				if err := <-served; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// certificates are what a client and a server need for TLS.
+func certificates(t *testing.T) (client, server *tls.Config) {
+	t.Helper()
+	authority := certtest.New(t)
+	cert, key := authority.Issue(t, 1, "test")
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{RootCAs: authority.Pool(), ServerName: "test", NextProtos: []string{"h2"}},
+		&tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
+}
+
+// TestAClientThatDoesNotReadDelaysNobody: the server looks after the other connections meanwhile.
+func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
+	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
+		stubborn := dial() // reads nothing from now on
+		stubborn.open(stubborn.fields("grpc-timeout", "1S"))
+		stubborn.flush()
+		began := time.Now()
+		other := dial()
+		_ = other.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: other.fields()})
+		other.flush()
+		if code := other.ends(); code != http2.ErrCodeEnhanceYourCalm {
+			t.Errorf("a header block without an end: %v", code)
+		}
+		if took := time.Since(began); took < blockTimeout || took > blockTimeout+2*time.Second {
+			t.Errorf("a header block without an end: after %v", took)
+		}
+		time.Sleep(writeTimeout)
+		synctest.Wait()
+		if _, err := stubborn.nc.Write([]byte{0}); err == nil {
+			t.Error("the client that does not read is still connected")
+		}
+	})
+}
+
+// TestStopDoesNotWaitForClients that do not read, neither to tell them of it nor to close their connections.
+func TestStopDoesNotWaitForClients(t *testing.T) {
+	const bound = time.Second
+	for name, prepare := range map[string]func(c *client){
+		"reads nothing": func(*client) {},
+		"reads that the server goes away, and no more": func(c *client) {
+			go func() {
+				for {
+					if f, err := c.read(); err != nil || f.Header().Type == http2.FramePing {
+						return
+					}
+				}
+			}()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
+				for range 3 {
+					c := dial()
+					c.open(c.fields()) // never ends
+					c.flush()
+					prepare(c)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), bound)
+				defer cancel()
+				began := time.Now()
+				s.Stop(ctx)
+				if took := time.Since(began); took != bound {
+					t.Errorf("took %v", took)
+				}
+			})
+		})
+	}
+}
+
+// TestNoLockIsHeldWhileTLSCloses: whoever completes a request of that connection does not wait for its client.
+func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
+	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
+		c := dial()
+		c.open(c.fields())
+		c.flush()
+		synctest.Wait()
+		conn := s.all()[0]
+		go conn.fail(nil) // the client does not read, and nothing is being written
+		synctest.Wait()
+		if conn.mu.TryLock() {
+			conn.mu.Unlock()
+		} else {
+			t.Error("the lock is held")
+		}
+	})
+}
+
+// TestAFullSocketDelaysNobody is the attack itself, on real sockets: a client with thousands of requests
+// that never end and have short deadlines does not read. The server resets the requests of others all the same.
+func TestAFullSocketDelaysNobody(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Path: path, Method: &echo{}, Tick: 10 * time.Millisecond})
+	served := make(chan error)
+	go func() { served <- s.Serve(nonblock.Listener(smallBuffers{l})) }()
+	connect := func() *client {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = nc.(*net.TCPConn).SetReadBuffer(1)
+		_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+		return greet(t, nc)
+	}
+	stubborn := connect()
+	stubborn.must("m", "m") // reads nothing from now on
+	attacked := s.all()[0]
+	full := func() bool {
+		attacked.mu.Lock()
+		defer attacked.mu.Unlock()
+		return attacked.writing
+	}
+	for end := time.Now().Add(10 * time.Second); !full(); time.Sleep(ms) {
+		if time.Now().After(end) {
+			t.Fatal("the socket does not become full")
+		}
+		for range 1000 {
+			stubborn.open(stubborn.fields("grpc-timeout", "1n"))
+		}
+		stubborn.flush()
+	}
+	other := connect()
+	for range 3 {
+		id := other.open(other.fields("grpc-timeout", "1n"))
+		other.flush()
+		if r := other.answer(id); r.reset == nil || *r.reset != http2.ErrCodeCancel {
+			t.Errorf("%+v", r)
+		}
+	}
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Stop(now)
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+// smallBuffers accepts connections for which the kernel keeps little that was not read.
+type smallBuffers struct{ net.Listener }
+
+func (l smallBuffers) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err == nil {
+		_ = nc.(*net.TCPConn).SetWriteBuffer(1)
+	}
+	return nc, err
+}
