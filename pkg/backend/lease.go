@@ -29,7 +29,8 @@ import (
 // bucket has been given back before; but for what is being borrowed at that moment. An answer from a
 // loan is what next would say had nobody else asked since. Only plain charges are answered so:
 // reservations, give-backs, looks and what is taken once are next's to answer, and do not see what is on
-// loan. Of a group, what is on loan is used if the rest of it is allowed by next.
+// loan. Of a group, what is on loan is used if the rest of it is allowed by next. A group with a bucket
+// that a denial changes (overdraw, penalty) borrows nothing.
 //
 // Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
 // more to be given back.
@@ -40,10 +41,10 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = 16_384
 	}
-	if c.Clock == nil {
-		c.Clock = time.Now
+	if c.Clocks == nil {
+		c.Clocks = systemClocks()
 	}
-	s := &LeaseStore{next: next, config: c, start: c.Clock(), wake: make(chan struct{}, 1), background: NewBackground(c.Timeout)}
+	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), wake: make(chan struct{}, 1), background: NewBackground(c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].loans = map[string]*loan{}
@@ -54,16 +55,18 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 
 // LeaseConfig configures Lease; zero fields are the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration    // of giving back and of borrowing ahead, for which nobody waits (1 s)
-	MaxKeys int              // about how many keys may be leased at a time (16,384)
-	Clock   func() time.Time // time.Now; must not step back
+	Timeout time.Duration // of giving back and of borrowing ahead, for which nobody waits (1 s)
+	MaxKeys int           // about how many keys may be leased at a time (16,384)
+	// Clocks returns the readings of the monotonic clock and of the wall clock, each since a moment of
+	// its own (the system's). A lease ends when either says so.
+	Clocks func() (monotonic, wall time.Duration)
 }
 
 // LeaseStore is the Store that Lease makes.
 type LeaseStore struct {
 	next       Store
 	config     LeaseConfig
-	start      time.Time
+	elapsed    *elapsed
 	wake       chan struct{} // there are loans again
 	hot        atomic.Bool   // there may be loans
 	background *Background
@@ -120,7 +123,7 @@ func (s *LeaseStore) Start(charges []Charge, decisions []Decision, done func()) 
 	return !anyLease(charges) && Start(s.next, charges, decisions, done)
 }
 
-func (s *LeaseStore) now() time.Duration { return s.config.Clock().Sub(s.start) }
+func (s *LeaseStore) now() time.Duration { return s.elapsed.now() }
 
 func anyLease(charges []Charge) bool {
 	for i := range charges {
@@ -131,10 +134,20 @@ func anyLease(charges []Charge) bool {
 	return false
 }
 
-// canLease tells whether c may be answered from a loan.
+// canLease reports whether c may be answered from a lease.
 func canLease(c *Charge) bool {
 	a := &c.Ask
-	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.Limit.ChargesDenied() && c.Limit.Penalty.After == 0
+	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.recordsDenied()
+}
+
+// recordsDenied reports whether a denial changes the bucket of c: its limit consumes what it denies, or
+// a penalty counts the denial.
+func (c *Charge) recordsDenied() bool { return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0 }
+
+// recordDenied reports whether a denial changes a bucket of the group. Such a group borrows nothing: a
+// grant that is refused makes the group be sent a second time, which would record its denial twice.
+func recordDenied(group []Charge) bool {
+	return slices.ContainsFunc(group, func(c Charge) bool { return c.recordsDenied() })
 }
 
 // leaseTrip is what one Take asks of next. It is reused.
@@ -197,6 +210,7 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 		return
 	}
 	t.groups = append(t.groups, g)
+	mayBorrow := !recordDenied(charges)
 	for i := range charges {
 		p := &parts[i]
 		ending := p.spent && !p.outlasts(ctx, now)
@@ -206,7 +220,7 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 		if p.spent || !canLease(&charges[i]) {
 			continue
 		}
-		p.loan, p.borrow, t.backs = s.borrow(&charges[i], ending, t.backs[:0], now)
+		p.loan, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
 		for i := range t.backs {
 			t.number++
 			t.add(&t.backs[i])

@@ -250,8 +250,9 @@ func (w *leaseSim) lose() {
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
-	clock := func() time.Time {
-		return born.Add(offset + time.Since(born)*time.Duration(1_000_000+drift)/1_000_000)
+	clocks := func() (monotonic, wall time.Duration) {
+		passed := time.Since(born) * time.Duration(1_000_000+drift) / 1_000_000
+		return passed, offset + passed
 	}
 	var dead atomic.Bool
 	link := w.link(rand.New(rand.NewPCG(rng.Uint64(), 0)), &dead)
@@ -260,7 +261,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 		if !w.calm {
 			life = min(life, time.Duration(rng.Int64N(int64(4*time.Second))))
 		}
-		s := backend.Lease(link, backend.LeaseConfig{Clock: clock})
+		s := backend.Lease(link, backend.LeaseConfig{Clocks: clocks})
 		ctx, cancel := context.WithTimeout(context.Background(), life)
 		var work sync.WaitGroup
 		work.Go(func() { s.Run(ctx) })

@@ -218,8 +218,9 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				born := time.Now()
 				asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
-				s := backend.Lease(asked, backend.LeaseConfig{Clock: func() time.Time { // 500 ppm slow
-					return born.Add(time.Since(born) * 9995 / 10_000)
+				s := backend.Lease(asked, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
+					slow := time.Since(born) * 9995 / 10_000
+					return slow, slow
 				}})
 				c := leased(limit, "a", 1, 50_000)
 				c.Lease.For = 30 * algorithms.Second
@@ -317,6 +318,43 @@ func TestAnOutageCostsLittle(t *testing.T) {
 			t.Errorf("asked %d times, %d units were charged while the last %d were used", n, lost, used)
 		}
 	})
+}
+
+// A group with a bucket that a denial changes is sent once, though more could be borrowed with it: the
+// second try after a refused grant would consume, or count, its denial twice.
+func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
+	hundred := int64(100)
+	for name, spec := range map[string]algorithms.Spec{
+		"overdraw": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Overdraw: true},
+		"penalty": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Capacity: &hundred,
+			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 60 * algorithms.Second}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, below, asked := lending()
+				beside := of(compile(t, spec), "beside", 1)
+				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
+				warm(t, s, c)
+				time.Sleep(300 * ms) // the lease is over, and the key is still a hot one
+				if s.GiveBack(t.Context()); s.Stats().Lent != 0 || s.Stats().Keys != 1 {
+					t.Fatalf("%+v", s.Stats())
+				}
+				// Another sidecar takes all but one unit, which this one does not know.
+				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
+				from := asked.count()
+				if d := take(t.Context(), s, c, beside); !d[0].Allowed || !d[1].Allowed {
+					t.Fatalf("one unit is left of each: %+v", d)
+				}
+				takes := asked.all()[from:]
+				if len(takes) != 1 || takes[0][len(takes[0])-2].Ask.Cost != 1 {
+					t.Errorf("sent %d times: %+v", len(takes), takes)
+				}
+				if n := left(t, below, beside); n != 99 {
+					t.Errorf("%d of 100 are left: it was charged %d times", n, 100-n)
+				}
+			})
+		})
+	}
 }
 
 // Of a group that is denied, units of a loan that has been used up meanwhile go back to next, by their

@@ -331,8 +331,8 @@ func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Dura
 
 // borrow says how many units to ask for beyond the cost of c, and what to give back before, which it
 // adds to backs. The loan is nil where the key is not a hot one; units are answered by lend. What is on
-// loan and ending is of no use.
-func (s *LeaseStore) borrow(c *Charge, ending bool, backs []Charge, now time.Duration) (l *loan, units int64, _ []Charge) {
+// loan and ending is of no use. Without may nothing is borrowed.
+func (s *LeaseStore) borrow(c *Charge, ending, may bool, backs []Charge, now time.Duration) (l *loan, units int64, _ []Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -351,7 +351,9 @@ func (s *LeaseStore) borrow(c *Charge, ending bool, backs []Charge, now time.Dur
 	}
 	s.hot.Store(true)
 	backs = sh.takeBack(backs, l, now)
-	units = l.want(c.Ask.Cost, now)
+	if may {
+		units = l.want(c.Ask.Cost, now)
+	}
 	l.asking = units > 0
 	l.lending += units
 	return l, units, backs

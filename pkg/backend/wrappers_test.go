@@ -21,7 +21,10 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 			return backend.Denied(next, backend.DeniedConfig{Clock: now})
 		},
 		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
-			return backend.Lease(next, backend.LeaseConfig{Clock: now})
+			return backend.Lease(next, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
+				at := time.Duration(now().UnixNano())
+				return at, at
+			}})
 		},
 		"divided": func(t *testing.T, next backend.Store, _ func() time.Time) backend.Store {
 			t.Helper()

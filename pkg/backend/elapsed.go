@@ -1,0 +1,70 @@
+package backend
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// elapsed measures the time since it was made, by the monotonic clock and by the forward steps of the
+// wall clock. The monotonic clock stands still while a machine is suspended, though time passes for
+// everybody else; the wall clock is set right afterwards. A wall clock that steps forward for another
+// reason makes the time seem longer than it was. The time never steps back.
+type elapsed struct {
+	read  func() (monotonic, wall time.Duration)
+	start time.Duration // by the monotonic clock
+
+	gap  atomic.Int64 // how far the wall clock is ahead of the monotonic clock
+	lost atomic.Int64 // the sum of the forward steps
+
+	mu sync.Mutex // held to change gap and lost
+}
+
+// clockStep is how far the gap between the clocks must move to be a step: more than two readings of the
+// same moment differ, less than the margin of a lease.
+const clockStep = 100 * time.Microsecond
+
+// newElapsed measures by read, which returns both clocks, each since a moment of its own.
+func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
+	e := &elapsed{read: read}
+	monotonic, wall := read()
+	e.start = monotonic
+	e.gap.Store(int64(wall - monotonic))
+	return e
+}
+
+// systemClocks reads the clocks of the system.
+func systemClocks() func() (monotonic, wall time.Duration) {
+	base := time.Now()
+	return func() (monotonic, wall time.Duration) {
+		now := time.Now()
+		return now.Sub(base), time.Duration(now.UnixNano())
+	}
+}
+
+// now returns the time since e was made.
+func (e *elapsed) now() time.Duration {
+	monotonic, wall := e.read()
+	if e.stepped(monotonic, wall) {
+		monotonic = e.step()
+	}
+	return monotonic - e.start + time.Duration(e.lost.Load())
+}
+
+func (e *elapsed) stepped(monotonic, wall time.Duration) bool {
+	return (wall - monotonic - time.Duration(e.gap.Load())).Abs() > clockStep
+}
+
+// step notes that one of the clocks has stepped. It reads them again first: a thread that waits for its
+// processor between the two readings sees a step that is none.
+func (e *elapsed) step() (monotonic time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	monotonic, wall := e.read()
+	if e.stepped(monotonic, wall) {
+		gap := int64(wall - monotonic)
+		e.lost.Add(max(0, gap-e.gap.Load()))
+		e.gap.Store(gap)
+	}
+	return monotonic
+}

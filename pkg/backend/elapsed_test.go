@@ -1,0 +1,87 @@
+package backend_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// suspendable is a machine whose monotonic clock stands still while it is suspended. Its time is that
+// of a synctest bubble.
+type suspendable struct {
+	began     time.Time
+	suspended time.Duration // the monotonic clock lacks it
+	ahead     time.Duration // somebody set the wall clock
+}
+
+func (s *suspendable) clocks() (monotonic, wall time.Duration) {
+	since := time.Since(s.began)
+	return since - s.suspended, since + s.ahead
+}
+
+func (s *suspendable) suspend(d time.Duration) {
+	time.Sleep(d)
+	s.suspended += d
+}
+
+// A machine that was suspended serves no unit of a window that ended meanwhile.
+func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
+	for name, before := range map[string]func(*suspendable){
+		"plain":                         func(*suspendable) {},
+		"a wall clock set back before":  func(m *suspendable) { m.ahead -= time.Hour },
+		"a wall clock set ahead before": func(m *suspendable) { m.ahead += time.Hour },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				machine := &suspendable{began: time.Now()}
+				store := memory.New(memory.Config{Clock: wall})
+				s := backend.Lease(store, backend.LeaseConfig{Clocks: machine.clocks})
+				before(machine)
+				limit := fixed(t, 1000, 10*algorithms.Second)
+				c := leased(limit, "a", 1, 500)
+				warm(t, s, c)
+				if s.Stats().Lent == 0 {
+					t.Fatal("nothing is on lease")
+				}
+				start := time.Now()
+				machine.suspend(10 * time.Second) // the next window
+				take(t.Context(), store, of(limit, "a", limit.Capacity))
+				if d := take(t.Context(), s, c)[0]; d.Allowed {
+					t.Errorf("%v later, by a monotonic clock that stood still, a unit of the last window is served: %+v", time.Since(start), d)
+				}
+			})
+		})
+	}
+}
+
+// Time passes as on the monotonic clock, whatever becomes of the wall clock, but that it may seem
+// longer.
+func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := &suspendable{began: time.Now()}
+		store := memory.New(memory.Config{Clock: wall})
+		s := backend.Lease(store, backend.LeaseConfig{Clocks: machine.clocks})
+		c := leased(fixed(t, 100_000, algorithms.Day), "a", 1, 50_000)
+		warm(t, s, c)
+		for range 100 {
+			machine.ahead -= time.Minute
+			time.Sleep(ms)
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Err != nil {
+				t.Fatalf("%+v", d)
+			}
+		}
+		time.Sleep(300 * ms)
+		served := s.Stats().Served
+		s.GiveBack(t.Context())
+		if lent := s.Stats().Lent; lent != 0 {
+			t.Errorf("%d units are on lease after its time", lent)
+		}
+		if served < 50 {
+			t.Errorf("served %d of 100 from leases", served)
+		}
+	})
+}
