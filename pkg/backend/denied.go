@@ -21,10 +21,15 @@ import (
 // and the retry could not succeed yet, one asks next, and what others are answered is as old as that
 // question takes.
 //
+// A denial is forgotten as soon as this process consumes or refunds units of one of its buckets, so that
+// an answer is what next would say but for what other processes did. Remaining and ResetAfter of
+// other buckets than token buckets and fixed windows, of shards and of limits with a penalty are those of
+// the moment that is remembered.
+//
 // Of a limit with a penalty only what is denied by a block is remembered, and no longer than the block
 // lasts: each denial before it counts.
 //
-// What this process gives back forgets the bucket's denials at once, and so does Forget.
+// Forget and ForgetBucket forget at once.
 func Denied(next Store, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
@@ -53,8 +58,12 @@ type DeniedStore struct {
 	config DeniedConfig
 	trips  sync.Pool
 
-	forgot     atomic.Uint64 // counts what was forgotten
 	remembered atomic.Int64  // how many groups there are
+	takes      atomic.Uint64 // numbers the Takes of next
+	forgotten  atomic.Uint64 // the newest Take when all were forgotten
+	// changed is, by a part of a key's hash, the newest Take when this process last changed a bucket. A
+	// denial by that Take, or one before, may be out of date.
+	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
 	groups  map[uint64]*denial  // by the hash of all keys of a group; guarded by mu
@@ -62,11 +71,15 @@ type DeniedStore struct {
 	listed  int                 // how many groups buckets lists, those forgotten since included; guarded by mu
 }
 
+// unknown is a time that is not known.
+const unknown algorithms.Micros = -1
+
 // denial is what next answered to a group.
 type denial struct {
 	hash      uint64 // of its group
 	charges   []Charge
 	decisions []Decision
+	stays     []algorithms.Micros // how long each Remaining stays as it is; unknown where the decision does not tell all of its bucket
 	at, until time.Time
 	retry     time.Time   // it lasts until then, as far as this process knows
 	asked     atomic.Bool // somebody asks again
@@ -128,7 +141,7 @@ func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func())
 	if givesBack(charges) {
 		return false
 	}
-	now, forgot := s.config.Clock(), s.forgot.Load()
+	now, take := s.config.Clock(), s.takes.Add(1)
 	for at := 0; at < len(charges) && s.remembered.Load() > 0; {
 		end := at + GroupLen(charges[at:])
 		if s.find(charges[at:end], decisions[at:end], now) != nil {
@@ -139,7 +152,7 @@ func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func())
 	return Start(s.next, charges, decisions, func() {
 		for at := 0; at < len(charges); {
 			end := at + GroupLen(charges[at:])
-			s.learn(charges[at:end], decisions[at:end], now, forgot)
+			s.learn(charges[at:end], decisions[at:end], now, take)
 			at = end
 		}
 		done()
@@ -149,7 +162,7 @@ func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func())
 // takeRuns takes n groups, those that are not known to be denied in one Take of next.
 func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
 	s.forgetGivenBack(charges)
-	now, forgot := s.config.Clock(), s.forgot.Load()
+	now, take := s.config.Clock(), s.takes.Add(1)
 	t := s.trips.Get().(*deniedTrip)
 	defer s.trips.Put(t)
 	defer t.reset()
@@ -175,7 +188,7 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 	}
 	for _, at := range t.places {
 		end := at + GroupLen(charges[at:])
-		s.learn(charges[at:end], decisions[at:end], now, forgot)
+		s.learn(charges[at:end], decisions[at:end], now, take)
 	}
 	if len(t.again) > 0 {
 		s.forgetOld(t.again...)
@@ -200,13 +213,14 @@ func (t *deniedTrip) ask(ctx context.Context, next Store, charges []Charge, deci
 }
 
 func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions []Decision) {
-	now, forgot := s.config.Clock(), s.forgot.Load()
+	now := s.config.Clock()
 	known, old := s.known(charges, decisions, now)
 	if known {
 		return
 	}
+	take := s.takes.Add(1)
 	s.next.Take(ctx, charges, decisions)
-	s.learn(charges, decisions, now, forgot)
+	s.learn(charges, decisions, now, take)
 	if old != nil {
 		s.forgetOld(old)
 	}
@@ -272,44 +286,64 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 		return false
 	}
 	*answer = d.decisions[i]
-	switch {
-	case answer.Allowed:
-		// It was not charged, for another denied; a larger cost might be denied too.
-		if ask.Cost > was.Ask.Cost {
-			return false
-		}
-	case ask.Cost == was.Ask.Cost:
+	switch more := ask.Cost > was.Ask.Cost; {
+	case more && (answer.Allowed || d.stays[i] == unknown):
+		return false // what allowed one cost may not allow more
+	case more:
+		answer.RetryAfter = c.retryLater(answer, passed)
+	case !answer.Allowed:
 		answer.RetryAfter -= passed
 		answer.Blocked = max(0, answer.Blocked-passed)
-	case !c.retell(passed, answer):
-		return false
 	}
-	answer.ResetAfter = max(0, answer.ResetAfter-passed)
+	if stays := d.stays[i]; stays == unknown || passed < stays {
+		answer.ResetAfter = max(0, answer.ResetAfter-passed)
+	} else {
+		answer.Remaining, answer.ResetAfter = c.remainsLater(answer, passed)
+	}
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
-// retell answers c, which asks more than answer was for, where Value tells all there is to know of
-// the bucket.
-func (c *Charge) retell(passed algorithms.Micros, answer *Decision) bool {
-	kind := c.Limit.Kind
-	if c.Limit.Penalty.After > 0 {
-		return false
-	}
-	whole := kind == algorithms.TokenBucket || kind == algorithms.LeakyBucket || kind == algorithms.FixedWindow
-	if !whole || len(c.Shards) > 0 {
-		return false
-	}
-	ask := c.Ask
-	ask.Look = true
-	was := algorithms.State{By: c.Limit, Value: answer.Value, At: answer.At}
-	reset := answer.ResetAfter
-	_, answer.Decision = c.Limit.Take(was, answer.At+passed, ask)
-	answer.ResetAfter = reset
-	return !answer.Allowed && !answer.Never
+// retryLater is the retry time of c when passed us have passed since d denied a smaller cost, where Value
+// tells all there is to know of the bucket; 0: it can never fit, or would be allowed.
+func (c *Charge) retryLater(d *Decision, passed algorithms.Micros) algorithms.Micros {
+	return c.peekLater(d, passed, c.Ask).RetryAfter
 }
 
-// learn remembers a denial that lasts.
-func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Time, forgot uint64) {
+func (c *Charge) peekLater(d *Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
+	ask.Look = true
+	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
+	return later
+}
+
+// remainsLater is Remaining and ResetAfter when passed us have passed since d, where Value tells all
+// there is to know of the bucket.
+func (c *Charge) remainsLater(d *Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
+	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Ask.Hash)
+	return later.Remaining, later.ResetAfter
+}
+
+// stays is how long Remaining of d, the answer to c, stays as it is. It is unknown where d does not tell
+// all there is to know of the bucket: where that has parts, or its state is in other numbers or of a clock
+// that stepped back.
+func (c *Charge) stays(d *Decision) algorithms.Micros {
+	kind := c.Limit.Kind
+	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
+		return unknown
+	}
+	remaining, reset := c.remainsLater(d, 0)
+	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && c.retryLater(d, 0) != d.RetryAfter {
+		return unknown
+	}
+	return c.peekLater(d, 0, algorithms.Ask{Cost: d.Remaining + 1, Hash: c.Ask.Hash}).RetryAfter
+}
+
+// learn remembers a denial that lasts, and forgets those of buckets that have been charged. The group
+// was sent at asked, by that Take.
+func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.Time, take uint64) {
+	if Took(charges, decisions) {
+		s.consumed(charges)
+		return
+	}
 	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -328,30 +362,68 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, now time.Tim
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return
 	}
-	hash := groupHash(charges)
-	d := &denial{hash: hash, decisions: slices.Clone(decisions), at: now}
-	d.retry = now.Add(time.Duration(lasts) * time.Microsecond)
-	d.until = now.Add(min(s.config.MaxAge, d.retry.Sub(now)))
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: asked}
+	d.retry = asked.Add(time.Duration(lasts) * time.Microsecond)
+	d.until = asked.Add(min(s.config.MaxAge, d.retry.Sub(asked)))
+	for i := range charges {
+		c := charges[i]
+		c.Key = bytes.Clone(c.Key)
+		d.charges = append(d.charges, c)
+		d.stays = append(d.stays, c.stays(&decisions[i]))
+	}
+	s.remember(d, take)
+}
+
+// remember remembers d, which that Take was answered, unless it may be out of date.
+func (s *DeniedStore) remember(d *denial, take uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.forgot.Load() != forgot { // something came back meanwhile: this may be out of date
+	// First, so that a goroutine that changes a bucket from now on waits for the lock.
+	s.remembered.Store(int64(len(s.groups)) + 1)
+	defer func() { s.remembered.Store(int64(len(s.groups))) }()
+	if s.outdated(d.charges, take) {
 		return
 	}
 	// A group that is forgotten for one of its buckets stays listed under the others.
 	if len(s.groups) >= s.config.MaxGroups || s.listed >= 8*s.config.MaxGroups {
 		s.clear()
 	}
-	for i := range charges {
-		c := charges[i]
-		c.Key = bytes.Clone(c.Key)
-		d.charges = append(d.charges, c)
-		if bucket := xxhash.Sum64(c.Key); s.groups[hash] == nil {
-			s.buckets[bucket] = append(s.buckets[bucket], hash)
+	for i := range d.charges {
+		if bucket := xxhash.Sum64(d.charges[i].Key); s.groups[d.hash] == nil {
+			s.buckets[bucket] = append(s.buckets[bucket], d.hash)
 			s.listed++
 		}
 	}
-	s.groups[hash] = d
-	s.remembered.Store(int64(len(s.groups)))
+	s.groups[d.hash] = d
+}
+
+// outdated reports whether this process may have changed one of the buckets, or forgotten all denials,
+// since that Take began.
+func (s *DeniedStore) outdated(charges []Charge, take uint64) bool {
+	if s.forgotten.Load() >= take {
+		return true
+	}
+	for i := range charges {
+		if s.changedBy(xxhash.Sum64(charges[i].Key)).Load() >= take {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
+	return &s.changed[bucket%uint64(len(s.changed))]
+}
+
+// consumed forgets the denials of buckets that have been charged.
+func (s *DeniedStore) consumed(charges []Charge) {
+	for i := range charges {
+		c := &charges[i]
+		if c.Ask.Cost <= 0 || c.Ask.Look {
+			continue
+		}
+		s.ForgetBucket(c.Key)
+	}
 }
 
 // forgetGivenBack forgets the denials of buckets that get something back.
@@ -365,10 +437,19 @@ func (s *DeniedStore) forgetGivenBack(charges []Charge) {
 
 // ForgetBucket forgets the denials of one bucket.
 func (s *DeniedStore) ForgetBucket(key []byte) {
+	bucket := xxhash.Sum64(key)
+	s.changedBy(bucket).Store(s.takes.Load())
+	if s.remembered.Load() == 0 {
+		return
+	}
+	s.mu.RLock()
+	listed := len(s.buckets[bucket])
+	s.mu.RUnlock()
+	if listed == 0 { // one that is being learned sees that the bucket has changed
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forgot.Add(1)
-	bucket := xxhash.Sum64(key)
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)
 	}
@@ -381,7 +462,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 func (s *DeniedStore) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forgot.Add(1)
+	s.forgotten.Store(s.takes.Load())
 	s.clear()
 }
 
