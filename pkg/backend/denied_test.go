@@ -480,3 +480,30 @@ func BenchmarkDenied(b *testing.B) {
 		b.Error("allowed")
 	}
 }
+
+// A group that was taken under an id is answered again under it, though its buckets have denied since.
+func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(backend.DeniedConfig{})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		once := of(limit, "a", 1)
+		once.Once = &backend.Once{ID: [16]byte{1}, For: 60 * algorithms.Second}
+		expect(t, s, asked, 1, once, true, 0)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // remembered
+		for _, want := range []int{3, 4} {
+			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || asked.count() != want {
+				t.Errorf("asked %d times: %+v", asked.count(), d)
+			}
+		}
+		// In a batch with others, and where the answer is wanted at once.
+		other := of(limit, "b", 1)
+		other.Group = 1
+		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
+			t.Errorf("%+v", d)
+		}
+		if s.TakeEarly([]backend.Charge{once}, make([]backend.Decision, 1)) {
+			t.Error("answered from the remembered denial")
+		}
+	})
+}

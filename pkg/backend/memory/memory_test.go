@@ -325,3 +325,43 @@ func TestResetGivesRoomBack(t *testing.T) {
 		}
 	}
 }
+
+// In a full store the bucket that is being charged is not forgotten to make room for itself, though it
+// equals a fresh one: what is charged to it would be lost.
+func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
+	for name, grouped := range map[string]bool{"alone": false, "in a group": true} {
+		t.Run(name, func(t *testing.T) {
+			clock, s := at(20)
+			log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: algorithms.Second})
+			slow := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day})
+			ask(s, "a", "log", log, 1)
+			clock.Set(storetest.Start + algorithms.Second) // the log equals a fresh one
+			for i := range 18 {
+				ask(s, "a", fmt.Sprint("live ", i), slow, 1)
+			}
+			if st := s.Stats(); st.Keys != st.MaxKeys {
+				t.Fatalf("%+v: it is not full", st)
+			}
+			three := func() int {
+				charges := []backend.Charge{{Key: []byte("a/log"), Limit: log, Owner: "a", Ask: algorithms.Ask{Cost: 3}}}
+				if grouped {
+					charges = append(charges, backend.Charge{Key: []byte("a/live 0"), Limit: slow, Owner: "a", Ask: algorithms.Ask{Cost: 1}})
+				}
+				d := make([]backend.Decision, len(charges))
+				if s.Take(context.Background(), charges, d); d[0].Err == nil && d[0].Allowed {
+					return 3
+				}
+				return 0
+			}
+			admitted := three() // its log grows, and nothing else can make room
+			for i := 10; i < 18; i++ {
+				if err := s.Reset(t.Context(), backend.Charge{Key: fmt.Append(nil, "a/live ", i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if admitted += three() + three(); admitted != 3 {
+				t.Errorf("%d of 3 were admitted", admitted)
+			}
+		})
+	}
+}

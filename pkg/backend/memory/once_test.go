@@ -53,3 +53,32 @@ func TestRecordsAreBounded(t *testing.T) {
 		t.Errorf("%d kept, want none", got)
 	}
 }
+
+// A denied group is not remembered under its id, and keeps no room.
+func TestDeniedIDsKeepNoRoom(t *testing.T) {
+	_, s := at(20)
+	s.SetOwners([]string{"a/x"})
+	limit := tokens(t, 5)
+	take := func(id int) backend.Decision {
+		d := make([]backend.Decision, 1)
+		s.Take(context.Background(), []backend.Charge{{
+			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
+			Once: &backend.Once{ID: [16]byte{byte(id), byte(id >> 8)}, For: minute},
+		}}, d)
+		return d[0]
+	}
+	for id := range 5 {
+		if d := take(id); !d.Allowed {
+			t.Fatalf("%d: %+v", id, d)
+		}
+	}
+	held := s.Stats().Keys
+	for id := 5; id < 1000; id++ {
+		if d := take(id); d.Err != nil || d.Allowed {
+			t.Fatalf("denied id %d: %+v", id, d)
+		}
+	}
+	if got := s.Stats().Keys; got != held {
+		t.Errorf("holds %d after 995 denied ids, %d before", got, held)
+	}
+}
