@@ -16,11 +16,12 @@ type configFlags struct {
 	Consume          string  `enum:"together,each" default:"together" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together or each."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of on_backend_failure: deny, allow, local or error."`
 	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of local_share, in (0, 1]."`
+	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as HTTP does: otherwise a client gets a new bucket for each number of blanks."`
 }
 
 func (f configFlags) options() config.Options {
 	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // an enum
-	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare}
+	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks}
 }
 
 // load reads the configuration at paths for a command that needs one; problems go to stderr.

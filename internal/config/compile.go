@@ -82,9 +82,9 @@ type compiler struct {
 }
 
 func newCompiler(o Options, s *source) *compiler {
-	c := &compiler{o: o, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}}
+	c := &compiler{o: o, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
 	c.problems, c.mistakes, c.incomplete = slices.Clone(s.problems), s.mistakes, s.incomplete
-	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %s %g", s.hash, o.ConsumeEach, o.OnFailure, o.LocalShare)}})
+	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %s %g %t", s.hash, o.ConsumeEach, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
 	return c
 }
 
@@ -397,6 +397,7 @@ func (c *compiler) step(one *descriptor) step {
 			c.mistake(v.at, "%s does not go with another value; remove one", v.key)
 			return s
 		case v.how == descriptors.Exact:
+			c.warnBlanks(v.at, v.key, v.value, v.how)
 			s.Pattern = descriptors.ValuePattern("", v.value)
 			continue
 		case v.value == "":
@@ -411,6 +412,7 @@ func (c *compiler) step(one *descriptor) step {
 				return s
 			}
 		default:
+			c.warnBlanks(v.at, v.key, v.value, v.how)
 			s.Pattern = descriptors.Pattern{How: v.how, Text: v.value}
 			if strings.Contains(v.value, "*") {
 				c.warn(v.at, "a \"*\" in %s stands for itself; remove it, or write value: %q", v.key, short(v.value))
@@ -422,6 +424,17 @@ func (c *compiler) step(one *descriptor) step {
 	}
 	s.Key = one.Key.value
 	return s
+}
+
+// warnBlanks warns of a value that no descriptor can have, because blanks at the ends of values are removed.
+func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) {
+	const blanks = " \t"
+	atStart := how != descriptors.HasSuffix && strings.TrimLeft(value, blanks) != value
+	atEnd := how != descriptors.HasPrefix && strings.TrimRight(value, blanks) != value
+	if !c.o.KeepBlanks && (atStart || atEnd) {
+		c.warn(at, "%s %q never matches: spaces and tabs at the ends of descriptor values are removed before they are compared; "+
+			"remove them here, or keep them everywhere with --keep-blanks", key, short(value))
+	}
 }
 
 // descriptors adds list to the tree, below parent.

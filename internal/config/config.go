@@ -27,6 +27,8 @@ type Options struct {
 	OnFailure descriptors.OnFailure
 	// LocalShare goes with OnFailure local, where a limit does not say.
 	LocalShare float64
+	// KeepBlanks keeps spaces and tabs at the ends of descriptor values.
+	KeepBlanks bool
 	// Cluster warns of what a Redis Cluster cannot charge in one step.
 	Cluster bool
 }

@@ -28,6 +28,9 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	}
 	c.Verdict.Domain = s.domain(c.Request.Domain, last)
 	for i := range c.Descriptors {
+		if !s.KeepBlanks {
+			trimBlanks(c.Descriptors[i].Entries)
+		}
 		if c.Verdict.Domain != nil {
 			c.meet(i)
 		}
@@ -36,6 +39,27 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.charge()
 	return nil
 }
+
+// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each
+// value. HTTP/1 has none there and HTTP/2 forbids it, but Envoy keeps what an HTTP/2 client sends:
+// without this each number of blanks would be a bucket of its own, and the application behind an
+// HTTP/1 connection would see one value.
+func trimBlanks(entries []descriptors.Entry) {
+	for i := range entries {
+		v := entries[i].Value
+		for len(v) > 0 && isBlank(v[0]) {
+			v = v[1:]
+		}
+		for len(v) > 0 && isBlank(v[len(v)-1]) {
+			v = v[:len(v)-1]
+		}
+		if len(v) != len(entries[i].Value) { // written only where needed: most values have no blanks
+			entries[i].Value = v
+		}
+	}
+}
+
+func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
 // planLimits plans limits asked for by name, which are all taken together.
 func (c *Call) planLimits(s *Snapshot) error {

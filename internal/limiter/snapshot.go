@@ -16,6 +16,9 @@ type Snapshot struct {
 	Policies []*descriptors.Policy
 	// Auth is for the HTTP door; nil: there is nothing to ask, and it denies.
 	Auth *Auth
+	// KeepBlanks: spaces and tabs at the ends of descriptor values are part of them. Otherwise they are
+	// removed before limits are matched and keys are made.
+	KeepBlanks bool
 	// Hash tells configurations apart.
 	Hash string
 }

@@ -1,0 +1,32 @@
+package limiter
+
+import (
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// TestTrimBlanksIsStringsTrim compares with the standard library, which is slower for most values.
+func TestTrimBlanksIsStringsTrim(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		value := string(rapid.SliceOfN(rapid.SampledFrom([]byte{' ', '\t', 'a', 0, '\n', '\v', 0xa0, 0xff}), 0, 8).Draw(t, "value"))
+		entries := []descriptors.Entry{{Key: " k ", Value: value}, {Key: "", Value: "left alone"}}
+		trimBlanks(entries)
+		if entries[0] != (descriptors.Entry{Key: " k ", Value: strings.Trim(value, " \t")}) || entries[1].Value != "left alone" {
+			t.Fatalf("%q: %q", value, entries)
+		}
+	})
+}
+
+func TestTrimBlanksAllocatesNothing(t *testing.T) {
+	entries := make([]descriptors.Entry, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		entries[0].Value = " \tvalue "
+		trimBlanks(entries)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

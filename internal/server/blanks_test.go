@@ -1,0 +1,75 @@
+package server
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+// blank are spellings of the value k that an HTTP/1 application cannot tell apart. Envoy keeps the
+// blanks of an HTTP/2 client.
+var blank = []string{"k", "k ", "k  ", " k", "\tk", "k\t", " \t k \t "}
+
+func valued(value string) *ratelimit.RateLimitDescriptor {
+	return &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "plain", Value: value}}}
+}
+
+// postJSON sends a request of one value to /json and returns the status code.
+func postJSON(t *testing.T, x *instance, value string) int {
+	t.Helper()
+	body := `{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": "` + strings.ReplaceAll(value, "\t", `\t`) + `"}]}]}`
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+x.HTTP.String()+"/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode
+}
+
+func TestBlanksAtTheEndsOfValuesDoNotMakeBuckets(t *testing.T) {
+	x := start(t, answers)
+	allowed := 0
+	for _, value := range blank {
+		if x.put(t, request("d", valued(value))).OverallCode == rls.RateLimitResponse_OK {
+			allowed++
+		}
+	}
+	if allowed != 2 {
+		t.Errorf("%d spellings of one value were allowed by a limit of 2", allowed)
+	}
+	for _, value := range blank {
+		if code := postJSON(t, x, value); code != http.StatusTooManyRequests {
+			t.Errorf("%q over /json: %d", value, code)
+		}
+	}
+	// Blanks inside a value are part of it.
+	expect(t, x.put(t, request("d", valued("a b"))), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.put(t, request("d", valued("ab"))), ok, "OK left 1 of 2/YEAR yearly reset")
+}
+
+func TestBlanksAreKeptWhereToldTo(t *testing.T) {
+	x := start(t, answers, func(c *Config) { c.Defaults = config.Options{KeepBlanks: true} })
+	for _, value := range blank {
+		expect(t, x.put(t, request("d", valued(value))), ok, "OK left 1 of 2/YEAR yearly reset")
+	}
+	for _, value := range blank {
+		if code := postJSON(t, x, value); code != http.StatusOK {
+			t.Errorf("%q over /json: %d", value, code)
+		}
+	}
+}
