@@ -15,8 +15,11 @@ import (
 const operated = `domain: edge
 limits:
   send: {algorithm: token_bucket, rate: 2, period: 365d}
+  team: {algorithm: token_bucket, rate: 2, period: 365d}
+  apps: {algorithm: token_bucket, rate: 2, period: 365d}
 descriptors:
   - {key: user, limit: send}
+  - {key: org, descriptors: [{key: plan, value: gold, limit: team}, {key: team, limit: team}]}
   - key: path
     value: /login
     descriptors: [{key: ip, rate_limit: {unit: year, requests_per_unit: 1}}]
@@ -101,6 +104,17 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 	command(exitNo, "no limit keeps a bucket for it", "get", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, "no limit keeps a bucket for it", "reset", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, `no limit is named "sned"`, "get", "sned")
+
+	for _, verb := range []string{"get", "reset"} { // a bucket that no proxy meets
+		const send, team = "a bucket of this limit is identified by 1 value (user)", "a bucket of this limit is identified by 1 value (org) or by 2 values (org, team)"
+		command(exitUsage, `limit "send": the key has no value; `+send, verb, "send")
+		command(exitUsage, `limit "send": the key has 2 values; `+send, verb, "send", "bob", "eve")
+		command(exitUsage, `limit "team": the key has no value; `+team, verb, "team")
+		command(exitUsage, `limit "team": the key has 3 values; `+team, verb, "--domain", "edge", "team", "acme", "red", "x")
+		for _, key := range [][]string{{"team", "acme"}, {"team", "acme", "red"}, {"apps"}, {"apps", "x"}} {
+			command(exitDone, key[0], append([]string{verb}, key...)...)
+		}
+	}
 	command(exitUsage, "name a limit and its key", "get")
 	command(exitUsage, "name a limit and its key", "reset", "send", "--descriptor", "a=b")
 	command(exitUsage, "say which", "get", "--descriptor", "a=b")

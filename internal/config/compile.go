@@ -282,7 +282,7 @@ func (c *compiler) apart(d *domain, way path, p *descriptors.Policy, named bool)
 		case s.loose() && !s.shared && !named:
 			p.Whole = true
 		case s.open():
-			p.Open = append(p.Open, i)
+			p.Open, p.OpenKeys = append(p.Open, i), append(p.OpenKeys, s.Key)
 		}
 	}
 	p.Slot = d.tag.slot(d.Name, way, p)

@@ -47,7 +47,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	c.Look = true
+	c.Inspect = true
 	if err := o.Limiter.Check(r.Context(), c); err != nil {
 		mistake(w, err)
 		return

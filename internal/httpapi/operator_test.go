@@ -154,6 +154,10 @@ func TestOperatorsMistakes(t *testing.T) {
 		{"POST /api/reset?domain=egde&descriptor=user%3Dbob", 404, `\"egde\" is not configured`},
 		{"POST /api/reset?limit=sned", 404, "sned"},
 		{"POST /api/reset", 400, "give limit"},
+		{"GET /api/buckets?limit=send", 400, `the key has no value; a bucket of this limit is identified by 1 value (user)`},
+		{"GET /api/buckets?limit=send&key=bob&key=eve", 400, `the key has 2 values; a bucket of this limit is identified by 1 value (user)`},
+		{"POST /api/reset?limit=send", 400, "1 value (user)"},
+		{"POST /api/reset?domain=edge&limit=send&key=bob&key=eve", 400, "1 value (user)"},
 		{"GET /api/reset?limit=send", 405, ""},
 		{"POST /api/buckets?limit=send", 405, ""},
 		{"GET /api/top?n=0", 400, "from 1 to 1000"},
@@ -187,6 +191,31 @@ func TestOperatorsOfABackendThatIsAway(t *testing.T) {
 		method, path, _ := strings.Cut(line, " ")
 		if w := call(h, method, path, ""); w.Code != 503 {
 			t.Errorf("%s: %d %s", line, w.Code, w.Body)
+		}
+	}
+}
+
+// The paths for applications answer alike where they look and forget. What they consume stays theirs to name.
+func TestApplicationsLookOnlyAtBucketsThatExist(t *testing.T) {
+	_, l, _ := operator(t, memory.New(memory.Config{}))
+	h := New(Config{API: &API{Limiter: l}})
+	for _, c := range []struct {
+		line, body string
+		code       int
+	}{
+		{"GET /v1/limits/send", "", 400},
+		{"GET /v1/limits/send?key=bob&key=eve", "", 400},
+		{"GET /v1/limits/send?key=bob", "", 200},
+		{"POST /v1/reset", `{"name": "send"}`, 400},
+		{"POST /v1/reset", `{"name": "send", "key": ["bob", "eve"]}`, 400},
+		{"POST /v1/reset", `{"name": "send", "key": "bob"}`, 200},
+		{"POST /v1/limit", `{"name": "send", "key": ["bob", "eve"]}`, 200},
+		{"POST /v1/check", `{"name": "send", "key": ["bob", "eve"]}`, 200},
+	} {
+		method, path, _ := strings.Cut(c.line, " ")
+		w := call(h, method, path, c.body)
+		if refused := strings.Contains(w.Body.String(), "1 value (user)"); w.Code != c.code || refused != (c.code == 400) {
+			t.Errorf("%s %s: %d %s, want %d", c.line, c.body, w.Code, w.Body, c.code)
 		}
 	}
 }

@@ -33,6 +33,9 @@ type Request struct {
 	Once Once
 	// Look answers and takes nothing.
 	Look bool
+	// Inspect is Look for an operator: no Observer counts it, and the key of a named limit must have
+	// as many values as the descriptors that use the limit leave open.
+	Inspect bool
 	// Arrived is when it came, by this process's clock; zero where the door does not know.
 	Arrived time.Time
 	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for

@@ -113,7 +113,12 @@ func (l *Limiter) finish(ctx context.Context, c *Call) {
 		c.standIn(ctx, l.local)
 	}
 	c.fold()
-	if l.observer != nil && !c.Replayed { // it was told the first time
+	l.observe(c)
+}
+
+// observe reports c to the observer, unless it was reported before or belongs to an operator.
+func (l *Limiter) observe(c *Call) {
+	if l.observer != nil && !c.Replayed && !c.Inspect {
 		l.observer.Observe(c)
 	}
 }
@@ -129,8 +134,6 @@ func (l *Limiter) withoutConfig(c *Call, answer descriptors.OnFailure) error {
 		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
 	}
 	c.Failed, c.Denied, c.Spared = true, denied && !l.modes.Shadow, denied && l.modes.Shadow
-	if l.observer != nil {
-		l.observer.Observe(c)
-	}
+	l.observe(c)
 	return nil
 }

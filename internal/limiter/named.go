@@ -3,6 +3,8 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -72,6 +74,59 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	}
 }
 
+// reachable returns an *AskError if descriptors use the named limit p, and none of them leaves open as
+// many values as key has: no proxy consumes such a bucket. A limit that no descriptor uses belongs to
+// the applications, which choose their keys themselves.
+func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
+	var uses []string
+	for _, use := range s.Policies {
+		if use == p || use.Owner != p.Owner {
+			continue
+		}
+		if len(use.Open) == len(key) {
+			return nil
+		}
+		if text := openKeys(use); !slices.Contains(uses, text) {
+			uses = append(uses, text)
+		}
+	}
+	if len(uses) == 0 {
+		return nil
+	}
+	more := ""
+	if len(uses) > mostUses {
+		uses, more = uses[:mostUses], " or others"
+	}
+	return &AskError{Problem: fmt.Sprintf("limit %q: the key has %s; a bucket of this limit is identified by %s%s",
+		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
+}
+
+// mostUses bounds how many uses of a limit an error names.
+const mostUses = 8
+
+// openKeys names the values that identify a bucket of p.
+func openKeys(p *descriptors.Policy) string {
+	names := make([]string, len(p.OpenKeys))
+	for i, key := range p.OpenKeys {
+		names[i] = descriptors.Printable(key)
+	}
+	if len(names) == 0 {
+		return values(0)
+	}
+	return values(len(names)) + " (" + strings.Join(names, ", ") + ")"
+}
+
+func values(n int) string {
+	switch n {
+	case 0:
+		return "no value"
+	case 1:
+		return "1 value"
+	default:
+		return fmt.Sprintf("%d values", n)
+	}
+}
+
 // limit is Limit for ask, which may have brought it.
 func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
@@ -91,6 +146,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	if s == nil {
 		return ErrNoConfig
 	}
+	c.Inspect = true
 	if err := c.plan(s, nil); err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ const (
 // consumes one by one, is a Group of its own. The error is of a request for limits by name.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
+	c.Look = c.Look || c.Inspect
 	if len(c.Limits) > 0 {
 		return c.planLimits(s)
 	}
@@ -71,6 +72,11 @@ func (c *Call) planLimits(s *Snapshot) error {
 		d, p, err := s.limit(c.Request.Domain, ask)
 		if err != nil {
 			return err
+		}
+		if c.Inspect {
+			if err := s.reachable(p, ask.Key); err != nil {
+				return err
+			}
 		}
 		if ask.Reserve && !p.Limit.CanReserve() {
 			return &AskError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(&p.Limit))}

@@ -60,3 +60,74 @@ descriptors:
 	asks(1, rls.RateLimitResponse_OK)
 	left(1, 1)
 }
+
+// TestOperatorsAreNotCounted looks at buckets that deny the look itself, one in debt and one blocked by a
+// penalty, and compares all counters with those before.
+func TestOperatorsAreNotCounted(t *testing.T) {
+	x := start(t, `
+domain: d
+limits:
+  credit: {algorithm: token_bucket, rate: 1, period: 365d, overdraw: true}
+  login:  {algorithm: token_bucket, rate: 1, period: 365d, penalty: {after: 1, for: 1h, max: 1h}}
+descriptors:
+  - {key: user, limit: credit, detailed_metric: true}
+  - {key: ip, limit: login}
+`)
+	r := request("d", descriptor("user=bob"))
+	r.HitsAddend = 5
+	for _, r := range []*rls.RateLimitRequest{r, request("d", descriptor("ip=::1")), request("d", descriptor("ip=::1"))} {
+		x.put(t, r)
+	}
+	counters := func() string {
+		var lines []string
+		for line := range strings.Lines(body(t, get(t, x.Admin, "/metrics"))) {
+			for _, prefix := range []string{"rlsidecar_requests", "rlsidecar_decisions", "rlsidecar_domain_not_found", "rlsidecar_refused", "ratelimit_"} {
+				if strings.HasPrefix(line, prefix) {
+					lines = append(lines, line)
+				}
+			}
+		}
+		_, top, _ := strings.Cut(body(t, get(t, x.Admin, "/api/top")), `"denied":`)
+		return strings.Join(lines, "") + top
+	}
+	before := counters()
+	for _, want := range []string{`code="over_limit",domain="d"} 2`, `"name":"credit","why":"limit","key":"bob"`, `"name":"login"`} {
+		if !strings.Contains(before, want) {
+			t.Fatalf("no %s in\n%s", want, before)
+		}
+	}
+	for path, want := range map[string]string{
+		"/api/buckets?limit=credit&key=bob":              `"value":-126143`,
+		"/api/buckets?limit=login&key=::1":               `"remaining":0,`,
+		"/api/buckets?domain=d&descriptor=user%3Dbob":    `"remaining":0,`,
+		"/api/buckets?domain=d&descriptor=ip%3D::1":      `"remaining":0,`,
+		"/api/buckets?domain=elsewhere&descriptor=ip%3D": "not configured",
+		"/api/buckets?limit=other&key=bob":               "no limit is named",
+		"/api/top":                                       `"key":"bob"`,
+	} {
+		if got := body(t, get(t, x.Admin, path)); !strings.Contains(got, want) {
+			t.Errorf("%s: %s", path, got)
+		}
+	}
+	for _, path := range []string{"/v1/limits/credit?key=bob", "/v1/limits/login?key=::1"} {
+		if got := body(t, get(t, x.HTTP, path)); !strings.Contains(got, `"remaining":0,`) {
+			t.Errorf("%s: %s", path, got)
+		}
+	}
+	if code, answer := post(t, x.Admin, "/api/reset?limit=credit&key=eve", ""); code != 200 {
+		t.Errorf("%d %s", code, answer)
+	}
+	if code, answer := post(t, x.HTTP, "/v1/reset", `{"name": "credit", "key": "eve"}`); code != 200 {
+		t.Errorf("%d %s", code, answer)
+	}
+	if after := counters(); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	// An application that checks before it lets somebody in is no operator.
+	if code, answer := post(t, x.HTTP, "/v1/check", `{"name": "credit", "key": "bob"}`); code != 429 {
+		t.Errorf("%d %s", code, answer)
+	}
+	if after := counters(); !strings.Contains(after, `code="over_limit",domain="d"} 3`) {
+		t.Errorf("after a check that was denied:\n%s", after)
+	}
+}

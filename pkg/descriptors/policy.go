@@ -25,6 +25,8 @@ type Policy struct {
 	Prefix []byte
 	// Open lists the positions of the entries whose values tell its buckets apart.
 	Open []int
+	// OpenKeys are the keys of these entries as the configuration has them, for people.
+	OpenKeys []string
 
 	// Whole: its buckets are told apart by all keys and values of the descriptor, Open aside. So it
 	// is where a "*" stands in a key.
