@@ -39,7 +39,7 @@ type breaker struct {
 func (b *breaker) Take(ctx context.Context, charges []Charge, decisions []Decision) {
 	done, err := b.circuit.Allow()
 	if err != nil {
-		failAll(decisions, fmt.Errorf("%w: not asked while it fails", ErrUnavailable))
+		failAll(decisions, fmt.Errorf("%w: not asked while it fails", ErrNotTaken))
 		return
 	}
 	b.next.Take(ctx, charges, decisions)

@@ -89,7 +89,7 @@ const (
 // Take implements Store.
 func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Decision) {
 	if ctx.Err() != nil {
-		failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrUnavailable, ctx.Err()))
+		failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrNotTaken, ctx.Err()))
 		return
 	}
 	if s.flyAlone(ctx, charges, decisions) {
@@ -98,7 +98,7 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 	r := s.riders.Get().(*rider)
 	r.board(charges)
 	if !s.wait(r) {
-		failAll(decisions, fmt.Errorf("%w: %d requests wait for it", ErrUnavailable, s.config.MaxWaiting))
+		failAll(decisions, fmt.Errorf("%w: %d requests wait for it", ErrNotTaken, s.config.MaxWaiting))
 		return
 	}
 	select {
@@ -107,7 +107,7 @@ func (s *coalescer) Take(ctx context.Context, charges []Charge, decisions []Deci
 		s.riders.Put(r)
 	case <-ctx.Done():
 		if r.state.CompareAndSwap(waits, left) {
-			failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrUnavailable, ctx.Err()))
+			failAll(decisions, fmt.Errorf("%w: not sent in time: %w", ErrNotTaken, ctx.Err()))
 			return
 		}
 		failAll(decisions, fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, ctx.Err()))
@@ -300,7 +300,7 @@ func (s *coalescer) another(f *flight) bool {
 func (s *coalescer) load(f *flight) bool {
 	loaded := s.fill(f)
 	for _, r := range f.late {
-		failAll(r.decisions, fmt.Errorf("%w: not sent in time", ErrUnavailable))
+		failAll(r.decisions, fmt.Errorf("%w: not sent in time", ErrNotTaken))
 		r.land()
 	}
 	clear(f.late)

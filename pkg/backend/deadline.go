@@ -64,7 +64,7 @@ func (s deadline) late(ctx context.Context) error {
 		err = context.DeadlineExceeded
 	}
 	if err != nil {
-		return fmt.Errorf("%w: no time left to ask it: %w", ErrUnavailable, err)
+		return fmt.Errorf("%w: no time left to ask it: %w", ErrNotTaken, err)
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package backend
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 
@@ -53,10 +55,11 @@ func TakeParts(ctx context.Context, parts []*Part, decisions []Decision, backgro
 	for _, p := range parts {
 		for n, i := range p.Of {
 			decisions[i] = p.Decisions[n]
-			if p.Decisions[n].Err != nil {
-				failed = p.Decisions[n].Err
-			}
+			failed = Graver(failed, p.Decisions[n].Err)
 		}
+	}
+	if errors.Is(failed, ErrNotTaken) && slices.ContainsFunc(later, (*Part).charged) {
+		failed = MaybeTaken(failed) // undoing a refund can fail
 	}
 	if len(parts) > 1 && !all {
 		giveBack(parts, decisions, background)
@@ -67,6 +70,20 @@ func TakeParts(ctx context.Context, parts []*Part, decisions []Decision, backgro
 		}
 	}
 }
+
+// Graver returns the one of two errors, either may be nil, that says less of what was consumed: any
+// error takes precedence over nil and over ErrNotTaken. Of two parts of which one was never sent and
+// the other got no answer, the whole may have been consumed.
+func Graver(a, b error) error {
+	if b == nil || a != nil && !errors.Is(a, ErrNotTaken) {
+		return a
+	}
+	return b
+}
+
+// MaybeTaken is err, an ErrNotTaken of one step, for the several steps of a group of which others
+// consumed something: an ErrUnavailable that is no ErrNotTaken.
+func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", ErrUnavailable, err) } //nolint:errorlint // it must not be found
 
 // takeAtOnce takes parts at the same time.
 func takeAtOnce(ctx context.Context, parts []*Part) {

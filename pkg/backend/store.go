@@ -93,6 +93,9 @@ var (
 	// ErrUnavailable: the Store could not answer in time, or at all. Whether the charge was taken
 	// is not known.
 	ErrUnavailable = errors.New("backend unavailable")
+	// ErrNotTaken is an ErrUnavailable of charges that certainly consumed nothing: they were never sent,
+	// or the server refused to run them.
+	ErrNotTaken error = notTaken{}
 	// ErrFull: a new bucket was needed and the Store is at its bound. Nothing was taken.
 	ErrFull = errors.New("no room for another bucket")
 	// ErrReused: the Group has the Once.ID of another that was taken. Nothing was taken now.
@@ -101,3 +104,8 @@ var (
 	// Nothing was taken now.
 	ErrPending = errors.New("the same is under way, or its outcome is not known")
 )
+
+type notTaken struct{}
+
+func (notTaken) Error() string { return ErrUnavailable.Error() }
+func (notTaken) Unwrap() error { return ErrUnavailable }

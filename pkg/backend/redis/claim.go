@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -35,12 +36,16 @@ type claims struct {
 // TakeClaimed implements backend.Claimer.
 func (c claims) TakeClaimed(ctx context.Context, charges []backend.Charge, decisions []backend.Decision, take backend.TakeFunc) {
 	once := charges[0].Once
-	was, err := c.claim(ctx, once)
+	mine := newClaim(once)
+	was, err := c.claim(ctx, once, mine)
 	switch {
 	case err != nil:
-		fail(decisions, unavailable(fmt.Errorf("claim an id: %w", err)))
+		if err = unavailable(fmt.Errorf("claim an id: %w", err)); !errors.Is(err, backend.ErrNotTaken) {
+			c.background.Do(func(ctx context.Context) { _ = c.replace(ctx, once, mine, nil) })
+		}
+		fail(decisions, err)
 		return
-	case was != "":
+	case was != mine:
 		recall(was, once, decisions)
 		return
 	}
@@ -49,43 +54,56 @@ func (c claims) TakeClaimed(ctx context.Context, charges []backend.Charge, decis
 		plain[i].Once = nil
 	}
 	take(ctx, plain, decisions)
-	switch name := c.keys.claim(once); {
+	switch err := decisions[0].Err; {
 	case backend.Took(plain, decisions):
-		c.settle(ctx, func(ctx context.Context) error {
-			return c.client.Set(ctx, name, answerOf(once, decisions), lasting(once)).Err()
-		})
-	case decisions[0].Err == nil:
-		c.settle(ctx, func(ctx context.Context) error { return c.client.Del(ctx, name).Err() })
+		c.settle(ctx, once, mine, answerOf(once, decisions))
+	case err == nil || errors.Is(err, backend.ErrNotTaken):
+		c.settle(ctx, once, mine, nil)
 	}
 }
 
-// settle does what becomes of a claim; if there is no time for it now, then on its own time. Were it
-// not done at all the claim stays, and nobody is charged twice.
-func (c claims) settle(ctx context.Context, do func(context.Context) error) {
-	if do(ctx) != nil {
-		c.background.Do(func(ctx context.Context) { _ = do(ctx) })
+// settle replaces a claim, in the background if there is no time for it now. If that fails too, the claim
+// stays, and nobody is charged twice.
+func (c claims) settle(ctx context.Context, once *backend.Once, mine string, answer []byte) {
+	if c.replace(ctx, once, mine, answer) != nil {
+		c.background.Do(func(ctx context.Context) { _ = c.replace(ctx, once, mine, answer) })
 	}
 }
 
-// claim claims an ID. It returns "", or what others have left there.
-func (c claims) claim(ctx context.Context, once *backend.Once) (was string, err error) {
+// replaceClaim puts an answer in the place of a claim, or deletes the claim if the answer is empty. It
+// changes nothing where there is another value: a call may arrive late, or twice, when the claim has been
+// replaced or has expired and the key belongs to another caller.
+var replaceClaim = goredis.NewScript(`
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
+redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
+return 1`)
+
+// replace runs replaceClaim.
+func (c claims) replace(ctx context.Context, once *backend.Once, mine string, answer []byte) error {
+	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
+}
+
+// newClaim returns a claim that no other call makes.
+func newClaim(once *backend.Once) string {
 	var by [16]byte
 	_, _ = rand.Read(by[:]) // never fails
-	mine := string(claimed) + string(once.Of[:]) + string(by[:])
+	return string(claimed) + string(once.Of[:]) + string(by[:])
+}
+
+// claim claims an ID for mine. It returns mine, or what another call has left there.
+func (c claims) claim(ctx context.Context, once *backend.Once, mine string) (is string, err error) {
 	name := c.keys.claim(once)
-	var is *goredis.StringCmd
+	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		pipe.SetNX(ctx, name, mine, lasting(once))
-		is = pipe.Get(ctx, name)
+		pipe.SetNX(ctx, name, mine, lasting(once)) // may be sent twice
+		get = pipe.Get(ctx, name)
 		return nil
 	})
 	if err != nil {
 		return "", err
 	}
-	if is.Val() == mine { // also where it was sent twice
-		return "", nil
-	}
-	return is.Val(), nil
+	return get.Val(), nil
 }
 
 // answerOf is what is remembered of a group that was taken.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -240,8 +241,25 @@ func isCompileError(err error) bool {
 
 // unavailable says that the store could not decide.
 func unavailable(err error) error {
-	if errors.Is(err, backend.ErrUnavailable) {
+	switch {
+	case errors.Is(err, backend.ErrUnavailable):
 		return err
+	case neverRan(err):
+		return fmt.Errorf("%w: %w", backend.ErrNotTaken, err)
+	default:
+		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+}
+
+// refusals are the error codes of a server that refuses a command, or a script before its first write.
+var refusals = []string{
+	"ASK ", "BUSY ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MISCONF ", "MOVED ", "NOAUTH ", "NOPERM ", "NOREPLICAS ",
+	"NOSCRIPT ", "OOM ", "READONLY ", "TRYAGAIN ", "WRONGPASS ", "ERR max number of clients",
+}
+
+// neverRan reports whether err says that a call did nothing: there was no connection, or the server
+// refused it.
+func neverRan(err error) bool {
+	dial, ok := errors.AsType[*net.OpError](err)
+	return ok && dial.Op == "dial" || errors.Is(err, goredis.ErrPoolTimeout) || isReply(err, refusals...)
 }

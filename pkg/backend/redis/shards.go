@@ -1,8 +1,8 @@
 package redis
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -219,8 +219,8 @@ func (c *cluster) takeAllShards(ctx context.Context, charge *backend.Charge, dec
 	answers := c.eachShard(ctx, charge, asks)
 	stands := true
 	for i := range answers {
-		if answers[i].Err != nil {
-			decision.Decision, decision.Err = algorithms.Decision{}, answers[i].Err
+		if decision.Err = backend.Graver(decision.Err, answers[i].Err); decision.Err != nil {
+			decision.Decision = algorithms.Decision{}
 		}
 		stands = stands && answers[i].Allowed && answers[i].Err == nil
 	}
@@ -288,7 +288,7 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 	rest := -ask.Cost * charge.Shards[0].Unit()
 	for i := range asks {
 		rest -= given[i]
-		err = cmp.Or(err, errs[i])
+		err = backend.Graver(err, errs[i])
 	}
 	for _, i := range append(rand.Perm(len(asks)), rand.Perm(len(asks))...) {
 		if err != nil || rest <= 0 {
@@ -299,6 +299,9 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 		rest -= fitted
 	}
 	if err != nil {
+		if errors.Is(err, backend.ErrNotTaken) && rest < -ask.Cost*charge.Shards[0].Unit() {
+			err = backend.MaybeTaken(err)
+		}
 		*decision = backend.Decision{Err: err}
 	}
 }

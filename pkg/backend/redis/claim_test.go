@@ -1,0 +1,205 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// lostThenLate is a client whose first call that settles a claim reaches Redis but gets no answer, and
+// whose second one arrives late.
+type lostThenLate struct {
+	calls   atomic.Int32
+	late    chan struct{} // closed when the second call may go on
+	arrived chan struct{} // closed when it has been answered
+}
+
+func (l *lostThenLate) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (l *lostThenLate) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+func (l *lostThenLate) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		switch cmd.Name() {
+		case "set", "del", "eval", "evalsha":
+		default:
+			return next(ctx, cmd)
+		}
+		if l.calls.Add(1) == 1 {
+			_ = next(ctx, cmd)
+			cmd.SetErr(io.EOF)
+			return io.EOF
+		}
+		<-l.late
+		defer close(l.arrived)
+		return next(ctx, cmd)
+	}
+}
+
+// decided is a TakeFunc that allows or denies all charges.
+func decidedAs(allowed bool) backend.TakeFunc {
+	return func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
+		for i := range decisions {
+			decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: allowed}, At: 1}
+		}
+	}
+}
+
+// TestLateCallsLeaveOthersClaims: a call that deletes or answers a claim is resent because its answer was
+// lost, and arrives when another caller has claimed the same ID. A third caller must not be charged too.
+func TestLateCallsLeaveOthersClaims(t *testing.T) {
+	for name, allowed := range map[string]bool{"after a denial": false, "after an answer that has expired": true} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			connect := func() *Store {
+				return open(t, Config{URL: "redis://" + server.Addr, Timeout: 30 * time.Second})
+			}
+			one, other := connect(), connect()
+			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+			ask := func(s *Store, take backend.TakeFunc) (d [1]backend.Decision) {
+				s.TakeClaimed(context.Background(), group, d[:], take)
+				return d
+			}
+			ask(other, decidedAs(false)) // the server knows the script from now on
+			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
+			one.client.AddHook(hook)
+			if d := ask(one, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
+				t.Fatalf("got %+v", d)
+			}
+			if allowed {
+				server.Do("FLUSHALL") // the answer has expired
+			}
+			charged := 0
+			ask(other, func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+				close(hook.late)
+				<-hook.arrived
+				third := ask(other, func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+					charged++
+					decidedAs(true)(ctx, charges, decisions)
+				})
+				if !errors.Is(third[0].Err, backend.ErrPending) {
+					t.Errorf("while the second is being decided: got %+v", third)
+				}
+				charged++
+				decidedAs(true)(ctx, charges, decisions)
+			})
+			if d := ask(other, decidedAs(true)); !d[0].Replayed || charged != 1 {
+				t.Errorf("charged %d times; then got %+v", charged, d)
+			}
+		})
+	}
+}
+
+// unanswered is a client whose first pipeline reaches Redis but gets no answer.
+type unanswered struct {
+	calls atomic.Int32
+}
+
+func (u *unanswered) DialHook(next goredis.DialHook) goredis.DialHook          { return next }
+func (u *unanswered) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook { return next }
+
+func (u *unanswered) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		err := next(ctx, cmds)
+		if u.calls.Add(1) > 1 {
+			return err
+		}
+		for _, cmd := range cmds {
+			cmd.SetErr(io.EOF)
+		}
+		return io.EOF
+	}
+}
+
+// TestUnansweredClaimsAreDropped: whoever got no answer when claiming an ID has sent nothing of the group,
+// so the claim must not stand in its way.
+func TestUnansweredClaimsAreDropped(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	s.client.AddHook(&unanswered{})
+	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+	var d [1]backend.Decision
+	s.TakeClaimed(t.Context(), group, d[:], decidedAs(true))
+	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
+		t.Fatalf("got %+v", d)
+	}
+	redistest.Eventually(t, "the claim is gone", func() bool {
+		s.TakeClaimed(t.Context(), group, d[:], decidedAs(true))
+		return d[0].Err == nil
+	})
+}
+
+// TestUnsentGroupsLeaveNoClaim: a group with buckets in two Redis, one of which cannot be reached, was
+// certainly not charged there. As soon as it can be reached the same ID is decided.
+func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
+	port := redistest.FreePort(t)
+	first := redistest.Start(t)
+	background := backend.NewBackground(10 * time.Second)
+	t.Cleanup(background.Close)
+	second, err := Open(Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { second.Close() })
+	store := backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
+		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, background)
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
+	for range 10 { // until the circuit breaker is open, and then
+		for i, d := range takeAll(store, underID(1, a, b)) {
+			if !errors.Is(d.Err, backend.ErrUnavailable) {
+				t.Fatalf("charge %d: %+v", i, d)
+			}
+		}
+	}
+	redistest.StartAt(t, port)
+	redistest.Eventually(t, "the group is decided", func() bool {
+		d := takeAll(store, underID(1, a, b))
+		if errors.Is(d[0].Err, backend.ErrPending) {
+			t.Fatalf("the ID is still claimed: %+v", d)
+		}
+		return d[0].Allowed && d[1].Allowed
+	})
+	redistest.Eventually(t, "what the failed tries had consumed is refunded", func() bool {
+		a.Ask.Cost, b.Ask.Cost = 0, 0
+		return takeAll(store, []backend.Charge{a})[0].Remaining == 98 && takeAll(store, []backend.Charge{b})[0].Remaining == 99
+	})
+}
+
+// TestErrNotTaken is about which errors say that a call certainly did nothing.
+func TestErrNotTaken(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
+	ask := func(s backend.Store) error {
+		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}})[0].Err
+	}
+	server.Do("CONFIG", "SET", "maxmemory", "1")
+	if err := ask(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {
+		t.Errorf("out of memory: %v", err)
+	}
+	server.Do("CONFIG", "SET", "maxmemory", "0")
+	n := seed(t)
+	p := startProxy(t, server.Addr, n)
+	tampered := open(t, Config{URL: "redis://" + p.Addr, Timeout: time.Second})
+	p.do(faults{share: 1, close: true})
+	if err := ask(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
+		t.Errorf("no answer: %v", err)
+	}
+	server.Kill()
+	redistest.Eventually(t, "no connection can be made", func() bool {
+		return errors.Is(ask(s), backend.ErrNotTaken)
+	})
+}
