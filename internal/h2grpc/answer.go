@@ -66,6 +66,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 
 // over ends a stream on which all is said. One that needed no place of its own is nil.
 func (c *conn) over(s *stream) {
+	c.answered = true
 	if s == nil {
 		return
 	}
@@ -108,6 +109,7 @@ func (c *conn) push() {
 		n := min(int64(len(s.rest)), c.window, c.initial+s.window, maxFrame)
 		if n > 0 {
 			c.out = append(appendFrame(c.out, int(n), http2.FrameData, 0, s.id), s.rest[:n]...)
+			c.answered = true
 			s.rest = s.rest[n:]
 			c.window -= n
 			s.window -= n

@@ -71,13 +71,14 @@ type conn struct {
 	calm      int           // see the constant
 	pinged    time.Time
 	strikes   int
-	sent      bool // something, since the last ping
+	answered  bool // a part of an answer was written since the last ping
 	draining  bool
 	drained   time.Time // when
 	seen      uint64    // what writes was when the watch first saw the write under way
 	seenAt    time.Time
-	finalized bool // the client knows which streams are answered
-	leaving   bool // and all of them are
+	finalized bool   // the client knows which streams are answered
+	final     uint32 // the last of them
+	leaving   bool   // and all of them are
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
@@ -286,7 +287,6 @@ func (c *conn) write(to func([]byte) (int, error)) {
 		b := c.out
 		c.out, c.spare = c.spare[:0], nil
 		c.writes++
-		c.sent = true
 		c.mu.Unlock()
 		n, err := to(b)
 		c.mu.Lock()
@@ -341,8 +341,11 @@ func (c *conn) fail(reason *connError) {
 		c.mu.Unlock()
 		return
 	}
-	c.out = appendGoAway(c.out, c.last, reason.code, reason.text)
-	c.finalized, c.draining = true, true
+	if !c.finalized {
+		c.finalized, c.final = true, c.last
+	}
+	c.draining = true
+	c.out = appendGoAway(c.out, c.final, reason.code, reason.text)
 	_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
 	c.flush()
 }

@@ -131,16 +131,16 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
-	// As grpc-go: pings that come too often, with nothing sent in between.
+	// As grpc-go: pings that come too often, with no answer to a request in between.
 	since := c.now.Sub(c.pinged)
 	c.pinged = c.now
 	switch {
-	case c.sent:
+	case c.answered:
 		c.strikes = 0
 	case since < pingEvery:
 		c.strikes++
 	}
-	c.sent = false
+	c.answered = false
 	if c.strikes > pingStrikes {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients know this word
 	}
@@ -193,8 +193,8 @@ func (c *conn) finalize() {
 	if c.finalized {
 		return
 	}
-	c.finalized = true
-	c.out = appendGoAway(c.out, c.last, http2.ErrCodeNo, "")
+	c.finalized, c.final = true, c.last
+	c.out = appendGoAway(c.out, c.final, http2.ErrCodeNo, "")
 }
 
 // tick looks after the connection. One goroutine does so for all, so it never waits for the client.

@@ -236,6 +236,7 @@ func (w *responseWriter) headers(block []byte, end bool) {
 		return
 	}
 	c.out = appendHeaders(c.out, s.id, end, append(c.table.appendSize(nil), block...))
+	c.answered = true
 	if end {
 		c.over(s)
 	}
@@ -260,6 +261,7 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 			c.changed.Wait()
 		}
 		c.out = append(appendFrame(c.out, n, http2.FrameData, 0, s.id), p[:n]...)
+		c.answered = true
 		c.window -= int64(n)
 		s.window -= int64(n)
 		p, written = p[n:], written+n

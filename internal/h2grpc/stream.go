@@ -463,6 +463,7 @@ func (c *conn) answerReady() {
 func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time) {
 	if s != nil {
 		c.forgetBody(s)
+		s.state = coming // it no longer waits, so dropping it counts nothing
 	}
 	if d := b.Hold(i); d > 0 {
 		c.hold(id, s, b, i, arrived, d)

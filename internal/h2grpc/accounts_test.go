@@ -1,0 +1,104 @@
+package h2grpc
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// TestAnswersWithoutRoomAreForgotten: an answer that is reset because too many bytes wait for the client's
+// window does not count as a request under way.
+func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{starts: true}
+		c := dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Late = 2, time.Minute, errLate }),
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+		for range 2 { // fill all the room there is
+			c.ask("long " + strconv.Itoa(maxStuck/2-prefixLen))
+			c.flush()
+			synctest.Wait()
+		}
+		for range maxStreams / 1024 {
+			var last uint32
+			for range 1024 {
+				last = c.ask("m")
+			}
+			go func() { _ = c.write() }()
+			for id := last - 2*1023; id <= last; id += 2 {
+				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
+					t.Fatalf("%d: %+v", id, r)
+				}
+			}
+			synctest.Wait()
+		}
+		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
+		_ = c.to.WriteWindowUpdate(0, 1<<30)
+		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+		c.flush()
+		c.must("m", "m")
+	})
+}
+
+// TestPingsThatComeTooOftenEndTheConnection, however the client waits for their answers; an answer to a request
+// in between allows more of them.
+func TestPingsThatComeTooOftenEndTheConnection(t *testing.T) {
+	for name, wait := range map[string]bool{"one after the other": true, "together": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := dial(t, serve(t, &echo{}))
+				c.must("m", "m")
+				c.ping(0) // after the answer
+				c.ping(0) // the first
+				for range pingStrikes {
+					if wait {
+						c.ping(0)
+					} else {
+						_ = c.to.WritePing(false, [8]byte{})
+					}
+				}
+				_ = c.to.WritePing(false, [8]byte{})
+				c.flush()
+				if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+					t.Errorf("%v", code)
+				}
+			})
+		})
+	}
+}
+
+// TestGOAWAYNeverRaisesTheLastStream: RFC 9113, 6.8. A client has sent what is above it elsewhere.
+func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, l := start(t)
+		c := dial(t, l)
+		half := c.open(c.fields())
+		c.flush()
+		synctest.Wait()
+		stopped := make(chan struct{})
+		go func() { s.Stop(context.Background()); close(stopped) }()
+		var last []uint32
+		for {
+			f, err := c.read()
+			if err != nil {
+				break
+			}
+			switch f := f.(type) {
+			case *http2.PingFrame:
+				_ = c.to.WritePing(true, f.Data)
+				c.ask("ignored")
+				_ = c.to.WriteData(0, false, nil) // ends the connection with an error
+				c.flush()
+			case *http2.GoAwayFrame:
+				last = append(last, f.LastStreamID)
+			}
+		}
+		if len(last) != 3 || last[0] != 1<<31-1 || last[1] != half || last[2] != half {
+			t.Errorf("%v", last)
+		}
+		<-stopped
+	})
+}
