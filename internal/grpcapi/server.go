@@ -115,6 +115,9 @@ func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, 
 }
 
 // panicked tells of a request that is denied because answering it went wrong.
+// Panicked reports a panic while a request was answered, which is denied.
+func (s *Server) Panicked(p any) { s.panicked(p) }
+
 func (s *Server) panicked(p any) {
 	s.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
 	s.observer.Refused(Panicked)

@@ -2,6 +2,8 @@ package h2grpc
 
 import (
 	"context"
+	"net/http"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -100,5 +102,75 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 			t.Errorf("%v", last)
 		}
 		<-stopped
+	})
+}
+
+// TestAPanicDeniesOneRequest, and harms no other, nor what follows on the connection.
+func TestAPanicDeniesOneRequest(t *testing.T) {
+	for name, config := range map[string]Config{
+		"answered at once": {},
+		"in flight":        {Flights: 2, Timeout: time.Minute, Late: errLate},
+	} {
+		for _, f := range []string{"Finish", "Hold", "Append"} {
+			t.Run(name+", "+f, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					m := &echo{starts: true}
+					c := dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Late = config.Flights, config.Timeout, config.Late }))
+					for range 5 { // more than there are flights
+						before, bad, after := c.ask("before"), c.ask("panic in "+f), c.ask("after")
+						c.flush()
+						for id, want := range map[uint32]string{before: "before", bad: "denied", after: "after"} {
+							if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
+								t.Errorf("%+v, want %q", r, want)
+							}
+						}
+					}
+					if want := []any{f, f, f, f, f}; !slices.Equal(m.panicked, want) {
+						t.Errorf("reported: %v", m.panicked)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestAPanicInGivingUpDenies: the request whose time is over, and no other.
+func TestAPanicInGivingUpDenies(t *testing.T) {
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+		m.delay.Store(int64(20 * ms))
+		for range 4 { // two are in flight, two wait
+			bad, late := c.ask("panic in GiveUp"), c.ask("late")
+			c.flush()
+			synctest.Wait()
+			defer func() {
+				if r := c.answer(bad); r.message() != "denied" {
+					t.Errorf("%+v", r)
+				}
+				if r := c.answer(late); r.message() != "late" {
+					t.Errorf("%+v", r)
+				}
+			}()
+		}
+	})
+}
+
+// TestAPanicInAHandlerResetsItsStream alone.
+func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		c := dial(t, serve(t, m, func(c *Config) {
+			c.Others = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("in the handler") })
+		}))
+		for range maxOthers + 1 {
+			id := c.open(c.fields("grpc-encoding", "gzip"))
+			c.flush()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeInternal {
+				t.Fatalf("%+v", r)
+			}
+		}
+		c.must("m", "m")
+		if len(m.panicked) != maxOthers+1 || m.panicked[0] != "in the handler" {
+			t.Errorf("reported: %v", m.panicked)
+		}
 	})
 }

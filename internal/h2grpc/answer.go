@@ -142,7 +142,7 @@ func (c *conn) dequeue(s *stream) {
 
 // hold keeps the answer to request i of b back for d. c.mu is held.
 func (c *conn) hold(id uint32, s *stream, b Batch, i int, arrived time.Time, d algorithms.Micros) {
-	answer, status := b.Append(nil, i)
+	answer, status := c.encode(nil, b, i)
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.streams[id] = s

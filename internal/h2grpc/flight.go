@@ -25,6 +25,7 @@ type rider struct {
 	left     time.Duration // as Batch.Add has it
 	until    time.Time     // it is given up then
 	answered bool          // guarded by flight.mu once it is in the air, by conn.mu before
+	finished bool          // its Batch has an answer for it; guarded by flight.mu
 }
 
 // board gives a request to the flight that is being filled. c.mu is held.
@@ -87,8 +88,8 @@ func (c *conn) load(f *flight) {
 func (c *conn) landed(f *flight, flush func()) {
 	f.mu.Lock()
 	for i, at := range f.live {
-		if !f.riders[at].answered {
-			f.batch.Finish(c.context(), i)
+		if r := &f.riders[at]; !r.answered {
+			r.finished = c.attempt(func() { f.batch.Finish(c.context(), i) })
 		}
 	}
 	c.mu.Lock()
@@ -139,7 +140,7 @@ func (f *flight) empty() {
 func (c *conn) land(r *rider, b Batch, i int) {
 	r.answered = true
 	if s := r.stream; c.streams[s.id] == s {
-		c.answer(s.id, s, b, i, r.arrived)
+		c.answer(s.id, s, b, i, r.arrived, r.finished)
 	} else {
 		c.undead--
 	}
@@ -185,7 +186,7 @@ func (c *conn) overdue() {
 			case now.Before(r.until):
 				see(r.until)
 			default:
-				f.batch.GiveUp(c.context(), i, c.server.config.Late)
+				r.finished = c.attempt(func() { f.batch.GiveUp(c.context(), i, c.server.config.Late) })
 				c.land(r, f.batch, i)
 			}
 		}
@@ -221,8 +222,9 @@ func (c *conn) giveUp(f *flight, now time.Time, see func(time.Time)) {
 		}
 	}
 	for i, at := range late {
-		b.GiveUp(c.context(), i, c.server.config.Late)
-		c.land(&f.riders[at], b, i)
+		r := &f.riders[at]
+		r.finished = c.attempt(func() { b.GiveUp(c.context(), i, c.server.config.Late) })
+		c.land(r, b, i)
 	}
 	b.Reset()
 }

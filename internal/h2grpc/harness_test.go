@@ -26,7 +26,7 @@ import (
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message, unless that tells it otherwise: "fail", "hold" (for a
-// second), "long N" (N bytes).
+// second), "long N" (N bytes), "panic in F" (where F is a method of the Batch).
 type echo struct {
 	room  hold.Room
 	delay atomic.Int64 // how long Take takes
@@ -35,8 +35,22 @@ type echo struct {
 	starts bool         // it can be started, and need not be waited for
 	landed atomic.Int64 // how many of what was started is over
 
-	mu    sync.Mutex
-	takes []int // how many requests each had
+	mu       sync.Mutex
+	takes    []int // how many requests each had
+	panicked []any
+}
+
+func (m *echo) Panicked(value any) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.panicked = append(m.panicked, value)
+}
+
+// panicIn panics if request i says that f does.
+func (b *echoBatch) panicIn(f string, i int) {
+	if string(b.messages[i]) == "panic in "+f {
+		panic(f)
+	}
 }
 
 var errLate = errors.New("late")
@@ -107,10 +121,15 @@ func (b *echoBatch) Start(done func()) bool {
 	return true
 }
 
-func (b *echoBatch) Finish(context.Context, int)                 {}
-func (b *echoBatch) GiveUp(_ context.Context, i int, late error) { b.late[i] = late }
+func (b *echoBatch) Finish(_ context.Context, i int) { b.panicIn("Finish", i) }
+
+func (b *echoBatch) GiveUp(_ context.Context, i int, late error) {
+	b.panicIn("GiveUp", i)
+	b.late[i] = late
+}
 
 func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
+	b.panicIn("Append", i)
 	message := b.messages[i]
 	n, long := bytes.CutPrefix(message, []byte("long "))
 	switch {
@@ -128,6 +147,7 @@ func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
 }
 
 func (b *echoBatch) Hold(i int) algorithms.Micros {
+	b.panicIn("Hold", i)
 	if string(b.messages[i]) == "hold" {
 		return algorithms.Second
 	}

@@ -70,8 +70,8 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	c.others++
 	w := &responseWriter{conn: c, stream: s, header: http.Header{}}
 	c.server.goroutines.Go(func() {
-		defer c.handlerEnds(w)
-		c.server.config.Others.ServeHTTP(w, r.WithContext(ctx))
+		w.broken = !c.attempt(func() { c.server.config.Others.ServeHTTP(w, r.WithContext(ctx)) })
+		c.handlerEnds(w)
 	})
 	return nil
 }
@@ -107,9 +107,14 @@ func (c *conn) handOverBody(s *stream) error {
 
 // handlerEnds says what is left to say on w's stream.
 func (c *conn) handlerEnds(w *responseWriter) {
-	w.finish()
+	if !w.broken {
+		w.finish()
+	}
 	w.stream.other.cancel(nil)
 	c.mu.Lock()
+	if s := w.stream; w.broken && c.streams[s.id] == s && !c.closed {
+		c.abort(s.id, http2.ErrCodeInternal)
+	}
 	c.others--
 	c.changed.Broadcast()
 	c.flush()
@@ -199,6 +204,7 @@ type responseWriter struct {
 	header   http.Header
 	began    bool
 	declared []string // trailers
+	broken   bool     // the handler has panicked
 }
 
 var errGone = errors.New("the stream is over")

@@ -35,6 +35,9 @@ type Method interface {
 	Later(d algorithms.Micros, answer func()) (stop func())
 	// Answered is told of each answer to a request that arrived then.
 	Answered(arrived time.Time)
+	// Panicked reports what Finish, GiveUp, Hold or Append of a Batch panicked with; the request is denied. Or
+	// what Config.Others did; the stream is reset.
+	Panicked(value any)
 }
 
 // Batch answers many requests together: Add each, Take once, then Finish and Append each; from Reset on

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // stream is a request that has not been answered in full. One that comes whole in one read and is
@@ -248,7 +250,22 @@ func (c *conn) refuse(s *stream) error {
 func (c *conn) denyUnread(s *stream) {
 	s = c.kept(s)
 	c.forgetBody(s)
-	c.respond(s.id, s, func(b []byte) ([]byte, *Status) { return append(b, c.server.config.Method.Denial()...), nil })
+	c.respond(s.id, s, c.denial)
+}
+
+func (c *conn) denial(to []byte) ([]byte, *Status) {
+	return append(to, c.server.config.Method.Denial()...), nil
+}
+
+// attempt calls f, and reports whether it returned: a panic about one request must not harm others.
+func (c *conn) attempt(f func()) (returned bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.server.config.Method.Panicked(p)
+		}
+	}()
+	f()
+	return true
 }
 
 // forgetBody lets go of what there is of a request.
@@ -453,23 +470,37 @@ func (c *conn) answerReady() {
 		c.batch.Take(ctx)
 	}
 	for i, id := range ready {
-		c.batch.Finish(ctx, i)
-		c.answer(id, c.streams[id], c.batch, i, c.now)
+		finished := c.attempt(func() { c.batch.Finish(ctx, i) })
+		c.answer(id, c.streams[id], c.batch, i, c.now, finished)
 	}
 	c.batch.Reset()
 }
 
-// answer answers request i of b, which s asked, where it had to be kept.
-func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time) {
+// answer answers request i of b, which s asked, where it had to be kept. Unless it is finished it is denied.
+func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time, finished bool) {
 	if s != nil {
 		c.forgetBody(s)
 		s.state = coming // it no longer waits, so dropping it counts nothing
 	}
-	if d := b.Hold(i); d > 0 {
+	var d algorithms.Micros
+	finished = finished && c.attempt(func() { d = b.Hold(i) })
+	switch {
+	case !finished:
+		c.respond(id, s, c.denial)
+	case d > 0:
 		c.hold(id, s, b, i, arrived, d)
 		return
+	default:
+		c.respond(id, s, func(to []byte) ([]byte, *Status) { return c.encode(to, b, i) })
 	}
-	c.respond(id, s, func(to []byte) ([]byte, *Status) { return b.Append(to, i) })
 	c.calm = min(calm, c.calm+1)
 	c.server.config.Method.Answered(arrived)
+}
+
+// encode appends the answer to request i of b, which is finished.
+func (c *conn) encode(to []byte, b Batch, i int) (out []byte, status *Status) {
+	if !c.attempt(func() { out, status = b.Append(to, i) }) {
+		return c.denial(to)
+	}
+	return out, status
 }
