@@ -55,13 +55,17 @@ func (c *conn) board(s *stream, message []byte, left time.Duration) {
 
 // takeOff starts flights for those who wait, as many as may be out. c.mu is held.
 func (c *conn) takeOff() {
-	for c.flying < c.server.config.Flights {
+	for !c.closed && c.flying < c.server.config.Flights {
 		f := c.next()
 		if f == nil {
 			return
 		}
+		if !c.load(f) {
+			c.discard(f)
+			continue
+		}
 		c.flying++
-		c.load(f)
+		c.inAir = append(c.inAir, f)
 		if !f.batch.Start(func() { c.landed(f, c.flushSoon) }) {
 			c.server.goroutines.Go(func() {
 				f.batch.Take(c.context())
@@ -71,17 +75,23 @@ func (c *conn) takeOff() {
 	}
 }
 
-// load makes the batch of f of its riders. c.mu is held.
-func (c *conn) load(f *flight) {
-	c.inAir = append(c.inAir, f)
+// load makes the batch of f of its riders that still wait, and reports whether there are any: the others are
+// not charged. Those whose time is over are answered. c.mu is held.
+func (c *conn) load(f *flight) bool {
 	c.boarded -= len(f.messages)
-	f.live = f.live[:0]
+	c.giveUp(f, time.Now(), func(time.Time) {})
 	for i := range f.riders {
-		if r := &f.riders[i]; !r.answered {
+		switch r := &f.riders[i]; {
+		case r.answered:
+		case c.streams[r.stream.id] != r.stream: // the client has reset it
+			r.answered = true
+			c.undead--
+		default:
 			f.live = append(f.live, i)
 			f.batch.Add(f.messages[r.from:r.to], r.arrived, r.left)
 		}
 	}
+	return len(f.live) > 0
 }
 
 // landed answers the riders of f, has those who wait take off, and flushes.
@@ -109,6 +119,11 @@ func (c *conn) landed(f *flight, flush func()) {
 	c.takeOff()
 	c.changed.Broadcast()
 	flush()
+	c.discard(f)
+}
+
+// discard keeps f, of which nothing is under way, for other requests.
+func (c *conn) discard(f *flight) {
 	f.empty()
 	c.server.flights.Put(f)
 }
@@ -132,7 +147,7 @@ func (f *flight) empty() {
 		f.messages = nil
 	}
 	clear(f.riders)
-	f.messages, f.riders = f.messages[:0], f.riders[:0]
+	f.messages, f.riders, f.live = f.messages[:0], f.riders[:0], f.live[:0]
 	f.batch.Reset()
 }
 
@@ -206,10 +221,9 @@ func (c *conn) overdue() {
 	c.flush()
 }
 
-// giveUp answers the riders of a flight that has not started whose time is over: they are not charged.
+// giveUp answers the riders of a flight that has not started whose time is over: they are not charged. see is
+// called with the time of each other. c.mu is held.
 func (c *conn) giveUp(f *flight, now time.Time, see func(time.Time)) {
-	b := c.server.batches.Get().(Batch)
-	defer c.server.batches.Put(b)
 	var late []int
 	for i := range f.riders {
 		switch r := &f.riders[i]; {
@@ -218,8 +232,16 @@ func (c *conn) giveUp(f *flight, now time.Time, see func(time.Time)) {
 			see(r.until)
 		default:
 			late = append(late, i)
-			b.Add(f.messages[r.from:r.to], r.arrived, r.left)
 		}
+	}
+	if len(late) == 0 {
+		return
+	}
+	b := c.server.batches.Get().(Batch)
+	defer c.server.batches.Put(b)
+	for _, at := range late {
+		r := &f.riders[at]
+		b.Add(f.messages[r.from:r.to], r.arrived, r.left)
 	}
 	for i, at := range late {
 		r := &f.riders[at]

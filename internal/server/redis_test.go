@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"regexp"
@@ -351,5 +352,18 @@ func TestSidecarsLease(t *testing.T) {
 	}
 	if got := a.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("one more: %v", got)
+	}
+}
+
+// TestRequestsWithoutTimeAreNotCharged: what the deadline leaves is less than an answer from Redis may take.
+func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
+	x := start(t, shared, onRedis("redis://"+redistest.Start(t).Addr))
+	for range 50 {
+		ctx, cancel := context.WithTimeout(t.Context(), answerMargin-time.Microsecond)
+		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // mostly nobody waits for the answer
+		cancel()
+	}
+	if left := x.ask(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
+		t.Errorf("%d are left of 300 after one request that was charged", left)
 	}
 }

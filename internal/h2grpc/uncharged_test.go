@@ -1,0 +1,84 @@
+package h2grpc
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// TestWithoutTimeNothingIsCharged: a request whose deadline leaves no time for an answer from the store is not
+// put to it, whoever comes with it.
+func TestWithoutTimeNothingIsCharged(t *testing.T) {
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
+			alone := c.ask("m", "grpc-timeout", timeout)
+			c.flush()
+			if r := c.answer(alone); r.message() != "late" {
+				t.Errorf("%s: %+v", timeout, r)
+			}
+		}
+		if n := m.taken(); len(n) > 0 {
+			t.Errorf("taken %v", n)
+		}
+		short, long := c.ask("short", "grpc-timeout", "1m"), c.ask("long", "grpc-timeout", "1S")
+		c.flush()
+		if r := c.answer(short); r.message() != "late" {
+			t.Errorf("%+v", r)
+		}
+		if r := c.answer(long); r.message() != "long" {
+			t.Errorf("%+v", r)
+		}
+		if n := m.taken(); !slices.Equal(n, []int{1}) {
+			t.Errorf("taken %v", n)
+		}
+	})
+}
+
+// TestNobodyWaitsNothingIsCharged: requests that wait for their flight, and that the client resets or whose
+// connection ends meanwhile, are not put to the store.
+func TestNobodyWaitsNothingIsCharged(t *testing.T) {
+	for name, leave := range map[string]func(c *client, ids []uint32){
+		"reset": func(c *client, ids []uint32) {
+			for _, id := range ids {
+				_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
+			}
+			c.flush()
+		},
+		"connection ended": func(c *client, _ []uint32) { c.nc.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+				ask := func() (id uint32) {
+					id = c.ask("m")
+					c.flush()
+					synctest.Wait()
+					return id
+				}
+				flying := []uint32{ask(), ask()}
+				var waiting []uint32
+				for range 2*maxBatch + 1 { // three flights
+					waiting = append(waiting, c.ask(fmt.Sprint("waits ", len(waiting))))
+				}
+				c.flush()
+				synctest.Wait()
+				leave(c, waiting)
+				synctest.Wait()
+				if name == "reset" {
+					for _, id := range flying {
+						c.answer(id)
+					}
+					c.must("m", "m")
+				}
+				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
+				time.Sleep(time.Second) // what flies lands
+				if n := m.taken(); !slices.Equal(n, want) {
+					t.Errorf("taken %v, want %v", n, want)
+				}
+			})
+		})
+	}
+}
