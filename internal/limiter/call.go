@@ -19,7 +19,8 @@ type Call struct {
 	charges   []backend.Charge   // in a Batch: a part of its
 	decisions []backend.Decision // so are these
 	keys      []byte
-	inBatch   span // which part
+	buckets   []uint32 // finds a charge by its key where there are many: its number, from 1, at the key's hash
+	inBatch   span     // which part
 }
 
 // Request is what is asked: the descriptors a proxy sent, or limits by their names.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/maphash"
+	"math/bits"
 	"slices"
 	"strconv"
 
@@ -146,22 +148,56 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	r.Key = c.keys[start:]
 }
 
+// few is how many limits of a request are compared one with another; with more, a table takes the place of
+// the comparisons, so that the time grows only as their number.
+const few = 16
+
 // replace drops the limits that another limit of the request replaces, be that one replaced
 // itself.
 func (c *Call) replace() {
+	if len(c.Results) > few {
+		c.replaceMany()
+		return
+	}
 	for i := range c.Results {
 		p := c.Results[i].Policy
 		if p == nil || len(p.Replaces) == 0 {
 			continue
 		}
 		for j := range c.Results {
-			r := &c.Results[j]
-			if r.Policy != nil && r.Policy.RateName != "" && slices.Contains(p.Replaces, r.Policy.RateName) {
+			if r := &c.Results[j]; r.named() && slices.Contains(p.Replaces, r.Policy.RateName) {
 				r.Outcome, r.charge = Replaced, noCharge
 			}
 		}
 	}
 }
+
+// replaceMany is replace with a table of the names that are replaced.
+func (c *Call) replaceMany() {
+	var replaced map[string]bool
+	var seen map[*descriptors.Policy]bool
+	for i := range c.Results {
+		p := c.Results[i].Policy
+		if p == nil || len(p.Replaces) == 0 || seen[p] {
+			continue
+		}
+		if seen == nil {
+			replaced, seen = map[string]bool{}, map[*descriptors.Policy]bool{}
+		}
+		seen[p] = true
+		for _, name := range p.Replaces {
+			replaced[name] = true
+		}
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.named() && replaced[r.Policy.RateName] {
+			r.Outcome, r.charge = Replaced, noCharge
+		}
+	}
+}
+
+// named reports whether r is of a limit that others can replace.
+func (r *Result) named() bool { return r.Policy != nil && r.Policy.RateName != "" }
 
 // charge makes the charges: first the one Group of those taken together, then the others.
 func (c *Call) charge() {
@@ -188,15 +224,44 @@ func (c *Call) together(p *descriptors.Policy) bool {
 // chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
 // twice are added up first; it reserves only if each ask does.
 func (c *Call) chargeTogether(r *Result) {
-	for i := range c.charges {
-		if have := &c.charges[i]; bytes.Equal(have.Key, r.Key) {
-			have.Ask = have.Ask.Plus(algorithms.Ask{Cost: r.Cost, Reserve: r.reserve})
-			r.charge = i
-			return
+	at := c.charged(r.Key)
+	if at < 0 {
+		c.add(r, 0)
+		return
+	}
+	have := &c.charges[at]
+	have.Ask = have.Ask.Plus(algorithms.Ask{Cost: r.Cost, Reserve: r.reserve})
+	r.charge = at
+}
+
+// charged is the number of the charge of the bucket at key, of those that are taken together; -1: there is
+// none, and one that is added next is found from then on.
+func (c *Call) charged(key []byte) int {
+	if len(c.Results) <= few {
+		for i := range c.charges {
+			if bytes.Equal(c.charges[i].Key, key) {
+				return i
+			}
+		}
+		return -1
+	}
+	if len(c.charges) == 0 {
+		places := 2 << bits.Len(uint(len(c.Results))) // at least twice as many as there can be charges
+		c.buckets = slices.Grow(c.buckets[:0], places)[:places]
+		clear(c.buckets)
+	}
+	last := uint64(len(c.buckets) - 1)
+	at := maphash.Bytes(bucketSeed, key) & last // seeded, so that no client can choose keys that meet
+	for ; c.buckets[at] != 0; at = (at + 1) & last {
+		if i := int(c.buckets[at] - 1); bytes.Equal(c.charges[i].Key, key) {
+			return i
 		}
 	}
-	c.add(r, 0)
+	c.buckets[at] = uint32(len(c.charges) + 1)
+	return -1
 }
+
+var bucketSeed = maphash.MakeSeed()
 
 func (c *Call) add(r *Result, group int) {
 	r.charge = len(c.charges)
@@ -215,6 +280,7 @@ func (c *Call) add(r *Result, group int) {
 // They are asked one by one: the limits they were to be taken together with are not known to allow. What
 // was reserved elsewhere is not given back to them.
 func (c *Call) standIn(ctx context.Context, local backend.Store) {
+	var answered []bool // by charge; nil: none
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil || r.of != 0 {
@@ -230,9 +296,15 @@ func (c *Call) standIn(ctx context.Context, local backend.Store) {
 		var own [1]backend.Decision
 		if local.Take(ctx, []backend.Charge{charge}, own[:]); own[0].Err == nil {
 			c.decisions[r.charge] = own[0]
-			for j := range c.Results { // more than one may have named the bucket
-				c.Results[j].local = c.Results[j].local || c.Results[j].charge == r.charge
+			if answered == nil {
+				answered = make([]bool, len(c.charges))
 			}
+			answered[r.charge] = true
+		}
+	}
+	for i := range c.Results { // more than one may have named the bucket
+		if r := &c.Results[i]; answered != nil && r.charge >= 0 && answered[r.charge] {
+			r.local = true
 		}
 	}
 }

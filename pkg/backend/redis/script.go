@@ -50,6 +50,7 @@ type trip struct {
 	keys    []string // each a part of names
 	index   []uint32 // the number of a key, from 1, at its hash or after it; 0: none. Its length is a power of two
 	limits  []*algorithms.Limit
+	numbers map[*algorithms.Limit]int // of limits, once there are more than fewLimits
 	limitsB []byte
 	limitsI int // where in args they are
 	charges []byte
@@ -66,6 +67,7 @@ func (t *trip) reset(most int) {
 	clear(t.index)
 	clear(t.args)
 	clear(t.limits)
+	clear(t.numbers)
 	clear(t.keys)
 	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
@@ -122,14 +124,30 @@ func (t *trip) key(name []byte) int {
 	return len(t.keys)
 }
 
+// fewLimits is how many limits are found faster in a list than in a map.
+const fewLimits = 16
+
 // limit is the number of l, from 1.
 func (t *trip) limit(l *algorithms.Limit) int {
-	for i, have := range t.limits {
-		if have == l {
-			return i + 1
+	if len(t.limits) > fewLimits {
+		if n := t.numbers[l]; n > 0 {
+			return n
 		}
+	} else if i := slices.Index(t.limits, l); i >= 0 {
+		return i + 1
 	}
 	t.limits = append(t.limits, l)
+	switch {
+	case len(t.limits) == fewLimits+1:
+		if t.numbers == nil {
+			t.numbers = map[*algorithms.Limit]int{}
+		}
+		for i, have := range t.limits {
+			t.numbers[have] = i + 1
+		}
+	case len(t.limits) > fewLimits:
+		t.numbers[l] = len(t.limits)
+	}
 	return len(t.limits)
 }
 

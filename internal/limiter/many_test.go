@@ -1,0 +1,95 @@
+package limiter_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const manyYAML = `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1h}}
+  - {key: named, rate_limit: {unit: hour, requests_per_unit: 1000000, name: one}}
+  - {key: other, rate_limit: {unit: hour, requests_per_unit: 1000000, replaces: [{name: one}]}}
+`
+
+// TestCostsOfABucketAreAddedUpHoweverMany compares with a model that adds up the costs by value, for requests
+// with few descriptors and with many, of few buckets and of many.
+func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		b := newBench(t, manyYAML)
+		n, values := 1+rng.IntN(200), 1+rng.IntN(100)
+		sum := map[int]int64{}
+		var asked []int
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		for range n {
+			value, cost := rng.IntN(values), 1+rng.Int64N(5)
+			d := c.AddDescriptor()
+			d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: "a", Value: fmt.Sprint(value)}), cost
+			sum[value] += cost
+			asked = append(asked, value)
+		}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		for i, value := range asked {
+			if got, want := c.Results[i].Decision.Remaining, 1_000_000-sum[value]; got != want {
+				t.Fatalf("descriptor %d of %d: %d left, want %d", i, n, got, want)
+			}
+		}
+	}
+}
+
+func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
+	for _, n := range []int{1, 15, 16, 17, 100} {
+		b := newBench(t, manyYAML)
+		texts := []string{"other=1", "a=1"}
+		for i := range n {
+			texts = append(texts, fmt.Sprint("named=", i))
+		}
+		c := b.ask(t, 1, texts...)
+		for i, r := range c.Results {
+			if want := i >= 2; (r.Outcome == limiter.Replaced) != want {
+				t.Errorf("%d limits: limit %d: outcome %d", n, i, r.Outcome)
+			}
+		}
+	}
+}
+
+// TestTimeGrowsAsTheNumberOfDescriptors: sixteen times as many may not take sixty times as long. Where
+// each was compared with all others it was up to 256 times.
+func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
+	b := newBench(t, manyYAML)
+	taken := func(n int) time.Duration {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		for i := range n {
+			d := c.AddDescriptor()
+			key := "a"
+			if i%8 == 0 {
+				key = "other"
+			}
+			d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: key, Value: fmt.Sprint(i)}), 0
+		}
+		start := time.Now()
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(start)
+	}
+	var few, many time.Duration
+	for range 3 {
+		few, many = taken(1_000), taken(16_000)
+		if many < 60*few {
+			return
+		}
+	}
+	t.Errorf("1,000 descriptors took %v, 16,000 took %v", few, many)
+}
