@@ -239,6 +239,17 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
+// steady is long enough for a machine that has no time for a server: nobody takes its place meanwhile.
+const steady = 10 * time.Minute
+
+// Steady keeps the cluster as it is: no node takes another one for failed, however busy the machine is.
+func (c *Cluster) Steady() *Cluster {
+	for _, s := range c.All() {
+		s.Do("CONFIG", "SET", "cluster-node-timeout", steady.Milliseconds())
+	}
+	return c
+}
+
 func (s *Server) busPort() string {
 	for i, arg := range s.args {
 		if arg == "--cluster-port" {
@@ -302,6 +313,14 @@ func StartSentinels(tb testing.TB) *Sentinels {
 			return err == nil && strings.HasPrefix(reply, "OK 3") &&
 				strings.Count(one.Do("SENTINEL", "REPLICAS", "main"), "runid") == 2
 		})
+	}
+	return s
+}
+
+// Steady keeps the master: no Sentinel takes it for down, however busy the machine is.
+func (s *Sentinels) Steady() *Sentinels {
+	for _, one := range s.Sentinels {
+		one.Do("SENTINEL", "SET", "main", "down-after-milliseconds", steady.Milliseconds())
 	}
 	return s
 }

@@ -283,29 +283,31 @@ func TestDrainLosesNothing(t *testing.T) {
 	}
 }
 
+// TestDrainIsBounded holds 20 answers, two for each of ten clients, whose turns come after 20 and 40 seconds.
 func TestDrainIsBounded(t *testing.T) {
-	x := start(t, held, func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
-	for range 3 {
-		x.ask(t, "job=1")
-	}
+	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
-	for range 20 { // the last has its turn in ten seconds
-		go func() {
-			_, err := x.rls.ShouldRateLimit(context.Background(), request("d", descriptor("job=1")))
-			failed <- err
-		}()
+	for client := range 10 {
+		job := fmt.Sprintf("job=%d", client)
+		x.ask(t, job)
+		for range 2 {
+			go func() {
+				_, err := x.rls.ShouldRateLimit(context.Background(), request("d", descriptor(job)))
+				failed <- err
+			}()
+		}
 	}
-	x.awaitJobs(t, 23)
+	x.awaitJobs(t, 30)
 	start := time.Now()
 	if err := x.stop(); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 15*time.Second {
 		t.Errorf("took %v", took)
 	}
 	for range 20 {
 		if err := <-failed; status.Code(err) != codes.Unavailable {
-			t.Error(err)
+			t.Errorf("a held answer: %v, want Unavailable", err)
 		}
 	}
 }

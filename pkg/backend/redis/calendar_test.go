@@ -32,6 +32,7 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 // The script finds its own time among the days it is given, and asks for others where it is in none of
 // them: whatever this process takes the time to be, the answer is that of the server's clock.
 func TestCalendarGoesByTheServersClock(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	for name, ahead := range map[string]time.Duration{
 		"right": 0, "a day ahead": 25 * time.Hour, "a day behind": -25 * time.Hour,
@@ -61,6 +62,7 @@ func TestCalendarGoesByTheServersClock(t *testing.T) {
 // A day that ends between two asks is over by the server's clock, to the microsecond, also where clocks
 // are set; what was reserved is due so many days on.
 func TestCalendarEdgesInRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	var now algorithms.Micros
 	s := open(t, Config{URL: "redis://" + server.Addr, Clock: func() algorithms.Micros { return now }, Timeout: 5 * time.Second})

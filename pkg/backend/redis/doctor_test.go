@@ -23,8 +23,9 @@ func said(all []Finding, check string) string {
 }
 
 func TestExamineStandalone(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	all := s.Examine(t.Context())
 	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
 		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
@@ -63,8 +64,9 @@ func TestExamineStandalone(t *testing.T) {
 }
 
 func TestExamineCluster(t *testing.T) {
-	c := redistest.StartCluster(t, 3)
-	s := open(t, Config{URL: c.URL(), Timeout: time.Second})
+	t.Parallel()
+	c := redistest.StartCluster(t, 3).Steady()
+	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
 	all := s.Examine(t.Context())
 	if got := said(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
 		t.Errorf("cluster: %q", got)
@@ -85,11 +87,12 @@ func TestExamineCluster(t *testing.T) {
 
 // TestThePermissionsOfTheDocumentationSuffice for all that a cluster is asked.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
+	t.Parallel()
 	text, err := os.ReadFile("../../../docs/redis.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := redistest.StartCluster(t, 3)
+	c := redistest.StartCluster(t, 3).Steady()
 	rules := 0
 	for line := range strings.Lines(string(text)) {
 		if words := strings.Fields(strings.ReplaceAll(line, ">PASSWORD", ">secret")); strings.HasPrefix(line, "ACL SETUSER rlsidecar ") {

@@ -56,6 +56,7 @@ func TestFaultSentinelFailover(t *testing.T) {
 
 func TestFaultSentinelReplicaKilled(t *testing.T) {
 	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
+		s.Steady()
 		s.Replicas[0].Kill()
 		return func() { s.Replicas[0].Restart() }
 	})
@@ -93,6 +94,7 @@ func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 }
 
 func TestUnconfirmedChargesDoNotCount(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t) // without replicas
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: deadline, WaitReplicas: 1})
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})

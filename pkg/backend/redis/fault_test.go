@@ -429,8 +429,9 @@ func TestFaultHolesAtStart(t *testing.T) {
 			l.stop()
 			worst := time.Duration(l.slowest.Load())
 			t.Logf("slowest %v; %s", worst, l.failures())
-			if worst > deadline+slack || l.share(l.began, time.Now(), nil) > 0 {
-				t.Errorf("an answer took %v, the deadline is %v", worst, deadline)
+			l.punctual()
+			if share := l.share(l.began, time.Now(), nil); share > 0 {
+				t.Errorf("%.1f %% answered by nobody", 100*share)
 			}
 			if n := l.quick(); n < 0.8 {
 				t.Errorf("%.1f %% were answered at once, that nothing answers", 100*n)

@@ -21,10 +21,11 @@ func lending(t *testing.T, c Config) *backend.LeaseStore {
 }
 
 func TestLeasesAreBounded(t *testing.T) {
+	t.Parallel()
 	urls := map[string]string{
 		"standalone": "redis://" + redistest.Start(t).Addr,
-		"sentinel":   redistest.StartSentinels(t).URL(),
-		"cluster":    redistest.StartCluster(t, 3).URL(),
+		"sentinel":   redistest.StartSentinels(t).Steady().URL(),
+		"cluster":    redistest.StartCluster(t, 3).Steady().URL(),
 	}
 	for name, url := range urls {
 		t.Run(name, func(t *testing.T) {
@@ -40,7 +41,7 @@ func TestLeasesAreBounded(t *testing.T) {
 // next loan is borrowed while there is still something of the last. Nothing of it is lost.
 func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
-	const timeout, late = 20 * ms, 50 * ms
+	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
 	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout})
 	lease := backend.Lease(below, backend.LeaseConfig{})
@@ -91,6 +92,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 // Sidecars that lease from one Redis never give out more than a window holds, nor more than a token
 // bucket's bound; by Redis's clock, through many windows.
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {
+	t.Parallel()
 	const sidecars, workers, span = 4, 4, 3 * time.Second
 	url := "redis://" + redistest.Start(t).Addr
 	for name, spec := range map[string]algorithms.Spec{

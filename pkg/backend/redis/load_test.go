@@ -23,11 +23,15 @@ import (
 
 const (
 	ms = time.Millisecond
-	// deadline of each Take under load: ten times the usual one, for machines that are shared.
-	deadline = 50 * ms
-	// slack is how much later than its deadline an answer may come on a machine that has no time
-	// for this process. Without a deadline kept it would be five seconds, or the length of a fault.
-	slack = 950 * ms
+	// deadline of each Take under load: many times the usual one, for machines that are shared.
+	deadline = 200 * ms
+	// slack is how much later than its deadline an answer may come, on top of how late the machine
+	// itself was meanwhile. Without a deadline kept it would be five seconds, or the length of a fault.
+	slack = 2800 * ms
+	// late is how much later than its deadline few answers may come, and few timers may fire.
+	late = 100 * ms
+	// pace is the pause of each worker between two requests.
+	pace = 2 * ms
 	// generous is how long until normal service at the most, where a test has no better bound.
 	// What it really takes is logged.
 	generous = 10 * time.Second
@@ -45,19 +49,28 @@ func faulty(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")
 	}
-	known := goleak.IgnoreCurrent()
-	t.Cleanup(func() { // the last one
-		if t.Failed() {
-			return
+	t.Parallel() // most of that time passes by itself
+}
+
+// TestMain checks after the last test that no goroutine is left.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if left := leftGoroutines(); code == 0 && left != nil {
+		fmt.Fprintln(os.Stderr, "goroutines are left:", left)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they see
+// that their client is closed.
+func leftGoroutines() (left error) {
+	for range 20 {
+		if left = goleak.Find(goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
+			return nil
 		}
-		var left error
-		for range 5 { // go-redis has goroutines that sleep up to a second before they see that they are closed
-			if left = goleak.Find(known, goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
-				return
-			}
-		}
-		t.Errorf("goroutines are left: %v", left)
-	})
+	}
+	return left
 }
 
 // seed is RL_SEED or a new one, and is logged.
@@ -105,7 +118,9 @@ type load struct {
 	workers   sync.WaitGroup
 	slowest   atomic.Int64 // answer, in ns
 	atOnce    atomic.Int64 // failures within half the deadline
-	slow      atomic.Int64 // answers later than the deadline + 100 ms
+	slow      atomic.Int64 // answers later than deadline + late
+	overslept atomic.Int64 // the worst lateness of a worker's own timer, in ns: how busy the machine is
+	starved   atomic.Int64 // timers that were more than late too late
 	took      atomic.Int64 // ns of all of them
 	reasons   sync.Map     // of failures: text -> *atomic.Int64
 }
@@ -155,10 +170,14 @@ func (l *load) ask(limit int64, charges ...backend.Charge) {
 func (l *load) work(s backend.Store, first int) {
 	decisions := make([]backend.Decision, 2)
 	for i := first; ; i++ {
+		slept := time.Now()
 		select {
 		case <-l.over:
 			return
-		case <-time.After(ms):
+		case <-time.After(pace):
+		}
+		if oversleep := time.Since(slept) - pace; raise(&l.overslept, oversleep) > late {
+			l.starved.Add(1)
 		}
 		q := l.questions[i%len(l.questions)]
 		d := decisions[:len(q.charges)]
@@ -168,9 +187,7 @@ func (l *load) work(s backend.Store, first int) {
 		s.Take(l.t.Context(), q.charges, d)
 		took := time.Since(start)
 		l.took.Add(int64(took))
-		for was := l.slowest.Load(); int64(took) > was && !l.slowest.CompareAndSwap(was, int64(took)); was = l.slowest.Load() {
-		}
-		if took > deadline+100*ms {
+		if raise(&l.slowest, took) > deadline+late {
 			l.slow.Add(1)
 		}
 		now := &q.ticks[min(len(q.ticks)-1, int(time.Since(l.began)/tickLength))]
@@ -194,6 +211,13 @@ func (l *load) work(s backend.Store, first int) {
 			now.ok.Add(1)
 		}
 	}
+}
+
+// raise makes most at least d, and returns d.
+func raise(most *atomic.Int64, d time.Duration) time.Duration {
+	for was := most.Load(); int64(d) > was && !most.CompareAndSwap(was, int64(d)); was = most.Load() {
+	}
+	return d
 }
 
 func decided(decisions []backend.Decision) (allowed bool, err error) {
@@ -321,11 +345,19 @@ func (l *load) check(s backend.Store, lost int64) {
 	if failed > 0 {
 		l.t.Logf("failures:\n\t%s", l.failures())
 	}
-	if worst > deadline+slack {
-		l.t.Errorf("an answer took %v, the deadline is %v", worst, deadline)
+	l.punctual()
+	if slow, starved := l.slow.Load(), l.starved.Load(); slow > all/50+2*starved {
+		l.t.Errorf("%d of %d answers came later than %v after their deadline; %d timers were as late", slow, all, late, starved)
 	}
-	if slow := l.slow.Load(); slow*50 > all {
-		l.t.Errorf("%d of %d answers came later than 100 ms after their deadline", slow, all)
+}
+
+// punctual holds the slowest answer to its deadline. A worker waits for a timer before each request and
+// for another one, of the deadline, during it: on a busy machine both are late.
+func (l *load) punctual() {
+	l.t.Helper()
+	worst, overslept := time.Duration(l.slowest.Load()), time.Duration(l.overslept.Load())
+	if worst > deadline+slack+2*overslept {
+		l.t.Errorf("an answer took %v, the deadline is %v, and no timer was later than %v", worst, deadline, overslept)
 	}
 }
 

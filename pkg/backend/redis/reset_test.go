@@ -11,7 +11,8 @@ import (
 )
 
 func TestResetForgetsAllShards(t *testing.T) {
-	c := redistest.StartCluster(t, 3)
+	t.Parallel()
+	c := redistest.StartCluster(t, 3).Steady()
 	s, _ := patient(t, c.URL())
 	bucket, other := sharded(t, windowSpec(100), 7, "one"), sharded(t, windowSpec(100), 7, "other")
 	for _, b := range []backend.Charge{bucket, other} {
@@ -34,6 +35,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 }
 
 func TestResetSaysWhenRedisIsAway(t *testing.T) {
+	t.Parallel()
 	s, err := Open(Config{URL: "redis://127.0.0.1:1", Timeout: 20 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

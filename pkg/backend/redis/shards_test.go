@@ -80,10 +80,11 @@ func patient(tb testing.TB, url string) (*Store, *storetest.Clock) {
 }
 
 func TestShards(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts a cluster")
 	}
-	cluster := redistest.StartCluster(t, 3)
+	cluster := redistest.StartCluster(t, 3).Steady()
 	url := cluster.URL()
 	t.Run("admit the limit, exactly", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
 	t.Run("deny only what is not there", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })

@@ -16,6 +16,7 @@ import (
 // The short form of the script decides what package algorithms decides: for plain charges of few limits, whose
 // numbers change one at a time, with charges in between that are not plain.
 func TestShortFormEqualsMemory(t *testing.T) {
+	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
 	const s = algorithms.Second

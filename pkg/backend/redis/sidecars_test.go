@@ -54,7 +54,7 @@ func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) 
 func TestSidecarsShareALimit(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
-	cluster := redistest.StartCluster(t, 3)
+	cluster := redistest.StartCluster(t, 3).Steady()
 	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "cluster": cluster.URL()} {
 		for _, n := range []int{2, 4, 8} {
 			t.Run(fmt.Sprintf("%d on %s", n, name), func(t *testing.T) {
@@ -76,8 +76,8 @@ func TestSidecarsShareALimit(t *testing.T) {
 func TestCloseUnderLoad(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
-	sentinels := redistest.StartSentinels(t)
-	cluster := redistest.StartCluster(t, 3)
+	sentinels := redistest.StartSentinels(t).Steady()
+	cluster := redistest.StartCluster(t, 3).Steady()
 	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "sentinel": sentinels.URL(), "cluster": cluster.URL()} {
 		t.Run(name, func(t *testing.T) {
 			s, err := Open(Config{URL: url, Timeout: deadline})
@@ -202,6 +202,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 
 // An answer that could not be had is marked as such, and is never a plain denial.
 func TestFailuresAreMarked(t *testing.T) {
+	t.Parallel()
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
 	if err != nil {
 		t.Fatal(err)

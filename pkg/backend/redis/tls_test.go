@@ -18,6 +18,7 @@ import (
 // TestTLSWithClientCertificateAndUser goes all the way that a careful operator asks for: TLS, a
 // certificate of the client's own, and a user that may do no more than limits need.
 func TestTLSWithClientCertificateAndUser(t *testing.T) {
+	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()
 	ca.Secret(t, dir, 2, "redis")
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -35,7 +36,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	config := Config{
-		URL: fmt.Sprintf("rediss://127.0.0.1:%d", port), Timeout: time.Second, PasswordFile: password,
+		URL: fmt.Sprintf("rediss://127.0.0.1:%d", port), Timeout: 5 * time.Second, PasswordFile: password,
 		TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}},
 	}
 	s := open(t, config)
