@@ -2,6 +2,7 @@ package nonblock
 
 import (
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -76,7 +77,7 @@ func (c *Crew) work(f func()) {
 	}
 }
 
-// wait waits until h is woken; false: it is not kept.
+// wait waits until h is woken, and reports whether it was: otherwise it is not kept.
 func (c *Crew) wait(h *hand) bool {
 	c.mu.Lock()
 	keep := !c.closed && len(c.idle) < maxIdle
@@ -84,16 +85,33 @@ func (c *Crew) wait(h *hand) bool {
 		c.idle = append(c.idle, h)
 	}
 	c.mu.Unlock()
-	return keep && h.raw.Read(h.read) == nil
+	return keep && (h.raw.Read(h.read) == nil || !c.remove(h))
 }
 
+// remove takes h, which cannot wait, off the list of those that do nothing. It reports false if h is no longer
+// there, because it was given something to do.
+func (c *Crew) remove(h *hand) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.Index(c.idle, h)
+	if at < 0 {
+		return false
+	}
+	c.idle = slices.Delete(c.idle, at, at+1)
+	return true
+}
+
+// openEvent opens an eventfd. Tests replace it by what the poller refuses.
+var openEvent = func() (fd int, err error) { return unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
+
 func newHand() (*hand, error) {
-	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	fd, err := openEvent()
 	if err != nil {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	h := &hand{event: os.NewFile(uintptr(fd), "eventfd")}
 	if h.raw, err = h.event.SyscallConn(); err != nil {
+		h.event.Close()
 		return nil, err
 	}
 	one := [8]byte{0: 1, 7: 1} // not 0 in either order of bytes, and far from the greatest

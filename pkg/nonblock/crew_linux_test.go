@@ -2,10 +2,13 @@ package nonblock
 
 import (
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestACrewRunsAll(t *testing.T) {
@@ -60,6 +63,29 @@ func TestACrewIsKeptAndBounded(t *testing.T) {
 	if idle() != 0 {
 		t.Error("kept after it was closed")
 	}
+}
+
+// TestAWorkerThatCannotWaitLosesNoJob: the poller refuses its file, as it does when a process watches too many.
+func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
+	usual := openEvent
+	t.Cleanup(func() { openEvent = usual })
+	refused := filepath.Join(t.TempDir(), "file") // epoll takes no regular files, and one that is only written cannot be read
+	openEvent = func() (int, error) {
+		return unix.Open(refused, unix.O_CREAT|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	}
+	var c Crew
+	files := openFiles(t)
+	for i := range 1000 {
+		ran := make(chan struct{})
+		c.Go(func() { close(ran) })
+		select {
+		case <-ran:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("job %d has not run", i)
+		}
+	}
+	c.Close()
+	eventually(t, func() bool { return openFiles(t) <= files })
 }
 
 func openFiles(t *testing.T) int {
