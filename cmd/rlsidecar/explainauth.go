@@ -59,6 +59,8 @@ type explainedRequest struct {
 	Route   *routeTaken `json:"route,omitempty"`
 	// LeftOut are the descriptors of which a value is missing.
 	LeftOut []leftOut `json:"left_out,omitempty"`
+	// Repeated is a source that the request has more than once: the answer is a denial.
+	Repeated string `json:"repeated,omitempty"`
 	// Unasked: no limit is asked, and this is the answer: allow or deny.
 	Unasked     string      `json:"unasked,omitempty"`
 	Descriptors []explained `json:"descriptors"`
@@ -83,7 +85,8 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 	if s.Auth == nil {
 		return exitError{exitNo, errors.New("the configuration has no section auth, so /v1/auth denies everything")}
 	}
-	if route := routing.Find(s.Auth, q); route != nil {
+	route := routing.Find(s.Auth, q)
+	if x.Repeated = routing.Repeated(s.Auth, route, q); x.Repeated == "" && route != nil {
 		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.Look}
 		x.LeftOut = missing(s.Auth, route, q)
 		var call limiter.Call
@@ -101,7 +104,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 	}
 	if len(x.Descriptors) == 0 {
 		x.Unasked = "deny"
-		if s.Auth.Allow {
+		if s.Auth.Allow && x.Repeated == "" {
 			x.Unasked = "allow"
 		}
 	}
@@ -119,7 +122,7 @@ func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out 
 			keys = append(keys, descriptors.Printable(entries[i].Key))
 		}
 		lacks := slices.IndexFunc(entries, func(e limiter.AuthEntry) bool {
-			_, ok := routing.Value(auth, &e, q)
+			_, ok := routing.Value(auth, route, &e, q)
 			return !ok
 		})
 		if lacks >= 0 {
@@ -147,13 +150,16 @@ func (x *explainedRequest) write(w io.Writer) error {
 			out.WriteString(", which are only looked for")
 		}
 		out.WriteString("\n")
-	} else {
+	} else if x.Repeated == "" {
 		out.WriteString("  no route matches\n")
 	}
 	for _, l := range x.LeftOut {
 		fmt.Fprintf(&out, "  left out: %s, as the request has no %s\n", l.Descriptor, l.Missing)
 	}
-	if x.Unasked != "" {
+	switch {
+	case x.Repeated != "":
+		fmt.Fprintf(&out, "  denied, as the request has %s more than once\n", x.Repeated)
+	case x.Unasked != "":
 		fmt.Fprintf(&out, "  no limit is asked; default: %s\n", x.Unasked)
 	}
 	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {

@@ -55,7 +55,7 @@ func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	}
 }
 
-func (l *trustedList) read(p *parser, key string, n *yaml.Node) {
+func (l *textList) read(p *parser, key string, n *yaml.Node) {
 	var list []text
 	before := p.mistakes
 	p.list(key, n, func(item *yaml.Node) {
@@ -131,8 +131,9 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 // auth adds what the documents say of the HTTP door: their routes, in the order of the files, and
 // settings, which must agree.
 func (c *compiler) auth() {
-	var trusted trustedList
+	var trusted textList
 	var bits whole
+	before := c.mistakes
 	var allow authDefault
 	for _, doc := range c.authDocs {
 		a := doc.Auth.value
@@ -163,6 +164,7 @@ func (c *compiler) auth() {
 	for _, t := range trusted.value {
 		c.trust(all, t)
 	}
+	var routes []*route // of all.Routes
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue
@@ -173,7 +175,11 @@ func (c *compiler) auth() {
 				return
 			}
 			c.route(all, doc, r)
+			routes = append(routes, r)
 		}
+	}
+	if c.mistakes == before {
+		c.warnSpelling(all, routes)
 	}
 	if from := c.believing(); from.at.line > 0 && !trusted.stated() {
 		c.warn(from.at, "client_ip is the address of the proxy that asks, as no proxy is believed; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]")
@@ -242,6 +248,7 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), Look: r.Check.value}
 	before := c.mistakes
+	c.pathIgnores(&out, r)
 	for _, m := range r.Match.value {
 		c.match(&out, m)
 	}
@@ -279,6 +286,84 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	a.Routes = append(a.Routes, out)
 }
 
+// pathIgnoreNames are the values of path_ignores.
+var pathIgnoreNames = map[string]target.Ignore{
+	"case": target.IgnoreCase, "trailing_slash": target.IgnoreTrailingSlash,
+	"parameters": target.IgnoreParameters, "backslash": target.IgnoreBackslash,
+}
+
+func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
+	for _, word := range r.PathIgnores.value {
+		ignore, known := pathIgnoreNames[word.value]
+		if !known {
+			names := sortedKeys(pathIgnoreNames)
+			c.mistake(word.at, "an item of path_ignores must be one of %s, is %q%s", strings.Join(names, ", "), short(word.value), didYouMean(word.value, names))
+		}
+		out.Ignore |= ignore
+	}
+}
+
+// foldedCondition is path as it can match. The slash at the end of a prefix is not at the end of a path.
+func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
+	if prefix {
+		ignore &^= target.IgnoreTrailingSlash
+	}
+	return target.Fold(path, ignore)
+}
+
+// warnSpelling warns of the first route that a client can leave by another spelling of its path,
+// unless path_ignores says what the application makes of such spellings. One warning is enough to
+// learn of it.
+func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
+	for i := range all.Routes {
+		r := &all.Routes[i]
+		if r.Path == "" || routes[i].PathIgnores.stated() {
+			continue
+		}
+		var leaving []string
+		for _, path := range respelled(r.Path, r.PathPrefix) {
+			if leaves(all, i, path) {
+				leaving = append(leaving, path)
+			}
+		}
+		if len(leaving) > 0 {
+			c.warn(routes[i].at, "%s %s not match path %s, and the limits of another route apply, or none; write path_ignores: [case, trailing_slash, parameters, backslash] "+
+				"with what your application ignores in paths, or path_ignores: [] if it ignores nothing",
+				strings.Join(leaving, ", "), map[bool]string{true: "does", false: "do"}[len(leaving) == 1], r.Path+strings.Repeat("*", btoi(r.PathPrefix)))
+			return
+		}
+	}
+}
+
+// respelled are spellings of path that some applications do not tell from it.
+func respelled(path string, prefix bool) (all []string) {
+	if path == "/" {
+		return nil
+	}
+	folder := strings.TrimSuffix(path, "/")
+	if upper := strings.ToUpper(path); upper != path {
+		all = append(all, upper)
+	}
+	if !prefix && path == folder {
+		all = append(all, path+"/")
+	}
+	return append(all, folder+";x"+path[len(folder):], `\`+path[1:])
+}
+
+// leaves reports whether a path misses route i, and meets another one after it, or is allowed.
+func leaves(all *limiter.Auth, i int, path string) bool {
+	matches := func(r *limiter.Route) bool { return r.MatchesPath(target.Fold(path, r.Ignore)) }
+	if matches(&all.Routes[i]) {
+		return false
+	}
+	for j := i + 1; j < len(all.Routes); j++ {
+		if matches(&all.Routes[j]) {
+			return true
+		}
+	}
+	return all.Allow
+}
+
 // match adds a condition to r.
 func (c *compiler) match(r *limiter.Route, m matchItem) {
 	name, isHeader := strings.CutPrefix(m.key, headerKey)
@@ -301,6 +386,9 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 			c.mistake(m.at, "path is compared without the query; remove what starts with ? or #")
 		case one != value:
 			c.mistake(m.at, "no path is ever spelled %q: requests are compared percent-decoded, with //, . and .. resolved; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
+		case foldedCondition(value, prefix, r.Ignore) != value:
+			one := foldedCondition(value, prefix, r.Ignore)
+			c.mistake(m.at, "path %q never matches, because path_ignores changes the paths that it is compared with; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
 		}
 		r.Path, r.PathPrefix = value, prefix
 	case prefix:
@@ -314,7 +402,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 		if strings.ContainsAny(value, "/: ") || strings.HasSuffix(value, ".") {
 			c.mistake(m.at, "host must be a name without port, is %q", short(value))
 		}
-		r.Host = strings.ToLower(value)
+		r.Host = target.Lower(value)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
 func TestAuthIsCompiled(t *testing.T) {
@@ -25,7 +26,7 @@ func TestAuthIsCompiled(t *testing.T) {
 		TrustUnix: true, IPv6Prefix: 56, Allow: true,
 		Routes: []limiter.Route{
 			{
-				Place: "auth.yaml:20", Path: "/login", Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
+				Place: "auth.yaml:20", Path: "/login", Ignore: target.IgnoreCase | target.IgnoreTrailingSlash | target.IgnoreParameters | target.IgnoreBackslash, Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
 				Headers: []limiter.HeaderMatch{{Name: "X-Kind", Value: "web", Prefix: true}, {Name: "X-Any", Prefix: true}},
 				Descriptors: [][]limiter.AuthEntry{
 					{from("remote_address", limiter.FromClientIP, "")},
@@ -33,19 +34,19 @@ func TestAuthIsCompiled(t *testing.T) {
 				},
 			},
 			{
-				Place: "auth.yaml:26", Path: "/session", PathPrefix: true, Domain: "edge", Hits: 1, Look: true,
+				Place: "auth.yaml:27", Path: "/session", PathPrefix: true, Domain: "edge", Hits: 1, Look: true,
 				Descriptors: [][]limiter.AuthEntry{
 					{from("user_id", limiter.FromCookie, "sid")}, {from("user_id", limiter.FromQuery, "api_key")}, {from("user_id", limiter.FromJWT, "sub")},
 				},
 			},
 			{
-				Place: "auth.yaml:29", Domain: "edge", Hits: 1,
+				Place: "auth.yaml:31", Domain: "edge", Hits: 1,
 				Descriptors: [][]limiter.AuthEntry{
 					{value("service", "shop"), from("who", limiter.FromHost, "Host")},
 					{from("method", limiter.FromMethod, ""), from("host", limiter.FromHost, "")},
 				},
 			},
-			{Place: "auth.yaml:38", Domain: "other", Hits: 1, Descriptors: [][]limiter.AuthEntry{{value("a", "1")}}},
+			{Place: "auth.yaml:40", Domain: "other", Hits: 1, Descriptors: [][]limiter.AuthEntry{{value("a", "1")}}},
 		},
 	}
 	for _, p := range []string{"127.0.0.1/32", "::1/128", "10.0.0.0/8", "192.0.2.7/32", "192.0.2.0/24"} {

@@ -36,7 +36,7 @@ type document struct {
 // auth is what the HTTP door asks for a request.
 type auth struct {
 	at         place
-	Trusted    trustedList `key:"trusted_proxies"`
+	Trusted    textList    `key:"trusted_proxies"`
 	IPv6Prefix whole       `key:"ipv6_prefix"`
 	Default    authDefault `key:"default"`
 	Routes     routeList   `key:"routes"`
@@ -47,6 +47,7 @@ type route struct {
 	at          place
 	doubtful    bool
 	Match       matchMap     `key:"match"`
+	PathIgnores textList     `key:"path_ignores"`
 	Domain      text         `key:"domain"`
 	Hits        whole        `key:"hits"`
 	Check       boolean      `key:"check"`
@@ -202,7 +203,7 @@ type (
 
 	authSection  struct{ given[*auth] }
 	authDefault  struct{ given[bool] }     // allow (true) or deny
-	trustedList  struct{ given[[]text] }   // a list of networks, and "unix"
+	textList     struct{ given[[]text] }   // a list of texts
 	routeList    struct{ given[[]*route] } // a list of maps
 	matchMap     struct{ given[[]matchItem] }
 	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps

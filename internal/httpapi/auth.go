@@ -37,6 +37,7 @@ type AuthObserver interface {
 const (
 	NoRoute      = "auth_no_route"      // none matched
 	NoDescriptor = "auth_no_descriptor" // one did, but each of its descriptors had a value missing
+	Repeated     = "auth_repeated"      // a header or cookie that decides which limits apply was there twice
 	Panicked     = "panic"
 )
 
@@ -127,6 +128,10 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	}
 	of.read(own, query)
 	route := routing.Find(of.auth, &of.Request)
+	if routing.Repeated(of.auth, route, &of.Request) != "" {
+		d.Observer.Refused(Repeated)
+		return authAnswer{code: http.StatusTooManyRequests, reason: reasonRepeated}
+	}
 	if route == nil {
 		return d.unrouted(of, NoRoute)
 	}

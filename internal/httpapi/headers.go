@@ -20,6 +20,8 @@ const (
 	reasonNoRoute = "no-route"
 	reasonNever   = "never"
 	reasonPanic   = "internal-error"
+	// reasonRepeated: a header or cookie that decides which limits apply was there twice.
+	reasonRepeated = "repeated"
 )
 
 const (

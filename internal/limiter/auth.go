@@ -1,6 +1,11 @@
 package limiter
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
 
 // Auth says what the HTTP door asks for a request that a proxy describes to it. Immutable.
 type Auth struct {
@@ -34,6 +39,9 @@ type Route struct {
 	// Path is compared with a request's path in its one form; as a prefix if PathPrefix. "": any.
 	Path       string
 	PathPrefix bool
+	// Ignore is what the application behind the route ignores in paths: they are folded before they
+	// are compared and become values. Path is folded.
+	Ignore target.Ignore
 	// Method and Host (lower case, without a port) are compared as they are; "": any.
 	Method, Host string
 	// Headers must all match.
@@ -44,6 +52,19 @@ type Route struct {
 	// Look: Hits are not taken.
 	Look        bool
 	Descriptors [][]AuthEntry
+}
+
+// MatchesPath reports whether the condition of r on the path holds for a path that is folded by r.Ignore.
+func (r *Route) MatchesPath(folded string) bool {
+	switch {
+	case r.Path == "" || folded == r.Path:
+		return true
+	case !r.PathPrefix:
+		return false
+	default:
+		// Where a trailing slash is ignored, /api is /api/, which starts with /api/.
+		return strings.HasPrefix(folded, r.Path) || r.Ignore&target.IgnoreTrailingSlash != 0 && folded == strings.TrimSuffix(r.Path, "/")
+	}
 }
 
 // HeaderMatch asks for a header with a value that is Value, or starts with it if Prefix.

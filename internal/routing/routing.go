@@ -23,6 +23,27 @@ type Request struct {
 	Header map[string][]string
 	// Client is its address; the zero Addr: not known.
 	Client netip.Addr
+
+	fold folded
+}
+
+// folded is the result of the last fold: routes mostly ignore the same.
+type folded struct {
+	path, result string
+	ignore       target.Ignore
+}
+
+// path returns the path as a route sees it.
+func (q *Request) path(ignore target.Ignore) string {
+	switch f := &q.fold; {
+	case ignore == 0:
+		return q.Path
+	case f.ignore != ignore || f.path != q.Path:
+		*f = folded{q.Path, target.Fold(q.Path, ignore), ignore}
+		fallthrough
+	default:
+		return f.result
+	}
 }
 
 // HostName is host in lower case, without its port and a dot at the end.
@@ -30,23 +51,7 @@ func HostName(host string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:i]
 	}
-	return lower(strings.TrimSuffix(host, "."))
-}
-
-// lower changes ASCII alone, as DNS and proxies do: strings.ToLower makes one of bytes that are not
-// UTF-8, and a k of the sign for Kelvin.
-func lower(text string) string {
-	isUpper := func(c rune) bool { return 'A' <= c && c <= 'Z' }
-	if !strings.ContainsFunc(text, isUpper) {
-		return text
-	}
-	out := []byte(text)
-	for i, c := range out {
-		if isUpper(rune(c)) {
-			out[i] = c + 'a' - 'A'
-		}
-	}
-	return string(out)
+	return target.Lower(strings.TrimSuffix(host, "."))
 }
 
 // Find is the first route that matches; nil: none.
@@ -60,14 +65,7 @@ func Find(a *limiter.Auth, q *Request) *limiter.Route {
 }
 
 func matches(r *limiter.Route, q *Request) bool {
-	switch {
-	case r.PathPrefix && !strings.HasPrefix(q.Path, r.Path):
-		return false
-	case !r.PathPrefix && r.Path != "" && r.Path != q.Path:
-		return false
-	case r.Method != "" && r.Method != q.Method:
-		return false
-	case r.Host != "" && r.Host != q.Host:
+	if !matchesTarget(r, q) {
 		return false
 	}
 	for i := range r.Headers {
@@ -80,6 +78,55 @@ func matches(r *limiter.Route, q *Request) bool {
 	return true
 }
 
+// matchesTarget reports whether all conditions of r but those on headers hold.
+func matchesTarget(r *limiter.Route, q *Request) bool {
+	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
+}
+
+// Repeated returns the source of a value that q has more than once, and that decides which limits
+// apply: the condition of a route up to r, which is the result of Find, or a source of r. "" means
+// there is none. Applications differ in which of the values they take, so a client could be counted
+// by one value and served by the other.
+func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
+	for i := range a.Routes {
+		one := &a.Routes[i]
+		for j := range one.Headers {
+			if name := one.Headers[j].Name; len(q.Header[name]) > 1 && matchesTarget(one, q) {
+				return "header:" + name
+			}
+		}
+		if one == r {
+			break
+		}
+	}
+	if r == nil {
+		return ""
+	}
+	for _, entries := range r.Descriptors {
+		for i := range entries {
+			if e := &entries[i]; repeats(e, q) {
+				return e.Source()
+			}
+		}
+	}
+	return ""
+}
+
+// repeats reports whether the source of e has more than one value. Browsers send cookies of one name
+// for several paths, so a cookie may be repeated with the same value.
+func repeats(e *limiter.AuthEntry, q *Request) bool {
+	switch e.From { //nolint:exhaustive // the others have one value
+	case limiter.FromHeader:
+		return len(q.Header[e.Name]) > 1
+	case limiter.FromJWT:
+		return len(q.Header["Authorization"]) > 1
+	case limiter.FromCookie:
+		return cookiesDiffer(q.Header["Cookie"], e.Name)
+	default:
+		return false
+	}
+}
+
 // Fill makes c ask what r asks about q. A descriptor of which a value is missing is left out.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	c.Request.Domain, c.Look = r.Domain, r.Look
@@ -87,7 +134,7 @@ func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 		d := c.AddDescriptor()
 		d.Cost = r.Hits
 		for i := range entries {
-			value, ok := Value(a, &entries[i], q)
+			value, ok := Value(a, r, &entries[i], q)
 			if !ok {
 				c.Descriptors = c.Descriptors[:len(c.Descriptors)-1]
 				break
@@ -97,9 +144,9 @@ func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	}
 }
 
-// Value is what e's source says; ok is false where it says nothing. Of several values the first
-// counts.
-func Value(a *limiter.Auth, e *limiter.AuthEntry, q *Request) (value string, ok bool) {
+// Value is what e's source says, e being of r; ok is false where it says nothing. Of several values
+// the first counts, see Repeated.
+func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) (value string, ok bool) {
 	switch e.From {
 	case limiter.FromValue:
 		return e.Value, true
@@ -108,7 +155,7 @@ func Value(a *limiter.Auth, e *limiter.AuthEntry, q *Request) (value string, ok 
 	case limiter.FromMethod:
 		return q.Method, true
 	case limiter.FromPath:
-		return q.Path, true
+		return q.path(r.Ignore), true
 	case limiter.FromHost:
 		return q.Host, q.Host != ""
 	case limiter.FromHeader:

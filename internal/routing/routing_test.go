@@ -116,6 +116,72 @@ func TestTheFirstRouteThatMatchesIsTaken(t *testing.T) {
 	}
 }
 
+func TestRoutesIgnoreWhatTheApplicationIgnores(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /login}, path_ignores: [case, trailing_slash, parameters, backslash], descriptors: [[{key: login, from: path}]]}
+    - {match: {path: /case}, path_ignores: [case], descriptors: [[{key: case, from: path}]]}
+    - {match: {path: /api/*}, path_ignores: [case, trailing_slash, parameters], descriptors: [[{key: api, from: path}]]}
+    - descriptors: [[{key: other, from: path}]]
+`)
+	for line, want := range map[string]string{
+		"GET /login": "login /login", "GET /LOGIN": "login /login", "GET /login/": "login /login", "GET /login;x": "login /login",
+		`GET \login`: "login /login", `GET /\LogIn;a=b/`: "login /login", "GET /%4cogin%2f": "login /login", "GET /login%3bx": "login /login",
+		"GET /x;/..;/login": "login /login", "GET /x%5c..%5clogin": "login /login", "GET /login/.": "login /login",
+		"GET /loginx": "other /loginx", "GET /login/x": "other /login/x", "GET /LoginX": "other /LoginX",
+		"GET /CASE": "case /case", "GET /case/": "other /case/", "GET /CASE;x": "other /CASE;x",
+		"GET /api": "api /api", "GET /API/": "api /api", "GET /Api;v=2/Users/": "api /api/users", "GET /apis": "other /apis", `GET /api\x`: `other /api\x`,
+	} {
+		q := request(line)
+		var call limiter.Call
+		Fill(&call, a, Find(a, q), q)
+		entry := call.Descriptors[0].Entries[0]
+		if got := entry.Key + " " + entry.Value; got != want {
+			t.Errorf("%s: %s, want %s", line, got, want)
+		}
+	}
+}
+
+func TestRepeated(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /kind, "header:X-Kind": web}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /user}, descriptors: [[{key: k, value: "1"}], [{key: k, value: "1"}, {key: user, from: "header:X-User"}]]}
+    - {match: {path: /cookie}, descriptors: [[{key: sid, from: "cookie:sid"}]]}
+    - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
+    - {match: {path: /free}, descriptors: [[{key: k, value: "1"}]]}
+`)
+	for _, c := range []struct{ line, headers, want string }{
+		{"GET /kind", "X-Kind: web", ""},
+		{"GET /kind", "X-Kind: app|X-Kind: web", "header:X-Kind"},
+		{"GET /kind", "X-Kind: web|X-Kind: app", "header:X-Kind"},
+		{"GET /user", "X-Kind: app|X-Kind: web", ""}, // no route for this path has that condition
+		{"GET /user", "X-User: bob", ""},
+		{"GET /user", "X-User: bob|X-User: eve", "header:X-User"},
+		{"GET /user", "x-user: bob|X-USER: bob", "header:X-User"},
+		{"GET /user", "X-User: bob|X-User: ", "header:X-User"},
+		{"GET /free", "X-User: bob|X-User: eve", ""},
+		{"GET /cookie", "Cookie: sid=1; a=b; sid=1", ""},
+		{"GET /cookie", "Cookie: sid=1; sid=2", "cookie:sid"},
+		{"GET /cookie", `Cookie: sid=1; sid="1"`, ""},
+		{"GET /cookie", "Cookie: sid=1|Cookie: sid = 2", "cookie:sid"},
+		{"GET /cookie", "Cookie: sid=1; SID=2; xsid=3; sid", ""},
+		{"GET /cookie", "Cookie: sid=; sid=2", "cookie:sid"},
+		{"GET /jwt", token(`{"sub":"bob"}`), ""},
+		{"GET /jwt", token(`{"sub":"bob"}`) + "|Authorization: Basic x", "header:Authorization"},
+		{"GET /nowhere", "X-Kind: web|X-Kind: web", ""},
+	} {
+		q := request(c.line, strings.Split(c.headers, "|")...)
+		want := c.want
+		if want == "header:Authorization" {
+			want = "jwt:sub" // the source that reads it
+		}
+		if got := Repeated(a, Find(a, q), q); got != want {
+			t.Errorf("%s (%s): %q, want %q", c.line, c.headers, got, want)
+		}
+	}
+}
+
 func token(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
@@ -204,6 +270,9 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.!.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer ", none},
+		{"from: jwt:sub", "GET /", "Authorization: Bearer\te30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
+		{"from: jwt:sub", "GET /", "Authorization: BEARER \t e30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
+		{"from: jwt:sub", "GET /", "Authorization: Bearere30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Basic e30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "", none},
 	} {
@@ -215,7 +284,7 @@ func TestValues(t *testing.T) {
 		if c.headers != "" {
 			headers = strings.Split(c.headers, "|")
 		}
-		got, ok := Value(a, &a.Routes[0].Descriptors[0][0], request(c.line, headers...))
+		got, ok := Value(a, &a.Routes[0], &a.Routes[0].Descriptors[0][0], request(c.line, headers...))
 		if !ok {
 			got = none
 		}
@@ -249,7 +318,7 @@ func TestClientIPIsTheRequestsClient(t *testing.T) {
 		if c.addr != "" {
 			forged.Client = netip.MustParseAddr(c.addr)
 		}
-		if got, ok := Value(a, &a.Routes[0].Descriptors[0][0], forged); got != c.want || ok != (c.want != "") {
+		if got, ok := Value(a, &a.Routes[0], &a.Routes[0].Descriptors[0][0], forged); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.want)
 		}
 	}

@@ -3,36 +3,63 @@ package routing
 import (
 	"encoding/base64"
 	"encoding/json"
+	"iter"
 	"strings"
 )
 
+// cookies are the values of the cookies of a name, in their order.
+func cookies(lines []string, name string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, line := range lines {
+			for line != "" {
+				var pair string
+				pair, line, _ = strings.Cut(line, ";")
+				key, value, is := strings.Cut(strings.Trim(pair, " \t"), "=")
+				if !is || strings.TrimRight(key, " \t") != name {
+					continue
+				}
+				value = strings.TrimLeft(value, " \t")
+				if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' { // as good as without
+					value = value[1 : n-1]
+				}
+				if !yield(value) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // cookie is the first of that name.
 func cookie(lines []string, name string) (value string, ok bool) {
-	for _, line := range lines {
-		for line != "" {
-			var pair string
-			pair, line, _ = strings.Cut(line, ";")
-			key, value, is := strings.Cut(strings.Trim(pair, " \t"), "=")
-			if !is || strings.TrimRight(key, " \t") != name {
-				continue
-			}
-			value = strings.TrimLeft(value, " \t")
-			if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' { // as good as without
-				value = value[1 : n-1]
-			}
-			return value, true
-		}
+	for value := range cookies(lines, name) {
+		return value, true
 	}
 	return "", false
 }
 
+// cookiesDiffer reports whether there are two of that name with different values.
+func cookiesDiffer(lines []string, name string) bool {
+	first, _ := cookie(lines, name)
+	for value := range cookies(lines, name) {
+		if value != first {
+			return true
+		}
+	}
+	return false
+}
+
 // claim is a claim of the bearer token. Nobody has checked its signature here.
 func claim(lines []string, name string) (value string, ok bool) {
-	const scheme = "bearer "
-	if len(lines) == 0 || len(lines[0]) < len(scheme) || !strings.EqualFold(lines[0][:len(scheme)], scheme) {
+	const scheme, blanks = "bearer", " \t"
+	if len(lines) == 0 || len(lines[0]) <= len(scheme) || !strings.EqualFold(lines[0][:len(scheme)], scheme) {
 		return "", false
 	}
-	_, rest, _ := strings.Cut(strings.TrimLeft(lines[0][len(scheme):], " "), ".")
+	token := strings.TrimLeft(lines[0][len(scheme):], blanks) // applications split at any blank
+	if len(token)+len(scheme) == len(lines[0]) {
+		return "", false // another scheme that starts alike
+	}
+	_, rest, _ := strings.Cut(token, ".")
 	payload, _, signed := strings.Cut(rest, ".")
 	if !signed {
 		return "", false

@@ -22,8 +22,10 @@ func Split(target string) (path, query string) {
 
 // Path is the one form in which paths are compared and become keys: percent-decoded, once, with
 // "//", "." and ".." resolved. What stands after a wrong escape stays as it is.
-func Path(path string) string {
-	path = Unescape(path)
+func Path(path string) string { return resolve(Unescape(path)) }
+
+// resolve removes empty words, "." and "..".
+func resolve(path string) string {
 	if !strings.HasPrefix(path, "/") || !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
 	}
@@ -43,6 +45,71 @@ func Path(path string) string {
 		}
 	}
 	return "/" + strings.Join(parts, "/")
+}
+
+// Ignore is a set of differences between two paths that an application does not see.
+type Ignore uint8
+
+// The differences.
+const (
+	// IgnoreCase: /LOGIN is /login.
+	IgnoreCase Ignore = 1 << iota
+	// IgnoreTrailingSlash: /login/ is /login.
+	IgnoreTrailingSlash
+	// IgnoreParameters: /login;x=1 is /login, and /a;x/..;y/login too.
+	IgnoreParameters
+	// IgnoreBackslash: \login is /login.
+	IgnoreBackslash
+)
+
+// Fold returns the one form of all paths that differ from path, which is in the form of Path, only in
+// what is ignored.
+func Fold(path string, ignore Ignore) string {
+	if ignore&IgnoreBackslash != 0 {
+		path = strings.ReplaceAll(path, `\`, "/")
+	}
+	if ignore&IgnoreParameters != 0 {
+		path = withoutParameters(path)
+	}
+	path = resolve(path) // the steps above may have made new words
+	if ignore&IgnoreCase != 0 {
+		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
+	}
+	if ignore&IgnoreTrailingSlash != 0 && len(path) > 1 {
+		path = strings.TrimSuffix(path, "/")
+	}
+	return path
+}
+
+// kelvin and longS are the only letters beyond ASCII that differ from an ASCII letter only in case.
+const kelvin, longS = "\u212a", "\u017f"
+
+// withoutParameters cuts each word of path at its first ";".
+func withoutParameters(path string) string {
+	if !strings.Contains(path, ";") {
+		return path
+	}
+	words := strings.Split(path, "/")
+	for i, word := range words {
+		words[i], _, _ = strings.Cut(word, ";")
+	}
+	return strings.Join(words, "/")
+}
+
+// Lower changes the case of ASCII letters only, as DNS and proxies do: strings.ToLower changes bytes
+// that are not UTF-8.
+func Lower(text string) string {
+	isUpper := func(c rune) bool { return 'A' <= c && c <= 'Z' }
+	if !strings.ContainsFunc(text, isUpper) {
+		return text
+	}
+	out := []byte(text)
+	for i, c := range out {
+		if isUpper(rune(c)) {
+			out[i] = c + 'a' - 'A'
+		}
+	}
+	return string(out)
 }
 
 // Query is the first value of a parameter. Names are compared decoded: applications do not tell

@@ -42,6 +42,35 @@ func TestPathHasOneForm(t *testing.T) {
 	}
 }
 
+const everything = IgnoreCase | IgnoreTrailingSlash | IgnoreParameters | IgnoreBackslash
+
+func TestFold(t *testing.T) {
+	for _, c := range []struct {
+		path   string
+		ignore Ignore
+		want   string
+	}{
+		{"/LOGIN", 0, "/LOGIN"}, {"/LOGIN", IgnoreCase, "/login"}, {"/LOGIN", everything &^ IgnoreCase, "/LOGIN"},
+		{"/\u212aey/\u017fet/\xff\xc4", IgnoreCase, "/key/set/\xff\xc4"}, {"/\u212a", everything &^ IgnoreCase, "/\u212a"},
+		{"/login/", IgnoreTrailingSlash, "/login"}, {"/", IgnoreTrailingSlash, "/"}, {"/login/", everything &^ IgnoreTrailingSlash, "/login/"},
+		{"/login;x=1", IgnoreParameters, "/login"}, {"/;x/login", IgnoreParameters, "/login"}, {"/a;x/..;y/login;", IgnoreParameters, "/login"},
+		{"/login/;x", IgnoreParameters, "/login/"}, {"/login/;x", everything, "/login"}, {"/login;x", everything &^ IgnoreParameters, "/login;x"},
+		{"\\login", IgnoreBackslash, "/login"}, {"/\\login", IgnoreBackslash, "/login"}, {"/a\\..\\login", IgnoreBackslash, "/login"},
+		{"\\login", everything &^ IgnoreBackslash, "\\login"}, {"\\LOGIN\\;x\\", everything, "/login"},
+		{"*", everything, "*"}, {"", everything, ""}, {"/login", everything, "/login"},
+	} {
+		if got := Fold(c.path, c.ignore); got != c.want {
+			t.Errorf("%q, %04b: %q, want %q", c.path, c.ignore, got, c.want)
+		}
+	}
+}
+
+func TestFoldLeavesTheCommonPathAlone(t *testing.T) {
+	if n := testing.AllocsPerRun(100, func() { Fold("/api/v1/users", everything) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func TestQueryIsTheFirstValue(t *testing.T) {
 	for _, c := range []struct {
 		query, value string
@@ -71,6 +100,12 @@ func FuzzTarget(f *testing.F) {
 			}
 			if again := Path((&url.URL{Path: one}).EscapedPath()); again != one {
 				t.Errorf("%q escaped is %q", one, again)
+			}
+		}
+		for ignore := range everything + 1 {
+			folded := Fold(one, ignore)
+			if again := Fold(folded, ignore); again != folded {
+				t.Errorf("%q, %04b: folded %q, folded again %q", one, ignore, folded, again)
 			}
 		}
 		value, ok := Query(query, "k")
