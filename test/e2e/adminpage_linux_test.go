@@ -57,6 +57,7 @@ var hostileKeys = []string{
 
 // TestAdminPageInABrowser has hostile keys denied, and looks at the page that tells of them.
 func TestAdminPageInABrowser(t *testing.T) {
+	t.Parallel()
 	s := newFront(t, "")
 	ask := func(headers ...string) int {
 		t.Helper()

@@ -48,7 +48,7 @@ func eachDoor(t *testing.T, test func(asked)) {
 				}
 				a := asked{T: t, addr: loopback() + ":8081"}
 				network, listen := "tcp", a.addr
-				args := []string{"serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine}
+				args := []string{"serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine, "--max-descriptors", "1000"}
 				switch kind {
 				case "unix":
 					a.socket = filepath.Join(dir, "s")
@@ -77,6 +77,7 @@ func run(t *testing.T, program string, args ...string) (said string) {
 }
 
 func TestPythonGRPC(t *testing.T) {
+	t.Parallel()
 	python := tooltest.Path(t, "python-grpcio")
 	const want = `once: OK OVER_LIMIT
 1500 at once: 1000 OK, 500 OVER_LIMIT
@@ -127,6 +128,7 @@ func question(t *testing.T, descriptor string) string {
 
 // TestNghttp2 asks with nghttp2's clients, one request and many.
 func TestNghttp2(t *testing.T) {
+	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
 	eachDoor(t, func(t asked) {
 		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
@@ -153,6 +155,7 @@ func TestNghttp2(t *testing.T) {
 
 // TestCurl asks with curl, which shows what who tries the port by hand sees.
 func TestCurl(t *testing.T) {
+	t.Parallel()
 	curl := tooltest.Path(t, "curl")
 	eachDoor(t, func(t asked) {
 		args := []string{"--silent", "--show-error", "--http2-prior-knowledge", "--dump-header", "-", "--output", t.TempDir() + "/answer"}
@@ -179,6 +182,7 @@ func TestCurl(t *testing.T) {
 
 // TestH2spec: each test of h2spec passes. They are run some times, for what passes by chance is no proof.
 func TestH2spec(t *testing.T) {
+	t.Parallel()
 	h2spec := tooltest.Path(t, "h2spec")
 	eachDoor(t, func(t asked) {
 		if strings.Contains(t.Name(), "grpc-go") || t.socket != "" {

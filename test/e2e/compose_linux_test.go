@@ -15,6 +15,7 @@ import (
 // TestCompose has no Docker to run examples/compose with: it looks whether what its containers find
 // is there, and has Envoy read what it would. TestEnvoy runs the rest.
 func TestCompose(t *testing.T) {
+	t.Parallel()
 	envoy := tooltest.Path(t, "envoy") // may skip
 	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
 	if err != nil {

@@ -48,6 +48,7 @@ func (s *stack) key(t *testing.T, value string) func() answer {
 
 // TestEnvoy runs examples/envoy as it is.
 func TestEnvoy(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, "")
 
 	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
@@ -137,6 +138,7 @@ func TestEnvoy(t *testing.T) {
 // TestEnvoyFailingOpen has Envoy let through what it gets no answer to: so whatever makes rlsidecar
 // answer with an error, or late, would pass its limit.
 func TestEnvoyFailingOpen(t *testing.T) {
+	t.Parallel()
 	s := newStack(t, "", failOpen)
 	hostileValues(t, s)
 
@@ -152,6 +154,7 @@ func TestEnvoyFailingOpen(t *testing.T) {
 }
 
 func TestEnvoyOverUnixSocket(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "rls.sock")
 	s := newStack(t, socket, overSocket(socket))
 	perKey.drain(t, s.key(t, "alice"))

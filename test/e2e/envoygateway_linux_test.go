@@ -190,6 +190,7 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 // place of its own: its environment, ports, probes, certificates and control plane, and a real Envoy
 // that asks as it has it configured.
 func TestEnvoyGatewayDeployment(t *testing.T) {
+	t.Parallel()
 	tooltest.Path(t, "envoy") // may skip
 	if !inOwnNetwork(t) {
 		return

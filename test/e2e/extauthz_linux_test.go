@@ -12,6 +12,7 @@ import (
 
 // TestEnvoyExtAuthz runs examples/envoy-extauthz as it is, but for patience.
 func TestEnvoyExtAuthz(t *testing.T) {
+	t.Parallel()
 	s := newExtAuthzStack(t)
 	first := s.key(t, "alice")()
 	if got := first.header.Get("RateLimit"); first.code != http.StatusOK || got != `"per_key";r=4;t=6` {
@@ -34,6 +35,7 @@ func TestEnvoyExtAuthz(t *testing.T) {
 // TestEnvoyExtAuthzAppendingPaths has Envoy ask below /v1/auth for what its client asked for, and
 // let everything through that is not answered.
 func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
+	t.Parallel()
 	s := newExtAuthzStack(t,
 		change{"path_override: /v1/auth ", "path_prefix: /v1/auth "},
 		change{"- { key: x-original-uri, value: \"%REQ(:path)%\" }\n", "\n"},

@@ -55,12 +55,14 @@ func newCaddy(t *testing.T, changes ...change) *front {
 }
 
 func TestCaddy(t *testing.T) {
+	t.Parallel()
 	s := newCaddy(t, patientCaddy...)
 	s.everything(t, told, 4, 503, "1")
 	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
 }
 
 func TestCaddyHostileRequests(t *testing.T) {
+	t.Parallel()
 	s := newCaddy(t, append(patientCaddy,
 		change{"#reverse_proxy", "reverse_proxy"}, change{"respond `", "#respond `"}, change{"header Retry-After 1", ""})...)
 	s.hostileRequestsAreLimited(t)
@@ -68,9 +70,13 @@ func TestCaddyHostileRequests(t *testing.T) {
 	s.opensWithoutSidecar(t)
 }
 
-func TestCaddyDoesNotWaitForLong(t *testing.T) { newCaddy(t).waitsNoLonger(t) }
+func TestCaddyDoesNotWaitForLong(t *testing.T) {
+	t.Parallel()
+	newCaddy(t).waitsNoLonger(t)
+}
 
 func TestTraefik(t *testing.T) {
+	t.Parallel()
 	program := tooltest.Path(t, "traefik") // may skip
 	s := newFront(t, "")
 	s.write(t, "traefik/traefik.yaml")
@@ -95,19 +101,24 @@ func newHAProxy(t *testing.T, changes ...change) *front {
 }
 
 func TestHAProxy(t *testing.T) {
+	t.Parallel()
 	s := newHAProxy(t, patientHAProxy...)
 	s.everything(t, told, 6, 503, "1")
 	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
 }
 
 func TestHAProxyHostileRequests(t *testing.T) {
+	t.Parallel()
 	s := newHAProxy(t, append(patientHAProxy, change{"http-request return status 503", "# http-request return status 503"})...)
 	s.hostileRequestsAreLimited(t)
 	s.everySizeIsAsked(t)
 	s.opensWithoutSidecar(t)
 }
 
-func TestHAProxyDoesNotWaitForLong(t *testing.T) { newHAProxy(t).waitsNoLonger(t) }
+func TestHAProxyDoesNotWaitForLong(t *testing.T) {
+	t.Parallel()
+	newHAProxy(t).waitsNoLonger(t)
+}
 
 // apisix is what apisix.yaml may say of a route, as far as the example does; the plugin's keys are
 // those of its schema.
@@ -140,6 +151,7 @@ type apisix struct {
 
 // TestAPISIXQuestions asks as the plugin forward-auth would by the example. There is no APISIX to run.
 func TestAPISIXQuestions(t *testing.T) {
+	t.Parallel()
 	s := newFront(t, "")
 	s.write(t, "apisix/apisix.yaml")
 	file, err := os.Open(filepath.Join(s.dir, "apisix.yaml"))

@@ -226,6 +226,7 @@ var (
 
 // TestKubernetesEnvoys runs what each recipe comes to in a real Envoy.
 func TestKubernetesEnvoys(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		render func(*testing.T) rendered
@@ -271,6 +272,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 
 // TestKubernetesIngressNginx runs the snippets of ingress-nginx.yaml in a real NGINX.
 func TestKubernetesIngressNginx(t *testing.T) {
+	t.Parallel()
 	program := tooltest.Path(t, "nginx") // may skip
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
@@ -323,6 +325,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 
 // TestKubernetesManifestsAgree holds recipes to what their rendered forms assume.
 func TestKubernetesManifestsAgree(t *testing.T) {
+	t.Parallel()
 	contour := manifests(t, "contour.yaml")
 	var settings struct {
 		RateLimitService struct {

@@ -68,6 +68,7 @@ var patientAll = []change{patientNginx, patientConnect, patientRead}
 
 // TestNginx runs examples/nginx as it is, but for patience.
 func TestNginx(t *testing.T) {
+	t.Parallel()
 	s := newNginxStack(t, "", patientAll...)
 
 	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
@@ -118,6 +119,7 @@ func TestNginx(t *testing.T) {
 // TestNginxHostileRequests also has NGINX let through what it gets no answer to: whatever makes
 // rlsidecar answer with an error would pass its limit.
 func TestNginxHostileRequests(t *testing.T) {
+	t.Parallel()
 	s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, longTargets)...)
 	s.hostileRequestsAreLimited(t)
 	log, err := os.ReadFile(filepath.Join(s.dir, "access.log"))
@@ -134,6 +136,7 @@ func TestNginxHostileRequests(t *testing.T) {
 }
 
 func TestNginxOverUnixSocket(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "http.sock")
 	s := newNginxStack(t, socket, append(patientAll, nginxOverSocket(socket))...)
 	perKey.drain(t, s.asKey(t, "alice"))
@@ -146,9 +149,13 @@ func TestNginxOverUnixSocket(t *testing.T) {
 	perKey.drain(t, s.asKey(t, "alice"))
 }
 
-func TestNginxDoesNotWaitForLong(t *testing.T) { newNginxStack(t, "").waitsNoLonger(t) } // impatient, as it is shipped
+func TestNginxDoesNotWaitForLong(t *testing.T) {
+	t.Parallel()
+	newNginxStack(t, "").waitsNoLonger(t) // impatient, as it is shipped
+}
 
 func TestNginxRemembersDenials(t *testing.T) {
+	t.Parallel()
 	s := newNginxStack(t, "", append(patientAll, rememberPath, remember, rememberKey)...)
 	perKey.drain(t, s.asKey(t, "alice"))
 	eventually(t, "most of ten denials are remembered", func() bool {
@@ -172,6 +179,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 
 // TestNginxKeepsItsConnection: whether it allows or denies, an answer leaves the connection open.
 func TestNginxKeepsItsConnection(t *testing.T) {
+	t.Parallel()
 	s := newFront(t, "")
 	between := startRelay(t, s.addr, s.addr+":8080")
 	s.runNginx(t, append(patientAll, change{"server 127.0.0.1:8080 max_fails=0;", "server " + between.addr + " max_fails=0;"})...)
@@ -218,6 +226,7 @@ func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int
 
 // TestNginxWithASlowRedis has answers of Redis come 50 ms late, which is later than rlsidecar waits.
 func TestNginxWithASlowRedis(t *testing.T) {
+	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "20ms")
 	s.runNginx(t, patientAll...)
 	perKey.drain(t, s.asKey(t, "alice"))
@@ -244,6 +253,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 // patient. Whichever gives up first, nobody waits. Nobody gets through but by an answer of Redis, which a
 // process that stood still for as long finds in time.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
+	t.Parallel()
 	s, late := onSlowRedis(t)
 	s.runNginx(t)
 	late.Store(int64(50 * time.Millisecond))
@@ -259,6 +269,7 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 // TestNginxWithALateRedis has rlsidecar wait for answers that come 50 ms late: they count as any
 // other, and what is under way meanwhile does not get more than there is.
 func TestNginxWithALateRedis(t *testing.T) {
+	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")
 	s.runNginx(t, patientAll...)
 	late.Store(int64(50 * time.Millisecond))

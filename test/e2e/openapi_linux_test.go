@@ -12,6 +12,7 @@ import (
 // TestTheAPIIsAsDescribed lets Schemathesis make up requests of the description that a sidecar serves,
 // and of what is next to it, and compare the answers: no 5xx, and nothing that is not described.
 func TestTheAPIIsAsDescribed(t *testing.T) {
+	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")
 	addr := loopback()
 	sidecar := start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml", "--api-inline-config",

@@ -187,6 +187,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 // TestReference plays testdata/reference, each script over gRPC and over /json, in memory and on Redis.
 // README.md there says what stands in them.
 func TestReference(t *testing.T) {
+	t.Parallel()
 	scripts, err := filepath.Glob("testdata/reference/*.txtar")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)

@@ -142,6 +142,7 @@ func (s *restarts) judge(t *testing.T, from time.Time) {
 // TestRollingRestart restarts two sidecars on one Redis, one after the other, under load. No request
 // fails, and none is admitted that should not be, or the other way round.
 func TestRollingRestart(t *testing.T) {
+	t.Parallel()
 	s := newRestarts(t)
 	ports := []string{"8081", "8082"}
 	sidecars := []*process{s.serve(t, ports[0]), s.serve(t, ports[1])}
@@ -171,6 +172,7 @@ func TestRollingRestart(t *testing.T) {
 
 // TestTakingOverThePort restarts the only sidecar, the new one first, under load.
 func TestTakingOverThePort(t *testing.T) {
+	t.Parallel()
 	s := newRestarts(t)
 	old := s.serve(t, "8081", "--reuse-port")
 	s.startEnvoy(t)

@@ -20,6 +20,7 @@ import (
 // TestSlowClientsKeepNobodyOut lets slowhttptest hold hundreds of connections by slow headers, slow
 // bodies and slow reading, while another client goes on asking.
 func TestSlowClientsKeepNobodyOut(t *testing.T) {
+	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
 	s := startAPI(t)
 	before := s.memory(t)
@@ -57,6 +58,7 @@ func TestSlowClientsKeepNobodyOut(t *testing.T) {
 
 // TestOversizedRequestsAreRefused: each is answered, or cut off, and none with a 5xx.
 func TestOversizedRequestsAreRefused(t *testing.T) {
+	t.Parallel()
 	s := startAPI(t)
 	before := s.memory(t)
 	endless := "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -10,6 +10,7 @@ import (
 
 // TestXDSExample does what examples/xds/README.md says.
 func TestXDSExample(t *testing.T) {
+	t.Parallel()
 	program := filepath.Join(t.TempDir(), "xds")
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/xds").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
