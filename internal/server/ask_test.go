@@ -65,6 +65,7 @@ func TestAsking(t *testing.T) {
 }
 
 func TestAskingWhoDrains(t *testing.T) {
+	t.Parallel()
 	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 2 * time.Second })
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()

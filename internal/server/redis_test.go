@@ -70,6 +70,7 @@ descriptors:
 `
 
 func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
 	for _, d := range []string{"deny=1", "allow=1", "local=1", "error=1", "shadow=1"} {
@@ -119,6 +120,7 @@ func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
 // TestRedisFailsUnderLoad again and again, in ways after which it answers at once. Nobody hears an error, no more is
 // admitted than was charged, and no more is charged than was admitted or may have been lost with an answer.
 func TestRedisFailsUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []Engine{FastEngine, GRPCEngine} {
 		t.Run(string(engine), func(t *testing.T) {
 			redis := redistest.Start(t)
@@ -170,6 +172,7 @@ descriptors:
 }
 
 func TestStartsWithoutRedis(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Kill()
 	before := time.Now()
@@ -220,6 +223,7 @@ descriptors:
 
 // TestLimitsByTheSecondHaveARedisOfTheirOwn: REDIS_PERSECOND.
 func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
 	buckets := regexp.MustCompile(`rl:\{\}1`) // not what is written to examine the server

@@ -22,6 +22,7 @@ import (
 // A new server takes over from an old one, while clients ask over gRPC and HTTP, by connections that last
 // and by new ones. None of them fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
+	t.Parallel()
 	var grpcAddress, httpAddress, adminAddress string
 	takesOver(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
 		t.Helper()
@@ -39,6 +40,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 }
 
 func TestNewProcessTakesOverTheSockets(t *testing.T) {
+	t.Parallel()
 	grpcAddress, httpAddress := "unix://"+filepath.Join(t.TempDir(), "grpc"), "unix://"+filepath.Join(t.TempDir(), "http")
 	takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
 		t.Helper()

@@ -15,6 +15,7 @@ import (
 // TestSlowClientsAreCutOff has clients that hold connections without asking: each is closed in time,
 // and meanwhile others are answered.
 func TestSlowClientsAreCutOff(t *testing.T) {
+	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")
 	open := func(send string) net.Conn {
 		conn, err := net.Dial("tcp", x.HTTP.String())
