@@ -126,6 +126,13 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 			t.Errorf("%v: exit %d\n%s", args, code, out.String())
 		}
 	}
+	file := write(t, "s3cret\n")
+	var listed output
+	if code := run(t.Context(), []string{"top", "--admin-listen", adminAt, "--admin-token-file", file}, nil, &listed, &listed); code != exitDone || !strings.HasPrefix(listed.String(), "since ") {
+		t.Errorf("a token of a file: exit %d\n%s", code, listed.String())
+	}
+	command(exitUsage, "given twice", "top", "--admin-token-file", file)
+	wrong("is empty", "top", "--admin-listen", adminAt, "--admin-token-file", write(t, ""))
 	wrong("give --admin-token", "top", "--admin-listen", adminAt)
 	wrong("is this rlsidecar's admin port?", "top", "--admin-listen", httpAt)
 	wrong("is a sidecar running there?", "top", "--admin-listen", "unix://"+filepath.Join(dir, "none"))

@@ -12,16 +12,20 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/server"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // adminFlags say how to ask the admin port of a running sidecar.
 type adminFlags struct {
-	AdminListen string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The sidecar's admin port, as given to serve (${default})."`
-	AdminToken  string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Its bearer token, if it has one."`
-	Timeout     time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
-	Format      string        `enum:"text,json" default:"text" help:"text or json."`
+	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The sidecar's admin port, as given to serve (${default})."`
+	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Its bearer token, if it has one."`
+	AdminTokenFile tokenFile     `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File with that token instead."`
+	Timeout        time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
+	Format         string        `enum:"text,json" default:"text" help:"text or json."`
 }
 
 // maxAnswer bounds what is read of an answer.
@@ -33,14 +37,18 @@ func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no port to ask: give --admin-listen")}
 	}
+	token, err := f.token()
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(a.ctx, f.Timeout)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return err
 	}
-	if f.AdminToken != "" {
-		r.Header.Set("Authorization", "Bearer "+f.AdminToken)
+	if token != nil {
+		r.Header.Set("Authorization", "Bearer "+token())
 	}
 	answer, err := server.Client(f.AdminListen).Do(r)
 	if err != nil {
@@ -66,12 +74,24 @@ func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any
 	return nil
 }
 
+// token is the one to bring; nil: none.
+func (f *adminFlags) token() (access.Token, error) {
+	switch {
+	case f.AdminTokenFile == "":
+		return access.FixedToken(f.AdminToken), nil
+	case f.AdminToken != "":
+		return nil, exitError{exitUsage, errors.New("a token is given twice: give it, or the file with it")}
+	default:
+		return access.FileToken(string(f.AdminTokenFile), zap.NewNop())
+	}
+}
+
 // refused is what an answer says that is no answer.
 func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {
 	case answer.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("ask %s: it wants another token; give --admin-token", f.AdminListen)
+		return fmt.Errorf("ask %s: it wants another token; give --admin-token-file or --admin-token", f.AdminListen)
 	case json.Unmarshal(body, &problem) != nil || problem.Title == "":
 		return fmt.Errorf("ask %s: it answers %s; is this rlsidecar's admin port?", f.AdminListen, answer.Status)
 	case problem.Detail == "":

@@ -122,7 +122,8 @@ func (r reference) own(model *kong.Application) (list []variable) {
 			} else if from, ok := r.Flags[flag.Name]; ok {
 				v.Value, v.Source = from.Value, from.From
 			}
-			if v.Value = refenv.Masked(v.Value); v.Value != "" && strings.HasSuffix(v.Name, "_TOKEN") {
+			secret := strings.HasSuffix(v.Name, "_TOKEN") || flag.Name == "xds-header"
+			if v.Value = refenv.Masked(v.Value); v.Value != "" && secret {
 				v.Value = "***"
 			}
 			list = append(list, v)

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// greeting tells who started the server where it is and what to try.
-func greeting(r server.Running) string {
+// greeting tells who started the server where it is and what to try, where there is /json to try it with.
+func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"
 	if r.Snapshot == nil {
@@ -27,7 +27,7 @@ func greeting(r server.Running) string {
 	if r.Admin != nil {
 		fmt.Fprintf(&b, "  admin  %s\n", urlOf(r.Admin))
 	}
-	if r.HTTP == nil || r.Snapshot == nil {
+	if r.HTTP == nil || r.Snapshot == nil || !json {
 		return b.String() + "\n"
 	}
 	domain, entries, ok := example(r.Snapshot)

@@ -27,14 +27,17 @@ type serveCmd struct {
 	configFlags
 	xdsFlags
 
-	GRPCListen        string `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
-	GRPCEngine        string `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"What serves it: fast answers ShouldRateLimit directly on HTTP/2, for a fraction of the processor time; grpc-go is the library alone (${default})."`
-	HTTPListen        string `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
-	HTTPProxyProtocol bool   `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
-	APIToken          string `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
-	APIInlineConfig   bool   `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring limits of their own (config). Only where who asks may choose them."`
-	AdminListen       string `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The page, metrics and profiles; empty: not at all (${default})."`
-	AdminToken        string `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
+	GRPCListen        string    `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
+	GRPCEngine        string    `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"What serves it: fast answers ShouldRateLimit directly on HTTP/2, for a fraction of the processor time; grpc-go is the library alone (${default})."`
+	HTTPListen        string    `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
+	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
+	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
+	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File with that token instead, which the list of processes does not show; read again when it changes."`
+	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"POST /json on the HTTP port, the reference server's form, which needs no token: on or off (${default})."`
+	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring limits of their own (config). Only where who asks may choose them."`
+	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The page, metrics and profiles; empty: not at all (${default})."`
+	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
+	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File with that token instead; read again when it changes."`
 
 	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"The most descriptors of a request, at most 1000; one with more is denied (${default})."`
 	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"The most entries of a descriptor, at most 100; a request with more is denied (${default})."`
@@ -129,7 +132,7 @@ func (c *serveCmd) Run(a *app) error {
 	}
 	err = server.Run(a.ctx, settings, log, func(r server.Running) {
 		if c.LogFormat == "text" { // what reads JSON reads nothing else
-			fmt.Fprint(a.stderr, greeting(r))
+			fmt.Fprint(a.stderr, greeting(r, !settings.NoJSON))
 		}
 	})
 	if problems, ok := errors.AsType[config.Problems](err); ok {
@@ -147,9 +150,10 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 	s := server.Config{
 		Paths: c.Config, XDS: plane, Defaults: c.options(), Isolate: c.Reload == "isolate",
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
-		APIToken: c.APIToken, APIInlineConfig: c.APIInlineConfig,
-		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
-		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
+		APIToken: c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
+		APIInlineConfig: c.APIInlineConfig,
+		TLS:             server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
+		Metrics:         c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		Engine: server.Engine(c.GRPCEngine), MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
 		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
 		Answers: grpcapi.Options{
@@ -181,6 +185,19 @@ func (h *httpHeaders) UnmarshalText(text []byte) error {
 	sets, err := limiter.ParseHeaderSets(words)
 	*h = httpHeaders(sets)
 	return err
+}
+
+// tokenFile is the name of a file with a token. An empty name is a mistake, as of a variable of a script
+// that is not set: without a file there would be no token.
+type tokenFile string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (f *tokenFile) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		return errors.New("name the file with the token")
+	}
+	*f = tokenFile(text)
+	return nil
 }
 
 // newLogger logs to w, a line for each entry.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
 // output is a buffer that may be read while it is written.
@@ -108,11 +109,30 @@ func TestServeExitCodes(t *testing.T) {
 		"port taken":        {[]string{"--config", good, "--grpc-listen", taken.Addr().String()}, exitFailed, taken.Addr().String()},
 		"admin for all":     {[]string{"--config", good, "--admin-listen", ":0"}, exitUsage, "token"},
 		"no header":         {[]string{"--config", good, "--response-headers", "--limit-header", "a b"}, exitUsage, "a b"},
+		"no token's file":   {[]string{"--config", good, "--api-token-file", "/nowhere/token"}, exitFailed, "/nowhere/token"},
+		"an empty file":     {[]string{"--config", good, "--admin-token-file", write(t, " \n")}, exitFailed, "is empty"},
+		"a file of no name": {[]string{"--config", good, "--api-token-file="}, exitUsage, "name the file with the token"},
+		"the token twice":   {[]string{"--config", good, "--api-token", "x", "--api-token-file", good}, exitUsage, "given twice"},
 		"no such level":     {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
 	} {
 		var stderr output
 		if code := run(t.Context(), append([]string{"serve"}, c.args...), nil, io.Discard, &stderr); code != c.code || !strings.Contains(stderr.String(), c.want) {
 			t.Errorf("%s: exit %d:\n%s", name, code, stderr.String())
+		}
+	}
+}
+
+// The greeting names nothing that is not there.
+func TestNothingToTryWithoutJSON(t *testing.T) {
+	s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(limits)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	at := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080}
+	for json, want := range map[bool]bool{true: true, false: false} {
+		text := greeting(server.Running{GRPC: at, HTTP: at, Snapshot: s}, json)
+		if strings.Contains(text, "curl") != want || !strings.Contains(text, "http://127.0.0.1:8080") {
+			t.Errorf("json %t:\n%s", json, text)
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 
 // Config is what the pages are made of. The functions are called for each page.
 type Config struct {
-	// Token, if not empty, must come with every request: Authorization: Bearer TOKEN.
-	Token string
+	// Token, if not nil, must come with every request: Authorization: Bearer TOKEN.
+	Token access.Token
 	// Version of the program.
 	Version string
 	// Metrics serves /metrics.
@@ -49,47 +49,46 @@ type Reload struct {
 	Stale []string
 }
 
-// New makes the handler of all paths.
+// New makes the handler of all paths. Without a token a web page could read all of it, and reset
+// buckets, were its own name made to lead here: every path requires a name of this machine then.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	guard := func(h http.Handler) http.Handler { return h }
-	if c.Token == "" {
-		guard = onThisMachine
-	}
-	mux.Handle("GET /{$}", guard(http.HandlerFunc(c.index)))
-	mux.Handle("/api/", guard(c.API))
+	mux.HandleFunc("GET /{$}", c.index)
+	mux.Handle("/api/", c.API)
 	mux.Handle("GET /metrics", c.Metrics)
 	mux.HandleFunc("GET /rlconfig", c.rlconfig)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	if c.Token == "" {
-		return mux
+	mux.Handle("/debug/pprof/", c.profiles())
+	if c.Token == nil {
+		return access.ThisMachineOnly(mux, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token-file")
 	}
 	return guarded(c.Token, mux)
 }
 
+// profiles serves net/http/pprof, but not the command line: it may hold tokens and passwords. A profile
+// costs processor time, so that without a token no page of another site may start one.
+func (c *Config) profiles() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c.Token == nil && access.FromOtherSite(r) {
+			http.Error(w, "pages of other sites cannot ask", http.StatusForbidden)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
 // guarded lets only those pass who bring token.
-func guarded(token string, next http.Handler) http.Handler {
+func guarded(token access.Token, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !access.Brings(r, token) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-// onThisMachine lets only those pass who name no host but this machine: a web page that is led here
-// could read keys, and reset buckets.
-func onThisMachine(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !access.NamesThisMachine(r) {
-			http.Error(w, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token", http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)

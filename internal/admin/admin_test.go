@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -131,7 +133,7 @@ func TestIndexShowsWhatIsDenied(t *testing.T) {
 
 func TestPaths(t *testing.T) {
 	h := New(config(t))
-	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/cmdline": 200, "/elsewhere": 404} {
+	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 404, "/elsewhere": 404} {
 		if w := get(h, path, ""); w.Code != code {
 			t.Errorf("%s: %d", path, w.Code)
 		}
@@ -140,7 +142,7 @@ func TestPaths(t *testing.T) {
 
 func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
 	c := config(t)
-	c.Token = "secret"
+	c.Token = access.FixedToken("secret")
 	h := New(c)
 	for token, code := range map[string]int{
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
@@ -160,13 +162,46 @@ func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
 		"localhost": 200, "LOCALHOST:6070": 200, "127.0.0.1:6070": 200, "[::1]:6070": 200, "[::1]": 200, "10.1.2.3": 200, "": 200,
 		"evil.test": 421, "evil.test:6070": 421, "localhost.evil.test:6070": 421, "127.0.0.1.evil.test": 421, "127.0.0.1:x:y": 421,
 	} {
-		for _, path := range []string{"/", "/api/top"} {
+		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/symbol"} {
 			r := httptest.NewRequest("GET", path, nil)
 			r.Host = host
 			w := httptest.NewRecorder()
 			if h.ServeHTTP(w, r); w.Code != code {
 				t.Errorf("%q: %d from %s, want %d", host, w.Code, path, code)
 			}
+		}
+	}
+}
+
+// A page of another site cannot read a profile, but could have the process make one after the other.
+func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
+	c := config(t)
+	for _, token := range []string{"", "secret"} {
+		c.Token = access.FixedToken(token)
+		h := New(c)
+		for site, code := range map[string]int{"": 200, "none": 200, "same-origin": 200, "same-site": 403, "cross-site": 403} {
+			r := httptest.NewRequest("GET", "/debug/pprof/heap?gc=1", nil)
+			r.Host = "localhost:6070"
+			r.Header.Set("Sec-Fetch-Site", site)
+			if token != "" {
+				r.Header.Set("Authorization", "Bearer secret")
+				code = 200 // a page of another site does not have it
+			}
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, r); w.Code != code {
+				t.Errorf("token %q, %q: %d, want %d", token, site, w.Code, code)
+			}
+		}
+	}
+}
+
+// With a token too, the command line stays hidden: whoever may see metrics need not know the other secrets.
+func TestNobodySeesTheCommandLine(t *testing.T) {
+	c := config(t)
+	c.Token = access.FixedToken("secret")
+	for _, path := range []string{"/debug/pprof/cmdline", "/debug/pprof/cmdline/", "/debug/pprof//cmdline", "/debug/vars"} {
+		if w := get(New(c), path, "Bearer secret"); w.Code == 200 || strings.Contains(w.Body.String(), os.Args[0]) {
+			t.Errorf("%s: %d %q", path, w.Code, w.Body)
 		}
 	}
 }

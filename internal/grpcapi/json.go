@@ -3,7 +3,9 @@ package grpcapi
 import (
 	"context"
 	"net/http"
+	"slices"
 
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
@@ -15,9 +17,9 @@ import (
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
 // AnswerJSON is ShouldRateLimit in protobuf's JSON form. code is 200 or 429, with a
-// RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 503 where the
-// RPC would fail for another reason.
-func (s *Server) AnswerJSON(ctx context.Context, body []byte) (code int, response []byte) {
+// RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 403 where it
+// refunds and is not trusted, 503 where the RPC would fail for another reason.
+func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
 	if s.options.Bounds.exceededByJSON(body) {
 		s.tooLarge(BoundDescriptors)
 		return http.StatusTooManyRequests, deniedJSON
@@ -26,6 +28,10 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte) (code int, respons
 	if err := protojson.Unmarshal(body, &request); err != nil {
 		s.observer.Refused(Malformed)
 		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n")
+	}
+	if !trusted && refunds(&request) {
+		s.observer.Refused(Untrusted)
+		return http.StatusForbidden, []byte("is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n")
 	}
 	a, err := s.serve(ctx, func(v any) (err error) {
 		x := v.(*exchange)
@@ -50,4 +56,9 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte) (code int, respons
 	default:
 		return http.StatusServiceUnavailable, []byte(grpcstatus.Convert(err).Message() + "\n")
 	}
+}
+
+// refunds reports whether a descriptor of r gives units back.
+func refunds(r *rls.RateLimitRequest) bool {
+	return slices.ContainsFunc(r.GetDescriptors(), func(d *ratelimit.RateLimitDescriptor) bool { return d.GetIsNegativeHits() })
 }

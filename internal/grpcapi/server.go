@@ -33,6 +33,7 @@ const (
 	NoDescriptors = "no_descriptors"
 	NoConfig      = "no_config"
 	TooMuch       = "too_much"
+	Untrusted     = "untrusted" // it refunds at /json without the token
 	Panicked      = "panic"
 )
 

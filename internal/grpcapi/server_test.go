@@ -374,7 +374,7 @@ func TestJSON(t *testing.T) {
 		{``, 400, ""},
 		{`{"domain":"\ud800"}`, 400, ""},
 	} {
-		code, got := s.AnswerJSON(t.Context(), []byte(c.body))
+		code, got := s.AnswerJSON(t.Context(), []byte(c.body), false)
 		if code != c.code {
 			t.Errorf("%s: %d %s", c.body, code, got)
 		}
@@ -393,21 +393,36 @@ func TestJSON(t *testing.T) {
 		"many entries":     `{"domain":"d","descriptors":[{"entries":[{}` + strings.Repeat(",{}", DefaultEntries) + `]}]}`,
 	} {
 		was := counted.count(TooMuch)
-		code, got := s.AnswerJSON(t.Context(), []byte(body))
+		code, got := s.AnswerJSON(t.Context(), []byte(body), false)
 		if code != 429 || !equalAsJSON(t, got, `{"overallCode":"OVER_LIMIT"}`) || counted.count(TooMuch) != was+1 {
 			t.Errorf("%s: %d %s", name, code, got)
 		}
 	}
+	const refund = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"hitsAddend":"1","isNegativeHits":true}]}`
+	if code, got := s.AnswerJSON(t.Context(), []byte(refund), false); code != 403 || counted.count(Untrusted) != 1 {
+		t.Errorf("a refund without the token: %d %s", code, got)
+	}
+	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 429 {
+		t.Errorf("after it: %d %s", code, got)
+	}
+	for _, c := range []struct {
+		body string
+		code int
+	}{{refund, 200}, {body, 200}, {body, 429}} {
+		if code, got := s.AnswerJSON(t.Context(), []byte(c.body), true); code != c.code {
+			t.Errorf("%s with the token: %d %s, want %d", c.body, code, got, c.code)
+		}
+	}
 	// Braces in a text are no objects.
 	braces := strings.Replace(body, `"v"`, `"`+strings.Repeat(`{\"{\\`, 1000)+`"`, 1)
-	if code, got := s.AnswerJSON(t.Context(), []byte(braces)); code != 200 {
+	if code, got := s.AnswerJSON(t.Context(), []byte(braces), false); code != 200 {
 		t.Errorf("braces in a text: %d %s", code, got)
 	}
 	if counted.count(Malformed) != 3 {
 		t.Errorf("%d malformed", counted.count(Malformed))
 	}
 	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("away") }).limiter(t, descriptors.Error)
-	if code, got := s.AnswerJSON(t.Context(), []byte(body)); code != 503 || string(got) != "away\n" {
+	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "away\n" {
 		t.Errorf("%d %s", code, got)
 	}
 }

@@ -22,8 +22,8 @@ const maxAsk = 64 << 10
 // API is what applications ask about limits by their names.
 type API struct {
 	Limiter *limiter.Limiter
-	// Token must come with each request, as a bearer token; "": none is asked for.
-	Token string
+	// Token must come with each request, as a bearer token; nil: none is required.
+	Token access.Token
 	// Closed refuses everything: there is no token, and others than this machine can ask.
 	Closed bool
 	// Headers are sent with decisions.
@@ -47,12 +47,12 @@ func (a *API) routes(mux *http.ServeMux) {
 // byOwnName turns away who asks without a token, and by a name that is not this machine's: a web page
 // that is led here is of the same origin to a browser.
 func (a *API) byOwnName(next http.Handler) http.Handler {
-	if a.Token != "" {
+	if a.Token != nil {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !a.Closed && !access.NamesThisMachine(r) {
-			crossOrigin.write(w, "without a token, ask by an address or as localhost; or start the sidecar with --api-token", "")
+			crossOrigin.write(w, "without a token, ask by an address or as localhost; or start the sidecar with --api-token-file", "")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -81,8 +81,8 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 		switch handle := methods[method]; {
 		case a.Closed:
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token, or have it listen on 127.0.0.1", "")
-		case a.Token != "" && !access.Brings(r, a.Token):
+			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token-file, or have it listen on 127.0.0.1", "")
+		case a.Token != nil && !access.Brings(r, a.Token):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "", "")
 		case methods == nil:

@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
+
+	"github.com/rlsidecar/rlsidecar/internal/access"
 )
 
 // maxBody bounds a request's body, as maxAsk does at the API. What is decoded from it is many times larger.
@@ -16,8 +19,13 @@ const maxBody = 64 << 10
 
 // Config is what the door needs.
 type Config struct {
-	// AnswerJSON answers a RateLimitRequest in JSON: with a status code and what to say.
-	AnswerJSON func(ctx context.Context, body []byte) (code int, response []byte)
+	// AnswerJSON answers a RateLimitRequest in JSON: with a status code and what to say. nil: there is no
+	// /json.
+	AnswerJSON AnswerJSON
+	// Token is needed at /json by requests that refund; nil: none may.
+	Token access.Token
+	// Local: only this machine can reach the port.
+	Local bool
 	// Ready tells whether requests should be sent here.
 	Ready func() bool
 	// Auth is for proxies; nil: there is none.
@@ -26,10 +34,15 @@ type Config struct {
 	API *API
 }
 
+// AnswerJSON is grpcapi.Server's. It refuses a request that refunds, unless that is trusted.
+type AnswerJSON func(ctx context.Context, body []byte, trusted bool) (code int, response []byte)
+
 // New makes the handler of all paths.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /json", c.json)
+	if c.AnswerJSON != nil {
+		mux.HandleFunc("POST /json", c.json)
+	}
 	mux.HandleFunc("GET /healthcheck", func(w http.ResponseWriter, _ *http.Request) {
 		health(w, c.Ready(), http.StatusInternalServerError) // the reference server's code
 	})
@@ -57,7 +70,12 @@ func health(w http.ResponseWriter, good bool, code int) {
 	fmt.Fprint(w, "OK")
 }
 
+// json answers /json, which needs no token unless it refunds.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
+	trusted := access.Brings(r, c.Token)
+	if !trusted && !c.fromProgram(w, r) {
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		code := http.StatusBadRequest
@@ -67,7 +85,7 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), code)
 		return
 	}
-	code, response := c.AnswerJSON(r.Context(), body)
+	code, response := c.AnswerJSON(r.Context(), body, trusted)
 	kind := "text/plain; charset=utf-8"
 	if code == http.StatusOK || code == http.StatusTooManyRequests {
 		kind = "application/json"
@@ -76,4 +94,28 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
 	_, _ = w.Write(response) // an error is the reader's
+}
+
+// fromProgram reports whether a program sent r, and not a page of a web site, which could consume any
+// bucket. It refuses the others:
+//   - by a name that is not this machine's, where only this machine can reach the port, or where a
+//     browser asks. The site's own name may have been made to lead here. Programs on other machines use
+//     whatever name the port has there, such as that of a service in Kubernetes;
+//   - by the origin of the page;
+//   - by the content types that only forms send, for browsers that do not tell the origin. What curl -d
+//     sends is none of them: browsers encode that, so that it is never JSON.
+func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	var origin http.CrossOriginProtection
+	switch {
+	case (c.Local || access.FromBrowser(r)) && !access.NamesThisMachine(r):
+		crossOrigin.write(w, "ask by an address or as localhost, or bring the token of --api-token-file", "")
+	case origin.Check(r) != nil:
+		crossOrigin.write(w, "", "")
+	case kind == "text/plain" || kind == "multipart/form-data":
+		wrongType.write(w, "send Content-Type: application/json", "")
+	default:
+		return true
+	}
+	return false
 }

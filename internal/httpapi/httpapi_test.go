@@ -12,7 +12,7 @@ func TestPaths(t *testing.T) {
 	ready := true
 	h := New(Config{
 		Ready: func() bool { return ready },
-		AnswerJSON: func(_ context.Context, body []byte) (int, []byte) {
+		AnswerJSON: func(_ context.Context, body []byte, _ bool) (int, []byte) {
 			switch string(body) {
 			case "ok":
 				return http.StatusOK, []byte("{}")

@@ -39,6 +39,7 @@ var (
 	underWay           = kind{"under-way", "The same request is under way", http.StatusConflict}
 	reusedID           = kind{"reused-id", "The id was used for another request", http.StatusUnprocessableEntity}
 	tooSlow            = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
+	wrongType          = kind{"wrong-type", "The content type is none of this path", http.StatusUnsupportedMediaType}
 	tooLarge           = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
 	unavailable        = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
 )

@@ -80,7 +80,11 @@ func (a *API) sign(r *reserved) string {
 
 // signature is that of a reservation's text.
 func (a *API) signature(text []byte) []byte {
-	key := sha256.Sum256([]byte("rlsidecar reservation\x00" + a.Token))
+	token := ""
+	if a.Token != nil {
+		token = a.Token()
+	}
+	key := sha256.Sum256([]byte("rlsidecar reservation\x00" + token))
 	mac := hmac.New(sha256.New, key[:])
 	mac.Write(text)
 	return mac.Sum(nil)[:signature]

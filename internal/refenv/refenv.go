@@ -189,10 +189,10 @@ func (r *reader) admin() {
 	}
 	host := r.given("DEBUG_HOST")
 	switch {
-	case r.env["RLSIDECAR_ADMIN_TOKEN"] != "":
+	case r.env["RLSIDECAR_ADMIN_TOKEN"] != "" || r.env["RLSIDECAR_ADMIN_TOKEN_FILE"] != "":
 	case host != loopback && host != "localhost" && host != "::1":
 		if (host != "" || r.given("DEBUG_PORT") != "") && r.env["RLSIDECAR_ADMIN_LISTEN"] == "" {
-			r.warn("the debug port is open to this machine only: set RLSIDECAR_ADMIN_TOKEN to open it to others, who must bring the token, or PROMETHEUS_ADDR for metrics without one")
+			r.warn("the debug port is open to this machine only: set RLSIDECAR_ADMIN_TOKEN or RLSIDECAR_ADMIN_TOKEN_FILE to open it to others, who must bring the token, or PROMETHEUS_ADDR for metrics without one")
 		}
 		host = loopback
 	}

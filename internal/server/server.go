@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/denials"
@@ -55,11 +56,14 @@ type Config struct {
 	Statsd statsd.Config
 	// Tracing sends traces of the gRPC door's decisions; nil: not at all.
 	Tracing *tracing.Config
-	// AdminToken is needed to see anything at Admin; required where that is not this machine only.
-	AdminToken string
-	// APIToken is needed to ask the HTTP API. Without one it answers only where HTTP can be reached
-	// from this machine alone.
-	APIToken string
+	// AdminToken, or the content of AdminTokenFile, is needed to see anything at Admin; required where
+	// that is not this machine only. Files with tokens are read again when they change.
+	AdminToken, AdminTokenFile string
+	// APIToken, or the content of APITokenFile, is needed to ask the HTTP API. Without one it answers
+	// only where HTTP can be reached from this machine alone.
+	APIToken, APITokenFile string
+	// NoJSON: there is no /json at HTTP.
+	NoJSON bool
 	// HTTPProxyProtocol: connections of trusted proxies to HTTP may start with a PROXY header.
 	HTTPProxyProtocol bool
 	// APIInlineConfig lets requests to the HTTP API bring limits of their own.
@@ -98,7 +102,10 @@ type Config struct {
 
 // Check returns what is wrong with c itself, whatever the state of files and network.
 func (c *Config) Check() error {
-	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" {
+	if c.AdminToken != "" && c.AdminTokenFile != "" || c.APIToken != "" && c.APITokenFile != "" {
+		return errors.New("a token is given twice: give it, or the file with it")
+	}
+	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
@@ -140,7 +147,9 @@ type server struct {
 	denials *denials.Recorder // nil: there is no admin port that tells of them
 	limiter *limiter.Limiter
 	tracing *tracing.Tracing // nil: not at all
-	ready   atomic.Bool
+	// The tokens of Config; nil: there is none.
+	apiToken, adminToken access.Token
+	ready                atomic.Bool
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
 	isConfigured func()
@@ -174,6 +183,12 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		s.metrics.SetNearLimit(c.NearLimitRatio)
 	}
 	var err error
+	if s.apiToken, err = s.token(c.APIToken, c.APITokenFile); err != nil {
+		return err
+	}
+	if s.adminToken, err = s.token(c.AdminToken, c.AdminTokenFile); err != nil {
+		return err
+	}
 	if s.stack, err = s.newStack(); err != nil {
 		return err
 	}
@@ -216,6 +231,14 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
 	})
+}
+
+// token is a fixed one, or that in a file; nil where both are "".
+func (s *server) token(fixed, file string) (access.Token, error) {
+	if file == "" {
+		return access.FixedToken(fixed), nil
+	}
+	return access.FileToken(file, s.log)
 }
 
 // observer is told of every answer.
@@ -328,7 +351,14 @@ func (s *server) open() (doors []door, running Running, err error) {
 		return doors, running, err
 	}
 	if s.config.HTTP != "" {
-		h := httpapi.New(httpapi.Config{AnswerJSON: api.AnswerJSON, Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor()})
+		c := httpapi.Config{
+			AnswerJSON: api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
+			Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor(),
+		}
+		if s.config.NoJSON {
+			c.AnswerJSON = nil
+		}
+		h := httpapi.New(c)
 		d := s.httpDoor(&http.Server{
 			Handler: h, ReadTimeout: 10 * time.Second,
 			WriteTimeout: 75 * time.Second, // longer than an answer may be held
@@ -343,7 +373,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 	}
 	if s.config.Admin != "" {
 		h := admin.New(admin.Config{
-			Token: s.config.AdminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
+			Token: s.adminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
 			Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top,
 			API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Log: s.log}).Handler(),
 		})
@@ -356,7 +386,11 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if s.config.Metrics != "" {
 		mux := http.NewServeMux()
 		mux.Handle(s.config.MetricsPath, s.metrics.Handler())
-		d := s.httpDoor(&http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+		h := http.Handler(mux)
+		if isLocal(s.config.Metrics) {
+			h = access.ThisMachineOnly(h, "ask by an address or as localhost")
+		}
+		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
 		d.last = true
 		if err = add(s.config.Metrics, &running.Metrics, d); err != nil {
 			return doors, running, err
@@ -368,11 +402,11 @@ func (s *server) open() (doors []door, running Running, err error) {
 
 // httpAPI is the API for applications.
 func (s *server) httpAPI() *httpapi.API {
-	closed := s.config.APIToken == "" && !isLocal(s.config.HTTP)
+	closed := s.apiToken == nil && !isLocal(s.config.HTTP)
 	if closed {
 		s.log.Warn("the HTTP API is closed: others than this machine can reach it, and there is no token for it", zap.String("http", s.config.HTTP))
 	}
-	api := &httpapi.API{Limiter: s.limiter, Token: s.config.APIToken, Closed: closed, Headers: s.config.HTTPHeaders}
+	api := &httpapi.API{Limiter: s.limiter, Token: s.apiToken, Closed: closed, Headers: s.config.HTTPHeaders}
 	if s.config.APIInlineConfig {
 		api.Inline = config.Inline
 	}

@@ -37,6 +37,9 @@ type reference struct {
 	health healthpb.HealthClient
 }
 
+// apiToken is that of every reference.
+const apiToken = "s3cret"
+
 // asReference is the program under the reference server's name.
 func asReference(t *testing.T) string {
 	t.Helper()
@@ -81,7 +84,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 		"RUNTIME_ROOT=" + data, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false",
 		"HOST=" + r.addr, "GRPC_HOST=" + r.addr, fmt.Sprintf("DEBUG_PORT=%d", port),
 		"USE_STATSD=false", "USE_PROMETHEUS=true", "PROMETHEUS_ADDR=" + r.addr + ":9090",
-		"RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
+		"RLSIDECAR_API_TOKEN=" + apiToken, "RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
 	}, env...)
 	r.process = startCommand(t, cmd)
 	conn, err := grpc.NewClient("passthrough:///"+r.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -155,7 +158,13 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := r.client.Post("http://"+r.addr+":8080/json", "application/json", bytes.NewReader(body))
+	question, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.addr+":8080/json", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	question.Header.Set("Content-Type", "application/json")
+	question.Header.Set("Authorization", "Bearer "+apiToken) // for those that refund
+	resp, err := r.client.Do(question)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,89 @@
+package httpapi
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/access"
+)
+
+// jsonDoor is /json alone; whether a request is trusted is its answer.
+func jsonDoor(local bool) http.Handler {
+	return New(Config{Token: access.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
+		if trusted {
+			return 200, []byte("trusted")
+		}
+		return 200, []byte("{}")
+	}})
+}
+
+// TestPagesOfOtherSitesCannotUseJSON: each line is a request of a program, which is answered on loopback,
+// off loopback or both, or of a page in a browser, which is not.
+func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
+	const json, form = "Content-Type: application/json", "Content-Type: application/x-www-form-urlencoded"
+	for _, c := range []struct {
+		what, host, headers string
+		local, remote       int
+	}{
+		{"curl -H application/json", "localhost:8080", json, 200, 200},
+		{"curl -d", "127.0.0.1:8080", form, 200, 200},
+		{"no content type", "127.0.0.1:8080", "", 200, 200},
+		{"IPv6", "[::1]:8080", json, 200, 200},
+		{"with parameters", "127.0.0.1:8080", json + "; charset=utf-8", 200, 200},
+		{"another type", "127.0.0.1:8080", "Content-Type: application/grpc+json", 200, 200},
+		{"a type that cannot be read", "127.0.0.1:8080", "Content-Type: ;;", 200, 200},
+		{"HTTP/1.0 without Host", "", json, 200, 200},
+		{"a service of Kubernetes", "rlsidecar.edge.svc.cluster.local:8080", json, 403, 200},
+		{"a program with an unrelated Authorization", "rlsidecar:8080", json + "|Authorization: Basic eDp5", 403, 200},
+		{"the token, by any name", "rlsidecar:8080", json + "|Authorization: Bearer s3cret", 200, 200},
+		{"a wrong token", "127.0.0.1:8080", json + "|Authorization: Bearer other", 200, 200},
+
+		{"a name that leads here, GET-like headers", "evil.example:8080", "Sec-Fetch-Site: same-origin", 403, 403},
+		{"a name that leads here, over plain HTTP", "evil.example:8080", json + "|Origin: http://evil.example:8080", 403, 403},
+		{"a name that starts alike", "localhost.evil.example", json + "|Origin: http://localhost.evil.example", 403, 403},
+		{"fetch from another site", "127.0.0.1:8080", form + "|Origin: https://evil.example|Sec-Fetch-Site: cross-site", 403, 403},
+		{"a browser without Sec-Fetch", "127.0.0.1:8080", form + "|Origin: https://evil.example", 403, 403},
+		{"a sandboxed page", "127.0.0.1:8080", form + "|Origin: null", 403, 403},
+		{"another port of this machine", "localhost:8080", form + "|Origin: http://localhost:3000|Sec-Fetch-Site: same-site", 403, 403},
+		{"a form of text", "127.0.0.1:8080", "Content-Type: text/plain", 415, 415},
+		{"a form of text with parameters", "127.0.0.1:8080", "Content-Type: Text/Plain;charset=UTF-8", 415, 415},
+		{"a form with files", "127.0.0.1:8080", "Content-Type: multipart/form-data; boundary=x", 415, 415},
+	} {
+		for local, want := range map[bool]int{true: c.local, false: c.remote} {
+			r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
+			r.Host = c.host
+			for line := range strings.SplitSeq(c.headers, "|") {
+				if name, value, ok := strings.Cut(line, ": "); ok {
+					r.Header.Set(name, value)
+				}
+			}
+			w := httptest.NewRecorder()
+			jsonDoor(local).ServeHTTP(w, r)
+			if w.Code != want {
+				t.Errorf("%s, local %t: %d %s, want %d", c.what, local, w.Code, w.Body, want)
+			}
+			if trusted := w.Body.String() == "trusted"; trusted != strings.Contains(c.headers, "s3cret") {
+				t.Errorf("%s: trusted %t", c.what, trusted)
+			}
+		}
+	}
+	// No browser asks through a Unix socket, whatever name a program has for it.
+	r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
+	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Name: "/s", Net: "unix"})))
+	w := httptest.NewRecorder()
+	if jsonDoor(true).ServeHTTP(w, r); w.Code != 200 {
+		t.Errorf("a Unix socket: %d", w.Code)
+	}
+}
+
+func TestJSONCanBeSwitchedOff(t *testing.T) {
+	w := httptest.NewRecorder()
+	New(Config{}).ServeHTTP(w, httptest.NewRequest("POST", "/json", strings.NewReader("{}")))
+	if w.Code != 404 {
+		t.Errorf("%d", w.Code)
+	}
+}

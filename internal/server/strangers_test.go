@@ -1,0 +1,163 @@
+package server
+
+import (
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// askAs asks a port of this machine by another name, as a page whose name was made to lead here would.
+func askAs(t *testing.T, a net.Addr, host, line, text string, headers ...string) (code int, answer string) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(a.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	method, path, _ := strings.Cut(line, " ")
+	r, err := http.NewRequest(method, "http://127.0.0.1:"+port+path, strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host, r.Close = host, true
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Body.Close()
+	return got.StatusCode, body(t, got)
+}
+
+const askBob = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
+
+// TestStrangersGetNothing asks for every path of every listener by the name of another site. What stays
+// open tells nothing but whether the program is ready, or how it is asked.
+func TestStrangersGetNothing(t *testing.T) {
+	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
+	for _, c := range []struct {
+		at    net.Addr
+		lines []string
+		codes map[string]int
+	}{
+		{x.Admin, []string{
+			"GET /", "GET /metrics", "GET /rlconfig", "GET /api/top", "GET /api/buckets?limit=send&key=bob", "POST /api/reset?limit=send&key=bob",
+			"GET /debug/pprof/", "GET /debug/pprof/cmdline", "GET /debug/pprof/heap", "GET /debug/pprof/goroutine?debug=2",
+			"GET /debug/pprof/profile?seconds=1", "GET /debug/pprof/trace?seconds=1", "GET /debug/pprof/symbol", "POST /debug/pprof/symbol", "GET /elsewhere",
+		}, map[string]int{"evil.example": 421, "evil.example:6070": 421}},
+		{x.Metrics, []string{"GET /metrics"}, map[string]int{"evil.example": 421, "localhost": 200, "127.0.0.1": 200}},
+		{x.HTTP, []string{"POST /json"}, map[string]int{"evil.example": 403, "localhost": 200, "127.0.0.1": 200, "[::1]:8080": 200}},
+		{x.HTTP, []string{"POST /v1/limit", "POST /v1/check", "POST /v1/reset", "GET /v1/limits", "GET /v1/limits/send?key=bob"}, map[string]int{"evil.example": 403}},
+		{x.HTTP, []string{"GET /healthcheck", "GET /readyz", "GET /livez", "GET /openapi.json"}, map[string]int{"evil.example": 200}},
+	} {
+		for _, line := range c.lines {
+			for host, want := range c.codes {
+				text := ""
+				if line == "POST /json" {
+					text = askBob
+				}
+				code, answer := askAs(t, c.at, host, line, text)
+				if code != want || want >= 400 && strings.Contains(answer, "send") {
+					t.Errorf("%s as %s: %d %s, want %d", line, host, code, answer, want)
+				}
+			}
+		}
+	}
+}
+
+// Off loopback other machines use whatever name the port has for them; pages in browsers still cannot ask.
+func TestJSONOffLoopback(t *testing.T) {
+	x := start(t, named, func(c *Config) { c.HTTP, c.APIToken = "0.0.0.0:0", "s3cret" })
+	const service = "rlsidecar.edge.svc.cluster.local:8080"
+	refund := strings.Replace(askBob, `]}]}`, `],"hitsAddend":"2","isNegativeHits":true}]}`, 1)
+	for _, c := range []struct {
+		body string
+		want int
+		told string
+		with []string
+	}{
+		{askBob, 200, `"limitRemaining":2`, nil},
+		{askBob, 200, `"limitRemaining":1`, []string{"Content-Type: application/json"}},
+		{askBob, 403, "cross-origin", []string{"Origin: http://" + service}},
+		{refund, 403, "--api-token-file", nil},
+		{refund, 403, "--api-token-file", []string{"Authorization: Bearer wrong"}},
+		{askBob, 200, `"OK"`, nil},
+		{askBob, 429, `"OVER_LIMIT"`, nil},
+		{refund, 200, `"limitRemaining":2`, []string{"Authorization: Bearer s3cret"}},
+	} {
+		code, answer := askAs(t, x.HTTP, service, "POST /json", c.body, c.with...)
+		if code != c.want || !strings.Contains(strings.ReplaceAll(answer, " ", ""), c.told) {
+			t.Errorf("%s %v: %d %s, want %d %s", c.body, c.with, code, answer, c.want, c.told)
+		}
+	}
+	x = start(t, named, func(c *Config) { c.NoJSON = true })
+	if code, answer := post(t, x.HTTP, "/json", askBob); code != 404 {
+		t.Errorf("switched off: %d %s", code, answer)
+	}
+}
+
+// TestTokensComeFromFiles changes both while the program runs.
+func TestTokensComeFromFiles(t *testing.T) {
+	dir := t.TempDir()
+	api, admin := filepath.Join(dir, "api"), filepath.Join(dir, "admin")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(name+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(name+".new", name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(api, "api-1\n")
+	write(admin, "admin-1 \n")
+	x := start(t, named, func(c *Config) {
+		c.HTTP, c.APITokenFile = "0.0.0.0:0", api
+		c.Admin, c.AdminTokenFile = "0.0.0.0:0", admin
+	})
+	codes := func(token string) [2]int {
+		one := get(t, x.HTTP, "/v1/limits", "Authorization", "Bearer api-"+token)
+		two := get(t, x.Admin, "/metrics", "Authorization", "Bearer admin-"+token)
+		return [2]int{one.StatusCode, two.StatusCode}
+	}
+	if got := codes("1"); got != [2]int{200, 200} {
+		t.Fatal(got)
+	}
+	if got := codes("2"); got != [2]int{401, 401} {
+		t.Fatal(got)
+	}
+	write(api, "api-2")
+	write(admin, "admin-2")
+	eventually(t, "the new tokens count", func() bool { return codes("2") == [2]int{200, 200} })
+	if got := codes("1"); got != [2]int{401, 401} {
+		t.Errorf("the old ones still count: %v", got)
+	}
+	write(api, "")
+	if err := os.Remove(admin); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the log says so", func() bool {
+		codes("2")
+		return x.logs.FilterMessageSnippet("the token cannot be read again").Len() == 2
+	})
+	if got := codes("2"); got != [2]int{200, 200} {
+		t.Errorf("without the files: %v", got)
+	}
+	if got := codes(""); got != [2]int{401, 401} {
+		t.Errorf("without a token: %v", got)
+	}
+	for _, c := range []Config{
+		{Paths: []string{x.file}, GRPC: "127.0.0.1:0", APITokenFile: filepath.Join(dir, "none")},
+		{Paths: []string{x.file}, GRPC: "127.0.0.1:0", AdminTokenFile: api},
+		{Paths: []string{x.file}, GRPC: "127.0.0.1:0", APIToken: "x", APITokenFile: admin},
+	} {
+		if err := run(t, c); err == nil || !strings.Contains(err.Error(), "token") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
