@@ -108,7 +108,7 @@ func TestWhatASettingMeans(t *testing.T) {
 		"GRPC_UDS=/run/rl.sock GRPC_PORT=81":                         {"grpc-listen": "unix:///run/rl.sock"},
 		"DEBUG_PORT=6071 DEBUG_HOST=0.0.0.0":                         {"admin-listen": "127.0.0.1:6071"},
 		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN=x":                    {"admin-listen": ":6071"},
-		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN_FILE=/x":             {"admin-listen": ":6071"},
+		"DEBUG_PORT=6071 RLSIDECAR_ADMIN_TOKEN_FILE=/x":              {"admin-listen": ":6071"},
 		"DEBUG_HOST=localhost":                                       {"admin-listen": "localhost:6070"},
 		"LOG_LEVEL=TRACE LOG_FORMAT=json":                            {"log-level": "debug", "log-format": "json"},
 		"LOG_LEVEL=fatal":                                            {"log-level": "error"},
