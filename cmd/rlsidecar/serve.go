@@ -49,6 +49,10 @@ type serveCmd struct {
 
 	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Ask clients to connect anew after this long, so that they find new instances (never)."`
 	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"Then cut off what is under way after this long (never)."`
+	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections without a request for this long; 0: never (${default})."`
+	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"The most gRPC connections that are open; silent ones are closed for new ones (what the limits of open files and of memory allow)."`
+	HTTPMaxConnections    int           `name:"http-max-connections" placeholder:"N" env:"RLSIDECAR_HTTP_MAX_CONNECTIONS" help:"The same for HTTP connections; beyond it only health checks are answered."`
+	HTTPIdleTimeout       time.Duration `name:"http-idle-timeout" default:"5m" placeholder:"TIME" env:"RLSIDECAR_HTTP_IDLE_TIMEOUT" help:"Close HTTP connections that wait for a request for this long (${default})."`
 
 	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Metrics alone, without a token (not at all)."`
 	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Where they are there (${default})."`
@@ -155,6 +159,8 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 		TLS:             server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
 		Metrics:         c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		Engine: server.Engine(c.GRPCEngine), MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
+		MaxConnectionIdle: c.MaxConnectionIdle, HTTPIdleTimeout: c.HTTPIdleTimeout,
+		GRPCMaxConnections: c.GRPCMaxConnections, HTTPMaxConnections: c.HTTPMaxConnections,
 		Modes: limiter.Modes{Shadow: c.ShadowMode, Quota: c.QuotaMode},
 		Answers: grpcapi.Options{
 			Metadata: c.DynamicMetadata, Bounds: grpcapi.Bounds{Descriptors: c.MaxDescriptors, Entries: c.MaxEntries},

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // conn is a connection. Who reads it does nearly all of the work; what else has a part in it (flights,
@@ -66,6 +64,9 @@ type conn struct {
 
 	born      time.Time
 	age       time.Duration // when to end; 0: never
+	old       bool          // it is ending because of its age
+	seenLast  uint32        // what last was when the watch looked
+	usedAt    time.Time     // when a request was last seen under way
 	heard     time.Time     // when the client was last heard of
 	asked     bool          // whether it is there still
 	calm      int           // see the constant
@@ -88,7 +89,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 		streams: map[uint32]*stream{}, born: time.Now(), calm: calm,
 	}
 	c.changed = sync.NewCond(&c.mu)
-	c.heard = c.born
+	c.heard, c.usedAt = c.born, c.born
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
 	}
@@ -255,7 +256,7 @@ func (c *conn) flush() { c.write(c.nc.Write) }
 // flushSoon is flush for goroutines that serve other connections too: it never waits for the client. Where
 // somebody must wait, a new goroutine does. c.mu is held, and released.
 func (c *conn) flushSoon() {
-	nc, ok := c.nc.(*nonblock.Conn)
+	nc, ok := c.nc.(interface{ WriteOnce(b []byte) (int, error) }) // a nonblock.Conn
 	switch {
 	case c.writing || c.closed || len(c.out) == 0 && !c.mayLeave():
 		c.mu.Unlock()

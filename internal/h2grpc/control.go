@@ -212,7 +212,7 @@ func (c *conn) tick(now time.Time) {
 	}
 	switch {
 	case late(c.seenAt, writeTimeout), c.asked && late(c.heard, idlePing+idleAnswer),
-		c.draining && c.age > 0 && grace > 0 && late(c.born, c.age+grace):
+		c.old && grace > 0 && late(c.drained, grace):
 		c.shut()
 		c.mu.Unlock()
 		return
@@ -235,9 +235,14 @@ func (c *conn) tick(now time.Time) {
 			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
 		}
 	}
-	old := c.age > 0 && !c.draining && late(c.born, c.age)
+	if c.busy() || c.last != c.seenLast {
+		c.seenLast, c.usedAt = c.last, now
+	}
+	age, idle := c.age > 0 && late(c.born, c.age), c.server.config.MaxConnectionIdle
+	end := !c.draining && (age || idle > 0 && late(c.usedAt, idle))
+	c.old = c.old || end && age
 	c.flushSoon()
-	if old {
+	if end {
 		c.drain()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,6 +149,71 @@ func TestOldConnectionsEnd(t *testing.T) {
 		if age := time.Since(began); age < 60*time.Second || age > 80*time.Second {
 			t.Errorf("cut off after %v", age)
 		}
+	})
+}
+
+// TestTheGraceOfOldConnectionsStartsWithGOAWAY: streams that are under way then have that long.
+func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
+	const grace = 30 * time.Second
+	for range 5 { // the age differs by a tenth
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}, func(c *Config) {
+				c.MaxConnectionAge, c.MaxConnectionGrace = time.Hour, grace
+				c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+			}))
+			c.open(c.fields("grpc-encoding", "gzip"))
+			c.flush()
+			var going time.Time
+			for {
+				f, err := c.read()
+				if err != nil {
+					break
+				}
+				if _, ok := f.(*http2.GoAwayFrame); ok && going.IsZero() {
+					going = time.Now()
+				}
+			}
+			if took := time.Since(going); took < grace || took > grace+2*time.Second {
+				t.Errorf("cut off %v after it was said", took)
+			}
+		})
+	}
+}
+
+// TestIdleConnectionsEnd: without a request, not without a ping.
+func TestIdleConnectionsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const idle = time.Minute
+		l := serve(t, &echo{}, func(c *Config) {
+			c.MaxConnectionIdle = idle
+			c.Others = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		})
+		alive := func(c *client) {
+			t.Helper()
+			c.must("m", "m")
+		}
+		busy, used, pings := dial(t, l), dial(t, l), dial(t, l)
+		busy.open(busy.fields("grpc-encoding", "gzip"))
+		busy.flush()
+		pings.must("m", "m")
+		began := time.Now()
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			if code := pings.ends(); code != http2.ErrCodeNo {
+				t.Errorf("%v", code)
+			}
+			if took := time.Since(began); took < idle || took > idle+10*time.Second { // 5 s for a client that does not answer
+				t.Errorf("ended after %v", took)
+			}
+		})
+		for range 10 {
+			time.Sleep(idle * 9 / 10)
+			alive(used)
+			_ = pings.to.WritePing(false, [8]byte{})
+			_ = pings.write()
+		}
+		ended.Wait()
+		alive(busy)
 	})
 }
 

@@ -91,8 +91,11 @@ type Config struct {
 	// MaxConnectionAge ends connections that are older, MaxConnectionGrace what they still have under way
 	// later; 0: never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
+	// MaxConnectionIdle ends connections that have nothing under way for so long; 0: never.
+	MaxConnectionIdle time.Duration
 
-	// Tick is how often connections are looked after; 0: once a second, or as MaxConnectionAge needs it.
+	// Tick is how often connections are looked after; 0: once a second, or as MaxConnectionAge and
+	// MaxConnectionIdle need it.
 	Tick time.Duration
 }
 
@@ -119,8 +122,10 @@ type Server struct {
 func New(c Config) *Server {
 	if c.Tick == 0 {
 		c.Tick = time.Second
-		if c.MaxConnectionAge > 0 {
-			c.Tick = min(c.Tick, max(10*time.Millisecond, c.MaxConnectionAge/10))
+		for _, d := range []time.Duration{c.MaxConnectionAge, c.MaxConnectionIdle} {
+			if d > 0 {
+				c.Tick = min(c.Tick, max(10*time.Millisecond, d/10))
+			}
 		}
 	}
 	s := &Server{

@@ -132,6 +132,29 @@ func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 	)
 }
 
+// ConnectionStats describes the connections of a listener.
+type ConnectionStats struct {
+	Open, Max        int
+	Evicted, Refused uint64
+}
+
+// WatchConnections adds the metrics of the connections of a listener; once for each.
+func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats) {
+	labels := prometheus.Labels{"listener": listener}
+	gauge := func(name, help string, value func(ConnectionStats) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return value(stats()) })
+	}
+	total := func(name, help string, value func(ConnectionStats) float64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return value(stats()) })
+	}
+	m.registry.MustRegister(
+		gauge("rlsidecar_connections", "Connections that are open.", func(s ConnectionStats) float64 { return float64(s.Open) }),
+		gauge("rlsidecar_connections_max", "The most that may be open.", func(s ConnectionStats) float64 { return float64(s.Max) }),
+		total("rlsidecar_connections_evicted_total", "Silent connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) }),
+		total("rlsidecar_connections_refused_total", "Connections refused because all that may be open were in use.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
+	)
+}
+
 // Loaded counts a configuration that was loaded at time at: used, or refused.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {

@@ -25,6 +25,7 @@ func TestReference(t *testing.T) {
 	opened, _ := m.WatchBreakers()
 	opened("127.0.0.1:6379")
 	m.Examined("eviction", false)
+	m.WatchConnections("grpc", func() ConnectionStats { return ConnectionStats{} })
 	m.WatchControlPlane()(true)
 	m.Loaded(true, time.Unix(1, 0))
 	m.Stale([]string{"d"})

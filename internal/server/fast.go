@@ -24,7 +24,7 @@ var errLate = fmt.Errorf("%w: no answer in time", backend.ErrUnavailable)
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	c := h2grpc.Config{
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter, s.stack.top}, Others: others, TLS: tls,
-		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace,
+		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}
 	if s.stack.redis != nil { // memory answers at once
 		c.Flights, c.Timeout, c.Margin, c.Late = redisFlights, s.config.Redis.Timeout, answerMargin, errLate

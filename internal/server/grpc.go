@@ -113,11 +113,9 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 		// take calls only while they are free: enough of them for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 	}
-	if s.config.MaxConnectionAge > 0 {
-		options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{
-			MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, // 0: for ever
-		}))
-	}
+	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0: for ever
+		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
+	}))
 	if tls != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(tls)))
 	}

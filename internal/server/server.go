@@ -28,7 +28,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/statsd"
 	"github.com/rlsidecar/rlsidecar/internal/tracing"
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
 // Config is what Run needs to know.
@@ -75,6 +74,12 @@ type Config struct {
 	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
 	// under way later; 0: never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
+	// MaxConnectionIdle ends gRPC connections that have nothing under way for so long; 0: never.
+	MaxConnectionIdle time.Duration
+	// HTTPIdleTimeout closes HTTP connections that wait so long for a request; 0: defaultHTTPIdle.
+	HTTPIdleTimeout time.Duration
+	// GRPCMaxConnections and HTTPMaxConnections bound the open connections; 0: connectionBounds.
+	GRPCMaxConnections, HTTPMaxConnections int
 	// Modes change what all denials come to.
 	Modes limiter.Modes
 	// Answers is what answers carry beside the verdict.
@@ -107,6 +112,12 @@ func (c *Config) Check() error {
 	}
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
+	}
+	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
+		return errors.New("the most connections of a listener must not be negative; leave it out for the default")
+	}
+	if c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0 {
+		return errors.New("an idle timeout must not be negative")
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
 		return fmt.Errorf("the path of the metrics is %q; it must start with /", c.MetricsPath)
@@ -294,9 +305,14 @@ func address(name string, a net.Addr) zap.Field {
 	return zap.Stringer(name, a)
 }
 
+// defaultHTTPIdle is longer than the idle timeouts of the proxies that keep connections.
+const defaultHTTPIdle = 5 * time.Minute
+
 // door is one way in.
 type door struct {
+	name     string
 	listener net.Listener
+	bounded  net.Listener // accepts the connections of listener, up to a bound
 	serve    func(net.Listener) error
 	// stop ends serve: it waits for what is under way, and cuts it off when ctx ends.
 	stop func(ctx context.Context)
@@ -322,7 +338,8 @@ func (s *server) open() (doors []door, running Running, err error) {
 			d.stop(now)
 		}
 	}()
-	add := func(address string, at *net.Addr, d door) (err error) {
+	add := func(name, address string, at *net.Addr, d door) (err error) {
+		d.name = name
 		if d.listener, err = listen(address, s.config.ReusePort); err != nil {
 			err = fmt.Errorf("listen on %s: %w", address, err)
 		} else {
@@ -347,7 +364,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if err != nil {
 		return nil, running, err
 	}
-	if err = add(s.config.GRPC, &running.GRPC, g); err != nil {
+	if err = add("grpc", s.config.GRPC, &running.GRPC, g); err != nil {
 		return doors, running, err
 	}
 	if s.config.HTTP != "" {
@@ -367,7 +384,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 			plain := d.serve
 			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
 		}
-		if err = add(s.config.HTTP, &running.HTTP, d); err != nil {
+		if err = add("http", s.config.HTTP, &running.HTTP, d); err != nil {
 			return doors, running, err
 		}
 	}
@@ -379,7 +396,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		})
 		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 		d.last = true
-		if err = add(s.config.Admin, &running.Admin, d); err != nil {
+		if err = add("admin", s.config.Admin, &running.Admin, d); err != nil {
 			return doors, running, err
 		}
 	}
@@ -392,10 +409,11 @@ func (s *server) open() (doors []door, running Running, err error) {
 		}
 		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
 		d.last = true
-		if err = add(s.config.Metrics, &running.Metrics, d); err != nil {
+		if err = add("metrics", s.config.Metrics, &running.Metrics, d); err != nil {
 			return doors, running, err
 		}
 	}
+	s.boundListeners(doors)
 	err = takeOver(doors)
 	return doors, running, err
 }
@@ -421,7 +439,8 @@ func (s *server) authDoor() *httpapi.Auth {
 // httpDoor completes h.
 func (s *server) httpDoor(h *http.Server) door {
 	h.ReadHeaderTimeout = 5 * time.Second
-	h.IdleTimeout = 5 * time.Minute                        // longer than those of the proxies that keep connections
+	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
+	h.ConnContext = markSpare
 	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
 	var leaving atomic.Bool
@@ -430,7 +449,9 @@ func (s *server) httpDoor(h *http.Server) door {
 		if leaving.Load() {
 			w.Header().Set("Connection", "close") // whoever asks on comes by another connection
 		}
-		handler.ServeHTTP(w, r)
+		if !onlyHealth(w, r) {
+			handler.ServeHTTP(w, r)
+		}
 	})
 	return door{
 		unready: func() { leaving.Store(true) },
@@ -465,7 +486,7 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 	var serving sync.WaitGroup
 	for _, d := range doors {
 		serving.Go(func() {
-			if err := d.serve(nonblock.Listener(d.listener)); err != nil {
+			if err := d.serve(d.bounded); err != nil {
 				fail(fmt.Errorf("serve on %s: %w", d.listener.Addr(), err))
 			}
 		})
@@ -484,11 +505,13 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 	}
 	<-ctx.Done()
 
-	s.ready.Store(false)
 	for _, d := range doors {
 		if d.unready != nil {
 			d.unready()
 		}
+	}
+	s.ready.Store(false) // whoever sees this finds each answer over HTTP closing its connection
+	for _, d := range doors {
 		if s.config.ReusePort {
 			if err := leavePort(d.listener); err != nil {
 				s.log.Warn("new connections still come here until the port is closed", zap.Stringer("port", d.listener.Addr()), zap.Error(err))

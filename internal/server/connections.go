@@ -1,0 +1,287 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/rarely"
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+)
+
+const (
+	// mostConnections bounds the default of all listeners together.
+	mostConnections = 16 << 10
+	// connectionBytes is what an idle connection costs: the read buffer, and the stack of a goroutine.
+	connectionBytes = 64 << 10
+	// fewestConnections is the least that a listener has by default.
+	fewestConnections = 8
+	// spareConnections may be open at the HTTP listener beyond its bound. They serve health checks only.
+	spareConnections = 16
+	// mostVictims is how many connections are chosen in one look at all, choosing how often that is.
+	mostVictims, choosing = 64, 100 * time.Millisecond
+)
+
+// silence is how long a connection must have sent nothing to be closed for a new one. Tests change it.
+var silence = time.Second
+
+// connectionBounds returns the default bound of the gRPC and the HTTP listener, and that of the admin and
+// the metrics listener. Files is how many this process may open (0: unknown), memory its limit.
+func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
+	total, reserve := uint64(mostConnections), uint64(1024)
+	if files > 0 { // the reserve is for Redis, the configuration, and the admin listener
+		reserve = min(max(files/8, 40), 1024)
+		total = min(total, max(files, reserve)-reserve)
+	}
+	if memory != math.MaxInt64 {
+		total = min(total, uint64(memory)/4/connectionBytes)
+	}
+	return max(int(total)/listeners, fewestConnections), min(int(reserve)/4, 64)
+}
+
+// boundListeners makes the listeners of doors bounded.
+func (s *server) boundListeners(doors []door) {
+	traffic := 1
+	if s.config.HTTP != "" {
+		traffic = 2
+	}
+	each, admin := connectionBounds(fileLimit(), debug.SetMemoryLimit(-1), traffic)
+	all := &bounds{}
+	for i := range doors {
+		d := &doors[i]
+		l := &boundedListener{
+			Listener: nonblock.Listener(d.listener), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
+			log: rarely.Log(s.log, time.Second).With(zap.String("listener", d.name)),
+		}
+		switch d.name {
+		case "grpc":
+			l.max = cmp.Or(s.config.GRPCMaxConnections, each)
+		case "http":
+			l.max, l.spare = cmp.Or(s.config.HTTPMaxConnections, each), spareConnections
+		default:
+			l.max = admin
+		}
+		all.listeners = append(all.listeners, l)
+		s.metrics.WatchConnections(d.name, l.stats)
+		d.bounded = l
+	}
+}
+
+// bounds are the bounded listeners of a process.
+type bounds struct{ listeners []*boundedListener }
+
+// makeRoom closes a connection, of the listener that has most, because this process can open no more files.
+func (b *bounds) makeRoom() bool {
+	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
+		return cmp.Compare(y.stats().Open, x.stats().Open)
+	})
+	for _, l := range byOpen {
+		l.mu.Lock()
+		closed := l.evict()
+		l.mu.Unlock()
+		if closed {
+			return true
+		}
+	}
+	return false
+}
+
+// boundedListener accepts at most max connections at a time. At that bound it closes the connection that has
+// been silent for longest, if it has been for silence, and otherwise refuses the new one.
+type boundedListener struct {
+	net.Listener
+	all        *bounds
+	max, spare int
+	log        *zap.Logger // each message once a second
+	start      time.Time
+
+	evicted, refused atomic.Uint64
+
+	mu      sync.Mutex
+	open    map[*boundedConn]struct{} // guarded by mu
+	victims []*boundedConn            // guarded by mu; the one that is silent for longest is last
+	chosen  time.Duration             // guarded by mu; when victims were
+}
+
+// now is the time since the listener was made.
+func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
+
+func (l *boundedListener) stats() metrics.ConnectionStats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return metrics.ConnectionStats{Open: len(l.open), Max: l.max, Evicted: l.evicted.Load(), Refused: l.refused.Load()}
+}
+
+// Accept implements net.Listener.
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		nc, err := l.Listener.Accept()
+		if err != nil {
+			if l.retry(err) {
+				continue
+			}
+			return nil, err
+		}
+		if c := l.admit(nc); c != nil {
+			return c, nil
+		}
+		nc.Close()
+	}
+}
+
+// retry reports whether accepting may succeed now: it failed for want of files, and a connection was closed.
+func (l *boundedListener) retry(err error) bool {
+	//nolint:staticcheck // Accept says by it that trying again may help
+	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
+		return false
+	}
+	l.log.Warn("connections cannot be accepted", zap.Error(err))
+	return (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) && l.all.makeRoom()
+}
+
+// admit returns nc as a connection of l, or nil if there is no room for it.
+func (l *boundedListener) admit(nc net.Conn) net.Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	full := len(l.open) >= l.max && !l.evict()
+	if full && len(l.open) >= l.max+l.spare {
+		l.refused.Add(1)
+		l.log.Warn("connections are refused: all that may be open are in use", zap.Int("max", l.max))
+		return nil
+	}
+	c := &boundedConn{Conn: nc, listener: l, isSpare: full}
+	c.heard.Store(int64(l.now()))
+	l.open[c] = struct{}{}
+	if socket, ok := nc.(*nonblock.Conn); ok {
+		return &boundedSocket{c, socket}
+	}
+	return c
+}
+
+// evict closes the connection that has been silent for longest, if there is one. mu is held.
+func (l *boundedListener) evict() bool {
+	now := l.now()
+	if len(l.victims) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
+		l.choose(now)
+	}
+	for len(l.victims) > 0 {
+		last := len(l.victims) - 1
+		c := l.victims[last]
+		l.victims = l.victims[:last]
+		if _, open := l.open[c]; open && c.silentAt(now) {
+			delete(l.open, c)
+			l.evicted.Add(1)
+			l.log.Warn("connections that are silent are closed to make room for new ones", zap.Int("max", l.max))
+			c.Conn.Close()
+			return true
+		}
+	}
+	return false
+}
+
+// choose lists the connections that are silent for longest. mu is held.
+func (l *boundedListener) choose(now time.Duration) {
+	l.chosen = now
+	for c := range l.open {
+		if c.silentAt(now) {
+			l.victims = append(l.victims, c)
+		}
+	}
+	slices.SortFunc(l.victims, func(a, b *boundedConn) int { return cmp.Compare(b.heard.Load(), a.heard.Load()) })
+	if most := len(l.victims) - mostVictims; most > 0 {
+		l.victims = slices.Delete(l.victims, 0, most)
+	}
+}
+
+func (l *boundedListener) remove(c *boundedConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, c)
+}
+
+// boundedConn is a connection that counts.
+type boundedConn struct {
+	net.Conn
+	listener *boundedListener
+	isSpare  bool         // serves health checks only
+	heard    atomic.Int64 // when it last sent something, on the listener's clock
+}
+
+func (c *boundedConn) silentAt(now time.Duration) bool {
+	return now-time.Duration(c.heard.Load()) >= silence
+}
+
+func (c *boundedConn) spare() bool { return c.isSpare }
+
+// Read implements net.Conn.
+func (c *boundedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.heard.Store(int64(c.listener.now()))
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *boundedConn) Close() error {
+	c.listener.remove(c)
+	return c.Conn.Close()
+}
+
+// CloseWrite is that of package net's connections.
+func (c *boundedConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// boundedSocket is a boundedConn that can be written to without waiting.
+type boundedSocket struct {
+	*boundedConn
+	socket *nonblock.Conn
+}
+
+// WriteOnce is nonblock.Conn's.
+func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
+
+type spareKey struct{}
+
+// markSpare is an http.Server's ConnContext: it marks the context of a spare connection.
+func markSpare(ctx context.Context, nc net.Conn) context.Context {
+	if p, ok := nc.(*proxyproto.Conn); ok {
+		nc = p.Raw()
+	}
+	if c, ok := nc.(interface{ spare() bool }); ok && c.spare() {
+		return context.WithValue(ctx, spareKey{}, true)
+	}
+	return ctx
+}
+
+// onlyHealth answers a request on a spare connection, unless it is a health check, and reports whether it did.
+// The connection ends in either case.
+func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
+	if r.Context().Value(spareKey{}) == nil {
+		return false
+	}
+	w.Header().Set("Connection", "close")
+	switch r.URL.Path {
+	case "/livez", "/readyz", "/healthcheck":
+		return false
+	}
+	http.Error(w, "too many connections are open", http.StatusServiceUnavailable)
+	return true
+}

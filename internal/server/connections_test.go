@@ -1,0 +1,201 @@
+package server
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+)
+
+func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
+	for _, c := range []struct {
+		files     uint64
+		memory    int64
+		listeners int
+		traffic   int
+		admin     int
+	}{
+		{0, math.MaxInt64, 2, 8192, 64},              // unknown
+		{1 << 20, math.MaxInt64, 2, 8192, 64},        // plenty
+		{1 << 20, math.MaxInt64, 1, 16 << 10, 64},    // gRPC only
+		{1024, math.MaxInt64, 2, 448, 32},            // 128 are reserved
+		{256, math.MaxInt64, 2, 108, 10},             // 40 are reserved
+		{16, math.MaxInt64, 2, 8, 10},                // too few to be served well, but served
+		{1 << 20, 256 << 20, 2, 512, 64},             // a quarter of 256 MiB
+		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // next to nothing
+	} {
+		if traffic, admin := connectionBounds(c.files, c.memory, c.listeners); traffic != c.traffic || admin != c.admin {
+			t.Errorf("%+v: %d, %d", c, traffic, admin)
+		}
+	}
+}
+
+const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"
+
+// TestSilentConnectionsMakeRoom: many idle clients keep nobody out.
+func TestSilentConnectionsMakeRoom(t *testing.T) {
+	const most = 5
+	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = most, most })
+	var silent []net.Conn
+	connect := func(a net.Addr) {
+		nc, err := net.Dial("tcp", a.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		silent = append(silent, nc)
+	}
+	for range 4 * most {
+		connect(x.GRPC)
+		connect(x.HTTP)
+	}
+	if got := get(t, x.Admin, "/metrics").StatusCode; got != 200 {
+		t.Errorf("metrics: %d", got)
+	}
+	eventually(t, "gRPC is served", func() bool {
+		_, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+		return err == nil
+	})
+	eventually(t, "HTTP is served", func() bool { return get(t, x.HTTP, "/v1/auth").StatusCode == 200 })
+	metrics := body(t, get(t, x.Admin, "/metrics"))
+	for _, want := range []string{`rlsidecar_connections_max{listener="grpc"} 5`, `rlsidecar_connections_max{listener="http"} 5`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	if x.logs.FilterLevelExact(zapcore.WarnLevel).FilterMessageSnippet("connections").Len() == 0 {
+		t.Error("nothing in the log")
+	}
+}
+
+// TestHealthIsServedBeyondTheBound: all connections there may be are in use.
+func TestHealthIsServedBeyondTheBound(t *testing.T) {
+	usual := silence
+	t.Cleanup(func() { silence = usual })
+	silence = time.Hour // however slow this machine is
+	const most = 3
+	x := start(t, admitAll, func(c *Config) { c.HTTPMaxConnections = most })
+	ask := func(nc net.Conn) {
+		_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
+		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
+		if err != nil || r.StatusCode != 200 {
+			t.Fatalf("a connection in use: %v %v", r, err)
+		}
+		r.Body.Close()
+	}
+	var inUse []net.Conn
+	for range most {
+		nc, err := net.Dial("tcp", x.HTTP.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		ask(nc)
+		inUse = append(inUse, nc)
+	}
+	for range 2 * spareConnections {
+		for path, want := range map[string]int{"/livez": 200, "/readyz": 200, "/healthcheck": 200, "/v1/auth": 503, "/json": 503} {
+			if r := get(t, x.HTTP, path); r.StatusCode != want || !r.Close {
+				t.Errorf("%s: %d, closes %t", path, r.StatusCode, r.Close)
+			}
+		}
+	}
+	for _, nc := range inUse {
+		ask(nc)
+	}
+}
+
+// outOfFiles is a listener that cannot accept while others have connections.
+type outOfFiles struct {
+	net.Listener
+	others func() int
+}
+
+func (l outOfFiles) Accept() (net.Conn, error) {
+	if l.others() > 0 {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	return l.Listener.Accept()
+}
+
+// TestOutOfFilesAConnectionIsClosed: a silent one of any listener, so that health checks are answered. That is logged.
+func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
+	core, logs := observer.New(zapcore.WarnLevel)
+	all := &bounds{}
+	bound := func() *boundedListener {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		b := &boundedListener{
+			Listener: nonblock.Listener(l), all: all, max: 100, log: zap.New(core),
+			start: time.Now().Add(-time.Hour), open: map[*boundedConn]struct{}{},
+		}
+		all.listeners = append(all.listeners, b)
+		return b
+	}
+	full, other := bound(), bound()
+	dial := func(l net.Listener) net.Conn {
+		nc, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { nc.Close() })
+		return nc
+	}
+	client := dial(full)
+	nc, err := full.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.(*boundedSocket).heard.Store(0) // an hour ago
+	other.Listener = outOfFiles{other.Listener, func() int { return full.stats().Open }}
+	dial(other)
+	if nc, err = other.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	if _, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, net.ErrClosed) {
+		t.Errorf("the silent connection: %v", err)
+	}
+	if logs.FilterMessage("connections cannot be accepted").Len() != 1 {
+		t.Errorf("%+v", logs.All())
+	}
+	if full, other := full.stats(), other.stats(); full.Evicted != 1 || full.Open != 0 || other.Open != 0 {
+		t.Errorf("%+v, %+v", full, other)
+	}
+}
+
+// TestIdleConnectionsEnd, over gRPC and HTTP.
+func TestIdleConnectionsEnd(t *testing.T) {
+	const idle = 100 * time.Millisecond
+	x := start(t, admitAll, func(c *Config) { c.MaxConnectionIdle, c.HTTPIdleTimeout = idle, idle })
+	x.ask(t, "k=v")
+	nc, err := net.Dial("tcp", x.HTTP.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
+	_ = nc.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.Copy(io.Discard, nc); err != nil {
+		t.Errorf("the HTTP connection is still open: %v", err)
+	}
+	eventually(t, "the gRPC connection has ended", func() bool {
+		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), `rlsidecar_connections{listener="grpc"} 0`)
+	})
+	x.ask(t, "k=v") // by a new connection
+}
