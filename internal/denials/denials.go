@@ -90,7 +90,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 		return
 	}
 	for i := range c.Results {
-		if result := &c.Results[i]; result.Outcome.Denies() {
+		if result := &c.Results[i]; c.Denies(result) {
 			r.count(now, c, result, why(result))
 		}
 	}

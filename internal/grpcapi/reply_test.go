@@ -145,6 +145,8 @@ func TestHeadersAreOfTheTightestLimit(t *testing.T) {
 		{"a denial before a pass", []limiter.Result{allowed(10, 0), denied(limit(20)), allowed(11, 1)}, "x-limit=20 x-left=2 x-reset=20"},
 		{"the last denial", []limiter.Result{denied(limit(20)), denied(limit(21))}, "x-limit=21 x-left=2 x-reset=21"},
 		{"a quota's denial counts by what is left", []limiter.Result{allowed(10, 1), denied(quota)}, "x-limit=10 x-left=1 x-reset=10"},
+		{"a quota's denial after another's", []limiter.Result{denied(limit(20)), denied(quota)}, "x-limit=20 x-left=2 x-reset=20"},
+		{"a quota's denial before another's", []limiter.Result{denied(quota), denied(limit(20))}, "x-limit=20 x-left=2 x-reset=20"},
 		{"no time that helps", []limiter.Result{never}, "x-limit=40 x-left=0"},
 		{"nothing is known", []limiter.Result{away}, "x-ratelimit-reason=backend-failure"},
 		{"no limit", []limiter.Result{result(&descriptors.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},

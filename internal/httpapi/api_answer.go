@@ -127,7 +127,7 @@ func neverOf(c *limiter.Call) *limiter.Result {
 		return nil
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.Outcome.Denies() && r.Decision.Never {
+		if r := &c.Results[i]; c.Denies(r) && r.Decision.Never {
 			return r
 		}
 	}
@@ -160,7 +160,7 @@ func undecided(c *limiter.Call) (err error) {
 	for i := range c.Results {
 		r := &c.Results[i]
 		switch {
-		case !r.Outcome.Denies():
+		case !c.Denies(r):
 		case r.Decision.Err == nil:
 			return nil
 		default:

@@ -185,7 +185,7 @@ func judged(v *limiter.Verdict) authAnswer {
 // limitReached tells whether a limit was reached, rather than a store away.
 func limitReached(v *limiter.Verdict) bool {
 	for i := range v.Results {
-		if v.Results[i].Outcome == limiter.Denied {
+		if r := &v.Results[i]; r.Outcome == limiter.Denied && v.Denies(r) {
 			return true
 		}
 	}
@@ -238,7 +238,7 @@ func appendProblem(b []byte, l *lines, a authAnswer) []byte {
 		l.text = l.text[:0] // its headers are written
 		for i := range a.v.Results {
 			r := &a.v.Results[i]
-			if r.Policy == nil || r.Outcome != limiter.Denied {
+			if r.Policy == nil || r.Outcome != limiter.Denied || !a.v.Denies(r) {
 				continue
 			}
 			if len(l.text) > 0 {

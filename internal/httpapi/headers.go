@@ -188,18 +188,13 @@ func shownLimit(r *limiter.Result) *algorithms.Limit {
 // tightest is the Result that speaks for v: of those that deny, the one for good, or the longest;
 // else the one with the least left. -1: none.
 func tightest(v *limiter.Verdict) int {
-	plain := false // a limit denies that needs no other to
-	for i := range v.Results {
-		r := &v.Results[i]
-		plain = plain || r.Outcome.Denies() && r.Policy != nil && !r.Policy.Quota
-	}
 	best, bestDenies := -1, false
 	for i := range v.Results {
 		r := &v.Results[i]
 		if !speaks(r) {
 			continue
 		}
-		denies := v.Denied && r.Outcome.Denies() && (!plain || !r.Policy.Quota)
+		denies := v.Denies(r)
 		better := best < 0
 		if !better {
 			was := &v.Results[best]

@@ -138,10 +138,18 @@ type Verdict struct {
 	Err error
 	// Never: a denial for good, some cost being more than its limit can ever give.
 	Never bool
+	// quotasDeny: all quota limits deny, and so together the request.
+	quotasDeny bool
 	// RetryAfter is the longest of those that denied: the same request cannot succeed before.
 	RetryAfter algorithms.Micros
 	// Hold is how long the door is to hold its answer, at most Request.Hold.
 	Hold algorithms.Micros
+}
+
+// Denies reports whether r, one of v's Results, denies the request by itself or together with all other
+// quota limits. A quota limit may deny on its own account while the request is denied by others.
+func (v *Verdict) Denies(r *Result) bool {
+	return v.Denied && r.Outcome.Denies() && (v.quotasDeny || r.Policy == nil || !r.Policy.Quota)
 }
 
 // Reset empties c for the next request, and keeps its room.

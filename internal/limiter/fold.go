@@ -38,7 +38,7 @@ func (c *Call) fold() {
 	if c.modes.Quota {
 		quotas += c.unlimited()
 	}
-	if quotas > 0 && quotas == quotasDenied {
+	if c.quotasDeny = quotas > 0 && quotas == quotasDenied; c.quotasDeny {
 		c.Denied = true
 	}
 	if c.modes.Shadow {
@@ -48,7 +48,7 @@ func (c *Call) fold() {
 		c.Err = nil // it changes nothing, or would let through what other limits deny
 	}
 	if c.Denied {
-		c.retry(quotas == quotasDenied)
+		c.retry()
 		return
 	}
 	for i := range c.Results {
@@ -155,10 +155,10 @@ func (c *Call) speak(i int) {
 	s.Result, s.Denied = i, denies
 }
 
-// retry is the longest wait of those that denied; of quota limits only where they did together.
-func (c *Call) retry(quotas bool) {
+// retry is the longest wait of those that deny.
+func (c *Call) retry() {
 	for i := range c.Results {
-		if r := &c.Results[i]; r.Outcome.Denies() && (quotas || r.Policy == nil || !r.Policy.Quota) {
+		if r := &c.Results[i]; c.Denies(r) {
 			c.Never = c.Never || r.Decision.Never
 			c.RetryAfter = max(c.RetryAfter, r.Decision.RetryAfter)
 		}

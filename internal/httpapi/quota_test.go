@@ -1,0 +1,177 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+const quotas = `
+domain: d
+limits:
+  plain: {algorithm: token_bucket, rate: 1, period: 10s}
+  slow:  {algorithm: token_bucket, rate: 1, period: 100s, quota_mode: true}
+  other: {algorithm: token_bucket, rate: 3, period: 300s, quota_mode: true}
+  half:  {algorithm: token_bucket, rate: 2, period: 3s, capacity: 1}
+descriptors:
+  - {key: plain, limit: plain}
+  - {key: slow, limit: slow}
+  - {key: other, limit: other}
+  - {key: half, limit: half}
+auth:
+  trusted_proxies: [127.0.0.1]
+  routes:
+    - {match: {path: /half}, descriptors: [[{key: half, value: x}]]}
+    - descriptors: [[{key: slow, value: x}], [{key: plain, value: x}], [{key: other, value: x}]]
+`
+
+// TestAQuotaThatDoesNotDenySaysNothing: the plain limit denies for 10 s, of two quotas one for 100 s, which
+// stops nobody. Once both quotas deny, both count.
+func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, quotas)
+		recorder := denials.New(time.Now)
+		l := limiter.New(memory.New(memory.Config{}), observers{recorder})
+		l.Swap(authSnapshot(t, quotas))
+		d.Limiter = l
+		h := d.handler()
+		for i, want := range []string{
+			"200 ",
+			// In the window of plain: slow is empty for 100 s, other has 2 left, then 1.
+			`429 retry 10, "plain";r=0;t=10, reset 10, violated "plain"`,
+			// plain and both quotas are empty: other for 100 s.
+			`429 retry 100, "slow";r=0;t=100, reset 100, violated "slow","plain","other"`,
+		} {
+			if i == 2 { // other takes the last of its three
+				c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "other", Key: []string{"x"}, Count: 1}}}}
+				if err := l.Check(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w := put(h, stranger, "GET /v1/auth")
+			got := fmt.Sprint(w.Code, " ")
+			if w.Code != 200 {
+				_, violated, _ := strings.Cut(w.Body.String(), `"violated-policies":[`)
+				violated, _, _ = strings.Cut(violated, "]")
+				got += fmt.Sprintf("retry %s, %s, reset %s, violated %s", sent(w, "Retry-After"), sent(w, "RateLimit"), sent(w, "X-RateLimit-Reset"), violated)
+			}
+			if got != want {
+				t.Errorf("%d: %s\nwant %s", i, got, want)
+			}
+		}
+		var told []string
+		_, top := recorder.Top(9)
+		for _, d := range top {
+			told = append(told, fmt.Sprint(d.Limit, " ", d.Times))
+		}
+		if got := strings.Join(told, ", "); got != "plain 2, other 1, slow 1" {
+			t.Errorf("top: %s", got)
+		}
+	})
+}
+
+// observers hears of denials, as the server's does.
+type observers struct{ *denials.Recorder }
+
+func (o observers) Swapped(*limiter.Snapshot) {}
+func (o observers) Observe(c *limiter.Call) {
+	if c.Denied {
+		o.Recorder.Observe(c)
+	}
+}
+
+// The same by the API for applications.
+func TestAQuotaThatDoesNotDenySaysNothingToApplications(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter.New(memory.New(memory.Config{}), nil)
+		l.Swap(authSnapshot(t, quotas))
+		h := New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
+		const all = `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`
+		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 {
+			t.Fatal(w.Body)
+		}
+		w := call(h, "POST", "/v1/limit", all)
+		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), `{"ok":false,"retry_after_ms":10000,`) || sent(w, "RateLimit") != `"plain";r=0;t=10` || sent(w, "Retry-After") != "10" {
+			t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+		}
+		// More than a quota can ever give is no mistake while other quotas allow.
+		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
+		if w.Code != 429 || sent(w, "Retry-After") != "10" {
+			t.Errorf("never of a quota: %d %v %s", w.Code, w.Header(), w.Body)
+		}
+	})
+}
+
+// TestAQuotaThatDoesNotDenyHidesNoFailure: the denial is the store's failure, whatever one quota says.
+func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, quotas)
+		l := limiter.New(partly{memory.New(memory.Config{})}, nil)
+		l.Swap(authSnapshot(t, quotas))
+		d.Limiter = l
+		for range 2 {
+			if w := put(d.handler(), stranger, "GET /v1/auth"); w.Code != 429 || reason(w) != "backend-failure" {
+				t.Errorf("%d %s", w.Code, told(w))
+			}
+		}
+		h := New(Config{API: &API{Limiter: l}})
+		if w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`); w.Code != 503 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	})
+}
+
+// partly is a store that cannot decide on the plain limit.
+type partly struct{ *memory.Store }
+
+func (p partly) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	for len(charges) > 0 {
+		n := backend.GroupLen(charges)
+		if strings.HasSuffix(charges[0].Owner, "plain") {
+			for i := range n {
+				decisions[i].Err = backend.ErrUnavailable
+			}
+		} else {
+			p.Store.Take(ctx, charges[:n], decisions[:n])
+		}
+		charges, decisions = charges[n:], decisions[n:]
+	}
+}
+
+// A second and a half is two in Retry-After, whatever the proxy: a second is too early.
+func TestRetryAfterIsRoundedUp(t *testing.T) {
+	for _, c := range []struct {
+		path, want string
+		code       int
+	}{{"/half", "2", 429}, {"/nginx/half", "2", 403}} {
+		synctest.Test(t, func(t *testing.T) {
+			d, _ := authDoor(t, quotas)
+			ask := func() (int, string, string) {
+				w := put(d.handler(), proxy, "GET /v1/auth"+c.path, "X-Original-URI: /half")
+				return w.Code, sent(w, "Retry-After"), sent(w, "RateLimit")
+			}
+			if code, _, _ := ask(); code != 200 {
+				t.Fatal(code)
+			}
+			if code, retry, limit := ask(); code != c.code || retry != c.want || limit != `"half";r=0;t=`+c.want {
+				t.Errorf("%s: %d %s %s", c.path, code, retry, limit)
+			}
+			time.Sleep(1500*time.Millisecond - time.Microsecond)
+			if code, retry, _ := ask(); code != c.code || retry != "1" {
+				t.Errorf("%s, a microsecond early: %d %s", c.path, code, retry)
+			}
+			time.Sleep(time.Microsecond)
+			if code, _, _ := ask(); code != 200 {
+				t.Errorf("%s, in time: %d", c.path, code)
+			}
+		})
+	}
+}
