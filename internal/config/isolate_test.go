@@ -90,6 +90,14 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 			{"still", []string{"b.yaml=" + of("b", 3)}, "a 1; b 3", "a"},
 			{"a is mended", []string{"a.yaml=" + of("a", 4)}, "a 4; b 3", ""},
 		},
+		"good, good, bad": {
+			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
+			{"good again", []string{"a.yaml=" + of("a", 2), "b.yaml=" + of("b", 2)}, "a 2; b 2", ""},
+			{"a is bad", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", 3)}, "a 2; b 3", "a"},
+			{"b too", []string{"b.yaml=" + of("b", -1), "c.yaml=" + of("c", 1)}, "a 2; b 3; c 1", "a b"},
+			{"a is good", []string{"a.yaml=" + of("a", 4)}, "a 4; b 3; c 1", "b"},
+			{"and bad", []string{"a.yaml=" + of("a", -1)}, "a 4; b 3; c 1", "a b"},
+		},
 		"a file that is half written": {
 			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
 			{"half of it", []string{"a.yaml=" + half, "b.yaml=" + of("b", 2)}, "a 1; b 2", "a"},
@@ -159,6 +167,35 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Routes are kept as the limits are: those of the second configuration, not of the first.
+func TestTheLastGoodRoutesAreKept(t *testing.T) {
+	route := func(path string) string {
+		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)
+	}
+	k := newKeeper(t)
+	for _, step := range []struct {
+		what, auth string
+		b          int // the rate of another domain
+		want       string
+	}{
+		{"good", route("/one"), 1, "/one"},
+		{"good again", route("/two"), 1, "/two"},
+		{"a bad route", route("two"), 1, "/two"},
+		{"bad limits", route("/three") + "nonsense: 1", 1, "/two"},
+		{"good", route("/four"), 1, "/four"},
+		{"bad", route("four"), 1, "/four"},
+		{"good, beside a bad domain", route("/five"), -1, "/five"},
+		{"bad, too", route("five"), -1, "/five"},
+	} {
+		must(t, os.WriteFile(filepath.Join(k.folder, "a.yaml"), []byte(of("a", 1)+step.auth), 0o600))
+		must(t, os.WriteFile(filepath.Join(k.folder, "b.yaml"), []byte(of("b", step.b)), 0o600))
+		s, problems, stale := k.Load([]string{k.folder})
+		if s == nil || len(s.Auth.Routes) != 1 || s.Auth.Routes[0].Path != step.want {
+			t.Errorf("%s: %+v, stale %v\n%v", step.what, s, stale, problems)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
+	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -155,5 +156,71 @@ func TestGivenUpCallsAreAnsweredByPolicy(t *testing.T) {
 	}
 	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
 		t.Errorf("%+v", calls[3].Verdict)
+	}
+}
+
+// TestABatchOverASwap: the configuration changes between two requests of one batch. The first is answered by
+// the one before, the second by the new one, in which its domain has other limits, or none.
+func TestABatchOverASwap(t *testing.T) {
+	compiled := func(yaml string) *limiter.Snapshot {
+		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		return s
+	}
+	const before = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: token_bucket, rate: 5, period: 1h}}]\n"
+	for name, c := range map[string]struct {
+		after string
+		want  string
+	}{
+		"another limit":   {"domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h}}]\n", "9"},
+		"another key":     {"domain: d\ndescriptors: [{key: other, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h}}]\n", "none"},
+		"another domain":  {"domain: e\n", "no domain"},
+		"the same limits": {before, "5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, before)
+			batch, after := b.NewBatch(), compiled(c.after)
+			var calls []*limiter.Call
+			var planned []bool
+			add := func() {
+				t.Helper()
+				call := &limiter.Call{}
+				call.Request.Domain = "d"
+				d := call.AddDescriptor()
+				d.Entries, d.Cost = []descriptors.Entry{{Key: "k", Value: "v"}}, 1
+				ok, err := batch.Add(call)
+				if err != nil {
+					t.Fatal(err)
+				}
+				calls, planned = append(calls, call), append(planned, ok)
+			}
+			add()
+			b.Swap(after)
+			add()
+			batch.Take(t.Context())
+			for i, call := range calls {
+				if planned[i] {
+					batch.Finish(t.Context(), call)
+				}
+			}
+			rate := func(call *limiter.Call) string {
+				switch {
+				case call.Verdict.Domain == nil:
+					return "no domain"
+				case len(call.Results) == 0:
+					return "none"
+				default:
+					return fmt.Sprint(call.Results[0].Policy.Limit.Rate)
+				}
+			}
+			if got := rate(calls[0]); got != "5" {
+				t.Errorf("the first request: %s", got)
+			}
+			if got := rate(calls[1]); got != c.want || calls[1].Snapshot != after || c.want != "no domain" && calls[1].Verdict.Domain != after.Domains["d"] {
+				t.Errorf("the second request: %s, want %s of the new configuration", got, c.want)
+			}
+		})
 	}
 }

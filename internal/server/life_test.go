@@ -410,9 +410,13 @@ func TestReloadIsolates(t *testing.T) {
 	if asked.Body.Close(); asked.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("the API answers %d", asked.StatusCode)
 	}
-	y.write(t, two(five, nine))
+	y.write(t, two(nine, nine))
 	y.reload(t)
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
+	y.write(t, two(wrong, five)) // d stays as the second configuration has it, not the first
+	y.reload(t)
+	expect(t, y.ask(t, "k=v"), ok, "OK left 7 of 9/YEAR reset")
+	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
 
 	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
 		t.Error("it started without knowing the domains")
