@@ -1,14 +1,16 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test race check fmt docs fuzz bench bench-compare chart release tools clean
+.PHONY: help build run test test-packaging race check fmt docs fuzz bench bench-compare chart release tools clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
 build: ## bin/rlsidecar
 	@go build -o bin/ ./cmd/rlsidecar
 run: build ## serve examples/quickstart.yaml from memory
 	@bin/rlsidecar serve --config examples/quickstart.yaml
-test: ## everything CI runs; installs what the tests need
+test: ## the tests of all code; installs what they need
 	@scripts/test.sh
+test-packaging: ## the tests of images, releases, the chart, and other systems; installs what they need
+	@scripts/test-packaging.sh
 race: ## all Go tests under the race detector
 	@go test -race -count=1 ./...
 check: ## test, then the linters and the tidiness of go.mod

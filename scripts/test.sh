@@ -1,22 +1,16 @@
 #!/usr/bin/env bash
-# All tests: formatting, vet, the Go tests (those against the real Envoy among them), and what is
-# concurrent once more under the race detector. The failures are listed again at the end.
+# The tests of all code: formatting, vet, the Go tests with real servers and proxies (Redis, Envoy, NGINX,
+# …), and the concurrent packages once more under the race detector. test-packaging.sh tests what is
+# published.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+. "$(dirname "$0")/steps.sh"
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-failed=()
-
-step() { # step NAME COMMAND…
-  local name=$1 from=$SECONDS
-  shift
-  echo "== $name"
-  "$@" 2>&1 | grep -v 'no test files' | tee -a "$log"
-  local codes=("${PIPESTATUS[@]}")
-  echo "-- $name: $((SECONDS - from)) s"
-  [ "${codes[0]}" -eq 0 ] || failed+=("$name")
-}
+# Without cgo, as it is released: the tests and the program that they start share what is compiled.
+export CGO_ENABLED=0
+# Most tests of the slow packages wait for other processes, so more of them run at once than there are
+# processors. They come first; the quick packages fill the time in which they wait.
+slow=(./test/e2e ./pkg/backend/redis ./internal/server)
+together=(-p 4 -parallel 8 -timeout 30m)
 
 formatted() {
   local files
@@ -24,22 +18,29 @@ formatted() {
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
 
-chart_module() { (cd test/chart && go vet ./... && go test -count=1 ./...); }
-bench_module() { (cd bench && go vet ./... && go test -count=1 ./...); }
+# The packages that do not compile for an operating system or a processor are those near the system.
+portable() {
+  local target
+  for target in linux/386 windows/amd64; do
+    GOOS=${target%/*} GOARCH=${target#*/} go vet ./pkg/nonblock ./internal/redistest || return
+  done
+}
+
+others() { go list ./... | grep -vE '/test/(e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
+tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
+bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
+race() {
+  CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
+    ./pkg/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc
+}
 
 scripts/install-tools.sh || exit
 export PATH="$PWD/.tools/bin:$PATH"
 
 step gofmt formatted
 step vet go vet ./...
-step tests go test -count=1 ./...
+step portable portable
+step tests tests
 step bench bench_module
-step chart chart_module
-step race go test -race -short -count=1 ./pkg/backend/... ./pkg/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc ./internal/server
-
-if [ ${#failed[@]} -gt 0 ]; then
-  echo
-  grep -E '^ *--- FAIL|^FAIL[[:space:]]|^panic:|^WARNING: DATA RACE' "$log" | head -n 100
-  echo "FAILED: ${failed[*]}"
-  exit 1
-fi
+step race race
+finish

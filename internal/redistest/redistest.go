@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -130,19 +129,6 @@ func (s *Server) Kill() {
 	if s.cmd.Process != nil {
 		_ = s.cmd.Process.Kill()
 		_ = s.cmd.Wait()
-	}
-}
-
-// Pause stops the process without ending it, until Resume.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP) }
-
-// Resume lets it go on.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
-
-func (s *Server) signal(sig syscall.Signal) {
-	s.t.Helper()
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		s.t.Fatal(err)
 	}
 }
 

@@ -37,7 +37,7 @@ func Wrap(nc net.Conn) *Conn {
 	}
 	c := &Conn{Conn: nc, raw: raw}
 	c.read = func(fd uintptr) bool { return c.in.do(syscall.SYS_READ, fd) }
-	c.peek = func(fd uintptr) bool { c.in.do(syscall.SYS_RECVFROM, fd); return true }
+	c.peek = func(fd uintptr) bool { c.in.do(sysRecvfrom, fd); return true }
 	c.writeOnce = func(fd uintptr) bool { c.out.do(syscall.SYS_WRITE, fd); return true }
 	c.write = func(fd uintptr) bool {
 		for c.out.n < len(c.out.b) {

@@ -22,7 +22,7 @@ const (
 	tag      = "localhost/rlsidecar:test"
 	prefix   = "rlsidecar-image" // of the folders with storage
 	version  = "v0.0.0-test"
-	patience = 5 * time.Minute // for the compiler, on a machine that has never compiled this
+	patience = 30 * time.Minute // for the compiler, on a busy machine that has never compiled this
 )
 
 // engine is buildah and podman with a storage of their own.

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# The tests of what is published: builds for the other systems and processors, the image (built by
+# buildah, run by podman, and for the other processor by QEMU), the release (built twice, the same), its
+# SBOM, and the Helm chart.
+set -uo pipefail
+. "$(dirname "$0")/steps.sh"
+
+# docs/packaging.md promises these.
+targets=(linux/arm64 linux/arm linux/386 darwin/arm64 darwin/amd64 freebsd/amd64 windows/amd64)
+
+cross() { # cross TARGET: go vet compiles all packages and their tests, but for the link
+  GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=0 go vet ./...
+}
+
+# 32-bit programs run here: 64-bit atomics must be aligned, and some system calls have other numbers.
+on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./pkg/nonblock ./pkg/backend/memory; }
+
+chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
+
+scripts/install-tools.sh packaging || exit
+export PATH="$PWD/.tools/bin:$PATH"
+
+for target in "${targets[@]}"; do
+  step "vet for $target" cross "$target"
+done
+[ "$(go env GOHOSTARCH)" != amd64 ] || step "tests on linux/386" on_386
+# One after the other: both build the program in several ways.
+step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
+step chart chart_module
+finish
