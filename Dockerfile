@@ -1,6 +1,6 @@
 # rlsidecar in an image: one static program, certificates, and nothing else. docs/packaging.md says how
 # to run it. Where other registries are to be used, give their images: --build-arg GO_IMAGE=…
-ARG GO_IMAGE=golang:1.26
+ARG GO_IMAGE=golang:1.26.8@sha256:0f063af2d465d8dcae54cce04278ada488b96f77b42449c8d071e47d016cc65a
 ARG RUNTIME_IMAGE=scratch
 
 FROM --platform=$BUILDPLATFORM ${GO_IMAGE} AS build
