@@ -1,10 +1,13 @@
 package server
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
@@ -84,5 +87,42 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 	if code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 {
 		t.Errorf("without it: %d", code)
+	}
+}
+
+// TestShardedLimitsAreShownWhole: value and value_scale of a sharded limit mean the same on one Redis,
+// which keeps one bucket, and on a Cluster, which keeps ten.
+func TestShardedLimitsAreShownWhole(t *testing.T) {
+	for name, url := range map[string]string{
+		"one Redis": "redis://" + redistest.Start(t).Addr,
+		"Cluster":   redistest.StartCluster(t, 3).URL(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, "domain: d\nlimits: {hot: {algorithm: token_bucket, rate: 100, period: 365d, shards: 10}}\n",
+				onRedis(url), func(c *Config) { c.Redis.Timeout = 5 * time.Second })
+			shows := func(path string, a net.Addr, want int64) {
+				t.Helper()
+				text := body(t, get(t, a, path))
+				var shown struct {
+					Remaining, Value int64
+					Scale            int64 `json:"value_scale"`
+				}
+				if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(text, `{"buckets":[`), "]}")), &shown); err != nil {
+					t.Fatalf("%v: %s", err, text)
+				}
+				if shown.Remaining != want || shown.Value/shown.Scale != want {
+					t.Errorf("%s", text)
+				}
+			}
+			left := int64(100)
+			for _, count := range []int64{0, 1, 9, 20} {
+				if code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"hot","key":"bob","count":%d}`, count)); code != 200 {
+					t.Fatal(code, answer)
+				}
+				left -= count
+				shows("/v1/limits/hot?key=bob", x.HTTP, left)
+				shows("/api/buckets?limit=hot&key=bob", x.Admin, left)
+			}
+		})
 	}
 }

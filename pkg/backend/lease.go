@@ -328,7 +328,7 @@ func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decisio
 	if units == 0 && passed == 0 {
 		return d
 	}
-	if len(c.Shards) > 0 { // d.Value is of one of them
+	if len(c.Shards) > 0 { // d.Value is of what was last seen of them
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
 		d.ResetAfter = max(0, d.ResetAfter-passed)
 		d.At += passed

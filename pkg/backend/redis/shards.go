@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -100,13 +101,34 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 	return sum
 }
 
-// takeShards takes one charge of a sharded bucket.
+// takeShards takes one charge of a sharded bucket. The Decision's Value is in the unit of the whole limit.
 func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decision *backend.Decision) {
-	ask, shards := charge.Ask, charge.Shards
-	if ask.Cost > charge.Limit.Most(ask.Reserve) {
+	if charge.Ask.Cost > charge.Limit.Most(charge.Ask.Reserve) {
 		decision.Never = true
 		return
 	}
+	c.chargeShards(ctx, charge, decision)
+	decision.Value = wholeUnits(decision.Value, charge.Limit.Unit(), charge.Shards[0].Unit())
+}
+
+// wholeUnits converts v, a sum over shards, from 1/shard unit to 1/whole unit, rounding down. The product
+// may need more than 64 bits; the result is at most the whole limit's capacity.
+func wholeUnits(v, whole, shard int64) int64 {
+	hi, lo := bits.Mul64(uint64(max(v, -v)), uint64(whole))
+	quotient, rest := bits.Div64(hi, lo, uint64(shard))
+	switch {
+	case v >= 0:
+		return int64(quotient)
+	case rest == 0:
+		return -int64(quotient)
+	default:
+		return -int64(quotient) - 1
+	}
+}
+
+// chargeShards is takeShards with a Value in the unit of a shard.
+func (c *cluster) chargeShards(ctx context.Context, charge *backend.Charge, decision *backend.Decision) {
+	ask, shards := charge.Ask, charge.Shards
 	if ask.Cost > 0 && !ask.Reserve && !ask.Look && !charge.Limit.Overdraw {
 		first, second := c.shards.draw(charge.Key, shards, ask.Hash)
 		for _, i := range [...]int{first, second} {
@@ -117,7 +139,7 @@ func (c *cluster) takeShards(ctx context.Context, charge *backend.Charge, decisi
 			left := c.shards.saw(charge.Key, shards, i, &d)
 			if d.Err != nil || d.Allowed {
 				*decision = d
-				decision.Remaining = left / shards[i].Unit()
+				decision.Value, decision.Remaining = left, left/shards[i].Unit()
 				return
 			}
 		}

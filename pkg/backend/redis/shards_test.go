@@ -16,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
@@ -95,6 +96,7 @@ func TestShards(t *testing.T) {
 	t.Run("that were gone by then say when to come back", func(t *testing.T) { shardsLostARace(t, url) })
 	t.Run("in a group are undone", func(t *testing.T) { shardsInAGroup(t, url) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
+	t.Run("are looked at as one bucket", func(t *testing.T) { shardsAreLookedAtWhole(t, url) })
 	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
 }
 
@@ -463,6 +465,48 @@ func shardsAdmitMore(t *testing.T, url string) {
 			if this < two-0.01 || load == 1 && this < 1-0.33/float64(c) {
 				t.Errorf("%d tokens a shard, load %.1f: %.3f were admitted, by two choices alone %.3f", c, load, this, two)
 			}
+		}
+	}
+}
+
+// shardsAreLookedAtWhole compares with one bucket in memory what a Cluster answers about shards, at one
+// moment: whatever was charged to whichever of them.
+func shardsAreLookedAtWhole(t *testing.T, url string) {
+	t.Helper()
+	s, clock := patient(t, url)
+	whole := memory.New(memory.Config{Clock: clock.Now})
+	number := func(n int64) *int64 { return &n }
+	for name, spec := range map[string]algorithms.Spec{
+		"token bucket":             {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Second},
+		"a rate that has divisors": {Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: number(100)},
+		"with a debt":              {Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: number(100), MaxReserved: number(50)},
+		"a year":                   {Kind: algorithms.TokenBucket, Rate: 200_003, Period: 365 * algorithms.Day},
+		"starts half full":         {Kind: algorithms.TokenBucket, Rate: 100, Period: 60 * algorithms.Second, Initial: number(50)},
+		"window":                   windowSpec(100),
+	} {
+		for _, shards := range []int{2, 4, 7} {
+			t.Run(fmt.Sprintf("%s in %d", name, shards), func(t *testing.T) {
+				c := sharded(t, spec, shards, fmt.Sprintf("look %s %d %d", name, shards, seed(t)))
+				look := func() {
+					t.Helper()
+					got, want := takeOne(t, s, c, algorithms.Ask{Look: true}), takeOne(t, whole, c, algorithms.Ask{Look: true})
+					if got.Value != want.Value || got.Remaining != want.Remaining {
+						t.Errorf("value %d, %d remaining; of one bucket %d, %d", got.Value, got.Remaining, want.Value, want.Remaining)
+					}
+				}
+				look()
+				for _, cost := range []int64{1, 3, 20, -2, 1} {
+					takeOne(t, s, c, algorithms.Ask{Cost: cost})
+					takeOne(t, whole, c, algorithms.Ask{Cost: cost})
+					look()
+				}
+				if spec.MaxReserved != nil {
+					ask := algorithms.Ask{Cost: 100, Reserve: true}
+					takeOne(t, s, c, ask)
+					takeOne(t, whole, c, ask)
+					look()
+				}
+			})
 		}
 	}
 }
