@@ -1,6 +1,9 @@
 package limiter
 
 import (
+	"errors"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -79,6 +82,9 @@ func (c *Call) unlimited() (n int) {
 // outcome decides what the store's decision on r comes to.
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
+	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure says: the request is at fault
+		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
+		return Denied
 	case d.Err != nil:
 		return c.failed(r.Policy, d)
 	case r.local && d.Allowed || r.local && r.Policy.Shadow:

@@ -3,6 +3,7 @@ package limiter
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"math/bits"
@@ -284,6 +285,9 @@ func (c *Call) standIn(ctx context.Context, local backend.Store) {
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil || r.of != 0 {
+			continue
+		}
+		if errors.Is(c.decisions[r.charge].Err, backend.ErrTooLarge) {
 			continue
 		}
 		charge := c.charges[r.charge]

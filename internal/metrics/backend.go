@@ -57,12 +57,17 @@ func (b *timed) took(start time.Time, decisions []backend.Decision) {
 	b.seconds.Observe(time.Since(start).Seconds())
 	for i := range decisions {
 		err := decisions[i].Err
-		if err != nil && !errors.Is(err, backend.ErrReused) && !errors.Is(err, backend.ErrPending) { // which are answers
+		if err != nil && !isAnswer(err) {
 			b.failures.Inc()
 			b.failed(err)
 			return
 		}
 	}
+}
+
+// isAnswer reports whether err is about the request, and the store is well.
+func isAnswer(err error) bool {
+	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
 }
 
 // Reset implements backend.Resetter where the Store below does.

@@ -371,3 +371,42 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 		t.Errorf("%d are left of 300 after one request that was charged", left)
 	}
 }
+
+// TestTooManyLimitsAtOnce: a request with more limits than one step can charge is denied, whatever the
+// limits say about failures of Redis, and counts as none: it cannot open the circuit breaker for others.
+func TestTooManyLimitsAtOnce(t *testing.T) {
+	x := start(t, `
+domain: d
+limits:
+  a: {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
+  b: {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: local, local_share: 20%}
+descriptors:
+  - {key: user, limit: [a, b]}
+`, onRedis("redis://"+redistest.Start(t).Addr), func(c *Config) { c.Answers.Bounds.Descriptors = 1000 })
+	users := func(n int) *rls.RateLimitRequest {
+		r := request("d")
+		for i := range n {
+			r.Descriptors = append(r.Descriptors, descriptor(fmt.Sprintf("user=%d", i)))
+		}
+		return r
+	}
+	for range 10 {
+		if got := x.put(t, users(513)).OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+			t.Fatalf("513 descriptors of two limits each: %v", got)
+		}
+	}
+	for range 3 {
+		if got := x.put(t, users(512)).OverallCode; got != rls.RateLimitResponse_OK {
+			t.Fatalf("512 descriptors of two limits each: %v", got)
+		}
+	}
+	if got := x.ask(t, "user=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+		t.Errorf("the fourth: %v", got)
+	}
+	metrics := body(t, get(t, x.Admin, "/metrics"))
+	for _, want := range []string{"rlsidecar_backend_failures_total 0\n"} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %q in\n%s", want, metrics)
+		}
+	}
+}

@@ -98,6 +98,9 @@ var (
 	ErrNotTaken error = notTaken{}
 	// ErrFull: a new bucket was needed and the Store is at its bound. Nothing was taken.
 	ErrFull = errors.New("no room for another bucket")
+	// ErrTooLarge: the Group has more charges than the Store takes in one step. Nothing was taken. It is an
+	// answer about the request; the Store is well.
+	ErrTooLarge = errors.New("too many limits are charged together")
 	// ErrReused: the Group has the Once.ID of another that was taken. Nothing was taken now.
 	ErrReused = errors.New("the id is that of something else")
 	// ErrPending: a Group with this Once.ID is under way, or there is no telling what came of it.

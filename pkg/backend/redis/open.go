@@ -117,6 +117,7 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.Store = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
+	s.Store = backend.Split(s.Store, c.Timeout)
 	return s, nil
 }
 

@@ -1,0 +1,111 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// sizes is a hook that remembers the most arguments of a script call.
+type sizes struct{ most atomic.Int64 }
+
+func (s *sizes) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (s *sizes) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		s.see(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (s *sizes) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		for _, cmd := range cmds {
+			s.see(cmd)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func (s *sizes) see(cmd goredis.Cmder) {
+	n := int64(len(cmd.Args()))
+	for was := s.most.Load(); n > was && !s.most.CompareAndSwap(was, n); was = s.most.Load() {
+	}
+}
+
+// many are charges of n buckets, of groups of so many.
+func many(n, group int) []backend.Charge {
+	limit := limitOf(100)
+	charges := make([]backend.Charge, n)
+	for i := range charges {
+		charges[i] = backend.Charge{Key: fmt.Appendf(nil, "many %d", i), Limit: limit, Ask: algorithms.Ask{Cost: 1}, Group: i / group}
+	}
+	return charges
+}
+
+// TestManyBucketsAtOnce: one client's call with very many buckets is answered, and other clients meanwhile
+// and after it too: no call of the script has more than a batch, and none counts as a failure of Redis.
+func TestManyBucketsAtOnce(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) string{
+		"one server": func(t *testing.T) string { t.Helper(); return "redis://" + redistest.Start(t).Addr },
+		"a Cluster":  func(t *testing.T) string { t.Helper(); return redistest.StartCluster(t, 3).URL() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var opened atomic.Int32
+			s := open(t, Config{URL: start(t), Timeout: 20 * time.Second, Changed: func(string, bool) { opened.Add(1) }})
+			hook := &sizes{}
+			if s.cluster == nil {
+				s.client.AddHook(hook)
+			} else if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
+				c.AddHook(hook)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			other := backend.Charge{Key: []byte("other"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
+			for _, call := range [][]backend.Charge{many(8000, 1), many(8000, 100), many(36_000, 50), many(backend.MaxGroup, backend.MaxGroup)} {
+				batch := max(256, backend.GroupLen(call))
+				var wait sync.WaitGroup
+				wait.Go(func() {
+					if d := takeAll(s, []backend.Charge{other}); !d[0].Allowed {
+						t.Errorf("another client: got %+v", d)
+					}
+				})
+				decisions := takeAll(s, call)
+				wait.Wait()
+				for i, d := range decisions {
+					if !d.Allowed {
+						t.Fatalf("charge %d of %d: got %+v", i, len(call), d)
+					}
+				}
+				const others = 6 // arguments beside the keys
+				if n := int(hook.most.Load()); n < 10 || n > batch+others {
+					t.Errorf("a call had %d arguments, with batches of %d", n, batch)
+				}
+			}
+			for range 10 {
+				for i, d := range takeAll(s, many(8000, 8000)) {
+					if !errors.Is(d.Err, backend.ErrTooLarge) || errors.Is(d.Err, backend.ErrUnavailable) {
+						t.Fatalf("charge %d of a group that is too large: got %+v", i, d)
+					}
+				}
+				if d := takeAll(s, []backend.Charge{other}); !d[0].Allowed {
+					t.Fatalf("another client: got %+v", d)
+				}
+			}
+			if n := opened.Load(); n != 0 {
+				t.Errorf("the circuit breaker changed %d times", n)
+			}
+		})
+	}
+}
