@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/rlsidecar/rlsidecar/internal/refenv"
 )
 
 // Exit codes.
@@ -113,7 +115,7 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return done
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "rlsidecar: %v\nTry: rlsidecar --help\n", err)
+		fmt.Fprintf(stderr, "rlsidecar: %s\nTry: rlsidecar --help\n", refenv.MaskedText(err.Error()))
 		return exitUsage
 	}
 	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})

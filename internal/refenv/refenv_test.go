@@ -322,9 +322,29 @@ func TestSecretsAreMasked(t *testing.T) {
 		{"REDIS_URL", "redis://u:p@h:1,redis://v:q@g:1", "redis://***@h:1,redis://***@g:1"},
 		{"REDIS_URL", "redis+sentinel://h:1/m?sentinel_password=p&db=1", "redis+sentinel://h:1/m?sentinel_password=***&db=1"},
 		{"REDIS_URL", "h:1", "h:1"},
+		{"REDIS_URL", "main,h:1,g:1", "main,h:1,g:1"},
+		{"REDIS_URL", "redis://h:1,g:1/0", "redis://h:1,g:1/0"},
+		{"REDIS_URL", "redis://[::1]:6379/0?db=1", "redis://[::1]:6379/0?db=1"},
+		{"REDIS_URL", "unix:///run/redis.sock", "unix:///run/redis.sock"},
+		{"REDIS_URL", "redis://:se,cr,et@h:1", "redis://***@h:1"},
+		{"REDIS_URL", "redis://:se/cr?et@h:1", "redis://***@h:1"},
+		{"REDIS_URL", "redis://:se@cret@h:1", "redis://***@h:1"},
+		{"REDIS_URL", "u:secret@h:1", "***@h:1"},
+		{"REDIS_URL", "u:secret@redis://h:1", "***"},
+		{"REDIS_URL", "redis://u:secret", "redis://***"},
+		{"REDIS_URL", "redis://u:secret/0", "redis://***"},
+		{"REDIS_URL", "redis://u:secret:h:1", "redis://***"},
+		{"REDIS_URL", "redis://:secret#@h:1", "redis://***@h:1"},
 	} {
 		if got := byName(c.name).Shown(c.value); got != c.want {
 			t.Errorf("%s=%s: %s, want %s", c.name, c.value, got, c.want)
 		}
+	}
+}
+
+func TestURLsInMessagesAreMasked(t *testing.T) {
+	got := MaskedText(`unexpected argument redis://u:se/cret@h:1, "rediss://:secret@g" and http://localhost:80/x`)
+	if want := `unexpected argument redis://***@h:1, "rediss://***@g" and http://localhost:80/x`; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

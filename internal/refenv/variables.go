@@ -25,22 +25,51 @@ func (v Variable) Shown(value string) string {
 	return Masked(value)
 }
 
-var inQuery = regexp.MustCompile(`(password=)[^&]*`)
+var (
+	inQuery = regexp.MustCompile(`(password=)[^&]*`)
+	scheme  = regexp.MustCompile(`^[a-z]+(\+[a-z]+)?$`)
+	// noSecret matches what follows the scheme of a URL without credentials: hosts with numeric ports, a
+	// path, a query. In "redis://user:secret/0", where the host is missing, the port is the password.
+	noSecret = regexp.MustCompile(`^((\[[0-9a-fA-F:.]+\]|[^][:@/?#, ]+)?(:[0-9]{1,5})?,?)*(/[^?#]*)?(\?.*)?$`)
+	urls     = regexp.MustCompile(`[^\s"']*(://|@)[^\s"']*`)
+)
 
-// Masked hides the credentials in a URL, or in a list of them.
+// Masked hides the credentials in a URL, or in a list of them: all that stands before the last "@", for a
+// password may hold any character, and all of a URL that is none.
 func Masked(value string) string {
-	if !strings.Contains(value, "://") {
-		return value
-	}
-	parts := strings.Split(value, ",")
-	for i, part := range parts {
-		scheme, rest, ok := strings.Cut(part, "://")
-		if at := strings.LastIndex(rest, "@"); ok && at >= 0 {
-			parts[i] = scheme + "://***" + rest[at:]
+	var units []string // a comma ends one only where another URL follows
+	for i, part := range strings.Split(value, ",") {
+		if i > 0 && !strings.Contains(part, "://") {
+			units[len(units)-1] += "," + part
+		} else {
+			units = append(units, part)
 		}
 	}
-	return inQuery.ReplaceAllString(strings.Join(parts, ","), "$1***")
+	for i, unit := range units {
+		units[i] = inQuery.ReplaceAllString(maskedURL(unit), "$1***")
+	}
+	return strings.Join(units, ",")
 }
+
+func maskedURL(text string) string {
+	start, rest, isURL := strings.Cut(text, "://")
+	at := strings.LastIndex(text, "@")
+	switch {
+	case !isURL && at < 0, isURL && scheme.MatchString(start) && noSecret.MatchString(rest):
+		return text
+	case isURL && !scheme.MatchString(start):
+		return "***"
+	case isURL && at > len(start):
+		return start + "://***" + text[at:]
+	case isURL:
+		return start + "://***"
+	default:
+		return "***" + text[at:]
+	}
+}
+
+// MaskedText hides the credentials of all URLs in a message, and of what may be one without its scheme.
+func MaskedText(text string) string { return urls.ReplaceAllStringFunc(text, Masked) }
 
 // Variables are those of the reference server, all that a deployment can set.
 func Variables() []Variable { return variables }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -145,9 +146,12 @@ func (c Redis) open(changed func(server string, open bool)) (stores []*redis.Sto
 		second.URL, second.PasswordFile = c.PerSecondURL, ""
 		configs = append(configs, second)
 	}
-	for _, conf := range configs {
+	for i, conf := range configs {
 		store, err := redis.Open(conf)
 		if err != nil {
+			if i > 0 {
+				err = fmt.Errorf("limits by the second: %w", err)
+			}
 			for _, s := range stores {
 				s.Close()
 			}

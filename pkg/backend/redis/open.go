@@ -12,8 +12,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -215,13 +217,20 @@ type location struct {
 	db                 int
 }
 
+// parse reads a URL. Its errors contain no part of the URL: where it is mistaken, any part may be that of
+// a password.
 func parse(text string) (location, error) {
-	bad := func(format string, args ...any) (location, error) {
-		return location{}, fmt.Errorf("redis url %q: %s", masked(text), fmt.Sprintf(format, args...))
+	bad := func(problem string) (location, error) {
+		return location{}, errors.New("redis url: " + problem)
 	}
+	const (
+		noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
+		badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"
+		encode    = "; percent-encode special characters of the password"
+	)
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
-		return bad("has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p")
+		return bad(noScheme)
 	}
 	// net/url does not know several hosts: they are put aside, so that it parses the rest.
 	authority, tail := rest, ""
@@ -233,8 +242,8 @@ func parse(text string) (location, error) {
 		user, authority = authority[:i+1], authority[i+1:]
 	}
 	u, err := url.Parse("redis://" + user + "host" + tail)
-	if err != nil {
-		return bad("cannot be read; percent-encode special characters of the password")
+	if err != nil || u.Host != "host" || u.Fragment != "" {
+		return bad("cannot be read" + encode)
 	}
 	l := location{network: "tcp", username: u.User.Username()}
 	l.password, _ = u.User.Password()
@@ -242,7 +251,7 @@ func parse(text string) (location, error) {
 	l.sentinelUsername, l.sentinelPassword = q.Get("sentinel_username"), q.Get("sentinel_password")
 	for name := range q {
 		if name != "db" && name != "sentinel_username" && name != "sentinel_password" {
-			return bad("does not know the parameter %q", name)
+			return bad("there is an unknown parameter; known are db, sentinel_username and sentinel_password" + encode)
 		}
 	}
 	path, db := strings.Trim(u.Path, "/"), q.Get("db")
@@ -253,42 +262,52 @@ func parse(text string) (location, error) {
 			return bad("a socket is written unix:///path")
 		}
 	case base != "redis" && base != "rediss":
-		return bad("the scheme %q is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster", scheme)
+		return bad(badScheme)
 	case authority == "":
 		return bad("names no host")
 	case form == "":
-		l.addr = withPort(authority, "6379")
+		l.hosts = hosts(authority, "6379")
+		if l.addr = l.hosts[0]; len(l.hosts) > 1 {
+			return bad("names several hosts; write redis+sentinel:// or redis+cluster://")
+		}
 		if path != "" {
 			db = path
 		}
 	case form == "sentinel":
-		if l.master = path; path == "" || strings.Contains(path, "/") {
-			return bad("names no master; write redis+sentinel://host:port/master")
+		if l.master = path; path == "" || strings.ContainsAny(path, "/@") {
+			return bad("names no master; write redis+sentinel://host:port/master" + encode)
 		}
 		l.hosts = hosts(authority, "26379")
 	case form == "cluster":
 		if path != "" || db != "" {
-			return bad("a cluster has one database only")
+			return bad("a cluster has one database only" + encode)
 		}
 		l.hosts = hosts(authority, "6379")
 	default:
-		return bad("the scheme %q is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster", scheme)
+		return bad(badScheme)
+	}
+	for _, host := range l.hosts {
+		if !isAddress(host) {
+			return bad("a host is written host, host:port or [IPv6]:port" + encode)
+		}
 	}
 	if db != "" {
-		if _, err := fmt.Sscanf(db, "%d", &l.db); err != nil || l.db < 0 || fmt.Sprint(l.db) != db {
-			return bad("the database %q is not a number", db)
+		if l.db, err = strconv.Atoi(db); err != nil || l.db < 0 || strconv.Itoa(l.db) != db {
+			return bad("the database is not a number" + encode)
 		}
 	}
 	return l, nil
 }
 
-// masked hides what stands before an "@".
-func masked(text string) string {
-	scheme, rest, ok := strings.Cut(text, "://")
-	if i := strings.LastIndex(rest, "@"); ok && i >= 0 {
-		return scheme + "://***" + rest[i:]
+// isAddress reports whether text is host:port. Other texts appear in the errors of a connection, and may
+// be those of a password.
+func isAddress(text string) bool {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil || host == "" || strings.ContainsAny(host, "@ ") {
+		return false
 	}
-	return text
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }
 
 func hosts(list, port string) []string {

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -187,6 +188,41 @@ func TestSlotOf(t *testing.T) {
 	for slot, tag := range tags() {
 		if tag == 0 {
 			t.Fatalf("slot %d has no tag", slot)
+		}
+	}
+}
+
+// TestURLsWithPasswordsAreNotShown: a mistaken URL is refused, and no part of it is in the error: any part
+// may be that of the password. One that is accepted has its password in the place of passwords, and not
+// where errors of connections name it.
+func TestURLsWithPasswordsAreNotShown(t *testing.T) {
+	for _, url := range []string{
+		"redis://user:se/cret@h:6379", "redis://user:se/cret@h", "redis://:/secret@h", "redis://:123/secret@h", "redis://user:123/0@h",
+		"redis://user:se?cret@h:6379", "redis://user:se?db=cret@h", "redis://user:se?secret=1@h", "redis://:1?secret@h",
+		"redis://user:#secret@h", "redis://user:1#secret@h/0", "redis://:1#secret@h", "redis://user:%secret@h", "redis://user:secret#@h",
+		"redis://user:secret:h:6379", "redis://user:secret", "redis://user:secret/0", "redis://:secret", "redis://:secret:6379",
+		"redis://h:6379:secret", "redis://h/secret", "redis://h/0?secret", "redis://h?db=secret", "redis://h/0#secret", "redis://h?password=secret",
+		"redis:user:secret@h", "redis:/user:secret@h:6379", "user:secret@h:6379", "secret@h", "user:secret@redis://h", "secret://h",
+		"unix://user:secret/run/s", "unix://user:se/cret@/run/s", "unix://secret",
+		"redis+sentinel://user:se/cret@h", "redis+sentinel://user:1/secret@h", "redis+sentinel://user:1/secret@h/main", "redis+sentinel://h/main/secret",
+		"redis+sentinel://h/main?x=1&sentinel_password=secret", "redis+sentinel://h/main?sentinel_password=1#secret", "redis+sentinel://h/main?sentinel_password=1&secret",
+		"redis+cluster://user:se/cret@h", "redis+cluster://user:secret", "redis+cluster://h1,user:secret", "redis+secret://h", "redis+cluster://h?db=secret",
+	} {
+		for _, form := range []string{"%s", " %s"} {
+			_, err := Open(Config{URL: fmt.Sprintf(form, url)})
+			if err == nil {
+				t.Errorf("%s is accepted", url)
+			} else if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "cret@") || strings.Contains(err.Error(), "user:") {
+				t.Errorf("%s: %v", url, err)
+			}
+		}
+	}
+	for url, want := range map[string]string{
+		"redis://user:se%2Fcret@h:1": "se/cret", "redis://user:a:b@h": "a:b", "redis://user:a@b@h": "a@b", "redis://:p%3Fw%23@[::1]:6379/1": "p?w#",
+		"redis+sentinel://:p@h1,h2:1/main": "p", "redis+cluster://:p@h1,h2:1": "p", "unix://:p@/run/s?db=1": "p",
+	} {
+		if l, err := parse(url); err != nil || l.password != want {
+			t.Errorf("%s: password %q, %v", url, l.password, err)
 		}
 	}
 }
