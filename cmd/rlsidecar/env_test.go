@@ -20,7 +20,7 @@ import (
 func await(t *testing.T, out *output, pattern string) []string {
 	t.Helper()
 	p := regexp.MustCompile(pattern)
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if found := p.FindStringSubmatch(out.String()); found != nil {
 			return found
 		}
@@ -92,7 +92,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	if err := os.Rename(current+".new", current); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); !limited(t, url, "v2"); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !limited(t, url, "v2"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the turned link is not seen:\n%s", stderr.String())
 		}

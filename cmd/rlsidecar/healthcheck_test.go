@@ -25,7 +25,7 @@ func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
 	ended := make(chan int)
 	go func() { ended <- runAs(ctx, []string{"/bin/ratelimit"}, nil, io.Discard, &log) }()
 	var port string
-	for deadline := time.Now().Add(10 * time.Second); port == "" && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); port == "" && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if _, after, ok := strings.Cut(log.String(), "HTTP   http://127.0.0.1:"); ok {
 			port, _, _ = strings.Cut(after, "\n")
 		}

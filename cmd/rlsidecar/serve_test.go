@@ -64,7 +64,7 @@ func TestServeSaysWhatToTry(t *testing.T) {
 	}()
 	command := regexp.MustCompile(`curl -s (http://[^ ]+) -d '(.*)'\n`)
 	var found []string
-	for deadline := time.Now().Add(10 * time.Second); found == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); found == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		found = command.FindStringSubmatch(stderr.String())
 	}
 	if found == nil {

@@ -30,7 +30,7 @@ func seen(t *testing.T, paths ...string) (next func(what string), none func(what
 		t.Helper()
 		select {
 		case <-changes:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%s: not seen", what)
 		}
 	}

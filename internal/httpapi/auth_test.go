@@ -616,7 +616,7 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	return server, conn, bufio.NewReader(conn)
 }
 

@@ -66,7 +66,7 @@ func TestAsking(t *testing.T) {
 
 func TestAskingWhoDrains(t *testing.T) {
 	t.Parallel()
-	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 2 * time.Second })
+	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()
 	eventually(t, "it says that it is not ready", func() bool {

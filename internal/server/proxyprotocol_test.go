@@ -48,7 +48,7 @@ func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
 		tb.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	lines := append([]string{"POST /v1/auth HTTP/1.1", "Host: h", "Connection: close"}, headers...)
 	if _, err := conn.Write([]byte(start + strings.Join(lines, "\r\n") + "\r\n\r\n")); err != nil {
 		tb.Fatal(err)

@@ -79,14 +79,14 @@ func (s *server) next(t *testing.T) []string {
 	var text []byte
 	if s.packet != nil {
 		text = make([]byte, 64<<10)
-		_ = s.packet.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = s.packet.SetReadDeadline(time.Now().Add(time.Minute))
 		n, _, err := s.packet.ReadFrom(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		text = text[:n]
 	} else {
-		_ = s.stream.(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))
+		_ = s.stream.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
 		conn, err := s.stream.Accept()
 		if err != nil {
 			t.Fatal(err)

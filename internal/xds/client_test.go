@@ -47,7 +47,7 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	t.Helper()
 	select {
 	case value = <-from:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s: not in 10 s", what)
 	}
 	return value

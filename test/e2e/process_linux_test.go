@@ -15,7 +15,7 @@ import (
 
 // patience bounds every wait for another process. It is long because the machines of CI are slow;
 // no test needs it to pass.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // process is a program that runs no longer than its test.
 type process struct {

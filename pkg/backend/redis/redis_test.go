@@ -39,7 +39,7 @@ func open(tb testing.TB, c Config) *Store {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { s.Close() })
-	ctx, cancel := context.WithTimeout(tb.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	defer cancel()
 	if err := s.Ping(ctx); err != nil {
 		tb.Fatal(err)
