@@ -108,6 +108,7 @@ func (c *serveCmd) Run(a *app) error {
 		return exitError{exitUsage, err}
 	}
 	settings := c.settings(plane)
+	settings.Defaults.ConsumeTogether = a.reference.ConsumeTogether
 	if err := settings.Answers.Bounds.Check(); err != nil { // here 0 is a mistake, not the default
 		return exitError{exitUsage, err}
 	}

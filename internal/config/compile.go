@@ -84,7 +84,7 @@ type compiler struct {
 func newCompiler(o Options, s *source) *compiler {
 	c := &compiler{o: o, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
 	c.problems, c.mistakes, c.incomplete = slices.Clone(s.problems), s.mistakes, s.incomplete
-	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %s %g %t", s.hash, o.ConsumeEach, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
+	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %t %s %g %t", s.hash, o.ConsumeEach, o.ConsumeTogether, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
 	return c
 }
 
@@ -227,7 +227,7 @@ func (c *compiler) settings(d *domain) {
 	d.tag = c.hashTag(tag)
 	d.Slot = d.tag.slot(d.Name, nil, &descriptors.Policy{Whole: true})
 	d.Headers = headers.pointer()
-	d.Alone = each.or(c.o.ConsumeEach)
+	d.Alone = each.or(c.o.ConsumeEach) && !c.o.ConsumeTogether
 	d.OnFailure = answer.or(c.o.OnFailure)
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))
 	d.LocalShare = d.share

@@ -437,6 +437,22 @@ func TestMetadataIsWhatAStructCanHold(t *testing.T) {
 	}
 }
 
+// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT of the reference server's environment.
+func TestConsumeTogetherTakesPrecedence(t *testing.T) {
+	const file = "domain: d\n%sdescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]"
+	for _, consume := range []string{"", "consume: each\n", "consume: together\n"} {
+		for _, each := range []bool{false, true} {
+			for _, together := range []bool{false, true} {
+				s := good(t, Options{ConsumeEach: each, ConsumeTogether: together}, fmt.Sprintf(file, consume))
+				want := !together && (consume == "consume: each\n" || consume == "" && each)
+				if p := s.Policies[0]; s.Domains["d"].Alone != want || p.Alone != want || p.Limit.TakesDenied != want {
+					t.Errorf("%q, default each %t, together %t: %+v", consume, each, together, p)
+				}
+			}
+		}
+	}
+}
+
 func TestHashTellsConfigurationsApart(t *testing.T) {
 	first := good(t, Options{}, "domain: a", "domain: b").Hash
 	if again, renamed := good(t, Options{}, "domain: a", "domain: b").Hash, func() string {
@@ -449,6 +465,7 @@ func TestHashTellsConfigurationsApart(t *testing.T) {
 		good(t, Options{}, "domain: a", "domain: c").Hash,
 		good(t, Options{}, "domain: a\n---\ndomain: b").Hash,
 		good(t, Options{ConsumeEach: true}, "domain: a", "domain: b").Hash,
+		good(t, Options{ConsumeTogether: true}, "domain: a", "domain: b").Hash,
 		good(t, Options{OnFailure: descriptors.Allow}, "domain: a", "domain: b").Hash,
 	} {
 		if other == first {

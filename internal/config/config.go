@@ -23,6 +23,8 @@ var Schema []byte
 type Options struct {
 	// ConsumeEach is the default of a domain's `consume`: each, as the reference server does.
 	ConsumeEach bool
+	// ConsumeTogether takes precedence over ConsumeEach, and over `consume: each` of a domain.
+	ConsumeTogether bool
 	// OnFailure is the default of `on_backend_failure`.
 	OnFailure descriptors.OnFailure
 	// LocalShare goes with OnFailure local, where a limit does not say.

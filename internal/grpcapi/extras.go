@@ -180,17 +180,19 @@ func (a *ask) limitText() string {
 	return s
 }
 
-// passed merges the metadata of the limits whose status is OK; nil: there is none. The
-// configuration's own maps are read only.
+// passed merges the metadata of the limits whose status is OK; nil: there is none. As with the
+// reference server an unlimited limit and a replaced one send none. The configuration's own maps are
+// read only.
 func passed(v *limiter.Verdict) map[string]any {
 	var merged map[string]any
 	for i := range v.Statuses {
 		s := &v.Statuses[i]
-		if s.Result < 0 || s.Denied || v.Results[s.Result].Policy == nil {
+		if s.Result < 0 || s.Denied {
 			continue
 		}
-		if from := v.Results[s.Result].Policy.Metadata; from != nil {
-			merged = merge(merged, from)
+		r := &v.Results[s.Result]
+		if r.Policy != nil && r.Outcome != limiter.Unlimited && r.Policy.Metadata != nil {
+			merged = merge(merged, r.Policy.Metadata)
 		}
 	}
 	return merged

@@ -197,8 +197,11 @@ func (c *Call) replaceMany() {
 	}
 }
 
-// named reports whether r is of a limit that others can replace.
-func (r *Result) named() bool { return r.Policy != nil && r.Policy.RateName != "" }
+// named reports whether r is of a limit that others can replace. An unlimited one stays so, as in the
+// reference server.
+func (r *Result) named() bool {
+	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited
+}
 
 // charge makes the charges: first the one Group of those taken together, then the others.
 func (c *Call) charge() {

@@ -27,6 +27,9 @@ type Settings struct {
 	XDS *XDS
 	// Rewrites are of metrics sent to DogStatsD.
 	Rewrites []statsd.Rewrite
+	// ConsumeTogether: no limit of a request consumes where another denies, also where the
+	// configuration says `consume: each`.
+	ConsumeTogether bool
 	// Warnings are for the log.
 	Warnings []string
 }
@@ -47,6 +50,7 @@ func Read(env map[string]string, asServer bool) (Settings, error) {
 	r.admin()
 	r.tls()
 	r.redis()
+	r.ConsumeTogether = r.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT")
 	r.answers()
 	r.metrics()
 	r.tracing()

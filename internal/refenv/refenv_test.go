@@ -199,6 +199,17 @@ func TestServeTakesOnlyWhatIsSet(t *testing.T) {
 }
 
 // TestMistakesAreNamed: variable, value and what to write.
+func TestStoppingToCountIsToConsumeTogether(t *testing.T) {
+	for value, want := range map[string]bool{"": false, "false": false, "true": true, "1": true} {
+		for _, asServer := range []bool{false, true} {
+			s, err := Read(map[string]string{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": value}, asServer)
+			if err != nil || s.ConsumeTogether != want {
+				t.Errorf("%q: %t, %v", value, s.ConsumeTogether, err)
+			}
+		}
+	}
+}
+
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"BACKEND_TYPE=memcache": "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",

@@ -171,7 +171,7 @@ var variables = []Variable{
 	{Name: "CACHE_KEY_PREFIX", Effect: "put before --redis-key-prefix"},
 	{Name: "EXPIRATION_JITTER_MAX_SECONDS", Default: "300", Effect: none + "buckets expire when they are as good as new"},
 	{Name: "LOCAL_CACHE_SIZE_IN_BYTES", Default: "0", Effect: none + "denials are remembered always"},
-	{Name: "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Default: "false", Effect: none + "consume: together is so always, and for sure"},
+	{Name: "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Default: "false", Effect: "true: consume is together, also where each is configured; false: as configured"},
 	{Name: "MEMCACHE_HOST_PORT", Effect: memcache},
 	{Name: "MEMCACHE_SRV", Effect: memcache},
 	{Name: "MEMCACHE_SRV_REFRESH", Default: "0", Effect: memcache},
