@@ -10,5 +10,6 @@
 // For the same reason a Crew starts no goroutine for a short function, and wakes none but through the poller.
 //
 // What it costs: the monitor also interrupts goroutines that compute for long. While it sleeps nobody does, until the
-// next timer, or the next system call that is told of.
+// next timer, or the next system call that is told of. So a connection that Listener has accepted lets others go
+// first whenever it has read its share without having to wait.
 package nonblock

@@ -16,9 +16,15 @@ type Conn struct {
 	in, out call
 	one     [1]byte // for peek
 
+	wake     chan struct{} // of a connection that takes turns; nil: it does not
+	unwaited int           // bytes read since it last had to wait, or took turns
+
 	// What raw calls, kept so that they are made once.
 	read, write, writeOnce, peek func(fd uintptr) bool
 }
+
+// takeTurns has c, each time it has read its share without having to wait, let other goroutines go first.
+func (c *Conn) takeTurns() { c.wake = make(chan struct{}, 1) }
 
 // Wrap makes a Conn of a TCP connection or one of a Unix socket; nil: nc is something else.
 func Wrap(nc net.Conn) *Conn {
@@ -36,7 +42,13 @@ func Wrap(nc net.Conn) *Conn {
 		return nil
 	}
 	c := &Conn{Conn: nc, raw: raw}
-	c.read = func(fd uintptr) bool { return c.in.do(syscall.SYS_READ, fd) }
+	c.read = func(fd uintptr) bool {
+		if !c.in.do(syscall.SYS_READ, fd) {
+			c.unwaited = 0
+			return false
+		}
+		return true
+	}
 	c.peek = func(fd uintptr) bool { c.in.do(sysRecvfrom, fd); return true }
 	c.writeOnce = func(fd uintptr) bool { c.out.do(syscall.SYS_WRITE, fd); return true }
 	c.write = func(fd uintptr) bool {
@@ -60,9 +72,14 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
+	if c.unwaited >= share && c.wake != nil {
+		c.unwaited = 0
+		turns.pass(c.wake)
+	}
 	c.in = call{b: b}
 	err := c.raw.Read(c.read)
 	c.in.b = nil
+	c.unwaited += c.in.n
 	switch {
 	case err != nil:
 		return 0, err

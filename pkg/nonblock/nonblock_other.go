@@ -13,6 +13,8 @@ type Conn struct{ net.Conn }
 // Wrap is nil.
 func Wrap(net.Conn) *Conn { return nil }
 
+func (*Conn) takeTurns() {}
+
 // Quiet is not called.
 func (*Conn) Quiet() bool { return false }
 

@@ -1,0 +1,83 @@
+package nonblock
+
+import (
+	"net"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestAConnectionThatAlwaysHasDataTakesTurns, with one processor: another reads what has come for it before the
+// first has read three times its share. Events are counted, not time.
+func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	plain, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	l := Listener(plain)
+	for range 20 {
+		full, from := connect(t, l)
+		other, otherPeer := connect(t, l)
+		_ = from.(*net.UnixConn).SetWriteBuffer(1 << 20)
+		have := fill(t, Wrap(from))
+		if have < 4*share {
+			t.Fatalf("the kernel keeps %d bytes only", have)
+		}
+		var read atomic.Int64
+		at := make(chan int64, 1)
+		go func() {
+			_, _ = other.Read(make([]byte, 1))
+			at <- read.Load()
+		}()
+		time.Sleep(time.Millisecond) // most likely it waits now; it need not
+		_, _ = Wrap(otherPeer).WriteOnce([]byte("x"))
+		for b := make([]byte, 1<<10); have > 0; {
+			n, err := full.Read(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			have -= n
+			read.Add(int64(n))
+		}
+		if n := <-at; n > 3*share {
+			t.Errorf("the other waited until %d bytes were read", n)
+		}
+	}
+}
+
+// fill writes until there is no more room, and returns how much that was.
+func fill(t *testing.T, c *Conn) (sum int) {
+	t.Helper()
+	for b := make([]byte, 4<<10); ; {
+		n, err := c.WriteOnce(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum += n; n == 0 {
+			return sum
+		}
+	}
+}
+
+// TestEveryoneGetsTheirTurn also where many go through at once.
+func TestEveryoneGetsTheirTurn(t *testing.T) {
+	var turns turnstile
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			wake := make(chan struct{}, 1)
+			for range 200 {
+				turns.pass(wake)
+			}
+		})
+	}
+	all.Wait()
+	if turns.busy || len(turns.waiting) > 0 {
+		t.Errorf("%+v", &turns)
+	}
+}
