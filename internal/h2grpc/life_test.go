@@ -401,6 +401,62 @@ func TestAnswersAreInTime(t *testing.T) {
 	})
 }
 
+// TestADeadlineCountsFromTheHeaders, not from the end of a body that comes slowly.
+func TestADeadlineCountsFromTheHeaders(t *testing.T) {
+	ask := func(c *client, timeout string, slowly time.Duration) *reply {
+		id := c.open(c.fields("grpc-timeout", timeout))
+		_ = c.to.WriteData(id, false, framed("m")[:3])
+		c.flush()
+		time.Sleep(slowly)
+		_ = c.to.WriteData(id, true, framed("m")[3:])
+		c.flush()
+		return c.answer(id)
+	}
+	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+		m.delay.Store(int64(time.Second))
+		defer time.Sleep(2 * time.Second) // until all flights have landed
+		began := time.Now()
+		if r := ask(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 are kept for the answer
+			t.Errorf("%+v after %v", r, time.Since(began))
+		}
+		if n := len(m.taken()); n != 1 {
+			t.Errorf("%d were taken", n)
+		}
+		if r := ask(c, "9m", 8*ms); r.message() != "late" || len(m.taken()) != 1 {
+			t.Errorf("no time is left: %+v, taken %v", r, m.taken())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		if r := ask(c, "50m", 49*ms); r.message() != "m" {
+			t.Errorf("in time: %+v", r)
+		}
+		if r := ask(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
+			t.Errorf("late: %+v", r)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) { // what is handed over
+		var told []string
+		c := dial(t, serve(t, &echo{}, func(c *Config) {
+			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				told = append(told, r.Header.Get("Grpc-Timeout"))
+				others(w, r)
+			})
+		}))
+		for _, slowly := range []time.Duration{0, 30 * ms, 60 * ms} {
+			id := c.open(c.fields("grpc-timeout", "50m"))
+			c.flush()
+			time.Sleep(slowly)
+			_ = c.to.WriteData(id, true, []byte("\x01unusual"))
+			c.flush()
+			c.answer(id)
+		}
+		if want := []string{"51m", "21m", "1m"}; !slices.Equal(told, want) {
+			t.Errorf("handed over with %v, want %v", told, want)
+		}
+	})
+}
+
 func TestAShortDeadlineIsNobodyElses(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, c *client) { //nolint:thelper // it is the test
 		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")

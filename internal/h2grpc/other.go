@@ -84,7 +84,8 @@ func (c *conn) handOverBody(s *stream) error {
 		{Name: ":authority", Value: "localhost"}, {Name: "te", Value: "trailers"}, typeField,
 	}
 	if s.head.timeout > 0 {
-		ms := min(s.head.timeout.Milliseconds()+1, 99_999_999)
+		left := max(0, s.head.timeout-c.now.Sub(s.opened))
+		ms := min(left.Milliseconds()+1, 99_999_999)
 		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
 	}
 	got := s.body

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -450,4 +451,70 @@ func TestDoorThatFailsEndsTheServer(t *testing.T) {
 	if !errors.Is(err, broken) || s.ready.Load() {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestDrainingAnswersCloseTheirConnections over HTTP, as soon as readiness fails: the client's next request comes to
+// another server.
+func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
+	for _, delay := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
+		if answersCloseWhileDraining(t, delay) {
+			return
+		}
+		t.Logf("this machine takes longer than %v; again", delay)
+	}
+	t.Error("no answer while the server drained")
+}
+
+// answersCloseWhileDraining reports whether there was an answer before the delay was over.
+func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool) {
+	t.Helper()
+	x := start(t, small, func(c *Config) { c.DrainDelay = delay })
+	kept, err := net.Dial("tcp", x.HTTP.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	in := bufio.NewReader(kept)
+	ask := func() (*http.Response, error) {
+		_, _ = io.WriteString(kept, "GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
+		r, err := http.ReadResponse(in, nil)
+		if err == nil {
+			_, err = io.Copy(io.Discard, r.Body)
+		}
+		return r, err
+	}
+	if r, err := ask(); err != nil || r.Close {
+		t.Fatalf("before: %v, %v", r, err)
+	}
+	stopped := make(chan error)
+	go func() { stopped <- x.stop() }()
+	defer func() {
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	}()
+	for ready := true; ready; time.Sleep(time.Millisecond) {
+		nc, err := net.Dial("tcp", x.HTTP.String())
+		if err != nil {
+			return false
+		}
+		_, _ = io.WriteString(nc, "GET /readyz HTTP/1.0\r\n\r\n")
+		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
+		nc.Close()
+		if err != nil {
+			return false
+		}
+		ready = r.StatusCode == http.StatusOK
+	}
+	r, err := ask()
+	if err != nil {
+		return false
+	}
+	if r.StatusCode != http.StatusOK || !r.Close {
+		t.Errorf("once readiness has failed: %d, closes %t", r.StatusCode, r.Close)
+	}
+	if n, err := in.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Errorf("the connection is still open: %v", err)
+	}
+	return true
 }
