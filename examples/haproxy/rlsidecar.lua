@@ -1,5 +1,5 @@
--- Asks rlsidecar whether a request may pass. The answer is in txn.rl: allowed, denied, or nothing
--- where there was none in time.
+-- Asks rlsidecar whether a request may pass. The answer is in txn.rl: allowed, denied, malformed where
+-- no valid question could be made of the request, or nothing where there was no answer in time.
 core.register_action("rlsidecar", { "http-req" }, function(txn)
   local headers = {
     ["host"]               = { "rlsidecar" },
@@ -15,7 +15,13 @@ core.register_action("rlsidecar", { "http-req" }, function(txn)
   local ok, answer = pcall(function()
     return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-ask", headers = headers }
   end)
-  local outcome = ok and answer and ({ [200] = "allowed", [429] = "denied" })[answer.status]
+  -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the question malformed. That is no
+  -- failure of the sidecar: if it counted as one, such a request would pass where HAProxy fails open.
+  local outcome = "malformed"
+  if ok then
+    local status = answer and answer.status or 0
+    outcome = ({ [200] = "allowed", [429] = "denied" })[status] or (status >= 400 and status < 500 and "malformed")
+  end
   if not outcome then return end
   txn:set_var("txn.rl", outcome)
   local function tell(var, name)

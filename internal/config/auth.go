@@ -182,7 +182,7 @@ func (c *compiler) auth() {
 		c.warnSpelling(all, routes)
 	}
 	if from := c.believing(); from.at.line > 0 && !trusted.stated() {
-		c.warn(from.at, "client_ip is the address of the proxy that asks, as no proxy is believed; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]")
+		c.warn(from.at, "%s is the address of the proxy that asks, as no proxy is believed; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
 	}
 }
 
@@ -206,7 +206,7 @@ func (c *compiler) believing() text {
 		for _, r := range doc.Auth.value.Routes.value {
 			for _, entries := range r.Descriptors.value {
 				for _, e := range entries {
-					if e.From.value == "client_ip" {
+					if e.From.value == "client_ip" || e.From.value == "client_network" {
 						return e.From
 					}
 				}
@@ -415,7 +415,7 @@ func btoi(b bool) int {
 
 // authSources are the sources without a name.
 var authSources = map[string]limiter.AuthSource{
-	"client_ip": limiter.FromClientIP, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
+	"client_ip": limiter.FromClientIP, "client_network": limiter.FromClientNetwork, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
 }
 
 // namedSources are those with one, as they start.
@@ -458,7 +458,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	switch {
 	case !known:
 		guess := didYouMean(kind, append(sortedKeys(authSources), sortedKeys(namedSources)...))
-		c.mistake(from.at, "from must be client_ip, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, is %q%s", short(from.value), guess)
+		c.mistake(from.at, "from must be client_ip, client_network, method, path, host, header:NAME, query:NAME, cookie:NAME or jwt:CLAIM, is %q%s", short(from.value), guess)
 	case hasName && name == "":
 		c.mistake(from.at, "from: %s needs a name; write \"%s:NAME\"", from.value, kind)
 	case out.From == limiter.FromHeader && !isToken(name), out.From == limiter.FromCookie && !isToken(name):

@@ -29,7 +29,7 @@ func TestAuthIsCompiled(t *testing.T) {
 				Place: "auth.yaml:20", Path: "/login", Ignore: target.IgnoreCase | target.IgnoreTrailingSlash | target.IgnoreParameters | target.IgnoreBackslash, Method: "POST", Host: "shop.test", Domain: "edge", Hits: 3,
 				Headers: []limiter.HeaderMatch{{Name: "X-Kind", Value: "web", Prefix: true}, {Name: "X-Any", Prefix: true}},
 				Descriptors: [][]limiter.AuthEntry{
-					{from("remote_address", limiter.FromClientIP, "")},
+					{from("remote_address", limiter.FromClientNetwork, "")},
 					{from("path", limiter.FromPath, ""), from("user_id", limiter.FromHeader, "X-User")},
 				},
 			},

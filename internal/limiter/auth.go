@@ -99,6 +99,7 @@ type AuthSource uint8
 const (
 	FromValue AuthSource = iota // it is written in the configuration
 	FromClientIP
+	FromClientNetwork // always with its length, as Envoy's masked_remote_address
 	FromMethod
 	FromPath
 	FromHost
@@ -110,5 +111,5 @@ const (
 
 // String is its name in the configuration.
 func (f AuthSource) String() string {
-	return [...]string{"value", "client_ip", "method", "path", "host", "header", "query", "cookie", "jwt"}[f]
+	return [...]string{"value", "client_ip", "client_network", "method", "path", "host", "header", "query", "cookie", "jwt"}[f]
 }

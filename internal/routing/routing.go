@@ -152,6 +152,8 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 		return e.Value, true
 	case limiter.FromClientIP:
 		return clientNetwork(q.Client, a.IPv6Prefix)
+	case limiter.FromClientNetwork:
+		return maskedClient(q.Client, a.IPv6Prefix)
 	case limiter.FromMethod:
 		return q.Method, true
 	case limiter.FromPath:
@@ -176,13 +178,22 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 
 // clientNetwork is the address of a client, or the network that stands for it.
 func clientNetwork(addr netip.Addr, ipv6Prefix int) (string, bool) {
-	switch {
-	case !addr.IsValid():
-		return "", false
-	case addr.Is6() && ipv6Prefix < addr.BitLen():
-		network, err := addr.Prefix(ipv6Prefix)
-		return network.String(), err == nil
-	default:
+	if addr.IsValid() && (addr.Is4() || ipv6Prefix >= addr.BitLen()) {
 		return addr.String(), true
 	}
+	return maskedClient(addr, ipv6Prefix)
+}
+
+// maskedClient is the network that stands for a client, with its length, as Envoy's
+// masked_remote_address writes it: 192.0.2.7/32, 2001:db8:1:2::/64.
+func maskedClient(addr netip.Addr, ipv6Prefix int) (string, bool) {
+	bits := addr.BitLen()
+	if addr.Is6() {
+		bits = min(bits, ipv6Prefix)
+	}
+	network, err := addr.Prefix(bits)
+	if err != nil || !addr.IsValid() {
+		return "", false
+	}
+	return network.String(), true
 }

@@ -318,6 +318,13 @@ func TestClientIPIsTheRequestsClient(t *testing.T) {
 		if c.addr != "" {
 			forged.Client = netip.MustParseAddr(c.addr)
 		}
+		wantNetwork := c.want
+		if c.want != "" && !strings.Contains(c.want, "/") {
+			wantNetwork = fmt.Sprintf("%s/%d", c.want, forged.Client.BitLen())
+		}
+		if got, ok := Value(a, &a.Routes[0], &limiter.AuthEntry{From: limiter.FromClientNetwork}, forged); got != wantNetwork || ok != (c.want != "") {
+			t.Errorf("network of %s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, wantNetwork)
+		}
 		if got, ok := Value(a, &a.Routes[0], &a.Routes[0].Descriptors[0][0], forged); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s/%d: %q %t, want %q", c.addr, c.prefix, got, ok, c.want)
 		}

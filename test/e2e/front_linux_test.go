@@ -83,6 +83,7 @@ func (s *front) serveApp(t *testing.T) {
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		s.body.Store(string(body))
+		s.last.Store(newReceived(r))
 		s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
 		s.lastPath.Store(path.Clean(r.URL.Path))
 		s.asked.Add(1)
@@ -366,6 +367,15 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 		}, perTenant},
 		{"a host that is not UTF-8", func() answer {
 			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host2 HTTP/1.1\r\nHost: \xff\r\nConnection: close\r\n\r\n"))
+		}, perTenant},
+		{"a control byte in the host", func() answer {
+			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host3 HTTP/1.1\r\nHost: a\x01b\r\nConnection: close\r\n\r\n"))
+		}, perTenant},
+		{"a delete byte in the host", func() answer {
+			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host4 HTTP/1.1\r\nHost: a\x7fb\r\nConnection: close\r\n\r\n"))
+		}, perTenant},
+		{"a tab in the host", func() answer {
+			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host5 HTTP/1.1\r\nHost: a\tb\r\nConnection: close\r\n\r\n"))
 		}, perTenant},
 		{"headers of the question", get("/?tenant="+marker+"head", append(forged, "X-Forwarded-Host: a,b")...), perTenant},
 	} {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -45,6 +44,9 @@ func (s *front) countsWhatTheApplicationGets(t *testing.T) {
 
 var patientCaddy = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
 
+// caddyFailsOpen lets everybody through while the sidecar is gone.
+var caddyFailsOpen = []change{{"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}}
+
 func newCaddy(t *testing.T, changes ...change) *front {
 	t.Helper()
 	program := tooltest.Path(t, "caddy") // may skip
@@ -63,8 +65,7 @@ func TestCaddy(t *testing.T) {
 
 func TestCaddyHostileRequests(t *testing.T) {
 	t.Parallel()
-	s := newCaddy(t, append(patientCaddy,
-		change{"#reverse_proxy", "reverse_proxy"}, change{"respond `", "#respond `"}, change{"header Retry-After 1", ""})...)
+	s := newCaddy(t, append(patientCaddy, caddyFailsOpen...)...)
 	s.hostileRequestsAreLimited(t)
 	s.everySizeIsAsked(t)
 	s.opensWithoutSidecar(t)
@@ -75,14 +76,20 @@ func TestCaddyDoesNotWaitForLong(t *testing.T) {
 	newCaddy(t).waitsNoLonger(t)
 }
 
-func TestTraefik(t *testing.T) {
-	t.Parallel()
+func newTraefik(t *testing.T, changes ...change) *front {
+	t.Helper()
 	program := tooltest.Path(t, "traefik") // may skip
 	s := newFront(t, "")
-	s.write(t, "traefik/traefik.yaml")
+	s.write(t, "traefik/traefik.yaml", changes...)
 	s.write(t, "traefik/dynamic.yaml")
 	s.run(t, program, "--configFile=traefik.yaml")
 	eventually(t, "it has its routes", func() bool { return s.ask(t, "", "/").code == 200 })
+	return s
+}
+
+func TestTraefik(t *testing.T) {
+	t.Parallel()
+	s := newTraefik(t)
 	s.everything(t, nil, 5, 500, "")
 	s.hostileRequestsAreLimited(t)
 }
@@ -93,7 +100,7 @@ func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
 	program := tooltest.Path(t, "haproxy") // may skip
 	s := newFront(t, "")
-	door := change{"rlsidecar-ask", fmt.Sprintf("rlsidecar-ask-%d-%d", os.Getpid(), stacks.Load())}
+	door := change{"rlsidecar-ask", "rlsidecar-ask-" + s.addr}
 	s.write(t, "haproxy/haproxy.cfg", append(changes, door)...)
 	s.write(t, "haproxy/rlsidecar.lua", door)
 	s.run(t, program, "-f", "haproxy.cfg")
@@ -109,7 +116,7 @@ func TestHAProxy(t *testing.T) {
 
 func TestHAProxyHostileRequests(t *testing.T) {
 	t.Parallel()
-	s := newHAProxy(t, append(patientHAProxy, change{"http-request return status 503", "# http-request return status 503"})...)
+	s := newHAProxy(t, append(patientHAProxy, haproxyFailsOpen)...)
 	s.hostileRequestsAreLimited(t)
 	s.everySizeIsAsked(t)
 	s.opensWithoutSidecar(t)

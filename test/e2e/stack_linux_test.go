@@ -52,6 +52,7 @@ type stack struct {
 	sidecar *process
 	socket  string // of the sidecar; empty: TCP
 	client  *http.Client
+	last    atomic.Pointer[received] // the last request that the application received
 }
 
 // change is a difference from an example.
@@ -177,7 +178,8 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 // serveApplication answers what Envoy lets through: 200, and nothing of what it was sent.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
-	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
+		s.last.Store(newReceived(r))
 		_, _ = io.WriteString(w, "application")
 	})
 }
@@ -233,9 +235,15 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	if err != nil {
 		t.Fatalf("GET %.100q: %v", path, err)
 	}
+	return readAnswer(t, raw)
+}
+
+// readAnswer reads an answer of HTTP/1.
+func readAnswer(t *testing.T, raw []byte) answer {
+	t.Helper()
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
 	if err != nil {
-		t.Fatalf("GET %.100q: %v in %.200q", path, err, raw)
+		t.Fatalf("%v in %.200q", err, raw)
 	}
 	_ = resp.Body.Close()
 	return answer{resp.StatusCode, resp.Header, string(raw)}

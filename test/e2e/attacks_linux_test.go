@@ -1,0 +1,372 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"github.com/rlsidecar/rlsidecar/internal/target"
+)
+
+// The tables of this file are requests of one client that must all meet one bucket, however they are
+// spelled. Each recipe that runs a real proxy has a test that tries all of them.
+
+// received is what the application got.
+type received struct {
+	// keys are the lines of all headers that some application takes for X-Api-Key: CGI and its
+	// successors do not distinguish "-" from "_".
+	keys []string
+	path string
+}
+
+func newReceived(r *http.Request) *received {
+	got := &received{path: r.URL.Path}
+	for name, lines := range r.Header {
+		if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "X-Api-Key") {
+			got.keys = append(got.keys, lines...)
+		}
+	}
+	return got
+}
+
+// gate is a recipe under attack: a proxy before the application of a stack.
+type gate struct {
+	*stack
+	port    string // of HTTP/1
+	http2   string // of HTTP/2 without TLS; "" if the proxy cannot have it
+	proxied string // of HTTP/1 after a PROXY protocol header
+}
+
+// header is one line of a request, in the order of the request.
+type header struct{ name, value string }
+
+// keyAttack sends a key in a spelling from which some application reads that key.
+type keyAttack struct {
+	name  string
+	http2 bool
+	lines func(key string) []header
+}
+
+const apiKey = "x-api-key"
+
+func oneLine(before, after string) func(string) []header {
+	return func(key string) []header { return []header{{apiKey, before + key + after}} }
+}
+
+func twoLines(first, second header) func(string) []header {
+	return func(key string) []header {
+		lines := []header{first, second}
+		for i := range lines {
+			lines[i].value = strings.NewReplacer("KEY", key, "JUNK", "other-than-"+key).Replace(lines[i].value)
+		}
+		return lines
+	}
+}
+
+var keyAttacks = []keyAttack{
+	{"a blank after it", true, oneLine("", " ")},
+	{"two blanks after it", true, oneLine("", "  ")},
+	{"a blank before it", true, oneLine(" ", "")},
+	{"a tab after it", true, oneLine("", "\t")},
+	{"a tab before it", true, oneLine("\t", "")},
+	{"a vertical tab after it", true, oneLine("", "\v")},
+	{"a form feed before it", true, oneLine("\f", "")},
+	{"a control byte that applications strip", true, oneLine("", "\x1f")},
+	{"blanks in HTTP/1", false, oneLine("  ", " \t ")},
+	{"a vertical tab in HTTP/1", false, oneLine("", "\v")},
+	{"junk in a second line", false, twoLines(header{apiKey, "KEY"}, header{apiKey, "JUNK"})},
+	{"junk in a first line", false, twoLines(header{apiKey, "JUNK"}, header{apiKey, "KEY"})},
+	{"an empty first line", false, twoLines(header{apiKey, ""}, header{apiKey, "KEY"})},
+	{"the same line twice", false, twoLines(header{apiKey, "KEY"}, header{apiKey, "KEY"})},
+	{"names of another case", false, twoLines(header{"X-API-KEY", "JUNK"}, header{"x-Api-Key", "KEY"})},
+	{"bytes that are not UTF-8 in a second line", false, twoLines(header{apiKey, "KEY"}, header{apiKey, "\xff"})},
+	{"junk in a second line of HTTP/2", true, twoLines(header{apiKey, "KEY"}, header{apiKey, "JUNK"})},
+	{"junk in a first line of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{apiKey, "KEY"})},
+	{"underscores in the name", false, twoLines(header{"x_api_key", "KEY"}, header{"accept", "*/*"})},
+	{"underscores in a second name", false, twoLines(header{apiKey, "JUNK"}, header{"X_Api_Key", "KEY"})},
+	{"one underscore in a second name", false, twoLines(header{"x-api_key", "KEY"}, header{apiKey, "JUNK"})},
+	{"another underscore in a second name", false, twoLines(header{"X_Api-Key", "KEY"}, header{apiKey, "JUNK"})},
+	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
+}
+
+// keysCannotBeRespelled empties the bucket of a key, then sends the key in each spelling. None may reach
+// the application with the key in it, but for what has flowed into the bucket meanwhile.
+func (g gate) keysCannotBeRespelled(t *testing.T) {
+	t.Helper()
+	for i, a := range keyAttacks {
+		if a.http2 && g.http2 == "" {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) {
+			key := "attacked" + strconv.Itoa(i)
+			from := time.Now()
+			perKey.drain(t, func() answer { return g.http1(t, g.port, "", "/", header{apiKey, key}) })
+			passed, tries := 0, perKey.capacity+2
+			for range tries {
+				g.last.Store(nil)
+				code := g.code(t, a, key)
+				if code == http.StatusTooManyRequests {
+					continue
+				}
+				got := g.last.Load()
+				if got == nil { // the proxy refuses it
+					break
+				}
+				if len(got.keys) > 1 {
+					t.Errorf("the application received %q", got.keys)
+				}
+				for _, line := range got.keys {
+					if strings.TrimSpace(line) == key {
+						passed++
+						break
+					}
+				}
+			}
+			if most := int(time.Since(from)/perKey.each) + 1; passed > most {
+				t.Errorf("%d of %d requests reached the application with the key, want at most %d", passed, tries, most)
+			}
+		})
+	}
+}
+
+// code is the status of the answer to a.
+func (g gate) code(t *testing.T, a keyAttack, key string) int {
+	t.Helper()
+	if a.http2 {
+		return g.overHTTP2(t, "/", a.lines(key)...)
+	}
+	return g.http1(t, g.port, "", "/", a.lines(key)...).code
+}
+
+// malformed are headers that HTTP does not allow, and that some proxies accept over HTTP/2. A request to
+// the sidecar that is made of them could be malformed too; if it gets no answer, a proxy that fails open
+// lets the request pass without a limit.
+var malformed = []header{
+	{":authority", "shop\x01.test"}, {":authority", "shop\x7f.test"}, {":authority", "shop\t.test"}, {":authority", "shop test"}, {":authority", "\xff"},
+	{"host", "shop\x01.test"}, {"host", "shop\x7f.test"}, {"host", "\xff"},
+	{apiKey, "key\x01"}, {apiKey, "key\x1f\x7f"}, {apiKey, "\v"}, {apiKey, "a\tb"}, {apiKey, "\xff"},
+}
+
+// malformedRequestsAreLimited wants a gate that fails open, before a lenient application.
+func (g gate) malformedRequestsAreLimited(t *testing.T) {
+	t.Helper()
+	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
+		t.Fatalf("a good request: %d", code)
+	}
+	for i, h := range malformed {
+		t.Run(fmt.Sprintf("%q", h), func(t *testing.T) {
+			limit, from, passed := perKey, time.Now(), 0
+			if h.name != apiKey {
+				limit = perTenant
+			}
+			for range 2 * limit.capacity {
+				code := g.overHTTP2(t, fmt.Sprintf("/?tenant=malformed%d", i), h)
+				if code == http.StatusOK {
+					passed++
+				} else if code != http.StatusTooManyRequests {
+					t.Logf("the proxy: %d", code)
+					return
+				}
+			}
+			if most := limit.capacity + int(time.Since(from)/limit.each); passed > most {
+				t.Errorf("%d requests passed a limit of %d", passed, most)
+			}
+		})
+	}
+}
+
+// serveAnything answers 200 to whatever comes, malformed or not, until the test ends.
+func serveAnything(t *testing.T, address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	t.Cleanup(func() { _ = listener.Close(); serving.Wait() })
+	serving.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				_ = conn.SetDeadline(time.Now().Add(patience))
+				var request []byte
+				for buf := make([]byte, 4<<10); !bytes.Contains(request, []byte("\r\n\r\n")); {
+					n, err := conn.Read(buf)
+					if err != nil {
+						return
+					}
+					request = append(request, buf[:n]...)
+				}
+				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			})
+		}
+	})
+}
+
+// pathAttacks are paths that some application does not distinguish from /login.
+var pathAttacks = []string{
+	"/LOGIN", "/Login?next=1", "/login/", "/login//", "/login;x", "/login;x=1/", "/LOGIN;x/", "/;x/login", "/a;x/..;y/login",
+	`/\login`, `\login`, "/%5clogin", "/a%5c..%5clogin", "/login%3bx", "/login/.", "/%4cogin/",
+}
+
+// sameApplicationPath is what such an application makes of a path.
+func sameApplicationPath(path string) string {
+	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
+}
+
+// pathsCannotBeRespelled guesses a password until its address may not, then asks for other spellings of
+// the path.
+func (g gate) pathsCannotBeRespelled(t *testing.T, network int) {
+	t.Helper()
+	for i, path := range pathAttacks {
+		t.Run(path, func(t *testing.T) {
+			sameMinute(t, func(attempt int) bool {
+				guesser := fmt.Sprintf("127.66.%d.%d", 100+network, 3*i+attempt)
+				for range 5 {
+					if g.http1(t, g.port, guesser, "/login").code != http.StatusOK {
+						return false
+					}
+				}
+				g.last.Store(nil)
+				code := g.http1(t, g.port, guesser, path).code
+				got := g.last.Load()
+				if code == http.StatusOK && got != nil && sameApplicationPath(got.path) == "/login" {
+					t.Logf("the application received %q", got.path)
+					return false
+				}
+				return true
+			})
+		})
+	}
+}
+
+// ipv6NetworksAreOneClient guesses from many addresses of one /64, which one client can have.
+func (g gate) ipv6NetworksAreOneClient(t *testing.T) {
+	t.Helper()
+	login := func(address string) int {
+		return g.http1(t, g.proxied, "", "/login", header{"PROXY", address}).code
+	}
+	sameMinute(t, func(attempt int) bool {
+		codes := map[int]int{}
+		for i := range 12 {
+			codes[login(fmt.Sprintf("2001:db8:%d:7::%x", attempt, i+1))]++
+		}
+		if codes[http.StatusOK] != 5 || codes[http.StatusTooManyRequests] != 7 {
+			t.Logf("12 addresses of one /64: %v, want 5 of 200 and 7 of 429", codes)
+			return false
+		}
+		if code := login(fmt.Sprintf("2001:db8:%d:8::1", attempt)); code != http.StatusOK {
+			t.Logf("another /64: %d", code)
+			return false
+		}
+		return true
+	})
+}
+
+// http1 sends GET path over a connection of its own, byte for byte. A from that is not empty is the
+// client's address; a header PROXY is the address that a PROXY protocol header names.
+func (g gate) http1(t *testing.T, port, from, path string, headers ...header) answer {
+	t.Helper()
+	var request bytes.Buffer
+	if len(headers) > 0 && headers[0].name == "PROXY" {
+		fmt.Fprintf(&request, "PROXY TCP6 %s 2001:db8:ffff::1 4711 80\r\n", headers[0].value)
+		headers = headers[1:]
+	}
+	fmt.Fprintf(&request, "GET %s HTTP/1.1\r\nHost: shop.test\r\nConnection: close\r\n", path)
+	for _, h := range headers {
+		fmt.Fprintf(&request, "%s: %s\r\n", h.name, h.value)
+	}
+	request.WriteString("\r\n")
+	conn := g.dial(t, port, from)
+	defer conn.Close()
+	if _, err := conn.Write(request.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := io.ReadAll(conn)
+	if len(raw) == 0 {
+		t.Logf("%q: no answer: %v", request.String(), err)
+		return answer{}
+	}
+	return readAnswer(t, raw)
+}
+
+func (g gate) dial(t *testing.T, port, from string) net.Conn {
+	t.Helper()
+	var dialer net.Dialer
+	if from != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(g.addr, port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	return conn
+}
+
+// overHTTP2 sends GET path over HTTP/2, with values that clients of Go's net/http refuse to send, and
+// returns the status; 0 where the proxy refused the stream or the connection.
+func (g gate) overHTTP2(t *testing.T, path string, headers ...header) int {
+	t.Helper()
+	conn := g.dial(t, g.http2, "")
+	defer conn.Close()
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	pseudo := []header{{":method", "GET"}, {":scheme", "http"}, {":path", path}}
+	if len(headers) == 0 || headers[0].name != ":authority" && headers[0].name != "host" {
+		pseudo = append(pseudo, header{":authority", "shop.test"})
+	}
+	for _, h := range append(pseudo, headers...) {
+		if err := encoder.WriteField(hpack.HeaderField{Name: strings.ToLower(h.name), Value: h.value}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	framer := http2.NewFramer(conn, conn)
+	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	if err := errors.Join(framer.WriteSettings(), framer.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true,
+	})); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return 0
+		}
+		switch frame := frame.(type) {
+		case *http2.SettingsFrame:
+			if !frame.IsAck() {
+				_ = framer.WriteSettingsAck() // an error is seen by the next read
+			}
+		case *http2.MetaHeadersFrame:
+			code, err := strconv.Atoi(frame.PseudoValue("status"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return code
+		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
+			return 0
+		}
+	}
+}
