@@ -160,9 +160,14 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
-func (b *lockedBuffer) tail() string {
+func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *lockedBuffer) tail() string {
 	const enough = 4000
-	return string(b.buf.Bytes()[max(0, b.buf.Len()-enough):])
+	all := b.String()
+	return all[max(0, len(all)-enough):]
 }
