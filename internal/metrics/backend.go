@@ -47,8 +47,8 @@ func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []
 func (b *timed) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
 	start := time.Now()
 	return backend.Start(b.next, charges, decisions, func() {
+		defer done() // even if counting panics
 		b.took(start, decisions)
-		done()
 	})
 }
 

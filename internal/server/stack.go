@@ -87,7 +87,7 @@ func (s *server) newStack() (stack, error) {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
 		}
-	})
+	}, s.storePanicked)
 	if err != nil {
 		return st, err
 	}
@@ -128,17 +128,17 @@ func (st *stack) close() {
 // OpenRedis makes the stores that a server with c would have. The error is of c.
 func OpenRedis(c Redis) ([]*redis.Store, error) {
 	redis.LogTo(func(string) {}) // what matters comes back as an error
-	return c.open(nil)
+	return c.open(nil, nil)
 }
 
-func (c Redis) open(changed func(server string, open bool)) (stores []*redis.Store, err error) {
+func (c Redis) open(changed func(server string, open bool), panicked func(value any)) (stores []*redis.Store, err error) {
 	conf, err := c.tls()
 	if err != nil {
 		return nil, err
 	}
 	first := redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile,
-		WaitReplicas: c.WaitReplicas, TLS: conf, Changed: changed,
+		WaitReplicas: c.WaitReplicas, TLS: conf, Changed: changed, Panicked: panicked,
 	}
 	configs := []redis.Config{first}
 	if c.PerSecondURL != "" {
@@ -160,6 +160,11 @@ func (c Redis) open(changed func(server string, open bool)) (stores []*redis.Sto
 		stores = append(stores, store)
 	}
 	return stores, nil
+}
+
+// storePanicked logs a panic on a goroutine that serves many requests. Theirs has failed.
+func (s *server) storePanicked(value any) {
+	s.log.Error("panic while Redis was asked; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
 }
 
 // backendFailed logs why Redis could not decide, once a second at most.

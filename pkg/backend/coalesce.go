@@ -46,6 +46,9 @@ type CoalesceConfig struct {
 	Flights int
 	// Go runs what makes flights on another goroutine (go f()).
 	Go func(f func())
+	// Panicked is called with what next, or a caller whose Take was started, panicked with on a goroutine of
+	// the Store's: the process goes on. May be nil.
+	Panicked func(value any)
 	// MaxCharges of one Take of next (256), unless one rider alone has more.
 	MaxCharges int
 	// MaxWaiting bounds the Takes that wait (65,536); one more is ErrUnavailable at once.
@@ -239,18 +242,35 @@ func (s *coalescer) fly() {
 	f := s.flights.Get().(*flight)
 	defer s.flights.Put(f)
 	for more := s.load(f); more; more = s.another(f) {
-		ctx, cancel := context.Background(), context.CancelFunc(func() {})
-		if s.config.Timeout > 0 {
-			ctx, cancel = context.WithTimeout(ctx, s.config.Timeout)
-		}
-		s.next.Take(ctx, f.charges, f.decisions)
-		cancel()
+		s.takeTogether(f)
 		if len(f.riders) > few { // what is next is not to wait until all of these are told
 			s.over()
-			f.unload()
+			s.unload(f)
 			return
 		}
-		f.unload()
+		s.unload(f)
+	}
+}
+
+// takeTogether has next decide f. If that panics it has failed: whether it was charged is not known.
+func (s *coalescer) takeTogether(f *flight) {
+	ctx, cancel := context.Background(), context.CancelFunc(func() {})
+	if s.config.Timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, s.config.Timeout)
+	}
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			s.panicked(p)
+			failAll(f.decisions, fmt.Errorf("%w: panic: %v", ErrUnavailable, p))
+		}
+	}()
+	s.next.Take(ctx, f.charges, f.decisions)
+}
+
+func (s *coalescer) panicked(value any) {
+	if s.config.Panicked != nil {
+		s.config.Panicked(value)
 	}
 }
 
@@ -267,24 +287,29 @@ func (s *coalescer) over() {
 }
 
 // unload gives the riders of f their decisions, and empties it.
-func (f *flight) unload() {
+func (s *coalescer) unload(f *flight) {
 	at := 0
 	for _, r := range f.riders {
 		at += copy(r.decisions, f.decisions[at:at+len(r.charges)])
-		r.land()
+		s.land(r)
 	}
 	clear(f.riders)
 	clear(f.charges) // limits of a configuration that is gone are not kept alive
 	f.riders, f.charges = f.riders[:0], f.charges[:0]
 }
 
-// land tells who asked that the decisions are there.
-func (r *rider) land() {
-	if r.started != nil {
-		r.started()
-	} else {
+// land tells who asked that the decisions are there. A caller that panics then harms no other.
+func (s *coalescer) land(r *rider) {
+	if r.started == nil {
 		r.done <- struct{}{}
+		return
 	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.panicked(p)
+		}
+	}()
+	r.started()
 }
 
 // another ends a flight, and begins another if one is due.
@@ -301,7 +326,7 @@ func (s *coalescer) load(f *flight) bool {
 	loaded := s.fill(f)
 	for _, r := range f.late {
 		failAll(r.decisions, fmt.Errorf("%w: not sent in time", ErrNotTaken))
-		r.land()
+		s.land(r)
 	}
 	clear(f.late)
 	f.late = f.late[:0]

@@ -424,3 +424,56 @@ func TestManyRidersDoNotHoldUpTheNextFlight(t *testing.T) {
 		told.Wait()
 	})
 }
+
+// TestAPanicEndsNoFlightForGood, of the Store or of a caller: the process goes on, others get their answers, and
+// the next flight leaves.
+func TestAPanicEndsNoFlightForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var panics []any
+		broken := true
+		s := backend.Coalesce(storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			time.Sleep(ms)
+			if broken {
+				panic("the store")
+			}
+			for i := range charges {
+				decisions[i].Allowed = true
+			}
+		}), backend.CoalesceConfig{Flights: 1, Panicked: func(value any) { panics = append(panics, value) }})
+		ask := func(done func()) []backend.Decision {
+			decisions := make([]backend.Decision, 1)
+			if !backend.Start(s, costs(true, 1), decisions, done) {
+				t.Fatal("not started")
+			}
+			return decisions
+		}
+		for range 3 {
+			told := 0
+			first, second := ask(func() { told++ }), ask(func() { told++ })
+			time.Sleep(time.Second)
+			for _, d := range [][]backend.Decision{first, second} {
+				if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Allowed {
+					t.Errorf("%+v", d)
+				}
+			}
+			if told != 2 {
+				t.Errorf("%d were told", told)
+			}
+		}
+		broken = false
+		told := false
+		ask(func() { panic("first") }) // flies alone; the next two together
+		ask(func() { panic("second") })
+		d := ask(func() { told = true })
+		time.Sleep(time.Second)
+		if !told || !d[0].Allowed || d[0].Err != nil {
+			t.Errorf("told %t: %+v", told, d)
+		}
+		if n := len(panics); n < 5 || panics[n-2] != "first" || panics[n-1] != "second" {
+			t.Errorf("reported: %v", panics)
+		}
+		if d := take(t.Context(), s, costs(true, 1)...); !d[0].Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}

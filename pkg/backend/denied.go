@@ -150,12 +150,12 @@ func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func())
 		at = end
 	}
 	return Start(s.next, charges, decisions, func() {
+		defer done() // even if learning panics
 		for at := 0; at < len(charges); {
 			end := at + GroupLen(charges[at:])
 			s.learn(charges[at:end], decisions[at:end], now, take)
 			at = end
 		}
-		done()
 	})
 }
 

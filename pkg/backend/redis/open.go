@@ -56,6 +56,8 @@ type Config struct {
 	Clock func() algorithms.Micros
 	// Changed is told when the breaker of a server opens (true) and closes; may be nil.
 	Changed func(server string, open bool)
+	// Panicked is backend.CoalesceConfig's; may be nil.
+	Panicked func(value any)
 }
 
 // LogTo sends what the Redis client has to say, which is of use to debug with only, to log. The
@@ -137,12 +139,12 @@ func (s *Store) lane(server string, n *node) backend.Store {
 			s.config.Changed(server, open)
 		}
 	}
-	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go})
+	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
 	if s.config.Timeout >= patience {
 		return usual
 	}
 	slow := n.patient(patience)
-	return lanes{usual, backend.Coalesce(backend.Breaker(slow, nil), backend.CoalesceConfig{Timeout: patience}), s.config.Timeout}
+	return lanes{usual, backend.Coalesce(backend.Breaker(slow, nil), backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
 }
 
 // lanes are the ways to one server: of what nobody waits for, and of all else.
