@@ -88,7 +88,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	var d [1]backend.Decision
 	n := newNode(client, keys{prefix: s.config.KeyPrefix}, nil)
-	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout}
+	n.replicas = s.config.replicas()
 	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
 		found(Problem, "script", "%s", advice(d[0].Err))

@@ -48,7 +48,7 @@ type Config struct {
 	// TLS is used by the rediss forms; nil: the system's roots.
 	TLS *tls.Config
 	// WaitReplicas is how many replicas must confirm a charge before it counts (0). A charge that is
-	// not confirmed within Timeout is ErrUnavailable, and stays charged. With as many as there are
+	// not confirmed within three quarters of Timeout is ErrUnavailable, and stays charged. With as many as there are
 	// replicas a failover loses nothing that was answered "allowed", but one that is away makes all
 	// unavailable; with fewer it may lose some, for another replica may be chosen.
 	WaitReplicas int
@@ -133,7 +133,7 @@ const patience = 250 * time.Millisecond
 // while it fails. What nobody waits for goes apart: it may take longer, and others are not to wait for
 // it, nor is it refused because the server is too late for them.
 func (s *Store) lane(server string, n *node) backend.Store {
-	n.replicas = replicas{s.config.WaitReplicas, s.config.Timeout}
+	n.replicas = s.config.replicas()
 	changed := func(open bool) {
 		if s.config.Changed != nil {
 			s.config.Changed(server, open)
@@ -146,6 +146,10 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	slow := n.patient(patience)
 	return lanes{usual, backend.Coalesce(backend.Breaker(slow, nil), backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
 }
+
+// replicas are those that must confirm a charge. They have three quarters of the call's time, so that the
+// server's answer, of how many have, comes before the call ends: a call that ends costs its connection.
+func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
 // lanes are the ways to one server: of what nobody waits for, and of all else.
 type lanes struct {

@@ -1,0 +1,245 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// TestReplicasThatAreMissing: with one replica, a charge that two must confirm is not answered as allowed,
+// and stays charged.
+func TestReplicasThatAreMissing(t *testing.T) {
+	t.Parallel()
+	master := redistest.Start(t)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	replica := redistest.Start(t, "--replicaof", host+" "+port)
+	redistest.Eventually(t, "the replica follows", func() bool {
+		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
+	})
+	c := backend.Charge{Key: []byte("k"), Limit: limitOf(10), Ask: algorithms.Ask{Cost: 1}}
+	take := func(replicas int, timeout time.Duration) backend.Decision {
+		return takeAll(open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: replicas}), []backend.Charge{c})[0]
+	}
+	if d := take(0, 10*time.Second); !d.Allowed { // the server knows the script from now on
+		t.Fatalf("%+v", d)
+	}
+	if d := take(2, time.Second); !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed || !strings.Contains(d.Err.Error(), "1 of 2 replicas") {
+		t.Errorf("two must confirm: %+v", d)
+	}
+	if d := take(1, 10*time.Second); d.Err != nil || !d.Allowed || d.Remaining != 7 {
+		t.Errorf("one must confirm: %+v", d)
+	}
+}
+
+// slotsOf returns two Charges, in different slots, of the first master of three.
+func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int) {
+	for i := 0; len(charges) < 2; i++ {
+		c := backend.Charge{Key: fmt.Appendf(nil, "%s %d", name, i), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}, Group: i}
+		if _, slot := store.cluster.keys.of(&c); slot < slots/3 {
+			charges, numbers = append(charges, c), append(numbers, slot)
+		}
+	}
+	return charges, numbers
+}
+
+// moved gives a slot without keys from the first master to the second.
+func moved(t *testing.T, c *redistest.Cluster, slot int) {
+	t.Helper()
+	target := c.Masters[1].Do("CLUSTER", "MYID")
+	for _, s := range []*redistest.Server{c.Masters[1], c.Masters[0], c.Masters[2]} {
+		s.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
+	}
+}
+
+// TestMovedSlots: a slot has moved since the layout was last read.
+func TestMovedSlots(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3)
+	t.Run("the first Take is answered", func(t *testing.T) {
+		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+		charges, numbers := slotsOf(s, "one slot")
+		takeAll(s, charges[1:])
+		moved(t, cluster, numbers[0])
+		if d := takeAll(s, charges[:1]); !d[0].Allowed || d[0].Remaining != 99 {
+			t.Errorf("got %+v", d)
+		}
+	})
+	t.Run("with another slot that has not moved", func(t *testing.T) {
+		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+		charges, numbers := slotsOf(s, "two slots")
+		key, _ := s.cluster.keys.of(&charges[0])
+		lane := s.cluster.laneOf(t.Context(), key) // of the master that had both
+		moved(t, cluster, numbers[0])
+		for i, d := range takeAll(lane, charges) {
+			if !d.Allowed || d.Remaining != 99 {
+				t.Errorf("charge %d: got %+v", i, d)
+			}
+		}
+	})
+	t.Run("and the new master's answer is lost", func(t *testing.T) {
+		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
+		charges, numbers := slotsOf(s, "lost")
+		moved(t, cluster, numbers[0])
+		hook := &lostAnswers{}
+		if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
+			if c.Options().Addr == cluster.Masters[1].Addr {
+				c.AddHook(hook)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
+			t.Errorf("got %+v", d)
+		}
+		if n := hook.lost.Load(); n != 1 {
+			t.Errorf("%d answers were lost", n)
+		}
+		hook.over.Store(true)
+		if d := takeOne(t, s, charges[0], algorithms.Ask{Look: true}); d.Remaining != 99 {
+			t.Errorf("%d left of 100 after one charge", d.Remaining)
+		}
+	})
+}
+
+// lostAnswers is a hook that loses the answers of scripts, after they have run.
+type lostAnswers struct {
+	lost atomic.Int32
+	over atomic.Bool
+}
+
+func (l *lostAnswers) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (l *lostAnswers) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+func (l *lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		err := next(ctx, cmd)
+		if name := cmd.Name(); name != "eval" && name != "evalsha" || l.over.Load() || err != nil {
+			return err
+		}
+		l.lost.Add(1)
+		cmd.SetErr(io.EOF)
+		return io.EOF
+	}
+}
+
+// TestDrawPrefersTheFullerShard: of the two shards drawn, the one with more left comes first, with what has
+// flowed in since it was seen; one that has just failed comes second.
+func TestDrawPrefersTheFullerShard(t *testing.T) {
+	synctest.Test(t, drawPrefersTheFullerShard) // a failure counts for a moment only
+}
+
+func drawPrefersTheFullerShard(t *testing.T) {
+	t.Helper()
+	shards, err := algorithms.Split(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 40, Period: algorithms.Second}, 4) // 10 each, at 10/s
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := 1000 * algorithms.Second
+	m := shardMemory{now: func() algorithms.Micros { return now }}
+	sees := func(i int, left int64) {
+		d := backend.Decision{At: now}
+		d.Value = left * shards[i].Unit()
+		m.saw([]byte("k"), shards, i, &d)
+	}
+	draws := func(what string, order ...int) {
+		t.Helper()
+		rank := map[int]int{}
+		for i, shard := range order {
+			rank[shard] = i
+		}
+		drawn := map[[2]int]bool{}
+		for range 500 {
+			first, second := m.draw([]byte("k"), shards, 0)
+			if first == second || rank[first] > rank[second] {
+				t.Fatalf("%s: drawn %d before %d, want the order %v", what, first, second, order)
+			}
+			drawn[[2]int{first, second}] = true
+		}
+		if len(drawn) != 6 {
+			t.Errorf("%s: %d pairs of 6 were drawn", what, len(drawn))
+		}
+	}
+	for i, left := range []int64{3, 9, 0, 6} {
+		sees(i, left)
+	}
+	draws("as seen", 1, 3, 0, 2)
+	now += algorithms.Second / 2 // five flow into each; shard 1 is full with one
+	sees(3, 4)
+	sees(1, 6)
+	draws("with what has flowed in", 0, 1, 2, 3) // 8, 6, 5, 4
+	now += algorithms.Second / 10
+	sees(0, 4)
+	sees(1, 8)
+	sees(2, 3)
+	failed := backend.Decision{Err: backend.ErrUnavailable}
+	m.saw([]byte("k"), shards, 1, &failed)
+	draws("one that fails", 3, 0, 2, 1) // 5, 4, 3, and 8
+}
+
+// gated is a Store that holds refunds until gate is closed.
+type gated struct {
+	next backend.Store
+	gate chan struct{}
+}
+
+func (g gated) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	if charges[len(charges)-1].Ask.Cost < 0 {
+		<-g.gate
+	}
+	g.next.Take(ctx, charges, decisions)
+}
+
+// TestUndoOfAWindowThatIsOver: what a denied group charged in other slots, or in shards, is given back only
+// while its window lasts. The undo arrives here when the next window has been charged.
+func TestUndoOfAWindowThatIsOver(t *testing.T) {
+	t.Parallel()
+	url := redistest.StartCluster(t, 3).URL()
+	start := algorithms.Micros(0)
+	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 100 * algorithms.Second, Start: &start}
+	tokens := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second}
+	for name, shards := range map[string]int{"slots": 0, "shards": 2} {
+		t.Run(name, func(t *testing.T) {
+			s, clock := patient(t, url)
+			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
+			gate := make(chan struct{})
+			lane := s.cluster.lane
+			s.cluster.lane = func(addr string, n *node) backend.Store { return gated{lane(addr, n), gate} }
+			a := sharded(t, window, max(2, shards), "undo "+name)
+			if shards == 0 {
+				a.Shards = nil
+			}
+			denies := sharded(t, tokens, 2, "denies "+name)
+			denies.Shards = nil
+			a.Ask.Cost, denies.Ask.Cost = 7, 11
+			d := takeAll(s, []backend.Charge{a, denies})
+			if d[0].Err != nil || d[1].Allowed {
+				t.Fatalf("got %+v", d)
+			}
+			clock.Set(1_000_000_250 * algorithms.Second)
+			if d := takeOne(t, s, a, algorithms.Ask{Cost: 6}); !d.Allowed {
+				t.Fatalf("the next window: %+v", d)
+			}
+			close(gate)
+			s.background.Close() // waits for the undo
+			if d := takeOne(t, s, a, algorithms.Ask{Look: true}); d.Remaining != 4 {
+				t.Errorf("%d left of 10 after 6, want 4", d.Remaining)
+			}
+		})
+	}
+}
