@@ -24,13 +24,15 @@ type Batch struct {
 	used     int
 	panicked any // what Take did
 	known    knownLimits
+	weight   int
 }
 
 // batched is a request in a Batch.
 type batched struct {
 	exchange
-	state batchState
-	err   error // a gRPC status, where the state is failed
+	state  batchState
+	weight int
+	err    error // a gRPC status, where the state is failed
 }
 
 type batchState uint8
@@ -58,7 +60,7 @@ func (b *Batch) Reset() {
 			b.requests[i] = b.server.newBatched()
 		}
 	}
-	b.used, b.panicked = 0, nil
+	b.used, b.weight, b.panicked = 0, 0, nil
 	b.checks.Reset()
 }
 
@@ -73,7 +75,8 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 	}
 	r := b.requests[b.used]
 	b.used++
-	r.state, r.err, r.wire = answered, nil, message
+	r.state, r.err, r.wire, r.weight = answered, nil, message, 0
+	defer b.weigh(r, b.checks.Charges())
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
@@ -96,6 +99,16 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 	}
 	r.state = toFinish
 }
+
+// weigh counts r, which was added when there were so many charges.
+func (b *Batch) weigh(r *batched, charges int) {
+	r.weight = max(len(r.asks), b.checks.Charges()-charges)
+	b.weight += r.weight
+}
+
+// Weight is how much was added: a charge, and a descriptor without one, weighs 1. Each is at most some 2 KiB in
+// memory, its key aside, where a descriptor may have 16 entries.
+func (b *Batch) Weight() int { return b.weight }
 
 // fail makes err the answer, or a denial where there is none.
 func (r *batched) fail(err error) {
@@ -138,6 +151,7 @@ func (b *Batch) Now() (taken bool) {
 		return true
 	}
 	b.used--
+	b.weight -= r.weight
 	return false
 }
 

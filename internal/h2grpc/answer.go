@@ -83,7 +83,7 @@ func (c *conn) over(s *stream) {
 
 // getStuck keeps DATA that does not fit into the client's windows, or into one frame, and the trailers.
 func (c *conn) getStuck(s *stream, rest, tail []byte) {
-	if c.stuck += len(rest); c.stuck > maxStuck {
+	if c.stuck += len(rest); c.stuck > min(maxStuck, c.allowance()) {
 		c.stuck -= len(rest)
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
 		return

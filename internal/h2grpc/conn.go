@@ -27,10 +27,15 @@ type conn struct {
 	settled  bool // the client's first SETTINGS have come
 	now      time.Time
 	batch    Batch    // nil while there is nothing to ask
-	ready    []uint32 // streams of the requests in batch
+	ready    []uint32 // room of takeNow
+	finished []bool   // room of take and takeNow
 	received int      // bytes the client's window for the connection has not got back
 
+	aloft int // the weight of its flights in the air; guarded by aloft.mu
+
 	mu      sync.Mutex
+	arrived []arrival  // whole requests; only the reader adds some, and has them answered before it lets go of mu
+	taking  int        // that are being decoded, or taken, by the reader
 	changed *sync.Cond // out, windows or streams have
 	table   table
 	out     []byte // to be written
@@ -53,6 +58,7 @@ type conn struct {
 	goneAt  int        // where in gone the next goes
 	// Bytes of requests that are not whole, and of those that wait for a flight.
 	buffered, boarded int
+	counted           int // how much of these, and of stuck, is counted in Server.held
 	stuck             int // bytes of answers that the client's windows do not let through
 
 	flying  int       // flights under way
@@ -190,9 +196,28 @@ func (c *conn) read() error {
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.closed && (c.writing && len(c.out) > maxOut || c.boarded > maxBuffered) {
+	c.count()
+	for !c.closed && (c.writing && len(c.out) > maxOut || c.boarded > c.allowance()) {
 		c.changed.Wait()
+		c.count()
 	}
+}
+
+// count brings Server.held up to date. c.mu is held.
+func (c *conn) count() {
+	if n := c.buffered + c.boarded + c.stuck; n != c.counted {
+		c.server.held.Add(int64(n - c.counted))
+		c.counted = n
+	}
+}
+
+// allowance is how much of each kind the connection may hold. It is less while all connections together hold too
+// much, but a small part remains for each.
+func (c *conn) allowance() int {
+	if c.server.held.Load() <= maxHeld {
+		return maxBuffered
+	}
+	return max(ownHeld, maxHeld/int(max(1, c.server.count.Load())))
 }
 
 // frames handles the whole frames at the start of in, and returns how long they are. c.mu is held.
@@ -256,6 +281,7 @@ func (c *conn) flush() { c.write(c.nc.Write) }
 // flushSoon is flush for goroutines that serve other connections too: it never waits for the client. Where
 // somebody must wait, a new goroutine does. c.mu is held, and released.
 func (c *conn) flushSoon() {
+	c.count()
 	nc, ok := c.nc.(interface{ WriteOnce(b []byte) (int, error) }) // a nonblock.Conn
 	switch {
 	case c.writing || c.closed || len(c.out) == 0 && !c.mayLeave():
@@ -279,6 +305,7 @@ func (c *conn) flushApart() {
 // write writes what is to be written, unless somebody does already. to may write less than all, without an
 // error: then another goroutine waits for the client. c.mu is held, and let go of.
 func (c *conn) write(to func([]byte) (int, error)) {
+	c.count()
 	if c.writing || c.closed {
 		c.mu.Unlock()
 		return
@@ -382,6 +409,8 @@ func (c *conn) close() {
 	for c.flying > 0 || c.others > 0 { // they end soon: nobody waits for them
 		c.changed.Wait()
 	}
+	c.server.held.Add(-int64(c.counted))
+	c.counted = 0
 	c.mu.Unlock()
 	c.server.gone(c)
 }

@@ -86,6 +86,8 @@ func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration) {
 	b.messages, b.late = append(b.messages, message), append(b.late, late)
 }
 
+func (b *echoBatch) Weight() int { return len(b.messages) }
+
 func (b *echoBatch) Now() bool {
 	last := len(b.messages) - 1
 	if bytes.HasPrefix(b.messages[last], []byte("now")) {
@@ -165,6 +167,14 @@ func others(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Grpc-Status", "0")
 }
 
+// servers are those that serve has made, by their listener.
+var servers sync.Map
+
+func serverOf(l *bufconn.Listener) *Server {
+	s, _ := servers.Load(l)
+	return s.(*Server)
+}
+
 // serve runs a server until the test ends.
 func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	tb.Helper()
@@ -173,6 +183,7 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 		e(&c)
 	}
 	s, l := New(c), bufconn.Listen(1<<20)
+	servers.Store(l, s)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	tb.Cleanup(func() {

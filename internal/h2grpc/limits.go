@@ -43,8 +43,18 @@ const (
 	// maxOut is how much may wait to be written before nothing more is read.
 	maxOut = 256 << 10
 
-	// maxBatch is how many requests are put to the method together.
-	maxBatch = 256
+	// maxBatch is how many requests are put to the method together, and maxWeight of which weight, but for one
+	// request alone. A Store takes so many charges in one call. What is decoded takes about 1 KiB for each.
+	maxBatch, maxWeight = 256, 256
+	// maxAloft is the weight of all that is in the air: a few calls of the Store's, because more would only wait
+	// there. A connection may always have ownAloft.
+	maxAloft, ownAloft = 2048, 64
+
+	// maxHeld bounds the bytes that all connections together keep of requests that are not whole or wait, and of
+	// answers that wait for the client. Beyond it the connections that keep most are treated as if they had
+	// reached their own bounds, an equal share of maxHeld, but at least ownHeld. So all together keep at most
+	// twice as much.
+	maxHeld, ownHeld = 32 << 20, 64 << 10
 
 	// calm is how many frames that mean no work may come in a Tick beyond one for each answer; the
 	// connection ends then. They are resets, settings, priorities, window updates, empty frames, and

@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -60,6 +61,9 @@ type Batch interface {
 	GiveUp(ctx context.Context, i int, late error)
 	// Append appends the answer; an error is a status, and nothing has been appended.
 	Append(to []byte, i int) ([]byte, *Status)
+	// Weight is how much was added, but for what Now has taken back: a charge, and a descriptor without one,
+	// weighs 1.
+	Weight() int
 	// Hold is how long the answer is to be held back.
 	Hold(i int) algorithms.Micros
 }
@@ -106,6 +110,10 @@ type Server struct {
 	cancel  context.CancelFunc
 	batches sync.Pool
 	flights sync.Pool
+
+	aloft aloft
+	held  atomic.Int64 // bytes of requests and answers that connections keep: conn.counted
+	count atomic.Int64 // connections
 
 	goroutines sync.WaitGroup
 	stopped    chan struct{}
@@ -184,6 +192,7 @@ func (s *Server) start(nc net.Conn) {
 		return
 	}
 	s.conns[c] = struct{}{}
+	s.count.Add(1)
 	s.goroutines.Go(c.serve)
 }
 
@@ -191,6 +200,7 @@ func (s *Server) gone(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
+	s.count.Add(-1)
 	if len(s.conns) == 0 {
 		s.empty.Broadcast()
 	}

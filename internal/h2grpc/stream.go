@@ -55,15 +55,28 @@ func (c *conn) find(id uint32) *stream {
 
 // park makes a stream of its own of the one opened last.
 func (c *conn) park() *stream {
-	var s *stream
-	if last := len(c.free) - 1; last >= 0 {
-		s, c.free = c.free[last], c.free[:last]
-	} else {
-		s = &stream{}
-	}
+	s := c.unused()
 	*s = c.fresh
 	c.fresh = stream{}
 	c.streams[s.id] = s
+	return s
+}
+
+// adopt makes a stream of a whole request that needed none so far.
+func (c *conn) adopt(id uint32) *stream {
+	s := c.unused()
+	s.id, s.ended, s.state = id, true, waiting
+	c.streams[id] = s
+	return s
+}
+
+// unused is an empty stream.
+func (c *conn) unused() (s *stream) {
+	last := len(c.free) - 1
+	if last < 0 {
+		return &stream{}
+	}
+	s, c.free = c.free[last], c.free[:last]
 	return s
 }
 
@@ -109,7 +122,7 @@ func (c *conn) drop(s *stream) {
 
 // busy tells whether something is still to be answered.
 func (c *conn) busy() bool {
-	return len(c.streams) > 0 || c.fresh.id != 0 || len(c.ready) > 0 || c.others > 0 || len(c.out) > 0
+	return len(c.streams) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
 }
 
 // abort resets a stream, which may be among those that are about to be answered. What the client has
@@ -215,7 +228,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	case h.malformed:
 		c.abort(id, http2.ErrCodeProtocol)
 		return c.idle(1)
-	case len(c.streams)+c.undead+len(c.ready) >= maxStreams:
+	case len(c.streams)+c.undead+len(c.arrived) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.idle(1)
 	}
@@ -354,12 +367,12 @@ func (c *conn) part(s *stream, data []byte) error {
 		switch {
 		case unusual(s.body):
 			return c.handOverBody(s)
-		case c.buffered > maxBuffered:
+		case c.buffered > c.allowance():
 			c.denyUnread(s)
 		}
 		return nil
 	}
-	if c.buffered+len(data) > maxBuffered {
+	if c.buffered+len(data) > c.allowance() {
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
 		return c.idle(otherReset)
 	}
@@ -426,6 +439,14 @@ func unusual(body []byte) bool {
 	return n > maxMessage || len(body)-prefixLen > n
 }
 
+// arrival is a whole request that the reader has not put to the Method yet.
+type arrival struct {
+	id      uint32
+	stream  *stream       // nil: it needed no place of its own so far
+	message []byte        // a part of what was read last, or of the stream's body
+	left    time.Duration // as Batch.Add has it
+}
+
 // request puts a whole request among those to be answered.
 func (c *conn) request(s *stream, message []byte) {
 	left := s.head.timeout
@@ -434,46 +455,103 @@ func (c *conn) request(s *stream, message []byte) {
 			left = -1
 		}
 	}
-	flights := c.server.config.Flights > 0
-	if flights && !c.server.config.Method.Ready() {
-		c.board(c.kept(s), message, left)
-		return
-	}
-	if c.batch == nil {
-		c.batch = c.server.batches.Get().(Batch)
-	}
-	c.batch.Add(message, c.now, left)
-	if flights && !c.batch.Now() {
-		c.board(c.kept(s), message, left)
-		return
-	}
-	c.ready = append(c.ready, s.id)
+	a := arrival{id: s.id, message: message, left: left}
 	if s == &c.fresh {
 		c.fresh = stream{}
 	} else {
-		s.state = waiting
+		a.stream, s.state = s, waiting
 	}
-	if len(c.ready) >= maxBatch {
+	c.arrived = append(c.arrived, a)
+	if len(c.arrived) >= maxBatch {
 		c.answerReady()
 	}
 }
 
-// answerReady answers the requests that have come.
+// answerReady puts the requests that have arrived to the Method. Only the reader finds any. c.mu is held, and
+// released while they are decoded and taken, because others wait for it who serve other connections.
 func (c *conn) answerReady() {
-	if len(c.ready) == 0 {
+	if len(c.arrived) == 0 {
 		return
 	}
-	ready := c.ready
-	c.ready = ready[:0] // who resets one of them comes here again
-	ctx := c.context()
-	if c.server.config.Flights == 0 { // else all are taken
-		c.batch.Take(ctx)
+	list := c.arrived
+	c.arrived = nil // who resets one of them comes here again
+	for rest := list; len(rest) > 0 && !c.closed; {
+		c.taking = len(rest)
+		if c.server.config.Flights == 0 {
+			rest = rest[c.take(rest):]
+			continue
+		}
+		if c.server.config.Method.Ready() {
+			rest = c.takeNow(rest)
+		}
+		for i := range rest {
+			if rest[i].stream == nil {
+				rest[i].stream = c.adopt(rest[i].id)
+			}
+		}
+		c.board(rest)
+		rest = nil
 	}
-	for i, id := range ready {
-		finished := c.attempt(func() { c.batch.Finish(ctx, i) })
-		c.answer(id, c.streams[id], c.batch, i, c.now, finished)
+	c.taking = 0
+	clear(list)
+	c.arrived = list[:0]
+}
+
+// take answers as many requests, from the first, as one batch may have, and returns how many. c.mu is held, and
+// released meanwhile.
+func (c *conn) take(list []arrival) (n int) {
+	if c.batch == nil {
+		c.batch = c.server.batches.Get().(Batch)
 	}
-	c.batch.Reset()
+	b, now, ctx, finished := c.batch, c.now, c.context(), c.finished[:0]
+	c.mu.Unlock()
+	for ; n < len(list) && (n == 0 || b.Weight() < maxWeight); n++ {
+		b.Add(list[n].message, now, list[n].left)
+	}
+	b.Take(ctx)
+	for i := range n {
+		finished = append(finished, c.attempt(func() { b.Finish(ctx, i) }))
+	}
+	c.mu.Lock()
+	for i := range n {
+		c.answer(list[i].id, c.streams[list[i].id], b, i, now, finished[i])
+	}
+	b.Reset()
+	c.finished = finished
+	return n
+}
+
+// takeNow answers the requests that need no waiting, and returns the others, in their order. c.mu is held, and
+// released meanwhile.
+func (c *conn) takeNow(list []arrival) (others []arrival) {
+	if c.batch == nil {
+		c.batch = c.server.batches.Get().(Batch)
+	}
+	b, now, ctx := c.batch, c.now, c.context()
+	others = list[:0]
+	for rest := list; len(rest) > 0; {
+		ids, finished := c.ready[:0], c.finished[:0]
+		c.mu.Unlock()
+		n := 0
+		for ; n < len(rest) && b.Weight() < maxWeight; n++ {
+			if b.Add(rest[n].message, now, rest[n].left); b.Now() {
+				ids = append(ids, rest[n].id)
+			} else {
+				others = append(others, rest[n])
+			}
+		}
+		rest = rest[n:]
+		for i := range ids {
+			finished = append(finished, c.attempt(func() { b.Finish(ctx, i) }))
+		}
+		c.mu.Lock()
+		for i, id := range ids {
+			c.answer(id, c.streams[id], b, i, now, finished[i])
+		}
+		b.Reset()
+		c.ready, c.finished = ids, finished
+	}
+	return others
 }
 
 // answer answers request i of b, which s asked, where it had to be kept. Unless it is finished it is denied.

@@ -60,6 +60,9 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 	return true, nil
 }
 
+// Charges is how many charges there are.
+func (b *Batch) Charges() int { return len(b.charges) }
+
 // Now takes c, which was added last and is planned, if the store can answer it without waiting; then
 // Finish comes next, and not Take. Otherwise it is as if c had not been added.
 func (b *Batch) Now(c *Call) bool {

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"time"
+	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -157,6 +158,12 @@ func (c *Call) Reset() {
 	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0]}
 	c.charges, c.keys = c.charges[:0], c.keys[:0]
+}
+
+// Held is how many bytes c keeps room for, but for the entries of descriptors and what is the Batch's.
+func (c *Call) Held() int {
+	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
+		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{}))
 }
 
 // AddDescriptor returns room for one more descriptor, whose Entries may be reused.

@@ -1,0 +1,91 @@
+package grpcapi
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// held is the size of the arrays of all slices in v, of its slices' elements too.
+func held(v reflect.Value) (n int) {
+	switch v.Kind() { //nolint:exhaustive // the others have none
+	case reflect.Slice:
+		n = v.Cap() * int(v.Type().Elem().Size())
+		for i := range v.Len() {
+			n += held(v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			n += held(v.Field(i))
+		}
+	}
+	return n
+}
+
+// TestWeightBoundsWhatIsHeld for random requests, with few descriptors and with many, with and without limits:
+// what a batch holds is at most 2 KiB for each of its weight beside a few times the bytes on the wire, and not
+// a hundred times less.
+func TestWeightBoundsWhatIsHeld(t *testing.T) {
+	var policies []*descriptors.Policy
+	for i := range 5 {
+		policies = append(policies, &descriptors.Policy{
+			Name: fmt.Sprint("k", i), Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second}),
+		})
+	}
+	s, _ := newServer(t, newLimiter(policies...), Options{})
+	rng := rand.New(rand.NewPCG(1, 2))
+	most := 0.0
+	for range 300 {
+		b := s.NewBatch(s.limiter.(*limiter.Limiter))
+		wire, asked := 0, 1+rng.IntN(50)
+		for range asked {
+			request := &rls.RateLimitRequest{Domain: "d"}
+			for range 1 + rng.IntN(1+rng.IntN(DefaultDescriptors)) {
+				d := &ratelimit.RateLimitDescriptor{}
+				for range rng.IntN(1 + rng.IntN(DefaultEntries)) {
+					d.Entries = append(d.Entries, &ratelimit.RateLimitDescriptor_Entry{
+						Key: fmt.Sprint("k", rng.IntN(8)), Value: strings.Repeat("v", rng.IntN(1+rng.IntN(100))),
+					})
+				}
+				request.Descriptors = append(request.Descriptors, d)
+			}
+			message, err := proto.Marshal(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wire += len(message)
+			b.Add(message, time.Now(), 0)
+		}
+		b.Take(t.Context())
+		sum := held(reflect.ValueOf(b.checks).Elem())
+		for i, r := range b.requests[:b.used] {
+			b.Finish(t.Context(), i)
+			own := held(reflect.ValueOf(&r.call.Request).Elem()) + held(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.asks)*int(reflect.TypeFor[ask]().Size())
+			sum += own + 2*len(r.wire)
+		}
+		bound := b.Weight()*2<<10 + 4*wire
+		if sum > bound || b.Weight() < asked {
+			t.Fatalf("%d requests of weight %d, %d bytes on the wire, hold %d bytes; the bound is %d", asked, b.Weight(), wire, sum, bound)
+		}
+		if bound > 100*sum {
+			t.Errorf("a weight of %d stands for %d bytes only", b.Weight(), sum)
+		}
+		most = max(most, float64(sum)/float64(bound))
+		b.Reset()
+		if b.Weight() != 0 {
+			t.Errorf("%d is left", b.Weight())
+		}
+	}
+	t.Logf("at most %.2f of the bound", most)
+}

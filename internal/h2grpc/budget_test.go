@@ -1,0 +1,269 @@
+package h2grpc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// scale is a Method whose messages are numbers: what they weigh. Its Store takes one batch after the other, in
+// the order of Start, each for as long as its weight says, as one Redis does.
+type scale struct {
+	echo
+	unit time.Duration // how long it takes for each 256 of weight, begun ones too
+
+	mu      sync.Mutex
+	held    int // the weight of all that is decoded and not reset
+	inAir   int
+	most    struct{ held, inAir, batch int }
+	free    time.Time // when the Store has nothing to do
+	started int       // batches
+}
+
+func (m *scale) NewBatch() Batch { return &scaleBatch{echoBatch: echoBatch{method: &m.echo}, scale: m} }
+
+type scaleBatch struct {
+	echoBatch
+	scale  *scale
+	weight int
+}
+
+func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration) {
+	b.echoBatch.Add(bytes.Clone(message), arrived, left)
+	w, _ := strconv.Atoi(string(message))
+	b.weight += w
+	b.scale.mu.Lock()
+	defer b.scale.mu.Unlock()
+	b.scale.held += w
+	b.scale.most.held = max(b.scale.most.held, b.scale.held)
+}
+
+func (b *scaleBatch) Reset() {
+	b.scale.mu.Lock()
+	b.scale.held -= b.weight
+	b.scale.mu.Unlock()
+	b.weight = 0
+	b.echoBatch.Reset()
+}
+
+func (b *scaleBatch) Weight() int { return b.weight }
+
+func (b *scaleBatch) Take(context.Context) { b.count() }
+
+func (b *scaleBatch) count() {
+	m := b.scale
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.most.batch = max(m.most.batch, b.weight)
+}
+
+func (b *scaleBatch) Start(done func()) bool {
+	b.count()
+	m, w := b.scale, b.weight
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.started++
+	m.inAir += w
+	m.most.inAir = max(m.most.inAir, m.inAir)
+	if now := time.Now(); m.free.Before(now) {
+		m.free = now
+	}
+	m.free = m.free.Add(time.Duration((w+255)/256) * m.unit)
+	time.AfterFunc(time.Until(m.free), func() {
+		m.mu.Lock()
+		m.inAir -= w
+		m.mu.Unlock()
+		done()
+	})
+	return true
+}
+
+func (b *scaleBatch) Hold(int) algorithms.Micros { return 0 }
+
+func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
+	if errors.Is(b.late[i], errLate) {
+		return append(to, "late"...), nil
+	}
+	return append(to, "ok"...), nil
+}
+
+// greedy asks, again and again, for as many requests of a weight as it can, and reads all answers.
+func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
+	t.Helper()
+	var wg sync.WaitGroup
+	_ = c.to.WriteWindowUpdate(0, 1<<30)
+	for range requests {
+		c.ask(weight)
+	}
+	wg.Go(func() {
+		if err := c.write(); err != nil {
+			t.Error(err)
+		}
+	})
+	wg.Go(func() {
+		for left := requests; left > 0; {
+			f, err := c.from.ReadFrame()
+			if err != nil {
+				t.Errorf("%d answers are missing: %v", left, err)
+				return
+			}
+			if f.Header().Flags.Has(http2.FlagHeadersEndStream) && f.Header().Type == http2.FrameHeaders {
+				left--
+			}
+		}
+	})
+	return &wg
+}
+
+// TestGreedyConnectionsHarmOnlyThemselves: connections that send much more than the Store can take have their
+// surplus denied as late. What is decoded for them and what waits at the Store has a bound, and a client with
+// small requests gets each of its answers in time.
+func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
+	for _, many := range []int{1, 20} {
+		t.Run(strconv.Itoa(many), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const flights, weight, requests = 3, 100, 2000
+				m := &scale{unit: 600 * time.Microsecond}
+				l := serve(t, &m.echo, func(c *Config) {
+					c.Method, c.Flights, c.Timeout, c.Margin, c.Late = m, flights, 10*ms, 2*ms, errLate
+				})
+				var all []*sync.WaitGroup
+				for range many {
+					all = append(all, greedy(t, dial(t, l), strconv.Itoa(weight), requests))
+				}
+				small := dial(t, l)
+				for range 100 {
+					small.must("1", "ok")
+					time.Sleep(ms)
+				}
+				for _, wg := range all {
+					wg.Wait()
+				}
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				if m.most.batch >= maxWeight+weight {
+					t.Errorf("a call of the Store weighs %d", m.most.batch)
+				}
+				if most := maxAloft + ownAloft*(many+1); m.most.inAir > most {
+					t.Errorf("%d was in the air, want at most %d", m.most.inAir, most)
+				}
+				// Each has its flights, the one that is filled, and one batch of those that are given up.
+				if most := (many + 1) * (flights + 3) * (maxWeight + weight); m.most.held > most {
+					t.Errorf("%d was decoded, want at most %d", m.most.held, most)
+				}
+				if m.held != 0 || m.inAir != 0 || m.started == 0 {
+					t.Errorf("%d is left decoded, %d in the air, of %d batches", m.held, m.inAir, m.started)
+				}
+				t.Logf("most: %+v", m.most)
+			})
+		})
+	}
+}
+
+// TestABatchInMemoryIsBounded where the Method answers at once.
+func TestABatchInMemoryIsBounded(t *testing.T) {
+	m := &scale{}
+	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
+	greedy(t, c, "100", 2000).Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.most.held >= maxWeight+100 || m.held != 0 {
+		t.Errorf("%d was decoded, and %d is still", m.most.held, m.held)
+	}
+}
+
+// TestNothingIsDecodedUnderALock: while a request is decoded, whatever that takes, the connection can be
+// drained, watched and closed.
+func TestNothingIsDecodedUnderALock(t *testing.T) {
+	for _, flights := range []int{0, 2} {
+		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}
+		s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Flights: flights, Timeout: time.Hour, Late: errLate})
+		nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
+		s.start(nc)
+		c := newClient(t, nil)
+		c.ask("m")
+		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
+		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
+		<-m.at
+		for _, conn := range s.all() { // would wait for ever
+			conn.tick(time.Now())
+			conn.drain()
+		}
+		close(m.on)
+		close(nc.in)
+		s.Stop(t.Context())
+	}
+}
+
+// stopped is a Method that stops while it decodes.
+type stopped struct {
+	echo
+	at, on chan struct{}
+}
+
+func (m *stopped) NewBatch() Batch {
+	return &stoppedBatch{echoBatch: echoBatch{method: &m.echo}, stopped: m}
+}
+
+type stoppedBatch struct {
+	echoBatch
+	stopped *stopped
+}
+
+func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration) {
+	b.stopped.at <- struct{}{}
+	<-b.stopped.on
+	b.echoBatch.Add(message, arrived, left)
+}
+
+// TestTheProcessHoldsABoundedNumberOfBytes: of requests that do not come to their end, over many connections.
+// Those of a client that sends little are answered.
+func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &echo{}
+		var s *Server
+		l := serve(t, m)
+		s = serverOf(l)
+		small := dial(t, l)
+		part := bytes.Repeat([]byte("x"), maxFrame)
+		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // of a message of 4 MiB, nearly
+		for range 20 {
+			c := dial(t, l)
+			_ = c.to.WriteWindowUpdate(0, 1<<30)
+			block := c.fields()
+			for range 2 { // 4 MB each
+				id := c.open(block)
+				_ = c.to.WriteData(id, false, prefix)
+				for range 250 {
+					_ = c.to.WriteData(id, false, part)
+				}
+				go func() { // denials
+					for {
+						if _, err := c.from.ReadFrame(); err != nil {
+							return
+						}
+					}
+				}()
+				c.flush()
+			}
+			synctest.Wait()
+			small.must("m", "m")
+			if held := s.held.Load(); held > 2*maxHeld {
+				t.Fatalf("%d bytes are held", held)
+			}
+		}
+		if held := s.held.Load(); held < maxHeld/2 {
+			t.Errorf("only %d bytes are held: the test proves nothing", held)
+		}
+	})
+}
