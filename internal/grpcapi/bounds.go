@@ -38,11 +38,14 @@ func (b Bounds) Check() error {
 	return nil
 }
 
-// exceededByJSON reports whether a body has more JSON objects than a request within the bounds can have: one,
-// and for each descriptor one, its entries and its limit. It reads the bytes only, because an object of two
-// bytes becomes a hundred when it is decoded.
-func (b Bounds) exceededByJSON(body []byte) bool {
-	objects, quoted := 0, false
+// mostObjects is how many JSON objects a request within the bounds can have: one, and for each descriptor one, its
+// entries and its limit.
+func (b Bounds) mostObjects() int { return 1 + b.Descriptors*(2+b.Entries) }
+
+// jsonObjects counts the JSON objects of a body. It reads the bytes only, because an object of two bytes becomes a
+// hundred when it is decoded.
+func jsonObjects(body []byte) (n int) {
+	quoted := false
 	for i := 0; i < len(body); i++ {
 		switch c := body[i]; {
 		case quoted && c == '\\':
@@ -50,10 +53,10 @@ func (b Bounds) exceededByJSON(body []byte) bool {
 		case c == '"':
 			quoted = !quoted
 		case c == '{' && !quoted:
-			objects++
+			n++
 		}
 	}
-	return objects > 1+b.Descriptors*(2+b.Entries)
+	return n
 }
 
 // The bounds that a request can exceed, as they are reported to an Observer.

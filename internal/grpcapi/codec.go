@@ -36,5 +36,5 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	n := data.Len()
 	x.wire = slices.Grow(x.wire[:0], n)[:n]
 	data.CopyTo(x.wire)
-	return x.decode()
+	return nil // Server.serve decodes it
 }

@@ -69,6 +69,17 @@ func (x *exchange) decode() error {
 	return nil
 }
 
+// weigh is the weight of x.wire, as of Batch.Weight, before it is decoded: at least 1.
+func (x *exchange) weigh() (n int) {
+	for b := x.wire; len(b) > 0 && n < x.bounds.Descriptors; {
+		tag, _, _, rest := field(b)
+		if b = rest; tag == requestDescriptors<<3|bytesType {
+			n++
+		}
+	}
+	return max(1, n)
+}
+
 func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *ask) bool {
 	for len(b) > 0 {
 		tag, varint, value, rest := field(b)

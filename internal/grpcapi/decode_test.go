@@ -19,8 +19,10 @@ import (
 func decoded(tb testing.TB, b []byte) (*exchange, error) {
 	tb.Helper()
 	x := newExchange()
-	err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x)
-	return x, err
+	if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, x); err != nil {
+		return x, err
+	}
+	return x, x.decode()
 }
 
 func newExchange() *exchange { return &exchange{bounds: Bounds{}.withDefaults()} }
@@ -104,6 +106,9 @@ func TestDecodeReadsWhatProtobufWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		clear(b) // gRPC takes its buffer back
+		if err := x.decode(); err != nil {
+			t.Fatal(err)
+		}
 		agree(t, x, want)
 	})
 }

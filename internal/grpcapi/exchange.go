@@ -17,11 +17,21 @@ type exchange struct {
 	// hits is the request's own hits_addend.
 	hits   uint32
 	bounds Bounds
+	pass   pass // where it is inside the gate
+	inside insideGate
 	// excess is the bound that the request exceeds, "" where it exceeds none. What exceeds it was not decoded.
 	excess string
 	// entries of all descriptors.
 	entries int
 }
+
+type insideGate uint8
+
+const (
+	outside insideGate = iota
+	inside             // the gate; it has a pass
+	late               // it was not let in: its limits answer as for a store that failed
+)
 
 // ask is what a descriptor says beside its entries, as it stands on the wire.
 type ask struct {
@@ -55,8 +65,8 @@ func (x *exchange) free() {
 
 // large tells whether x has grown more than most requests need.
 func (x *exchange) large() bool {
-	const manyDescriptors, manyEntries = 64, 512
-	return len(x.call.Descriptors) > manyDescriptors || x.entries > manyEntries
+	const manyDescriptors, manyEntries, manyBytes = 32, 256, 32 << 10
+	return len(x.call.Descriptors) > manyDescriptors || x.entries > manyEntries || x.call.Held() > manyBytes
 }
 
 // addDescriptor returns room for one more descriptor.

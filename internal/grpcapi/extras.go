@@ -24,6 +24,8 @@ type Options struct {
 	Metadata bool
 	// Bounds of a request; the zero Bounds are the defaults.
 	Bounds Bounds
+	// Patience is how long a request may wait for its turn where very much is asked at once; 0: 10 ms.
+	Patience time.Duration
 	// Answered is told how long each call took; nil: nobody asks.
 	Answered func(time.Duration)
 }

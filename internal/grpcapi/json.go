@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 
@@ -13,6 +14,15 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// refusedJSON is why a body is not answered: reason is that of Observer.Refused.
+type refusedJSON struct {
+	code         int
+	reason, text string
+}
+
+// Error is the text of the answer.
+func (e *refusedJSON) Error() string { return e.text }
+
 // deniedJSON is the RateLimitResponse to a request that exceeds a bound.
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
@@ -20,25 +30,23 @@ var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 // RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 403 where it
 // refunds and is not trusted, 503 where the RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
-	if s.options.Bounds.exceededByJSON(body) {
+	objects := jsonObjects(body)
+	if objects > s.options.Bounds.mostObjects() {
 		s.tooLarge(BoundDescriptors)
 		return http.StatusTooManyRequests, deniedJSON
 	}
-	var request rls.RateLimitRequest
-	if err := protojson.Unmarshal(body, &request); err != nil {
-		s.observer.Refused(Malformed)
-		return http.StatusBadRequest, []byte("not a RateLimitRequest: " + err.Error() + "\n")
-	}
-	if !trusted && refunds(&request) {
-		s.observer.Refused(Untrusted)
-		return http.StatusForbidden, []byte("is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n")
-	}
 	a, err := s.serve(ctx, func(v any) (err error) {
 		x := v.(*exchange)
-		if x.wire, err = (proto.MarshalOptions{}).MarshalAppend(x.wire[:0], &request); err != nil {
-			return err
+		s.enter(ctx, x, max(1, objects/2), len(body)) // of which two are at most what a descriptor weighs
+		var request rls.RateLimitRequest
+		if err := protojson.Unmarshal(body, &request); err != nil {
+			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}
 		}
-		return x.decode()
+		if !trusted && refunds(&request) {
+			return &refusedJSON{http.StatusForbidden, Untrusted, "is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"}
+		}
+		x.wire, err = (proto.MarshalOptions{}).MarshalAppend(x.wire[:0], &request)
+		return err
 	})
 	if err == nil {
 		var reply rls.RateLimitResponse
@@ -46,7 +54,10 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 			response, err = protojson.Marshal(&reply)
 		}
 	}
+	refused, is := errors.AsType[*refusedJSON](err)
 	switch {
+	case is:
+		return refused.code, []byte(refused.text)
 	case err == nil && a.denied:
 		return http.StatusTooManyRequests, response
 	case err == nil:

@@ -8,6 +8,7 @@
 package grpcapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -57,6 +58,7 @@ type Server struct {
 	options  Options
 	panics   *zap.Logger // at most one line a second
 	held     hold.Room
+	gate     gate
 }
 
 // New makes a Server. The error is of a header name.
@@ -69,6 +71,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		o.Headers = &h
 	}
 	o.Bounds = o.Bounds.withDefaults()
+	o.Patience = cmp.Or(o.Patience, gatePatience)
 	return &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}, nil
 }
 
@@ -91,10 +94,12 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	return a, nil
 }
 
-// serve answers one request, which decode reads into an exchange.
-func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, err error) {
+// serve answers one request, whose bytes read puts into an exchange.
+func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
+	var x *exchange
 	defer func() {
 		if p := recover(); p != nil { // the exchange is left to the garbage collector
+			s.leave(x)
 			s.panicked(p)
 			a, err = denial(), nil
 		}
@@ -103,16 +108,45 @@ func (s *Server) serve(ctx context.Context, decode func(any) error) (a *answer, 
 		start := time.Now()
 		defer func() { s.options.Answered(time.Since(start)) }()
 	}
-	x := exchanges.Get().(*exchange)
-	x.bounds = s.options.Bounds
-	if err := decode(x); err != nil {
-		s.observer.Refused(Malformed)
-		x.free()
-		return nil, err
+	x = exchanges.Get().(*exchange)
+	x.bounds, x.inside = s.options.Bounds, outside
+	if err = read(x); err == nil {
+		s.enter(ctx, x, x.weigh(), len(x.wire))
+		if err = x.decode(); err != nil {
+			err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // gRPC's own words
+		}
 	}
-	a, err = s.answer(ctx, x)
+	switch refused, is := errors.AsType[*refusedJSON](err); {
+	case is:
+		s.observer.Refused(refused.reason)
+	case err != nil:
+		s.observer.Refused(Malformed)
+	default:
+		a, err = s.answer(ctx, x)
+	}
+	s.leave(x)
 	x.free()
 	return a, err
+}
+
+// enter waits until x may be decoded, or is late, unless it is inside the gate already.
+func (s *Server) enter(ctx context.Context, x *exchange, weight, bytes int) {
+	if x.inside != outside {
+		return
+	}
+	x.inside = late
+	var ok bool
+	if x.pass, ok = s.gate.enter(ctx, s.options.Patience, weight, bytes); ok {
+		x.inside = inside
+	}
+}
+
+// leave makes room for others at the gate, if x is inside.
+func (s *Server) leave(x *exchange) {
+	if x != nil && x.inside == inside {
+		x.inside = outside
+		s.gate.leave(x.pass)
+	}
 }
 
 // panicked tells of a request that is denied because answering it went wrong.
@@ -130,6 +164,13 @@ var (
 	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
 )
 
+// ended is a context with no time left: a store that would have to wait fails at once.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // answer puts x to the limiter and encodes the verdict. An error is a gRPC status.
 func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 	if refused, err := s.refuse(x); refused {
@@ -143,9 +184,14 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 	}
 	c := &x.call
 	c.Request.Hold = s.held.Longest(ctx)
-	if err := s.failure(c, s.limiter.Check(ctx, c)); err != nil {
+	asking := ctx
+	if x.inside == late {
+		asking = ended
+	}
+	if err := s.failure(c, s.limiter.Check(asking, c)); err != nil {
 		return nil, err
 	}
+	s.leave(x) // the answer may be held back for long
 	if c.Verdict.Hold > 0 {
 		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()

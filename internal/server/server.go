@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc/peer"
 
 	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/admin"
@@ -351,6 +352,9 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // who does not ask for response times does not pay for them
 		s.config.Answers.Answered = s.metrics.Answered
 	}
+	if s.config.Redis.URL != "" {
+		s.config.Answers.Patience = s.config.Redis.Timeout
+	}
 	decide := grpcapi.Checker(s.limiter)
 	if s.tracing != nil {
 		decide = s.tracing.Decisions(decide)
@@ -440,7 +444,9 @@ func (s *server) authDoor() *httpapi.Auth {
 func (s *server) httpDoor(h *http.Server) door {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
-	h.ConnContext = markSpare
+	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: c.RemoteAddr()}) // tells connections apart, as gRPC does
+	}
 	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
 	var leaving atomic.Bool
