@@ -29,12 +29,12 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2. gRPC takes data back afterwards, so it is copied, once.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	x, ok := v.(*exchange)
+	m, ok := v.(*message)
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)
 	}
 	n := data.Len()
-	x.wire = slices.Grow(x.wire[:0], n)[:n]
-	data.CopyTo(x.wire)
+	m.wire = slices.Grow(m.wire[:0], n)[:n]
+	data.CopyTo(m.wire)
 	return nil // Server.serve decodes it
 }

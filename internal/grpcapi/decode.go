@@ -69,9 +69,9 @@ func (x *exchange) decode() error {
 	return nil
 }
 
-// weigh is the weight of x.wire, as of Batch.Weight, before it is decoded: at least 1.
-func (x *exchange) weigh() (n int) {
-	for b := x.wire; len(b) > 0 && n < x.bounds.Descriptors; {
+// weigh is the weight of m, as of Batch.Weight, before it is decoded: at least 1, and at most most.
+func (m *message) weigh(most int) (n int) {
+	for b := m.wire; len(b) > 0 && n < most; {
 		tag, _, _, rest := field(b)
 		if b = rest; tag == requestDescriptors<<3|bytesType {
 			n++

@@ -17,21 +17,36 @@ type exchange struct {
 	// hits is the request's own hits_addend.
 	hits   uint32
 	bounds Bounds
-	pass   pass // where it is inside the gate
-	inside insideGate
 	// excess is the bound that the request exceeds, "" where it exceeds none. What exceeds it was not decoded.
 	excess string
 	// entries of all descriptors.
 	entries int
 }
 
+// message is one RateLimitRequest that is not decoded: so it may wait at the gate, and an exchange may not.
+type message struct {
+	wire   []byte
+	pass   pass // where it is inside
+	inside insideGate
+}
+
 type insideGate uint8
 
 const (
 	outside insideGate = iota
-	inside             // the gate; it has a pass
+	inside             // it has a pass
 	late               // it was not let in: its limits answer as for a store that failed
 )
+
+var messages = sync.Pool{New: func() any { return &message{} }}
+
+// free puts m back for the next request.
+func (m *message) free() {
+	const large = 16 << 10
+	if cap(m.wire) <= large {
+		messages.Put(m)
+	}
+}
 
 // ask is what a descriptor says beside its entries, as it stands on the wire.
 type ask struct {
@@ -54,19 +69,22 @@ func (x *exchange) reset() {
 }
 
 // free puts x back for the next request, unless one request made it so large that keeping it
-// would keep memory for nothing.
+// would keep memory for nothing. There are no more of them than the gate lets in.
 func (x *exchange) free() {
-	const largeWire = 16 << 10
-	if cap(x.wire) > largeWire || x.large() {
-		return
+	const manyDescriptors, manyEntries, manyBytes = 128, 2048, 256 << 10
+	if x.wire = nil; !x.exceeds(manyDescriptors, manyEntries, manyBytes) {
+		exchanges.Put(x)
 	}
-	exchanges.Put(x)
 }
 
-// large tells whether x has grown more than most requests need.
+// large tells whether x has grown more than most requests of a Batch need, which keeps 256 of them.
 func (x *exchange) large() bool {
 	const manyDescriptors, manyEntries, manyBytes = 32, 256, 32 << 10
-	return len(x.call.Descriptors) > manyDescriptors || x.entries > manyEntries || x.call.Held() > manyBytes
+	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
+}
+
+func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
+	return len(x.call.Descriptors) > descriptors || x.entries > entries || x.call.Held() > bytes
 }
 
 // addDescriptor returns room for one more descriptor.

@@ -15,6 +15,8 @@ import (
 //
 // The requests of a Batch do not pass it: package h2grpc bounds them.
 type gate struct {
+	aside chan struct{} // requests that were not let in and are answered all the same, which does not wait
+
 	mu      sync.Mutex
 	weight  int                  // inside
 	waiting int                  // bytes of the requests that wait
@@ -56,6 +58,8 @@ const (
 	gateWeight, gateOwn = 2048, 64
 	// gateBytes bounds the requests that wait: one more is not let in.
 	gateBytes = 16 << 20
+	// gateAside is how many requests are answered at once that were not let in.
+	gateAside = 16
 	// gatePatience is how long a request waits where Options does not say.
 	gatePatience = 10 * time.Millisecond
 	// gateMargin is the time kept of a caller's deadline to give the answer in.

@@ -36,8 +36,8 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 		return http.StatusTooManyRequests, deniedJSON
 	}
 	a, err := s.serve(ctx, func(v any) (err error) {
-		x := v.(*exchange)
-		s.enter(ctx, x, max(1, objects/2), len(body)) // of which two are at most what a descriptor weighs
+		m := v.(*message)
+		s.enter(ctx, m, max(1, objects/2), len(body)) // of which two are at most what a descriptor weighs
 		var request rls.RateLimitRequest
 		if err := protojson.Unmarshal(body, &request); err != nil {
 			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}
@@ -45,7 +45,7 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 		if !trusted && refunds(&request) {
 			return &refusedJSON{http.StatusForbidden, Untrusted, "is_negative_hits needs the token of --api-token-file: Authorization: Bearer TOKEN\n"}
 		}
-		x.wire, err = (proto.MarshalOptions{}).MarshalAppend(x.wire[:0], &request)
+		m.wire, err = (proto.MarshalOptions{}).MarshalAppend(m.wire[:0], &request)
 		return err
 	})
 	if err == nil {

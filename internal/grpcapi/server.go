@@ -72,7 +72,9 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 	}
 	o.Bounds = o.Bounds.withDefaults()
 	o.Patience = cmp.Or(o.Patience, gatePatience)
-	return &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}, nil
+	s := &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}
+	s.gate.aside = make(chan struct{}, gateAside)
+	return s, nil
 }
 
 // Register adds the service to g, which must have been made with Codec. Interceptors of g are not
@@ -94,62 +96,70 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	return a, nil
 }
 
-// serve answers one request, whose bytes read puts into an exchange.
+// serve answers one request, whose bytes read puts into a message.
 func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
-	var x *exchange
-	defer func() {
-		if p := recover(); p != nil { // the exchange is left to the garbage collector
-			s.leave(x)
-			s.panicked(p)
-			a, err = denial(), nil
-		}
-	}()
 	if s.options.Answered != nil {
 		start := time.Now()
 		defer func() { s.options.Answered(time.Since(start)) }()
 	}
-	x = exchanges.Get().(*exchange)
-	x.bounds, x.inside = s.options.Bounds, outside
-	if err = read(x); err == nil {
-		s.enter(ctx, x, x.weigh(), len(x.wire))
-		if err = x.decode(); err != nil {
-			err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // gRPC's own words
+	m := messages.Get().(*message)
+	m.inside = outside
+	defer func() {
+		s.leave(m)
+		if p := recover(); p != nil { // what was in use is left to the garbage collector
+			s.panicked(p)
+			a, err = denial(), nil
+			return
 		}
+		m.free()
+	}()
+	if err := read(m); err != nil {
+		reason := Malformed
+		if refused, is := errors.AsType[*refusedJSON](err); is {
+			reason = refused.reason
+		}
+		s.observer.Refused(reason)
+		return nil, err
 	}
-	switch refused, is := errors.AsType[*refusedJSON](err); {
-	case is:
-		s.observer.Refused(refused.reason)
-	case err != nil:
+	s.enter(ctx, m, m.weigh(s.options.Bounds.Descriptors), len(m.wire))
+	x := exchanges.Get().(*exchange)
+	x.bounds, x.wire = s.options.Bounds, m.wire
+	if err = x.decode(); err != nil {
 		s.observer.Refused(Malformed)
-	default:
-		a, err = s.answer(ctx, x)
+		err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // gRPC's own words
+	} else {
+		a, err = s.answer(ctx, m, x)
 	}
-	s.leave(x)
 	x.free()
 	return a, err
 }
 
-// enter waits until x may be decoded, or is late, unless it is inside the gate already.
-func (s *Server) enter(ctx context.Context, x *exchange, weight, bytes int) {
-	if x.inside != outside {
+// enter waits until m may be decoded, or is late, unless it is inside the gate already.
+func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
+	if m.inside != outside {
 		return
 	}
-	x.inside = late
 	var ok bool
-	if x.pass, ok = s.gate.enter(ctx, s.options.Patience, weight, bytes); ok {
-		x.inside = inside
+	if m.pass, ok = s.gate.enter(ctx, s.options.Patience, weight, bytes); ok {
+		m.inside = inside
+		return
 	}
+	m.inside = late
+	s.gate.aside <- struct{}{}
 }
 
-// leave makes room for others at the gate, if x is inside.
-func (s *Server) leave(x *exchange) {
-	if x != nil && x.inside == inside {
-		x.inside = outside
-		s.gate.leave(x.pass)
+// leave makes room for others at the gate, where m has passed it.
+func (s *Server) leave(m *message) {
+	switch m.inside {
+	case inside:
+		s.gate.leave(m.pass)
+	case late:
+		<-s.gate.aside
+	case outside:
 	}
+	m.inside = outside
 }
 
-// panicked tells of a request that is denied because answering it went wrong.
 // Panicked reports a panic while a request was answered, which is denied.
 func (s *Server) Panicked(p any) { s.panicked(p) }
 
@@ -172,7 +182,7 @@ var ended = func() context.Context {
 }()
 
 // answer puts x to the limiter and encodes the verdict. An error is a gRPC status.
-func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
+func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, error) {
 	if refused, err := s.refuse(x); refused {
 		if err != nil {
 			return nil, err
@@ -185,13 +195,13 @@ func (s *Server) answer(ctx context.Context, x *exchange) (*answer, error) {
 	c := &x.call
 	c.Request.Hold = s.held.Longest(ctx)
 	asking := ctx
-	if x.inside == late {
+	if m.inside == late {
 		asking = ended
 	}
 	if err := s.failure(c, s.limiter.Check(asking, c)); err != nil {
 		return nil, err
 	}
-	s.leave(x) // the answer may be held back for long
+	s.leave(m) // the answer may be held back for long
 	if c.Verdict.Hold > 0 {
 		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()

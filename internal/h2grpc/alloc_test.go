@@ -5,8 +5,6 @@ package h2grpc
 import (
 	"bytes"
 	"context"
-	"io"
-	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -14,27 +12,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
-
-// tape is a connection that brings in what is put on it, and says of each write how long it is.
-type tape struct {
-	net.Conn
-	in  chan []byte
-	out chan int
-}
-
-func (c *tape) Read(b []byte) (int, error) {
-	in, ok := <-c.in
-	if !ok {
-		return 0, io.EOF
-	}
-	return copy(b, in), nil
-}
-
-func (c *tape) Write(b []byte) (int, error) { c.out <- len(b); return len(b), nil }
-
-func (c *tape) Close() error                { return nil }
-func (c *tape) SetDeadline(time.Time) error { return nil }
-func (c *tape) RemoteAddr() net.Addr        { return &net.UnixAddr{} }
 
 // TestARequestAllocatesNothing from what is read to what is written, and is one write with those that
 // came with it. The race detector makes pools forget, so this test is not for it.

@@ -237,9 +237,16 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		small := dial(t, l)
 		part := bytes.Repeat([]byte("x"), maxFrame)
 		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // of a message of 4 MiB, nearly
-		for range 20 {
+		for range 12 {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)
+			go func() { // denials
+				for {
+					if _, err := c.from.ReadFrame(); err != nil {
+						return
+					}
+				}
+			}()
 			block := c.fields()
 			for range 2 { // 4 MB each
 				id := c.open(block)
@@ -247,13 +254,6 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 				for range 250 {
 					_ = c.to.WriteData(id, false, part)
 				}
-				go func() { // denials
-					for {
-						if _, err := c.from.ReadFrame(); err != nil {
-							return
-						}
-					}
-				}()
 				c.flush()
 			}
 			synctest.Wait()

@@ -110,7 +110,7 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// Envoy does not wait for a limit on streams: calls over it would fail, and let requests pass. So it is
 		// more than Envoy sends; that of the fast engine.
-		grpc.MaxConcurrentStreams(16<<10),
+		grpc.MaxConcurrentStreams(16 << 10),
 		// Goroutines that are kept keep their stacks grown, which was a fifth of a call's cost. They
 		// take calls only while they are free: enough of them for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),

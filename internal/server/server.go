@@ -445,7 +445,8 @@ func (s *server) httpDoor(h *http.Server) door {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: c.RemoteAddr()}) // tells connections apart, as gRPC does
+		// The address tells connections apart, and means nothing: c could have to read it from the client.
+		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong

@@ -1,0 +1,159 @@
+package grpcapi
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/peer"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// from is the context of a connection, which name is for.
+func from(ctx context.Context, name string) context.Context {
+	return peer.NewContext(ctx, &peer.Peer{Addr: &net.UnixAddr{Name: name}})
+}
+
+const ms = time.Millisecond
+
+func TestConnectionsPassTheGateInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		var mu sync.Mutex
+		var order []string
+		var all sync.WaitGroup
+		ask := func(ctx context.Context, weight int) {
+			p, ok := g.enter(ctx, time.Hour, weight, 1)
+			if !ok {
+				t.Error("not let in")
+				return
+			}
+			mu.Lock()
+			order = append(order, clientOf(ctx).String())
+			mu.Unlock()
+			time.Sleep(ms)
+			g.leave(p)
+		}
+		greedy, other, small := from(t.Context(), "greedy"), from(t.Context(), "other"), from(t.Context(), "small")
+		for range 10 { // two at a time fit
+			all.Go(func() { ask(greedy, gateWeight/2) })
+			synctest.Wait()
+		}
+		for range 2 {
+			all.Go(func() { ask(other, gateWeight/2) })
+			synctest.Wait()
+		}
+		start := time.Now()
+		ask(small, gateOwn)
+		if took := time.Since(start); took != ms {
+			t.Errorf("a small request took %v", took)
+		}
+		all.Wait()
+		// Two of the greedy connection are inside when the other comes; then each has its turn.
+		want := strings.Fields("greedy greedy small greedy other greedy other greedy greedy greedy greedy greedy greedy")
+		slices.Sort(order[3:5]) // let in at once
+		slices.Sort(order[5:7])
+		slices.Sort(want[3:5])
+		slices.Sort(want[5:7])
+		if !slices.Equal(order, want) {
+			t.Errorf("%v\nwant %v", order, want)
+		}
+		if g.weight != 0 || g.waiting != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
+			t.Errorf("left: %+v", g)
+		}
+	})
+}
+
+func TestNobodyWaitsAtTheGateForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		inside, ok := g.enter(from(t.Context(), "a"), 10*ms, gateWeight, 1)
+		if !ok {
+			t.Fatal("not let in")
+		}
+		wait := func(ctx context.Context, want time.Duration) {
+			start := time.Now()
+			if _, ok := g.enter(ctx, 10*ms, gateOwn+1, gateBytes); ok || time.Since(start) != want {
+				t.Errorf("%v after %v, want %v", ok, time.Since(start), want)
+			}
+		}
+		b := from(t.Context(), "b")
+		wait(b, 10*ms)
+		soon, cancel := context.WithTimeout(b, 6*ms) // time is kept for the answer
+		defer cancel()
+		wait(soon, 4*ms)
+		var one sync.WaitGroup
+		one.Go(func() { wait(b, 10*ms) })
+		synctest.Wait()
+		wait(b, 0) // too many bytes wait
+		one.Wait()
+		g.leave(inside)
+		if p, ok := g.enter(b, 0, gateOwn+1, 1); !ok {
+			t.Error("those that left are still waited for")
+		} else {
+			g.leave(p)
+		}
+		if g.weight != 0 || g.waiting != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
+			t.Errorf("left: %+v", g)
+		}
+	})
+}
+
+// TestARequestThatIsNotLetInIsAnsweredByItsLimit, as it says for a store that cannot answer; and one that is held
+// back for its turn in a leaky bucket is not inside.
+func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
+	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
+		synctest.Test(t, func(t *testing.T) {
+			asked := make(chan struct{})
+			s, _ := newServer(t, slowStore(asked).limiter(t, onFailure), Options{Patience: 5 * ms})
+			var first sync.WaitGroup
+			ctx := from(t.Context(), "a")
+			for range 21 { // 2,100 charges
+				first.Go(func() {
+					if _, err := askByGRPC(s, ctx, request(slices.Repeat([]string{"k"}, 100)...)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+			start := time.Now()
+			got, err := askByGRPC(s, ctx, request("k"))
+			if err != nil || int32(got.OverallCode) != want || time.Since(start) != 5*ms {
+				t.Errorf("%v, %v after %v", got, err, time.Since(start))
+			}
+			close(asked)
+			first.Wait()
+		})
+	}
+}
+
+// slowStore answers once the channel is closed, unless there is no time.
+type slowStore chan struct{}
+
+func (s slowStore) Take(ctx context.Context, _ []backend.Charge, decisions []backend.Decision) {
+	if ctx.Err() != nil {
+		for i := range decisions {
+			decisions[i].Err = backend.ErrUnavailable
+		}
+		return
+	}
+	<-s
+}
+
+func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
+	tb.Helper()
+	l := limiter.New(s, nil)
+	l.Swap(snapshot(&descriptors.Policy{
+		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
+	}))
+	return l
+}

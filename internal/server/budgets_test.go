@@ -1,0 +1,167 @@
+package server
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	rtmetrics "runtime/metrics"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+const budgetsYAML = `
+domain: d
+descriptors:
+  - {key: k, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
+  - {key: small, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
+`
+
+// bytesCodec sends bytes as they are, and keeps none of those that come.
+type bytesCodec struct{}
+
+func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
+func (bytesCodec) Name() string                             { return "proto" }
+
+// manyDescriptors is a request of so many.
+func manyDescriptors(tb testing.TB, n, first int) []byte {
+	tb.Helper()
+	r := request("d")
+	for i := range n {
+		r.Descriptors = append(r.Descriptors, descriptor(fmt.Sprint("k=", first+i)))
+	}
+	b, err := proto.Marshal(r)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// heap is how many bytes of the heap are in use by objects.
+func heap() uint64 {
+	sample := []rtmetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	rtmetrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
+
+// beside asks small requests, one after the other, while attack runs, each of which must be allowed by its limit.
+// The heap may not grow by more than 128 MiB meanwhile.
+func (x *instance) beside(t *testing.T, attack func()) {
+	t.Helper()
+	runtime.GC()
+	before, most := heap(), uint64(0)
+	done := make(chan struct{})
+	go func() { defer close(done); attack() }()
+	answered := 0
+	for over := false; !over; answered++ {
+		select {
+		case <-done:
+			over = true
+		default:
+		}
+		answer := x.ask(t, fmt.Sprint("small=", answered))
+		if s := answer.Statuses; answer.OverallCode != rls.RateLimitResponse_OK || len(s) != 1 || s[0].CurrentLimit == nil {
+			t.Errorf("small request %d: %v", answered, answer)
+		}
+		most = max(most, heap())
+	}
+	t.Logf("%d small requests; the heap grew by up to %d MiB", answered, (max(most, before)-before)>>20)
+	if most > before+128<<20 {
+		t.Errorf("the heap grew from %d to %d bytes", before, most)
+	}
+}
+
+// TestManyDescriptorsHarmNobodyElse: 500 requests of 1,000 descriptors at once on one connection, which are denied
+// without being decoded, and 3,000 of as many as are allowed. In memory, and with Redis.
+func TestManyDescriptorsHarmNobodyElse(t *testing.T) {
+	redis := redistest.Start(t)
+	for name, edit := range map[string]func(*Config){
+		"memory": func(*Config) {},
+		"redis":  onRedis("redis://" + redis.Addr),
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, budgetsYAML, edit)
+			greedy := dial(t, x.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{})))
+			for _, attack := range []struct{ requests, descriptors int }{{500, 1000}, {3000, 100}} {
+				wire := make([][]byte, 10)
+				for i := range wire {
+					wire[i] = manyDescriptors(t, attack.descriptors, i*attack.descriptors)
+				}
+				var answers atomic.Int64
+				x.beside(t, func() {
+					var wg sync.WaitGroup
+					for i := range attack.requests {
+						wg.Go(func() {
+							var n int
+							if err := greedy.Invoke(t.Context(), "/"+grpcapi.ServiceName+"/ShouldRateLimit", wire[i%len(wire)], &n); err != nil || n == 0 {
+								t.Errorf("%d bytes, %v", n, err)
+								return
+							}
+							answers.Add(1)
+						})
+					}
+					wg.Wait()
+				})
+				if n := answers.Load(); n != int64(attack.requests) {
+					t.Errorf("%d answers to %d requests", n, attack.requests)
+				}
+			}
+			if text := metricsOf(t, x); !strings.Contains(text, `rlsidecar_requests_too_large_total{bound="descriptors"} 500`) ||
+				!strings.Contains(text, `rlsidecar_requests_refused_total{reason="too_much"} 500`) {
+				t.Error("the requests that were too large are not counted")
+			}
+		})
+	}
+}
+
+func metricsOf(t *testing.T, x *instance) string {
+	t.Helper()
+	body, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// TestLargeBodiesOfJSONHarmNobodyElse: 32 posts at once, again and again, of as many empty objects as fit.
+func TestLargeBodiesOfJSONHarmNobodyElse(t *testing.T) {
+	x := start(t, budgetsYAML)
+	empty := func(size int) string {
+		const head, tail = `{"domain":"d","descriptors":[{}`, `]}`
+		return head + strings.Repeat(",{}", (size-len(head)-len(tail))/3) + tail
+	}
+	most := `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"1"}]}` +
+		strings.Repeat(`,{"entries":[{"key":"k","value":"2"}]}`, 99) + `]}`
+	for body, want := range map[string]int{empty(1 << 20): 413, empty(64 << 10): 429, most: 200} {
+		x.beside(t, func() {
+			var wg sync.WaitGroup
+			for range 32 {
+				wg.Go(func() {
+					for range 10 {
+						if got := exchange(t, http.MethodPost, x.HTTP, "/json", body).StatusCode; got != want {
+							t.Errorf("a body of %d bytes: %d, want %d", len(body), got, want)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+	eventually(t, "a small body is answered", func() bool {
+		return exchange(t, http.MethodPost, x.HTTP, "/json", `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"1"}]}]}`).StatusCode == 200
+	})
+}
