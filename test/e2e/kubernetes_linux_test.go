@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -77,6 +78,8 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 // rendered is what a gateway makes of a recipe.
 type rendered struct {
 	Filter      object `yaml:"filter"`
+	Before      []any  `yaml:"-"`            // filters before it
+	Manager     object `yaml:"-"`            // more of the connection manager
 	VirtualHost object `yaml:"virtual_host"` // more of it
 	Route       object `yaml:"route"`        // more of it
 	Cluster     object `yaml:"cluster"`
@@ -110,7 +113,12 @@ func istioRenders(t *testing.T) rendered {
 		case "CLUSTER ADD":
 			r.Cluster = value
 		case "HTTP_FILTER INSERT_BEFORE":
+			if r.Filter != nil { // each goes directly before the router
+				r.Before = append(r.Before, r.Filter)
+			}
 			r.Filter = value
+		case "NETWORK_FILTER MERGE":
+			r.Manager = at[object](t, value, "typed_config")
 		case "VIRTUAL_HOST MERGE":
 			r.VirtualHost = value
 		default:
@@ -146,10 +154,10 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 		"static_resources": object{
 			"listeners": []any{object{"name": "http", "address": at(10000), "filter_chains": []any{object{"filters": []any{object{
 				"name": "envoy.filters.network.http_connection_manager",
-				"typed_config": typed("network.http_connection_manager.v3.HttpConnectionManager", object{
+				"typed_config": merge(typed("network.http_connection_manager.v3.HttpConnectionManager", object{
 					"stat_prefix": "http", "use_remote_address": true, "route_config": object{"virtual_hosts": []any{host}},
-					"http_filters": []any{r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}},
-				}),
+					"http_filters": append(slices.Clone(r.Before), r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}),
+				}), r.Manager),
 			}}}}}},
 			"clusters": []any{r.Cluster, object{"name": "app", "type": "STATIC", "load_assignment": object{"cluster_name": "app", "endpoints": []any{
 				object{"lb_endpoints": []any{object{"endpoint": object{"address": at(9000)}}}},
@@ -262,6 +270,9 @@ func TestKubernetesEnvoys(t *testing.T) {
 			if r.Limits == nil {
 				perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
 			}
+			if r.Before != nil {
+				s.asGate().keysCannotBeRespelled(t)
+			}
 			s.sidecar.kill()
 			if a := s.get(t, "127.66.7.2", "/", "x-api-key: carol"); a.code != c.gone {
 				t.Errorf("without rlsidecar: %d, want %d", a.code, c.gone)
@@ -311,6 +322,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
 		t.Errorf("Retry-After %q", denial.header.Get("Retry-After"))
 	}
+	gate{stack: s, port: "8000"}.keysCannotBeRespelled(t)
 	address := 0
 	perAddress.drain(t, func() answer {
 		// Not by being somebody else, nor by asking for something else.

@@ -18,7 +18,7 @@ func (g gate) attack(t *testing.T, network int) {
 	t.Run("addresses of one network", g.ipv6NetworksAreOneClient)
 }
 
-func (s *stack) asGate() gate { return gate{s, "10000", "10000", "10000"} }
+func (s *stack) asGate() gate { return gate{stack: s, port: "10000", http2: "10000", proxied: "10000"} }
 
 func TestEnvoyUnderAttack(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestNginxUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", append(patientAll, change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8001 proxy_protocol; listen 127.0.0.1:8002 http2; " +
 		"set_real_ip_from 127.0.0.0/8; real_ip_header proxy_protocol;"})...)
-	gate{s.stack, "8000", "8002", "8001"}.attack(t, 3)
+	gate{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
 }
 
 // haproxyFailsOpen leaves out the line that turns everybody away while the sidecar is gone.
@@ -43,19 +43,19 @@ var haproxyFailsOpen = change{"http-request return status 503", "# http-request 
 func TestHAProxyUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newHAProxy(t, append(patientHAProxy, change{"  bind 127.0.0.1:8000\n", "  bind 127.0.0.1:8000\n  bind 127.0.0.1:8001 accept-proxy\n"})...)
-	gate{s.stack, "8000", "8000", "8001"}.attack(t, 4)
+	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8001"}.attack(t, 4)
 }
 
 func TestCaddyUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newCaddy(t, append(patientCaddy, change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tlistener_wrappers {\n\t\t\tproxy_protocol {\n\t\t\t\tallow 127.0.0.0/8\n\t\t\t}\n\t\t}\n\t\tmax_header_size 64KB"})...)
-	gate{s.stack, "8000", "8000", "8000"}.attack(t, 5)
+	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 5)
 }
 
 func TestTraefikUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newTraefik(t, change{"    address: 127.0.0.1:8000\n", "    address: 127.0.0.1:8000\n    proxyProtocol: { trustedIPs: [127.0.0.0/8] }\n"})
-	gate{s.stack, "8000", "8000", "8000"}.attack(t, 6)
+	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
 // TestProxiesFailingOpenUnderAttack has proxies let through what they get no answer to, to an application
@@ -72,20 +72,20 @@ func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 			return newExtAuthzStack(t, lenientEnvoy, change{"failure_mode_allow: false", "failure_mode_allow: true"}).asGate()
 		},
 		"haproxy": func(t *testing.T) gate {
-			return gate{newHAProxy(t, append(patientHAProxy, haproxyFailsOpen, lenient("server app ", ""))...).stack, "8000", "8000", ""}
+			return gate{stack: newHAProxy(t, append(patientHAProxy, haproxyFailsOpen, lenient("server app ", ""))...).stack, port: "8000", http2: "8000"}
 		},
 		"nginx": func(t *testing.T) gate {
 			s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, lenient("server ", ";"), change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"})...)
-			return gate{s.stack, "8000", "8002", ""}
+			return gate{stack: s.stack, port: "8000", http2: "8002"}
 		},
 		"nginx, with a key that is not cleaned": func(t *testing.T) gate {
 			s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, lenient("server ", ";"), change{`"invalid";`, `$http_x_api_key;`},
 				change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"})...)
-			return gate{s.stack, "8000", "8002", ""}
+			return gate{stack: s.stack, port: "8000", http2: "8002"}
 		},
 		"caddy": func(t *testing.T) gate {
 			s := newCaddy(t, append(patientCaddy, append(caddyFailsOpen, lenient("reverse_proxy ", ""), change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tmax_header_size 64KB"})...)...)
-			return gate{s.stack, "8000", "8000", ""}
+			return gate{stack: s.stack, port: "8000", http2: "8000"}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -235,15 +235,9 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	if err != nil {
 		t.Fatalf("GET %.100q: %v", path, err)
 	}
-	return readAnswer(t, raw)
-}
-
-// readAnswer reads an answer of HTTP/1.
-func readAnswer(t *testing.T, raw []byte) answer {
-	t.Helper()
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(raw)), nil)
 	if err != nil {
-		t.Fatalf("%v in %.200q", err, raw)
+		t.Fatalf("GET %.100q: %v in %.200q", path, err, raw)
 	}
 	_ = resp.Body.Close()
 	return answer{resp.StatusCode, resp.Header, string(raw)}
