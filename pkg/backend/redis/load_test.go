@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -293,6 +294,11 @@ func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 			l.t.Fatalf("no normal service after %v; failures: %s", from.Sub(since), l.failures())
 		}
 	}
+}
+
+// admitted reports whether each question without a limit was admitted.
+func (l *load) admitted() bool {
+	return !slices.ContainsFunc(l.questions, func(q *question) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
 // quick is how much of what was not answered was told so at once.

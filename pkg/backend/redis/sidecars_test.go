@@ -86,6 +86,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 			l := startLoad(t, 4, s)
 			l.normal(l.began, generous)
+			redistest.Eventually(t, "each question is admitted", l.admitted)
 			if err := s.Close(); err != nil {
 				t.Errorf("close: %v", err)
 			}
