@@ -44,6 +44,9 @@ const (
 	SlidingLog
 	LeakyBucket
 	Guaranteed
+
+	// otherNumbers is, within TakeAt, a State that is kept in other numbers than its limit's.
+	otherNumbers Kind = 255
 )
 
 // String returns the name used in configurations; Guaranteed has the name of the token bucket it
@@ -92,13 +95,11 @@ type Ask struct {
 	Hash uint64
 	// MaxWait denies a leaky bucket's turn that is further away than this; 0: no bound.
 	MaxWait Micros
-	// Of is, where a give-back undoes a charge, the moment of that charge: it is dropped once the
-	// window of the charge is over, which has forgotten it. 0: not an undo.
+	// Of is, where a give-back undoes a charge, the moment of that charge. Once the window of the charge
+	// is over, the give-back returns nothing. A token bucket returns what is given back less what has
+	// flowed in since Of: had the units been there all the time, the bucket might have overflowed. So an
+	// undo never leaves more than if the charge had not been made. 0: not an undo.
 	Of Micros
-	// Lent says of a give-back that the charge at Of was made ahead and not used. Of a token bucket
-	// what has flowed in since then is not given again: had the units been there all the time, it
-	// might have overflowed.
-	Lent bool
 	// Raw says that Cost is in the unit of State.Value: 1/q token. So the parts of one cost are
 	// charged to several shards.
 	Raw bool
@@ -107,6 +108,8 @@ type Ask struct {
 	// Look answers as Take would and takes nothing; all it may store is the first State of a
 	// bucket that does not start full, whose clock would never run otherwise.
 	Look bool
+	// Settle says that the ask corrects an earlier charge: a Cost of 0, no difference, is always allowed.
+	Settle bool
 
 	counted bool // takeCounted asks: whatever was denied before
 }
@@ -159,7 +162,11 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 	}
 	was := *s
 	at, seen := l.start(s, now, a.Hash)
-	switch l.Kind {
+	kind := l.Kind
+	if s.By != l && kind != SlidingWindow && kind != SlidingLog {
+		kind = otherNumbers
+	}
+	switch kind {
 	case TokenBucket:
 		l.takeTokens(s, at, a, d)
 	case LeakyBucket:
@@ -172,9 +179,14 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 		l.takeSliding(s, at, a, d)
 	case SlidingLog:
 		l.takeLog(s, at, a, d)
+	case otherNumbers:
+		l.takeKept(s, at, a, d, at-now)
 	default:
 		*s, d.Never = was, true // not a compiled Limit
 		return
+	}
+	if a.Settle && a.Cost == 0 {
+		d.Allowed, d.RetryAfter = true, 0
 	}
 	if back := at - now; back > 0 { // the clock stands still until it has caught up
 		d.later(back)
@@ -224,7 +236,7 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 func (l *Limit) stays(seen, look bool) bool { return seen && look || !seen && l.startsFilled() }
 
 // start makes s a State of l at time now: a bucket never seen is filled, numbers written under
-// another Limit are converted, and a clock that stepped back is mended: by up to a minute the
+// another Limit are converted (if that loses nothing; otherwise s.By stays that Limit), and a clock that stepped back is mended: by up to a minute the
 // returned time is that of the last charge (nothing flows in meanwhile), by more the value is kept
 // and counts from now. So a step neither refills nor starves for more than a minute. It also
 // tells whether s was seen before.
@@ -238,7 +250,10 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		if s.At-now <= maxStepBack {
 			at = s.At
 		} else {
-			s.At = l.tickOf(now)
+			if s.By.Calendar != nil && l.Kind == FixedWindow && !l.Calendar.same(s.By.Calendar) {
+				s.By = s.By.outlived(s.At)
+			}
+			s.At = s.By.tickOf(now)
 			if n := len(s.Log); n > 0 && s.Log[n-1] > now {
 				s.Log = slices.Clone(s.Log)
 				for i := range s.Log {
@@ -248,12 +263,9 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		}
 	}
 	if s.By != l {
-		if !l.sameScale(s.By, hash) {
-			*s = l.convert(*s, at, hash)
-		}
-		s.By = l
+		l.adopt(s, at, hash)
 	}
-	if !l.startsFilled() && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(*s, hash)+Day {
+	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at) // full for a day, it starts at Initial again: under, never over
 		return at, false
 	}

@@ -138,7 +138,6 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
 	}
 	if a.Cost < 0 && roll.once(3) {
 		a.Of = now - Micros(roll.of(0, 1, roll(l.Period), l.Period, roll(2*l.Period)))*l.Tick
-		a.Lent = l.CanReserve() && roll.once(2)
 	}
 	if l.Kind == TokenBucket && roll.once(8) {
 		a.Raw = true

@@ -13,7 +13,7 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	v1, v2 := l.flow(s.Prev, l.V1, l.P1, e), l.flow(s.Value, l.V, l.P, e)
 	switch c := int64(0); {
 	case a.Cost < 0:
-		c = l.giveBack(a.Cost) * l.Q
+		c = l.back(l.giveBack(a.Cost)*l.Q, now, a)
 		bank := min(c, l.V-v2)
 		v1, v2 = min(l.V1, v1+c-bank), v2+bank
 		d.Allowed = true
@@ -22,16 +22,18 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		c = a.Cost * l.Q
 		if d.Allowed = v1+v2 >= c; d.Allowed {
-			paid := min(v1, c)
+			paid := max(0, min(v1, c)) // a State kept in these numbers may owe v1
 			v1, v2 = v1-paid, v2-(c-paid)
 			break
 		}
-		d.RetryAfter = l.span(now, max(
-			ceilDiv(c-v1-v2, l.P1+l.P),
-			ceilDiv(c-l.V1-v2, l.P),
-			ceilDiv(c-v1-l.V, l.P1)))
+		d.RetryAfter = l.span(now, l.guaranteedRetry(v1, v2, c))
 	}
 	s.Prev, s.Value, s.At = v1, v2, l.tickOf(now)
 	d.Value, d.Remaining = v1+v2, max(0, floorDiv(v1+v2, l.Q))
 	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
+}
+
+// guaranteedRetry is how many ticks it takes until v1 and v2, which are less now, are c together.
+func (l *Limit) guaranteedRetry(v1, v2, c int64) int64 {
+	return max(ceilDiv(c-v1-v2, l.P1+l.P), ceilDiv(c-l.V1-v2, l.P), ceilDiv(c-v1-l.V, l.P1))
 }

@@ -30,12 +30,12 @@ func (l *Limit) Unit() int64 {
 	return 1
 }
 
-// Unused is how much of units that were lent, and not used, comes back so long after (Ask.Lent).
+// Unused is how much of units that were lent, and not used, comes back so long after (Ask.Of).
 func (l *Limit) Unused(units int64, after Micros) int64 {
 	if l.Kind != TokenBucket {
 		return units
 	}
-	return l.back(units*l.Q, after, &Ask{Lent: true}) / l.Q
+	return returned(units*l.Q, l.P, l.ticks(after)) / l.Q
 }
 
 // Seen is what a Look at time now sees of a bucket that holds value at a time less than a day before,

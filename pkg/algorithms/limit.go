@@ -325,13 +325,8 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		if l.Calendar != nil {
 			longest = int64(l.Calendar.Longest)
 		}
-		windows := (maxExact-int64(MaxTime))/longest - 1
-		if windows < 0 {
+		if most = mostOfWindows(l.Rate, longest); most < 0 {
 			return false, "capacity", 0
-		}
-		most = maxExact - l.Rate
-		if hi, lo := bits.Mul64(uint64(windows), uint64(l.Rate)); hi == 0 && lo < maxExact {
-			most = min(most, int64(lo))
 		}
 		if l.Capacity > most-reserved {
 			return false, "capacity", most - reserved
@@ -357,6 +352,15 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		l.Reach, l.MaxReserved = most-l.Capacity, reserved
 	}
 	return true, "", 0
+}
+
+// mostOfWindows is the largest capacity + max_reserved of a fixed window; below 0: none fits.
+func mostOfWindows(rate, longest int64) int64 {
+	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
+	if windows <= most/rate {
+		return windows * rate
+	}
+	return most
 }
 
 // scaleGuaranteed puts both buckets on the scale q = lcm(q1, q2).
@@ -410,80 +414,6 @@ func (l *Limit) PhaseOf(hash uint64) int64 {
 		return int64(hash % uint64(l.Period))
 	}
 	return l.Phase
-}
-
-// sameScale tells whether numbers written under old, of the same Kind, mean the same under l.
-func (l *Limit) sameScale(old *Limit, hash uint64) bool {
-	switch l.Kind {
-	case TokenBucket, LeakyBucket, Guaranteed:
-		return l.Tick == old.Tick && l.P == old.P && l.Q == old.Q && l.V == old.V && l.P1 == old.P1 && l.V1 == old.V1
-	case FixedWindow:
-		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
-			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash) && l.Calendar.same(old.Calendar)
-	case SlidingWindow, SlidingLog:
-		return l.Period == old.Period && l.Tick == old.Tick
-	}
-	return false
-}
-
-// convert makes s, written under another Limit of the same Kind, a State of l at time now: what
-// was used stays used, a lower limit makes no debt, a debt stays.
-func (l *Limit) convert(s State, now Micros, hash uint64) State {
-	old := *s.By
-	switch l.Kind {
-	case TokenBucket, LeakyBucket:
-		v := old.flow(s.Value, old.V, old.P, old.elapsed(s.At, now))
-		s.Value, s.At = rescale(v, old.V, old.Q, l.V, l.Q, l.Reach), l.tickOf(now)
-	case Guaranteed:
-		e := old.elapsed(s.At, now)
-		s.Value = rescale(old.flow(s.Value, old.V, old.P, e), old.V, old.Q, l.V, l.Q, 0)
-		s.Prev = rescale(old.flow(s.Prev, old.V1, old.P1, e), old.V1, old.Q, l.V1, l.Q, 0)
-		s.At = l.tickOf(now)
-	case FixedWindow:
-		old.TakesDenied, old.PerRequest = l.TakesDenied, l.PerRequest
-		phase := old.PhaseOf(hash)
-		k := old.windowOf(now, phase) - old.windowOf(s.At, phase)
-		if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
-			k = min(k, 1) // of the windows of a calendar that is gone a script knows only the next
-		}
-		v := old.granted(s.Value, k)
-		s.Value, s.At = rescale(v, old.Capacity, 1, l.Capacity, 1, l.Reach), l.tickOf(now)
-		if l.PerRequest {
-			s.Value = max(l.Capacity-(old.Capacity-v), -l.Reach)
-		}
-	case SlidingWindow:
-		// The counts stay, taken to lie in the window of At; cut only where products would leave
-		// the exact range.
-		most := maxExact / 3 / l.Period
-		s.Value, s.Prev = min(s.Value, most), min(s.Prev, most)
-	case SlidingLog: // the times stay
-	}
-	return s
-}
-
-// rescale moves value of full, in 1/q unit, to a bucket of full2 in 1/q2: used stays used (rounded
-// up), but a lower limit makes no debt, and a debt stays one (rounded up), of reach units at the
-// most.
-func rescale(value, full, q, full2, q2, reach int64) int64 {
-	debt := int64(0)
-	if value < 0 {
-		debt = -mulDivCeil(-value, q2, q)
-	}
-	v := full2 - mulDivCeil(full-value, q2, q)
-	return max(min(v, full2), debt, -reach*q2)
-}
-
-// mulDivCeil is a*b/c rounded up, for a, b >= 0 and c > 0; cut to 2^53.
-func mulDivCeil(a, b, c int64) int64 {
-	hi, lo := bits.Mul64(uint64(a), uint64(b))
-	if hi >= uint64(c) {
-		return maxExact
-	}
-	n, rest := bits.Div64(hi, lo, uint64(c))
-	if rest > 0 {
-		n++
-	}
-	return int64(min(n, maxExact))
 }
 
 func mulExact(a, b int64) (int64, bool) {

@@ -118,7 +118,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
 		s.Denials = l.denialsAt(&s, now)
 	}
 	at := l.timeOf(&s, now)
-	if s.Denials != nil && a.Cost >= 0 && at < s.Denials.Until {
+	if s.Denials != nil && a.Cost >= 0 && !(a.Settle && a.Cost == 0) && at < s.Denials.Until {
 		d := l.blocked(s, now, a)
 		if d.Never {
 			return was, d

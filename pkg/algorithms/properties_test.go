@@ -321,7 +321,7 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 				now += Micros(roll.of(0, 1, roll(1000), l.Period/l.Rate, roll(l.Period)))
 				charge(now, roll.between(1, l.Capacity+1))
 			}
-			with, _ = l.Take(with, now, Ask{Hash: hash, Cost: -k, Of: of, Lent: true})
+			with, _ = l.Take(with, now, Ask{Hash: hash, Cost: -k, Of: of})
 			_, is := l.Take(with, now, Ask{Hash: hash, Look: true})
 			_, was := l.Take(without, now, Ask{Hash: hash, Look: true})
 			if is.Value > was.Value {

@@ -92,14 +92,16 @@ func split(x *int64, n, i int) *int64 {
 func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	var d Decision
 	left := make([]int64, len(shards)) // in 1/q unit
-	kept := make([]State, len(shards))
+	begun := make([]State, len(shards))
+	kept := make([]State, len(shards)) // begun, in the shard's own numbers
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
 	most, missing := int64(0), int64(0) // the most these can give, and be given back
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
 		missing += b.Limit.Most(true)
-		kept[i], _, seen[i] = b.Limit.begin(b.State, now, a.Hash)
+		begun[i], _, seen[i] = b.Limit.begin(b.State, now, a.Hash)
+		kept[i] = b.Limit.own(begun[i], now, a.Hash)
 		left[i] = b.Limit.leftAt(kept[i], now, a.Hash)
 		sum += left[i]
 		if a.Reserve {
@@ -118,7 +120,8 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	case cost < 0:
 		d.Allowed = true
 		if !shards[0].Limit.windowOver(&a, now) {
-			raise(shards, left, -cost)
+			limits := func(i int) *Limit { return shards[i].Limit }
+			raise(shards, left, undoneOf(len(shards), limits, -cost, a.Of, now))
 		}
 	case sum-cost < least:
 		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
@@ -141,11 +144,40 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 		if d.Allowed && a.Cost != 0 && !a.Look && left[i] != had {
 			b.State = next
 		} else {
-			b.State = b.Limit.keep(b.State, kept[i], seen[i], a.Look)
+			b.State = b.Limit.keep(b.State, begun[i], seen[i], a.Look)
 		}
 	}
 	d.Remaining = max(0, floorDiv(d.Value, unit))
 	return d
+}
+
+// own is s in the numbers of l, where s may be kept in others: what l does not hold of what was used is a
+// debt.
+func (l *Limit) own(s State, now Micros, hash uint64) State {
+	if s.By == l {
+		return s
+	}
+	var d Decision
+	now = max(now, s.At)
+	l.takeKept(&s, now, &Ask{Hash: hash}, &d, 0)
+	return State{By: l, Value: d.Value, At: l.tickOf(now)}
+}
+
+// Undone is how much of units of a bucket, in State.Value's, the undo of a charge at time of returns to its
+// shards at time now (Ask.Of).
+func Undone(shards []Limit, units int64, of, now Micros) int64 {
+	return undoneOf(len(shards), func(i int) *Limit { return &shards[i] }, units, of, now)
+}
+
+func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int64 {
+	if shard(0).Kind != TokenBucket || of <= 0 {
+		return units
+	}
+	p := int64(0)
+	for i := range n {
+		p += shard(i).P
+	}
+	return returned(units, p, shard(0).elapsed(of, now))
 }
 
 // leftAt is the Value that s has at time t, were nothing asked until then.

@@ -21,42 +21,55 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
 	}
 	s.At = l.tickOf(now)
 	cost, left := a.Cost, l.Period-e
+	cur, prev := l.windowCounts(s)
 	switch {
 	case cost < 0 && a.Of > 0 && int64(a.Of/l.Tick)/l.Period != t/l.Period:
 		d.Allowed = true
 	case cost < 0: // off this count, then the last
 		back := -max(cost, -maxExact)
-		cur := min(back, s.Value)
-		s.Value, s.Prev = s.Value-cur, max(0, s.Prev-(back-cur))
+		own := min(back, s.Value)
+		s.Value, s.Prev = s.Value-own, max(0, s.Prev-(back-own))
+		cur, prev = l.windowCounts(s)
 		d.Allowed = true
 	case cost > l.Rate:
 		d.Never = true
-	case (s.Value+cost)*l.Period+s.Prev*left <= l.Rate*l.Period:
+	case (cur+cost)*l.Period+prev*left <= l.Rate*l.Period:
 		s.Value += cost
+		cur += cost
 		d.Allowed = true
 	default:
-		d.RetryAfter = l.span(now, l.slidingRetry(s, cost, e))
+		d.RetryAfter = l.span(now, l.slidingRetry(cur, prev, cost, e))
 	}
-	d.Remaining = max(0, floorDiv((l.Rate-s.Value)*l.Period-s.Prev*left, l.Period))
+	d.Remaining = max(0, floorDiv((l.Rate-cur)*l.Period-prev*left, l.Period))
 	d.Value = d.Remaining
 	switch {
-	case s.Value > 0:
+	case cur > 0:
 		d.ResetAfter = l.span(now, left+l.Period)
-	case s.Prev > 0:
+	case prev > 0:
 		d.ResetAfter = l.span(now, left)
 	}
 }
 
+// windowCounts is this window's count and the last one's, cut where products would leave the exact range:
+// other numbers may have allowed more. What is stored is not cut.
+func (l *Limit) windowCounts(s *State) (cur, prev int64) {
+	if s.Value <= l.Rate && s.Prev <= l.Rate {
+		return s.Value, s.Prev
+	}
+	most := maxExact / 3 / l.Period
+	return min(s.Value, most), min(s.Prev, most)
+}
+
 // slidingRetry is how many ticks from e, within the window, cost fits.
-func (l *Limit) slidingRetry(s *State, cost, e int64) int64 {
-	if a := l.Rate - s.Value - cost; a >= 0 && s.Prev > 0 {
-		if e2 := l.Period - a*l.Period/s.Prev; e2 < l.Period {
+func (l *Limit) slidingRetry(cur, prev, cost, e int64) int64 {
+	if a := l.Rate - cur - cost; a >= 0 && prev > 0 {
+		if e2 := l.Period - a*l.Period/prev; e2 < l.Period {
 			return e2 - e
 		}
 	}
 	next := l.Period - e
-	if s.Value > 0 {
-		next += max(0, l.Period-(l.Rate-cost)*l.Period/s.Value)
+	if cur > 0 {
+		next += max(0, l.Period-(l.Rate-cost)*l.Period/cur)
 	}
 	return next
 }

@@ -33,32 +33,41 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 
 // raw is a cost of a in 1/q token, cut to just beyond the most that can ever be taken before it is
 // multiplied.
-func (l *Limit) raw(a *Ask) int64 {
+func (l *Limit) raw(a *Ask) int64 { return l.costIn(l.Q, a) }
+
+// costIn is raw in units of which so many make one of the limit's.
+func (l *Limit) costIn(unit int64, a *Ask) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
 	case a.Raw:
-		return max(-most*l.Q, min(a.Cost, most*l.Q+1))
+		return max(-most*unit, min(a.Cost, most*unit+1))
 	case a.Cost > most:
-		return most*l.Q + 1
+		return most*unit + 1
 	default:
-		return max(a.Cost, -most) * l.Q
+		return max(a.Cost, -most) * unit
 	}
 }
 
 // back is what a give-back of so much, in 1/q token, returns at time now.
 //
-// What was lent and is not used must leave the bucket no fuller than if it had never been taken. All
-// that it can have gained by being emptier is what flowed in since: full, it would have lost that.
+// The undo of a charge must leave the bucket no fuller than if the charge had not been made. All that
+// the bucket can have gained by being emptier is what flowed in since: full, it would have lost that.
 func (l *Limit) back(given int64, now Micros, a *Ask) int64 {
-	if !a.Lent {
+	if a.Of <= 0 {
 		return given
 	}
-	switch e := l.elapsed(a.Of, now); {
-	case e < 0: // the clock stepped back further than it stands still: what flowed in is not known
+	return returned(given, l.P+l.P1, l.elapsed(a.Of, now))
+}
+
+// returned is what is left of given once so many ticks have brought p each.
+func returned(given, p, ticks int64) int64 {
+	if ticks < 0 { // the clock stepped back further than it stands still: what flowed in is not known
 		return 0
-	default:
-		return given - l.flow(0, given, l.P, e)
 	}
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(given) {
+		return given - int64(lo)
+	}
+	return 0
 }
 
 func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {

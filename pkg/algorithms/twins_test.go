@@ -139,7 +139,7 @@ type tokenTwin struct {
 	level *big.Rat
 }
 
-// lent is what of back, lent and not used, is given again, flowed having flowed in since.
+// lent is what the undo of a charge of back returns, flowed having flowed in since.
 func lent(back, flowed *big.Rat) *big.Rat {
 	if flowed.Sign() < 0 {
 		return whole(0)
@@ -179,7 +179,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
-		if a.Lent {
+		if a.Of > 0 {
 			back = lent(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.Of, at)))
 		}
 		level, d.Allowed = least(capacity, plus(level, back)), true
@@ -237,7 +237,11 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	charged, room := queue, minus(places, queue)
 	switch {
 	case a.Cost < 0:
-		charged, d.Allowed = most(whole(0), plus(queue, cost)), true
+		back := minus(whole(0), cost)
+		if a.Of > 0 {
+			back = lent(least(back, places), times(drain, b.ticks(a.Of, at)))
+		}
+		charged, d.Allowed = most(whole(0), minus(queue, back)), true
 	case less(places, cost):
 		d.Never = true
 	case less(room, cost):
@@ -296,8 +300,12 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	switch missing := minus(cost, plus(sure, bank)); {
 	case a.Cost < 0:
 		d.Allowed = true
-		both := minus(plus(sure, bank), cost) // the bank first
-		bank = least(capacity2, minus(bank, cost))
+		back := minus(whole(0), cost)
+		if a.Of > 0 {
+			back = lent(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.Of, at)))
+		}
+		both := plus(plus(sure, bank), back) // the bank first
+		bank = least(capacity2, plus(bank, back))
 		sure = least(capacity1, minus(both, bank))
 	case less(plus(capacity1, capacity2), cost):
 		d.Never = true

@@ -23,7 +23,7 @@ import (
 //   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
 //   - it denies up to Most units a process early while they are on loan elsewhere. What a process
 //     that dies had on loan is lost, and so is what next was asked to lend without an answer. A token
-//     bucket is given back what is left less what has flowed in since it was lent (Ask.Lent).
+//     bucket is given back what is left less what has flowed in since it was lent (Ask.Of).
 //
 // It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
 // bucket has been given back before; but for what is being borrowed at that moment. An answer from a

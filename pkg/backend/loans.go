@@ -479,7 +479,7 @@ func (sh *leaseShard) back(c *Charge, units int64, of *lot, now time.Duration) C
 	}
 	if n := c.Limit.Unused(units, micros(now-of.lentAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
-		back.Ask.Cost, back.Ask.Of, back.Ask.Lent = -units, of.of, true
+		back.Ask.Cost, back.Ask.Of = -units, of.of
 	}
 	return back
 }

@@ -88,7 +88,7 @@ func (t *trip) add(c *backend.Charge, name []byte, i int) {
 	if c.Ask.Raw {
 		flags += 4
 	}
-	if c.Ask.Lent {
+	if c.Ask.Settle {
 		flags += 8
 	}
 	t.charges = doubles(t.charges,

@@ -216,10 +216,19 @@ func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorith
 	for i, b := range buckets {
 		if was := before[i].State; b.State.Value != was.Value || b.State.At != was.At {
 			_, had := b.Limit.Take(was, now, algorithms.Ask{Hash: ask.Hash, Look: true})
-			asks[i] = algorithms.Ask{Cost: had.Value - b.State.Value, Raw: true, Hash: ask.Hash, Reserve: ask.Reserve, Of: ask.Of}
+			asks[i] = algorithms.Ask{Cost: had.Value - b.State.Value, Raw: true, Hash: ask.Hash, Reserve: ask.Reserve, Of: partOf(b.Limit, &ask)}
 		}
 	}
 	return d, asks
+}
+
+// partOf is Ask.Of for a shard's part of ask. Of a token bucket the plan has left out what has flowed into
+// all shards since.
+func partOf(l *algorithms.Limit, ask *algorithms.Ask) algorithms.Micros {
+	if l.Kind == algorithms.TokenBucket {
+		return 0
+	}
+	return ask.Of
 }
 
 // takeAllShards looks at all shards, decides, and charges each its part. It reports whether that
@@ -307,7 +316,7 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 		}
 	}
 	wg.Wait()
-	rest := -ask.Cost * charge.Shards[0].Unit()
+	rest := algorithms.Undone(charge.Shards, -ask.Cost*charge.Shards[0].Unit(), ask.Of, now)
 	for i := range asks {
 		rest -= given[i]
 		err = backend.Graver(err, errs[i])
@@ -317,7 +326,7 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 			break
 		}
 		var fitted int64
-		fitted, err = c.giveToShard(ctx, charge, i, algorithms.Ask{Cost: -rest, Raw: true, Hash: ask.Hash, Of: ask.Of})
+		fitted, err = c.giveToShard(ctx, charge, i, algorithms.Ask{Cost: -rest, Raw: true, Hash: ask.Hash, Of: partOf(charge.Limit, &ask)})
 		rest -= fitted
 	}
 	if err != nil {
@@ -328,7 +337,8 @@ func (c *cluster) giveToShards(ctx context.Context, charge *backend.Charge, deci
 	}
 }
 
-// giveToShard gives back to shard i and returns how much fitted: it looks and gives in one step.
+// giveToShard gives back to shard i and returns how much fitted, what has flowed in since give.Of included:
+// it looks and gives in one step.
 func (c *cluster) giveToShard(ctx context.Context, charge *backend.Charge, i int, give algorithms.Ask) (given int64, err error) {
 	part, key := c.shard(charge, i)
 	look := part
@@ -341,5 +351,6 @@ func (c *cluster) giveToShard(ctx context.Context, charge *backend.Charge, i int
 	if d[1].Err != nil {
 		return 0, d[1].Err
 	}
-	return d[1].Value - d[0].Value, nil
+	flowed := -give.Cost - algorithms.Undone([]algorithms.Limit{*part.Limit}, -give.Cost, give.Of, d[1].At)
+	return d[1].Value - d[0].Value + flowed, nil
 }

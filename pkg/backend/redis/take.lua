@@ -29,6 +29,8 @@ local function general(now, given, names, stored, lives, answers)
   local EXACT = 9007199254740992
   local STEP_BACK = 60000000
   local DAY = 86400000000
+  local HOUR = 3600000000
+  local MAX_TIME = 4503599627370496
 
   local TOKEN, WINDOW, SLIDING, LOG, LEAKY, GUARANTEED = 1, 2, 3, 4, 5, 6
 
@@ -83,7 +85,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
   local function fresh(l, t, log)
-    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, reset = 0 }
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0 }
     if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
       s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
     elseif l.kind == WINDOW then
@@ -188,13 +190,16 @@ local function general(now, given, names, stored, lives, answers)
 
   -- limit.go ----------------------------------------------------------------------------------------
 
-  -- mul_div_ceil is a*b/c rounded up, cut to 2^53, without leaving the exact range: the quotient and
-  -- the remainder of a*(b mod c) are built up from the bits of a.
-  local function mul_div_ceil(a, b, c)
+  -- mul_div is a*b/c rounded down, cut to 2^53, and what that left, without leaving the exact range: the quotient
+  -- and the remainder of a*(b mod c) are built up from the bits of a.
+  local function mul_div(a, b, c)
+    if b == c then return a, 0 end
     local whole = floor(b / c)
     local part = b - whole * c
-    if whole > 0 and a > floor(EXACT / whole) then return EXACT end
+    if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
     local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
+    while bit * 2 <= a do bit = bit * 2 end
+    while bit > a and bit > 1 do bit = bit / 2 end
     while bit >= 1 do
       quotient, rest = quotient * 2, rest * 2
       if rest >= c then quotient, rest = quotient + 1, rest - c end
@@ -208,16 +213,14 @@ local function general(now, given, names, stored, lives, answers)
       end
       bit = bit / 2
     end
-    if rest > 0 then quotient = quotient + 1 end
-    if quotient > EXACT - product then return EXACT end
-    return product + quotient
+    if quotient >= EXACT - product then return EXACT, 0 end
+    return product + quotient, rest
   end
 
-  local function rescale(value, full, q, full2, q2, reach)
-    local debt = 0
-    if value < 0 then debt = -mul_div_ceil(-value, q2, q) end
-    local v = full2 - mul_div_ceil(full - value, q2, q)
-    return max(min(v, full2), debt, -reach * q2)
+  local function mul_div_ceil(a, b, c)
+    local n, rest = mul_div(a, b, c)
+    if rest > 0 then n = n + 1 end
+    return n
   end
 
   local function elapsed(l, at, t)
@@ -230,20 +233,18 @@ local function general(now, given, names, stored, lives, answers)
     return value + e * p
   end
 
-  -- granted is what value has become k window starts later; old has the numbers it is written in.
-  local function granted(l, old, value, k)
+  -- granted is what value has become k window starts later.
+  local function granted(l, value, k)
     if k <= 0 then return value end
-    if l.clears or k >= ceil_div(old.capacity - value, old.rate) then return old.capacity end
-    return value + k * old.rate
+    if l.clears or k >= ceil_div(l.capacity - value, l.rate) then return l.capacity end
+    return value + k * l.rate
   end
 
-  -- windows_since is how many windows have started from s to t, by the numbers s is written in. Of a
-  -- calendar that is gone it is known whether the next has.
-  local function windows_since(l, old, phase, s, t)
-    if not old.calendar then return window_of(old, phase, t) - window_of(old, phase, s.at) end
-    if old.calendar == l.calendar then return window_of(l, phase, t) - s.window end
-    return t >= s.next and 1 or 0
-  end
+  -- changed.go --------------------------------------------------------------------------------------
+
+  -- unit_of is how many of a state's value make one unit, full_of the value of a full bucket.
+  local function unit_of(l) return l.kind == WINDOW and 1 or l.q end
+  local function full_of(l) return l.kind == WINDOW and l.capacity or l.v end
 
   -- phase_of is the phase that s is written in. A limit has none: that of a charge is its key's.
   local function phase_of(s) return s.by.phase or s.phase end
@@ -260,20 +261,114 @@ local function general(now, given, names, stored, lives, answers)
       and l.p1 == old.p1 and l.v1 == old.v1
   end
 
-  local function convert(l, phase, s, t)
+  -- after is how much is used so many ticks later.
+  local function after(k, ticks)
+    if ticks >= ceil_div(k.used, k.p) then return 0 end
+    return k.used - ticks * k.p
+  end
+
+  -- kept_tokens is a token bucket that holds value of full by the numbers of s, of which p flows in with each of
+  -- its ticks. Where one limit counts in us and the other in ms, both go by ms.
+  local function kept_tokens(l, s, value, full, p, t)
     local old = s.by
-    local c = { by = l, value = s.value, prev = s.prev, at = t - t % l.tick, phase = 0, reset = 0 }
-    if l.kind == WINDOW then
-      local v = granted(l, old, s.value, windows_since(l, old, phase_of(s), s, t))
-      c.value = rescale(v, old.capacity, 1, l.capacity, 1, l.reach)
-      if l.per_request then c.value = max(l.capacity - (old.capacity - v), -l.reach) end
+    local k = {
+      old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
+      tick = max(l.tick, old.tick),
+    }
+    if k.tick ~= old.tick then
+      k.used = min(k.used + p * (s.at % k.tick), EXACT)
+      k.p = min(p * (k.tick / old.tick), EXACT)
+    end
+    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
+    k.now = t - t % k.tick
+    return k
+  end
+
+  -- most_of_windows is the largest capacity + max_reserved of a fixed window.
+  local function most_of_windows(rate, longest)
+    local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
+    if windows <= floor(most / rate) then return windows * rate end
+    return most
+  end
+
+  -- outlived has the windows of s, whose calendar l does not have: the next start is known, and the longest window
+  -- there is.
+  local function outlived(s)
+    local old, longest = s.by, s.by.longest
+    return {
+      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity,
+      phase = s.next - floor(s.next / longest) * longest,
+    }
+  end
+
+  -- kept_window is a fixed window by the numbers of s.
+  local function kept_window(l, s, t)
+    local old, k = s.by
+    if old.calendar and old.calendar == l.calendar then
+      k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
+      k.window = window_of(l, 0, t)
+      k.n = k.window - s.window
+    else
+      if old.calendar then old = outlived(s) end
+      k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
+      k.window = window_of(old, k.phase, t)
+      k.n = k.window - window_of(old, k.phase, s.at)
+    end
+    k.unit, k.now, k.used = 1, t, old.capacity - s.value
+    if k.n > 0 then
+      if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
+    end
+    return k
+  end
+
+  -- units is what is used, in the unit of l, rounded up.
+  local function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
+
+  -- of is so much in the unit of l, as used counts, rounded down.
+  local function of(k, l, n)
+    local used = mul_div(n, k.unit, unit_of(l))
+    return used
+  end
+
+  -- ticks_to is how many ticks it takes until no more than most is used.
+  local function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
+
+  -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
+  local function until_used(k, l, t, most)
+    if l.kind ~= WINDOW then return max(0, k.now + ticks_to(k, most) * k.tick - t) end
+    local n = ceil_div(k.used - most, k.old.rate)
+    if l.clears then n = min(n, 1) end
+    n = max(1, n)
+    if k.edges then return k.window - l.window + n end
+    return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
+  end
+
+  -- until_units is the time from t until no more than most, in the unit of l, counts as used.
+  local function until_units(k, l, t, most)
+    local fine = k.tick and k.tick / l.tick - 1 or 0
+    if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
+    local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
+    local later = { used = after(k, n), unit = k.unit }
+    return max(0, k.now + n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - t)
+  end
+
+  -- adopt is s, written under other numbers, as a state of l at time t, if that loses nothing; otherwise s.
+  local function adopt(l, phase, s, t)
+    local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+    if same_scale(l, phase, s) then
+      s.by = l
+      return s
+    elseif l.kind == WINDOW then
+      local k = kept_window(l, s, t)
+      if k.used > l.capacity then return s end
+      c.value = l.capacity - k.used
       return locate(l, c)
     end
-    local e = elapsed(old, s.at, t)
-    c.value = rescale(flow(s.value, old.v, old.p, e), old.v, old.q, l.v, l.q, l.reach)
-    if l.kind == GUARANTEED then
-      c.prev = rescale(flow(s.prev, old.v1, old.p1, e), old.v1, old.q, l.v1, l.q, 0)
-    end
+    local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+    local bank, sure = units(k, l), 0
+    if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
+    if bank > l.v or sure > l.v1 then return s end
+    c.value, c.prev, c.at = l.v - bank, l.v1 - sure, k.now
     return c
   end
 
@@ -286,15 +381,20 @@ local function general(now, given, names, stored, lives, answers)
       if s.at - t <= STEP_BACK then
         at = s.at
       else
-        s = { by = s.by, value = s.value, prev = s.prev, at = t - t % l.tick, log = s.log, next = s.next, phase = s.phase }
-        locate(l, s)
+        s = {
+          by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
+          window = s.window, next = s.next, period = s.period, denials = s.denials,
+        }
+        if l.calendar == s.by.calendar then
+          locate(l, s)
+        elseif s.by.calendar then
+          s.by = outlived(s)
+        end
         if s.log then log_clamp(s.log, t) end
       end
     end
-    if s.by ~= l then
-      if same_scale(l, phase, s) then s.by = l else s = convert(l, phase, s, at) end
-    end
-    if l.initial < l.capacity and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
+    if s.by ~= l then s = adopt(l, phase, s, at) end
+    if l.initial < l.capacity and s.by == l and not s.denials and at - s.at > DAY - l.tick and at >= full_at(l, s, phase) + DAY then
       return fresh(l, at), at, false
     end
     return s, at, true
@@ -308,23 +408,28 @@ local function general(now, given, names, stored, lives, answers)
 
   -- token_bucket.go ---------------------------------------------------------------------------------
 
-  -- raw_cost is the cost of a in 1/q token, cut to just beyond the most that can ever be taken.
-  local function raw_cost(l, a)
+  -- cost_in is the cost of a in units of which so many make one of the limit's, cut to just beyond the most that can
+  -- ever be taken.
+  local function cost_in(l, unit, a)
     local most = l.capacity + l.max_reserved
-    if a.raw then return max(-most * l.q, min(a.cost, most * l.q + 1)) end
-    if a.cost > most then return most * l.q + 1 end
-    return max(a.cost, -most) * l.q
+    if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
+    if a.cost > most then return most * unit + 1 end
+    return max(a.cost, -most) * unit
+  end
+
+  -- returned is what is left of given once so many ticks have brought p each.
+  local function returned(given, p, ticks)
+    if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
+    return given - ticks * p
   end
 
   local function back(l, given, t, a)
-    if not a.lent then return given end
-    local e = elapsed(l, a.of, t)
-    if e < 0 then return 0 end
-    return given - flow(0, given, l.p, e)
+    if a.of <= 0 then return given end
+    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
   end
 
   local function take_tokens(l, s, t, a, d)
-    local cost, least, most = raw_cost(l, a), 0, l.v
+    local cost, least, most = cost_in(l, l.q, a), 0, l.v
     if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
     local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
     if cost < 0 then
@@ -345,7 +450,7 @@ local function general(now, given, names, stored, lives, answers)
     end
     d.value, d.remaining = value, max(0, floor(value / l.q))
     d.reset = span(l, t, -floor((value - l.v) / l.p))
-    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, reset = 0 }
+    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0 }
   end
 
   -- leaky_bucket.go ---------------------------------------------------------------------------------
@@ -369,11 +474,16 @@ local function general(now, given, names, stored, lives, answers)
 
   -- guaranteed.go -----------------------------------------------------------------------------------
 
+  -- guaranteed_retry is how many ticks it takes until v1 and v2, which are less now, are c together.
+  local function guaranteed_retry(l, v1, v2, c)
+    return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
+  end
+
   local function take_guaranteed(l, s, t, a, d)
     local e = elapsed(l, s.at, t)
     local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
     if a.cost < 0 then
-      local c = give_back(l, a.cost) * l.q
+      local c = back(l, give_back(l, a.cost) * l.q, t, a)
       local bank = min(c, l.v - v2)
       v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
       d.allowed = true
@@ -383,18 +493,15 @@ local function general(now, given, names, stored, lives, answers)
       local c = a.cost * l.q
       if v1 + v2 >= c then
         d.allowed = true
-        local paid = min(v1, c)
+        local paid = max(0, min(v1, c)) -- a state kept in these numbers may owe v1
         v1, v2 = v1 - paid, v2 - (c - paid)
       else
-        d.retry = span(l, t, max(
-          ceil_div(c - v1 - v2, l.p1 + l.p),
-          ceil_div(c - l.v1 - v2, l.p),
-          ceil_div(c - v1 - l.v, l.p1)))
+        d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
       end
     end
     d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
     d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0, reset = 0 }
+    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
   end
 
   -- fixed_window.go ---------------------------------------------------------------------------------
@@ -407,7 +514,7 @@ local function general(now, given, names, stored, lives, answers)
     local cost, r = a.cost, 0
     if a.reserve then r = l.max_reserved end
     local window = window_of(l, phase, t)
-    local value = granted(l, l, s.value, window - (s.window or window_of(l, phase, s.at)))
+    local value = granted(l, s.value, window - (s.window or window_of(l, phase, s.at)))
     local function starts_in(n)
       if l.edges then return window - l.window + n end
       return (phase + (window + n) * l.period) * l.tick - t
@@ -437,7 +544,7 @@ local function general(now, given, names, stored, lives, answers)
     end
     d.value, d.remaining = value, max(0, value)
     d.reset = starts_in(max(1, windows_to_full(l, value)))
-    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, reset = 0 })
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0 })
   end
 
   -- sliding_counter.go ------------------------------------------------------------------------------
@@ -453,28 +560,37 @@ local function general(now, given, names, stored, lives, answers)
     return next
   end
 
+  -- window_counts are counts cut where products would leave the exact range: other numbers may have allowed more.
+  -- What is stored is not cut.
+  local function window_counts(l, cur, prev)
+    if cur <= l.rate and prev <= l.rate then return cur, prev end
+    local most = floor(EXACT / 3 / l.period)
+    return min(cur, most), min(prev, most)
+  end
+
   local function take_sliding(l, s, t, a, d)
-    local most = floor(EXACT / 3 / l.period) -- as convert cuts counts
-    local cur, prev = min(s.value, most), min(s.prev, most)
+    local own, last = s.value, s.prev
     local tick = floor(t / l.tick)
     local e = tick % l.period
     local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
     if windows == 1 then
-      cur, prev = 0, cur
+      own, last = 0, own
     elseif windows ~= 0 then
-      cur, prev = 0, 0
+      own, last = 0, 0
     end
+    local cur, prev = window_counts(l, own, last)
     local cost, left = a.cost, l.period - e
     if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
       d.allowed = true
     elseif cost < 0 then
-      local back = min(-cost, cur)
-      cur, prev = cur - back, max(0, prev - (-cost - back))
+      local off = min(-cost, own)
+      own, last = own - off, max(0, last - (-cost - off))
+      cur, prev = window_counts(l, own, last)
       d.allowed = true
     elseif cost > l.rate then
       d.never = true
     elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
-      cur = cur + cost
+      own, cur = own + cost, cur + cost
       d.allowed = true
     else
       d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
@@ -486,7 +602,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif prev > 0 then
       d.reset = span(l, t, left)
     end
-    return { by = l, value = cur, prev = prev, at = t - t % l.tick, phase = 0, reset = 0 }
+    return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
   end
 
   -- sliding_log.go ----------------------------------------------------------------------------------
@@ -530,7 +646,173 @@ local function general(now, given, names, stored, lives, answers)
       log.first = log.first + out
       for _ = 1, cost do log.added[#log.added + 1] = t end
     end
-    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0, reset = 0 }
+    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
+  end
+
+  -- changed.go: take_kept --------------------------------------------------------------------------
+
+  -- give_units takes units of l off what is used, less what has flowed in since.
+  local function give_units(k, l, n, p, a)
+    local given = of(k, l, n)
+    if a.of > 0 and k.tick then
+      given = returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
+    end
+    k.used = max(0, k.used - given)
+  end
+
+  -- decide_kept takes a of a token bucket or a fixed window.
+  local function decide_kept(l, k, t, a, d)
+    local unit, full = unit_of(l), full_of(l)
+    local cost, r = cost_in(l, unit, a), 0
+    if a.reserve then r = l.max_reserved end
+    local reach = max(0, min(l.max_reserved, k.most - l.capacity))
+    local goal = full + r * unit - cost
+    if a.reserve and reach < r then
+      goal = min(goal, full)
+      if cost <= reach * unit then goal = full + reach * unit - cost end
+    end
+    if cost < 0 then
+      local over = a.of > 0 and l.kind == WINDOW
+        and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
+      if not over then give_units(k, l, -cost, k.p, a) end
+      d.allowed = true
+    elseif cost == 0 then
+      local room = of(k, l, goal)
+      local debt = max(room, full_of(k.old))
+      if k.used <= debt then
+        d.allowed = true
+      elseif debt > room then
+        d.retry = until_used(k, l, t, debt)
+      else
+        d.retry = until_units(k, l, t, goal)
+      end
+    elseif goal >= full and k.used <= of(k, l, goal) then
+      k.used = k.used + mul_div_ceil(cost, k.unit, unit)
+      d.allowed, d.wait = true, until_units(k, l, t, full)
+    elseif l.charges_denied then
+      k.used = min(max(k.used, (l.capacity + reach) * k.unit), k.used + mul_div_ceil(cost, k.unit, unit))
+      d.never = l.takes_denied and cost > full
+      if not d.never then d.retry = until_units(k, l, t, max(0, goal)) end
+    elseif cost > full + r * unit then
+      d.never = true
+    else
+      d.retry = until_units(k, l, t, goal)
+    end
+  end
+
+  -- decide_kept_turn takes a of a leaky bucket.
+  local function decide_kept_turn(l, k, t, a, d, behind)
+    local cost = cost_in(l, l.q, a)
+    if cost < 0 then
+      give_units(k, l, -cost, k.p, a)
+      d.allowed = true
+      return
+    elseif cost > l.v then
+      d.never = true
+      return
+    end
+    local wait = span(l, t, ceil_div(units(k, l), l.p))
+    local late = a.max_wait > 0 and wait + behind > a.max_wait
+    if cost == 0 and not late then
+      d.allowed, d.wait = true, wait
+    elseif cost == 0 and wait <= a.max_wait then
+      d.retry = wait - a.max_wait
+    else
+      local goal = cost == 0 and EXACT or l.v - cost
+      if a.max_wait > 0 then
+        local turns = ceil_div(a.max_wait, l.tick)
+        if turns < ceil_div(goal, l.p) then goal = turns * l.p end
+      end
+      d.retry = until_units(k, l, t, goal)
+      if a.max_wait > 0 and l.tick > 1 then
+        local later = { used = after(k, ticks_to(k, of(k, l, goal))), unit = k.unit }
+        d.retry = d.retry + max(0, ceil_div(units(later, l), l.p) * l.tick - a.max_wait)
+      end
+    end
+  end
+
+  -- take_kept_pair takes a of a guaranteed bucket.
+  local function take_kept_pair(l, s, t, a, d)
+    local old = s.by
+    local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
+    local larger = mul_div(l.capacity, old.q, 1)
+    local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
+
+    -- wait is how many ticks of l after so many ticks cost is there, if it is before the next.
+    local function wait(cost, ticks)
+      local used1, used2 = after(sure, ticks), after(bank, ticks)
+      local v1 = l.v1 - mul_div_ceil(used1, l.q, sure.unit)
+      local v2 = l.v - mul_div_ceil(used2, l.q, bank.unit)
+      local c, more = cost * l.q, 0
+      if v1 >= 0 and v2 >= 0 then
+        if v1 + v2 < c then more = guaranteed_retry(l, v1, v2, c) end
+        return more, more < bank.tick / l.tick
+      end
+      return 0, c <= max(0, v1) + max(0, v2) and cost <= floor((most - used1 - used2) / bank.unit)
+    end
+
+    -- enough_at is the moment from which on cost is there.
+    local function enough_at(cost)
+      local lo, hi = -1, max(ticks_to(sure, 0), ticks_to(bank, 0))
+      while lo + 1 < hi do
+        local mid = lo + floor((hi - lo) / 2)
+        local _, ok = wait(cost, mid)
+        if ok then hi = mid else lo = mid end
+      end
+      return bank.now + hi * bank.tick + wait(cost, hi) * l.tick
+    end
+
+    if a.cost < 0 then
+      local given = { unit = bank.unit, tick = bank.tick, now = bank.now, used = EXACT }
+      give_units(given, l, give_back(l, a.cost) * l.q, sure.p + bank.p, a)
+      given = EXACT - given.used
+      local part = min(given, bank.used)
+      bank.used, sure.used = bank.used - part, max(0, sure.used - (given - part))
+      d.allowed = true
+    elseif a.cost > l.capacity then
+      d.never = true
+    elseif a.cost == 0 then
+      d.allowed = true
+    else
+      local more, ok = wait(a.cost, 0)
+      d.allowed = ok and more == 0
+      if d.allowed then
+        local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
+        local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
+        sure.used, bank.used = sure.used + paid, bank.used + a.cost * bank.unit - paid
+      else
+        d.retry = enough_at(a.cost) - t
+      end
+    end
+    local v1, v2 = l.v1 - units(sure, l), l.v - units(bank, l)
+    d.value, d.remaining = v1 + v2, floor((max(0, v1) + max(0, v2)) / l.q)
+    if v1 < 0 or v2 < 0 then
+      d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
+    end
+    d.reset = max(0, enough_at(l.capacity) - t)
+    return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
+  end
+
+  -- take_kept answers a of s, which is kept in other numbers than l's, at time t, which is behind ahead of a clock
+  -- that stepped back. Of a calendar that l does not have it tells times, not windows.
+  local function take_kept(l, s, t, a, d, behind)
+    if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
+    local k
+    if l.kind == WINDOW then
+      k = kept_window(l, s, t)
+      d.timed = not k.edges
+    else
+      k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+    end
+    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
+    d.value = full_of(l) - units(k, l)
+    d.remaining = max(0, floor(d.value / unit_of(l)))
+    d.reset = until_units(k, l, t, 0)
+    local next = {
+      by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+    }
+    if k.edges then locate(l, next) end
+    return next
   end
 
   -- algorithms.go: take -----------------------------------------------------------------------------
@@ -539,14 +821,16 @@ local function general(now, given, names, stored, lives, answers)
   -- state, whatever was denied before.
   local function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-    d.blocked = 0
+    d.blocked, d.timed = 0, not l.edges
     if l.rate == 0 then
       d.allowed, d.never = a.cost <= 0, a.cost > 0
       return s
     end
     local kept, at, seen = begin(l, phase, s, now)
     local next
-    if l.kind == TOKEN then
+    if kept.by ~= l then
+      next = take_kept(l, kept, at, a, d, at - now)
+    elseif l.kind == TOKEN then
       next = take_tokens(l, kept, at, a, d)
     elseif l.kind == LEAKY then
       next = take_turn(l, kept, at, a, d, at - now)
@@ -559,7 +843,8 @@ local function general(now, given, names, stored, lives, answers)
     else
       next = take_log(l, kept, at, a, d, look)
     end
-    if at > now and not l.edges then later(d, at - now) end
+    if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
+    if at > now and d.timed then later(d, at - now) end
     if d.never and not l.takes_denied then return s end
     if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
     if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
@@ -584,8 +869,8 @@ local function general(now, given, names, stored, lives, answers)
   local function with(s, denials)
     if not s or s.denials == denials then return s end
     return {
-      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase, reset = s.reset,
-      window = s.window, next = s.next, denials = denials,
+      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
+      window = s.window, next = s.next, period = s.period, denials = denials,
     }
   end
 
@@ -659,7 +944,7 @@ local function general(now, given, names, stored, lives, answers)
     local own = d.retry
     take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
     d.allowed, d.wait, d.blocked = false, 0, till - now
-    d.retry = l.edges and own or max(own, d.blocked)
+    d.retry = d.timed and max(own, d.blocked) or own
   end
 
   -- take_counted is take where denials count, or did under other numbers.
@@ -667,7 +952,7 @@ local function general(now, given, names, stored, lives, answers)
     if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
     local denials = denials_at(l, s)
     local at, is = time_of(l, s), with(s, denials)
-    if denials and a.cost >= 0 and at < denials.till then
+    if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
       take_blocked(l, phase, is, denials.till, a, d)
       if d.never or look then return s end
       return kept_of(l, phase, s, a)
@@ -678,7 +963,7 @@ local function general(now, given, names, stored, lives, answers)
       denials = counted(l, denials, at)
       if at < denials.till then
         d.blocked = denials.till - now
-        if not l.edges then d.retry = max(d.retry, d.blocked) end
+        if d.timed then d.retry = max(d.retry, d.blocked) end
       end
     end
     return with(next, denials)
@@ -726,33 +1011,39 @@ local function general(now, given, names, stored, lives, answers)
         local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
         last = pos
         s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
+        local hours = next % 1000000
+        s.next = next - hours
         if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
-          s.by = { tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar }
+          s.by = {
+            kind = WINDOW, tick = 1, rate = rate, period = l.period, capacity = capacity, phase = 0, calendar = calendar,
+            longest = (hours > 0 and hours or 8786) * HOUR,
+          }
         end
       elseif l.kind == WINDOW then
         local value, at, rate, period, capacity, old, pos = unpack_at('<dddddd', b, 2)
         last = pos
         s = { by = l, value = value, prev = 0, at = at, phase = phase }
         if l.rate ~= rate or l.period ~= period or l.capacity ~= capacity or phase ~= old or l.tick ~= tick or l.edges then
-          s.by = { tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
+          s.by = { kind = WINDOW, tick = tick, rate = rate, period = period, capacity = capacity, phase = old }
         end
       elseif l.kind == SLIDING then
         local value, prev, at, pos = unpack_at('<ddd', b, 2)
         last = pos
         s = { by = l, value = value, prev = prev, at = at }
+        if byte(b) == 4 then s.period, last = unpack_at('<d', b, pos), pos + 16 end
       elseif l.kind == GUARANTEED then
         local value, prev, at, p, q, v, p1, v1, pos = unpack_at('<dddddddd', b, 2)
         last = pos
         s = { by = l, value = value, prev = prev, at = at }
         if l.p ~= p or l.q ~= q or l.v ~= v or l.p1 ~= p1 or l.v1 ~= v1 or l.tick ~= tick then
-          s.by = { tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
+          s.by = { kind = GUARANTEED, tick = tick, p = p, q = q, v = v, p1 = p1, v1 = v1 }
         end
       else
         local value, at, p, q, v, pos = unpack_at('<ddddd', b, 2)
         last = pos
         s = { by = l, value = value, prev = 0, at = at }
         if l.p ~= p or l.q ~= q or l.v ~= v or l.tick ~= tick then
-          s.by = { tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
+          s.by = { kind = l.kind, tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
         end
       end
       if last <= #b then s.denials = unpack_denials(b, last) end
@@ -768,11 +1059,24 @@ local function general(now, given, names, stored, lives, answers)
     return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
   end
 
-  -- lifetime is for how many ms s must live: until it equals a bucket never seen, which is until the reset that its
-  -- last charge was told.
-  local function lifetime(s)
-    local l = s.by
-    local ttl = floor((l.edges and calendar_time(l, s.reset) or s.reset) / 1000) + 2
+  -- fresh_at is when s, which a charge of l leaves, equals a full bucket.
+  local function fresh_at(l, s)
+    local by = s.by
+    if by.kind == SLIDING then
+      local e = s.at % s.period
+      if s.value > 0 then return s.at + 2 * s.period - e end
+      return s.prev > 0 and s.at + s.period - e or s.at
+    elseif not by.calendar then
+      return full_at(by, s, by.phase or s.phase)
+    end
+    local n = s.value < by.capacity and windows_to_full(by, s.value) or 0
+    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
+    return s.next + max(0, n - 1) * by.longest
+  end
+
+  -- lifetime is for how many ms s, which a charge of l leaves, must live: until it equals a bucket never seen.
+  local function lifetime(l, s)
+    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
     if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
@@ -786,23 +1090,30 @@ local function general(now, given, names, stored, lives, answers)
     local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
     if kind == TOKEN or kind == LEAKY then
       b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
-    elseif l.edges then
-      b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next)
+    elseif l.calendar then
+      -- A window starts with a second: so the length of the longest, in hours, has room in its microseconds.
+      local hours = ceil_div(l.longest, HOUR)
+      b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next + hours)
     elseif kind == WINDOW then
-      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, s.phase)
+      b = pack('<Bdddddd', ms, s.value, s.at, l.rate, l.period, l.capacity, phase_of(s))
     elseif kind == SLIDING then
-      b = pack('<Bddd', ms, s.value, s.prev, s.at)
+      b = pack('<Bddddd', 4, s.value, s.prev, s.at, s.period, 0)
     else
       b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
     end
     if s.denials then b = b .. pack_denials(s.denials) end
-    stored[k], lives[k] = b, lifetime(s)
+    stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
   local function remember(c, s)
     if s and s ~= state[c.key] then
-      s.phase, s.reset = c.phase, c.reset
-      state[c.key], dirty[c.key] = s, true
+      s.phase = s.by.phase or c.phase
+      state[c.key], dirty[c.key] = s, c.limit
+    end
+    -- A count lives as long as the longest period that it was met by.
+    if s and c.limit.kind == SLIDING and not c.look then
+      local period = c.limit.period * c.limit.tick
+      if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
     end
   end
 
@@ -832,7 +1143,7 @@ local function general(now, given, names, stored, lives, answers)
       if not all and c.allowed and not l.charges_denied then
         local is = {}
         take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-        c.value, c.remaining, c.reset, c.wait = is.value, is.remaining, is.reset, 0
+        c.value, c.remaining, c.reset, c.wait, c.timed = is.value, is.remaining, is.reset, 0, is.timed
       end
     end
   end
@@ -867,7 +1178,7 @@ local function general(now, given, names, stored, lives, answers)
     local limit, flags
     c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
     c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, floor(flags / 4) % 2 == 1
-    c.lent = flags >= 8
+    c.settle = flags >= 8
     return pos
   end
 
@@ -877,7 +1188,7 @@ local function general(now, given, names, stored, lives, answers)
 
   local function answer(c)
     n = n + 1
-    local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.limit.edges and 16 or 0)
+    local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.timed and 0 or 16)
       + (c.blocked > 0 and 32 or 0)
     answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.blocked > 0 and c.blocked or c.wait)
   end
@@ -956,7 +1267,7 @@ local function general(now, given, names, stored, lives, answers)
   local function write_logs()
     for k in pairs(dirty) do
       local s = state[k]
-      if s.log then log_write(s.log, lifetime(s), s.denials and 'd' .. pack_denials(s.denials)) end
+      if s.log then log_write(s.log, lifetime(dirty[k], s), s.denials and 'd' .. pack_denials(s.denials)) end
     end
   end
 

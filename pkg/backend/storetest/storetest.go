@@ -451,7 +451,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 						Raw:     limit.Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
 						Reserve: limit.CanReserve() && rng.IntN(4) == 0,
 						Of:      max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
-						Lent:    rng.IntN(2) == 0,
+						Settle:  rng.IntN(4) == 0,
 						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
 					},
 				})

@@ -1,0 +1,396 @@
+package algorithms
+
+import "math/bits"
+
+// Changed numbers: a bucket is met by a limit with other numbers than those its State was written in.
+//
+//	used  = V - value'              by the old numbers, at the time of the ask
+//	value = V2 - ceil(used*q2/q)    in the new numbers
+//
+// A State is converted only while that loses nothing, that is while used <= V2. Until then it is kept
+// in the old numbers and flows by them. An ask is answered by V2 - used, which is below 0:
+//
+//	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
+//	cost = 0    allowed, unless the bucket is in debt by the old numbers too
+//	retry_after until the same ask, alone, is allowed under these rules
+//
+// What an ask takes or returns meanwhile is added to used, or taken off it, in the old numbers. So two
+// processes with different numbers never admit more than the larger limit, and neither does a limit
+// that is lowered and put back.
+//
+// The counts of a sliding window and the times of a log stay as they are.
+
+// sameScale reports whether numbers written under old, of the same Kind, mean the same under l.
+func (l *Limit) sameScale(old *Limit, hash uint64) bool {
+	switch l.Kind {
+	case TokenBucket, LeakyBucket, Guaranteed:
+		return l.Tick == old.Tick && l.P == old.P && l.Q == old.Q && l.V == old.V && l.P1 == old.P1 && l.V1 == old.V1
+	case FixedWindow:
+		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
+			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash) && l.Calendar.same(old.Calendar)
+	case SlidingWindow, SlidingLog:
+		// A State lives as long as the longest period it was met by: that Limit stays its own.
+		return l.denialSpan() >= old.denialSpan()
+	}
+	return false
+}
+
+// adopt makes s, written under another Limit of the same Kind, a State of l at time now, if that loses
+// nothing. Otherwise s stays as it is.
+func (l *Limit) adopt(s *State, now Micros, hash uint64) {
+	switch {
+	case l.sameScale(s.By, hash):
+		s.By = l
+	case l.Kind == SlidingWindow || l.Kind == SlidingLog:
+	case l.Kind == FixedWindow:
+		if k := l.keptWindow(s, now, hash); k.used <= l.Capacity {
+			s.By, s.Value, s.At = l, l.Capacity-k.used, l.tickOf(now)
+		}
+	default:
+		k := l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
+		k1 := l.keptTokens(s, s.Prev, s.By.V1, s.By.P1, now)
+		if units := k.units(l); units > l.V || k1.units(l) > l.V1 {
+			return
+		}
+		s.By, s.Value, s.Prev, s.At = l, l.V-k.units(l), l.V1-k1.units(l), k.now
+	}
+}
+
+// kept is what was used of a bucket, in the numbers it is kept in.
+type kept struct {
+	old  *Limit
+	unit int64 // so many of used make one unit
+	most int64 // units that can be used at the most
+	used int64
+
+	// Token buckets: now is the start of the tick of both limits, p what flows in with each.
+	now  Micros
+	tick Micros
+	p    int64
+
+	// Fixed windows: the window of the ask, and the phase.
+	window, phase int64
+}
+
+// keptTokens is a token bucket that holds value of full by the numbers of s, of which p flows in with
+// each of its ticks. Where one limit counts in us and the other in ms, both go by ms.
+func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
+	old := s.By
+	k := kept{old: old, unit: old.Q, most: (maxExact - old.P - old.P1) / old.Q, used: full - value, p: p, tick: max(l.Tick, old.Tick)}
+	if k.tick != old.Tick {
+		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // when the tick of s.At began
+		k.p = min(p*int64(k.tick/old.Tick), maxExact)
+	}
+	k.used = k.after(int64(now/k.tick - s.At/k.tick))
+	k.now = now - now%k.tick
+	return k
+}
+
+// after is how much is used so many ticks later.
+func (k *kept) after(ticks int64) int64 {
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
+		return k.used - int64(lo)
+	}
+	return 0
+}
+
+// keptWindow is a fixed window by the numbers of s.
+func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
+	old := s.By
+	if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
+		old = old.outlived(s.At)
+	}
+	longest := old.Period
+	if old.Calendar != nil {
+		longest = int64(old.Calendar.Longest)
+	}
+	k := kept{old: old, unit: 1, most: mostOfWindows(old.Rate, longest), now: now, phase: old.PhaseOf(hash)}
+	k.window = old.windowOf(now, k.phase)
+	n := k.window - old.windowOf(s.At, k.phase)
+	k.used = old.Capacity - s.Value
+	switch {
+	case n <= 0:
+	case l.clears() || n >= ceilDiv(k.used, old.Rate): // compared before multiplying
+		k.used = 0
+	default:
+		k.used -= n * old.Rate
+	}
+	return k
+}
+
+// outlived is l, whose Calendar a script that is asked by another limit does not have: it knows when the
+// window of at ends, and the longest window there is, in hours. So these are its windows.
+func (l *Limit) outlived(at Micros) *Limit {
+	const hour = 3600 * Second
+	plain := *l
+	plain.Calendar, plain.Period = nil, int64(hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour))))
+	next := int64(l.Calendar.Start(l.Calendar.Window(at) + 1))
+	plain.Phase, plain.PhaseFromKey = next-floorDiv(next, plain.Period)*plain.Period, false
+	return &plain
+}
+
+// units is what is used, in the unit of l, rounded up.
+func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
+
+// of is so much in the unit of l, as used counts, rounded down.
+func (k *kept) of(l *Limit, units int64) int64 {
+	n, _ := mulDiv(units, k.unit, l.Unit())
+	return n
+}
+
+// until is the time from now until no more than most, in the unit of l, counts as used.
+func (k *kept) until(l *Limit, now Micros, most int64) Micros {
+	fine := int64(k.tick/l.Tick) - 1
+	if k.tick == 0 || fine == 0 || most >= l.V {
+		return k.untilUsed(l, now, k.of(l, most))
+	}
+	// Once it is converted it flows by the new numbers, whose ticks are finer.
+	later, n := *k, k.ticksTo(k.of(l, min(l.V, most+fine*l.P)))
+	later.used = k.after(n)
+	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.P)))*l.Tick-now)
+}
+
+// untilUsed is the time from now until no more than most is used.
+func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
+	if l.Kind != FixedWindow {
+		return max(0, k.moment(k.ticksTo(most))-now)
+	}
+	n := ceilDiv(k.used-most, k.old.Rate)
+	if l.clears() {
+		n = min(n, 1)
+	}
+	return k.old.windowStart(k.window+max(1, n), k.phase) - now
+}
+
+// ticksTo is how many ticks it takes until no more than most is used.
+func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
+
+// moment is the start of the n-th tick from now on.
+func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
+
+// giveBack takes units of l off what is used. What undoes a charge returns less by what has flowed in since.
+func (k *kept) giveBack(l *Limit, units int64, p int64, a *Ask) {
+	given := k.of(l, units)
+	if a.Of > 0 && k.tick > 0 {
+		given = returned(given, p, int64(k.now/k.tick-a.Of/k.tick))
+	}
+	k.used = max(0, k.used-given)
+}
+
+// takeKept answers a of s, which is kept in other numbers than l's, at time now, which is back ahead of a
+// clock that stepped back.
+func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros) {
+	var k kept
+	switch l.Kind {
+	case Guaranteed:
+		l.takeKeptPair(s, now, a, d)
+		return
+	case FixedWindow:
+		k = l.keptWindow(s, now, a.Hash)
+		l.decideKept(&k, now, a, d)
+		s.By = k.old
+	case LeakyBucket:
+		k = l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
+		l.decideKeptTurn(&k, now, a, d, back)
+	default:
+		k = l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
+		l.decideKept(&k, now, a, d)
+	}
+	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
+	d.Value = l.full() - k.units(l)
+	d.Remaining = max(0, floorDiv(d.Value, l.Unit()))
+	d.ResetAfter = k.until(l, now, 0)
+}
+
+// decideKept takes a of a token bucket or a fixed window.
+func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
+	unit, full := l.Unit(), l.full()
+	cost, r := l.costIn(unit, a), int64(0)
+	if a.Reserve {
+		r = l.MaxReserved
+	}
+	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // as far as the old numbers go
+	goal := full + r*unit - cost                           // with so much used or less, a is allowed
+	if a.Reserve && reach < r {
+		if goal = min(goal, full); cost <= reach*unit {
+			goal = full + reach*unit - cost
+		}
+	}
+	switch {
+	case cost < 0:
+		if !k.old.windowOver(a, now) {
+			k.giveBack(l, -cost, k.p, a)
+		}
+		d.Allowed = true
+	case cost == 0:
+		debt := max(k.of(l, goal), k.old.full()) // more than that is one, by the old numbers too
+		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
+			d.RetryAfter = k.untilUsed(l, now, debt)
+		} else if !d.Allowed {
+			d.RetryAfter = k.until(l, now, goal)
+		}
+	case goal >= full && k.used <= k.of(l, goal):
+		k.used += mulDivCeil(cost, k.unit, unit)
+		d.Allowed, d.Wait = true, k.until(l, now, full)
+	case l.ChargesDenied():
+		k.used = min(max(k.used, (l.Capacity+reach)*k.unit), k.used+mulDivCeil(cost, k.unit, unit))
+		if d.Never = l.TakesDenied && cost > full; !d.Never {
+			d.RetryAfter = k.until(l, now, max(0, goal))
+		}
+	case cost > full+r*unit:
+		d.Never = true
+	default:
+		d.RetryAfter = k.until(l, now, goal)
+	}
+}
+
+// decideKeptTurn takes a of a leaky bucket.
+func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Micros) {
+	cost := l.raw(a)
+	switch {
+	case cost < 0:
+		k.giveBack(l, -cost, k.p, a)
+		d.Allowed = true
+		return
+	case cost > l.V:
+		d.Never = true
+		return
+	}
+	wait := l.span(now, ceilDiv(k.units(l), l.P))
+	late := a.MaxWait > 0 && wait+back > a.MaxWait
+	switch {
+	case cost == 0 && !late:
+		d.Allowed, d.Wait = true, wait
+	case cost == 0 && wait <= a.MaxWait: // once the clock has caught up
+		d.RetryAfter = wait - a.MaxWait
+	default:
+		goal := l.V - cost
+		if cost == 0 {
+			goal = maxExact
+		}
+		if a.MaxWait > 0 {
+			if hi, lo := bits.Mul64(uint64(ceilDiv(int64(a.MaxWait), int64(l.Tick))), uint64(l.P)); hi == 0 && lo < uint64(goal) {
+				goal = int64(lo)
+			}
+		}
+		d.RetryAfter = k.until(l, now, goal)
+		if a.MaxWait > 0 && l.Tick > 1 { // within the tick in which the turn is near enough
+			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
+			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.P))*l.Tick-a.MaxWait)
+			k.used = goal
+		}
+	}
+}
+
+// takeKeptPair takes a of a guaranteed bucket. Either part counts for itself, so that a smaller bank
+// leaves the guaranteed rate; both together never give more than the larger limit holds.
+func (l *Limit) takeKeptPair(s *State, now Micros, a *Ask, d *Decision) {
+	old := s.By
+	k1, k2 := l.keptTokens(s, s.Prev, old.V1, old.P1, now), l.keptTokens(s, s.Value, old.V, old.P, now)
+	larger, _ := mulDiv(l.Capacity, old.Q, 1)
+	pair := keptPair{k1, k2, min(max(larger, old.V+old.V1), k2.most*k2.unit)}
+	switch {
+	case a.Cost < 0:
+		pair.giveBack(l, a)
+		d.Allowed = true
+	case a.Cost > l.Capacity:
+		d.Never = true
+	case a.Cost == 0:
+		d.Allowed = true
+	default:
+		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
+			pair.pay(l, a.Cost)
+		} else {
+			d.RetryAfter = pair.until(l, a.Cost) - now
+		}
+	}
+	s.Prev, s.Value, s.At = old.V1-pair.sure.used, old.V-pair.bank.used, k1.now
+	u1, u2 := pair.sure.units(l), pair.bank.units(l)
+	d.Value = l.V1 - u1 + l.V - u2
+	if d.Remaining = (max(0, l.V1-u1) + max(0, l.V-u2)) / l.Q; u1 > l.V1 || u2 > l.V {
+		d.Remaining = max(0, min(d.Remaining, pair.left()))
+	}
+	d.ResetAfter = max(0, pair.until(l, l.Capacity)-now)
+}
+
+// keptPair is the two parts of a guaranteed bucket.
+type keptPair struct {
+	sure, bank kept
+	most       int64 // that can be used of both
+}
+
+// left is how many units both can give before more is used than the larger limit holds.
+func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
+
+func (p *keptPair) giveBack(l *Limit, a *Ask) {
+	given := kept{unit: p.bank.unit, tick: p.bank.tick, now: p.bank.now, used: maxExact}
+	given.giveBack(l, l.giveBack(a.Cost)*l.Q, p.sure.p+p.bank.p, a)
+	back := maxExact - given.used
+	bank := min(back, p.bank.used)
+	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
+}
+
+// has tells whether cost is there so many ticks later.
+func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
+	more, ok := p.wait(l, cost, ticks)
+	return ok && more == 0
+}
+
+// wait is how many ticks of l after so many ticks cost is there, if it is before the next.
+func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
+	c, then := cost*l.Q, *p
+	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
+	u1, u2 := then.sure.units(l), then.bank.units(l)
+	if v1, v2 := l.V1-u1, l.V-u2; v1 >= 0 && v2 >= 0 { // it is converted then
+		if v1+v2 < c {
+			more = l.guaranteedRetry(v1, v2, c)
+		}
+		return more, more < int64(p.bank.tick/l.Tick)
+	}
+	return 0, c <= max(0, l.V1-u1)+max(0, l.V-u2) && cost <= then.left()
+}
+
+// pay takes a cost that is there.
+func (p *keptPair) pay(l *Limit, cost int64) {
+	sure := min(max(0, l.V1-p.sure.units(l)), cost*l.Q)
+	paid := min(mulDivCeil(sure, p.sure.unit, l.Q), cost*p.sure.unit)
+	p.sure.used += paid
+	p.bank.used += cost*p.bank.unit - paid
+}
+
+// until is the moment from which on cost is there.
+func (p *keptPair) until(l *Limit, cost int64) Micros {
+	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
+	for lo+1 < hi {
+		mid := lo + (hi-lo)/2
+		if _, ok := p.wait(l, cost, mid); ok {
+			hi = mid
+		} else {
+			lo = mid
+		}
+	}
+	more, _ := p.wait(l, cost, hi)
+	return p.bank.moment(hi) + Micros(more)*l.Tick
+}
+
+// mulDiv is a*b/c rounded down, for a, b >= 0 and c > 0, and whether that left a rest; cut to 2^53.
+func mulDiv(a, b, c int64) (n int64, rest bool) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return maxExact, false
+	}
+	quo, rem := bits.Div64(hi, lo, uint64(c))
+	if quo >= maxExact {
+		return maxExact, false
+	}
+	return int64(quo), rem > 0
+}
+
+// mulDivCeil is mulDiv rounded up.
+func mulDivCeil(a, b, c int64) int64 {
+	n, rest := mulDiv(a, b, c)
+	if rest {
+		n++
+	}
+	return n
+}

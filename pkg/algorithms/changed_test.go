@@ -1,0 +1,529 @@
+package algorithms
+
+import (
+	"os"
+	"math/big"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// changing is the reference model of a bucket whose limit changes: what is used, in fractions of units,
+// and the numbers that it is written in. Each time it tells is found by trying moments, not by a formula.
+// Clocks only go forward here.
+type changing struct {
+	s    Spec // that was written last
+	tick Micros
+	used []*big.Rat // of a guaranteed bucket two: the guaranteed part and the bank
+	ts   Micros
+	seen bool
+
+	atTick *changing // of a view: as it is remembered if nothing is charged
+}
+
+func (m changing) copy() changing {
+	m.used = slices.Clone(m.used) // the fractions are never written to
+	return m
+}
+
+// parts are the capacities of s and what flows into each in a us.
+func parts(s Spec) (capacities, flows []*big.Rat) {
+	flow := big.NewRat(s.Rate, int64(s.Period))
+	switch {
+	case s.Minimum != nil:
+		return []*big.Rat{whole(s.Minimum.Units), whole(orElse(s.Capacity, s.Rate))},
+			[]*big.Rat{big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), flow}
+	case s.Kind == LeakyBucket:
+		return []*big.Rat{whole(orElse(s.Capacity, 0) + 1)}, []*big.Rat{flow}
+	default:
+		return []*big.Rat{whole(orElse(s.Capacity, s.Rate))}, []*big.Rat{flow}
+	}
+}
+
+// scale is how many parts of a unit s counts.
+func scale(s Spec, tick Micros) *big.Int {
+	if s.Kind == FixedWindow {
+		return big.NewInt(1)
+	}
+	q := big.NewInt(1)
+	_, flows := parts(s)
+	for _, flow := range flows {
+		q = lcm(q, times(flow, whole(int64(tick))).Denom())
+	}
+	return q
+}
+
+func sum(all []*big.Rat) *big.Rat {
+	n := whole(0)
+	for _, x := range all {
+		n = plus(n, x)
+	}
+	return n
+}
+
+// oldEdges are the window edges that m is written in, as s sees them: of a calendar that s does not have, the
+// next edge, and from there on the longest window in hours.
+func (m *changing) oldEdges(s Spec, hash uint64) edges {
+	e := edgesOf(m.s, m.tick, hash)
+	if m.s.Calendar == nil || m.s.Calendar.same(s.Calendar) {
+		return e
+	}
+	next, longest := e.step(m.ts, 1), (m.s.Calendar.Longest+hour-1)/hour*hour
+	return edges{phase: next % longest, period: longest}
+}
+
+// view is m as s sees it at time t: converted, or kept.
+func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
+	v = m.copy()
+	v.atTick = nil
+	capacities, flows := parts(s)
+	if !v.seen {
+		v = changing{s: s, tick: tick, ts: t / tick * tick, seen: true}
+		for range capacities {
+			v.used = append(v.used, whole(0))
+		}
+		return v, false
+	}
+	coarse := max(tick, m.tick)
+	other := !alike(s, tick, m.s, m.tick, hash)
+	if s.Kind == FixedWindow {
+		e := m.oldEdges(s, hash)
+		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // so many, or less
+		if t < e.step(m.ts, came) {
+			came = e.came(m.ts, t)
+		}
+		if e.start(t) > e.start(m.ts) {
+			came = max(came, 1)
+		}
+		if v.used[0] = most(whole(0), minus(m.used[0], times(whole(int64(came)), whole(m.s.Rate)))); came > 0 && (s.TakesDenied || s.PerRequest) {
+			v.used[0] = whole(0)
+		}
+		v.ts = t / m.tick * m.tick
+		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // kept, it goes on in the windows that s knows
+			v.s.Calendar, v.s.Start, v.s.Period = nil, new(e.phase), e.period
+		}
+	} else {
+		_, old := parts(m.s)
+		v.ts = t / coarse * coarse
+		for i := range v.used {
+			v.used[i] = most(whole(0), minus(m.used[i], times(old[i], whole(int64(v.ts-m.ts)))))
+			v.used[i] = least(v.used[i], over(new(big.Rat).SetInt(exact), new(big.Rat).SetInt(scale(m.s, m.tick))))
+		}
+	}
+	if !other {
+		v.s, v.tick = s, tick
+		return v, false
+	}
+	for i := range v.used {
+		if less(capacities[i], v.used[i]) {
+			return v, true
+		}
+	}
+	q := new(big.Rat).SetInt(scale(s, tick))
+	for i := range v.used {
+		v.used[i] = over(new(big.Rat).SetInt(up(times(v.used[i], q))), q)
+	}
+	v.s, v.tick = s, tick
+	if s.Kind == FixedWindow {
+		v.ts = t / tick * tick
+		return v, false
+	}
+	v.atTick = &changing{s: s, tick: tick, used: slices.Clone(v.used), ts: v.ts, seen: true}
+	at := t / tick * tick // it flows by the new numbers within a tick of the old
+	for i := range v.used {
+		v.used[i] = most(whole(0), minus(v.used[i], times(flows[i], whole(int64(at-v.ts)))))
+	}
+	v.ts = at
+	return v, false
+}
+
+// alike tells whether two limits have the same numbers.
+func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
+	c1, f1 := parts(a)
+	c2, f2 := parts(b)
+	for i := range c1 {
+		if c1[i].Cmp(c2[i]) != 0 || f1[i].Cmp(f2[i]) != 0 {
+			return false
+		}
+	}
+	if a.Kind == FixedWindow {
+		e1, e2 := edgesOf(a, tickA, hash), edgesOf(b, tickB, hash)
+		if a.Rate != b.Rate || !e1.calendar.same(e2.calendar) || e1.calendar == nil && (e1.phase != e2.phase || e1.period != e2.period) {
+			return false
+		}
+	}
+	return tickA == tickB
+}
+
+// reserved is max_reserved of s.
+func reserved(s Spec, tick Micros) int64 {
+	switch capacity := orElse(s.Capacity, s.Rate); {
+	case s.Minimum != nil || s.Kind == LeakyBucket:
+		return 0
+	case s.MaxReserved != nil:
+		return *s.MaxReserved
+	case s.Kind == FixedWindow:
+		return mostWindow(s, tick) - capacity
+	default:
+		return mostTokens(s, tick) - capacity
+	}
+}
+
+// holds is the most units that the numbers of s can express as used.
+func holds(s Spec, tick Micros) int64 {
+	switch {
+	case s.Kind == FixedWindow:
+		return mostWindow(s, tick)
+	case s.Minimum != nil:
+		_, flows := parts(s)
+		q := scale(s, tick)
+		most := new(big.Int).Sub(exact, down(times(times(sum(flows), whole(int64(tick))), new(big.Rat).SetInt(q))))
+		return most.Div(most, q).Int64()
+	default:
+		return mostTokens(s, tick)
+	}
+}
+
+// shown is what v has used, in the unit of s, rounded up.
+func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
+	q := new(big.Rat).SetInt(scale(s, tick))
+	for _, used := range m.used {
+		all = append(all, over(least(new(big.Rat).SetInt(up(times(used, q))), new(big.Rat).SetInt(exact)), q))
+	}
+	return all
+}
+
+// there is what is left at the most of the view v, at time t: for a guaranteed bucket that is kept, of each part.
+func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
+	capacities, _ := parts(s)
+	used := m.shown(s, tick)
+	left := minus(sum(capacities), sum(used))
+	if s.Minimum == nil || !isKept {
+		return left
+	}
+	fits := true
+	left = whole(0)
+	for i := range capacities {
+		fits = fits && !less(capacities[i], used[i])
+		left = plus(left, most(whole(0), minus(capacities[i], used[i])))
+	}
+	if fits {
+		return left
+	}
+	left = least(left, minus(whole(holds(m.s, m.tick)), sum(m.used)))
+	old, _ := parts(m.s)
+	return least(left, minus(most(sum(capacities), sum(old)), sum(m.used)))
+}
+
+// passes tells whether a is there at time t.
+func (m changing) passes(s Spec, tick, t Micros, a Ask) bool {
+	v, isKept := m.view(s, tick, t, a.Hash)
+	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)
+	capacities, flows := parts(s)
+	turn := (&watch{tick: tick}).after(t, up(over(minus(sum(capacities), left), times(flows[0], whole(int64(tick))))))
+	switch {
+	case s.Kind == LeakyBucket && a.MaxWait > 0 && turn > a.MaxWait:
+		return false
+	case cost.Sign() == 0 && isKept && (s.Minimum != nil || s.Kind == LeakyBucket):
+		return true
+	case cost.Sign() == 0 && isKept && !less(orElseSum(m.s), sum(v.used)):
+		return true // a lower limit makes no debt
+	}
+	r := whole(0)
+	if a.Reserve {
+		r = whole(reserved(s, tick))
+	}
+	if less(left, minus(cost, r)) {
+		return false
+	}
+	return !isKept || cost.Sign() == 0 || !less(whole(max(holds(m.s, m.tick), 0)), plus(sum(v.used), cost)) || s.Kind == LeakyBucket
+}
+
+func orElseSum(s Spec) *big.Rat {
+	capacities, _ := parts(s)
+	return sum(capacities)
+}
+
+func (m *changing) cost(s Spec, tick Micros, a Ask) *big.Rat {
+	cost := whole(a.Cost)
+	if a.Raw {
+		cost = over(cost, new(big.Rat).SetInt(scale(s, tick)))
+	}
+	return cost
+}
+
+// first is the time from now until yes holds for the first time; it does not now. What holds at the end of
+// a tick holds at the end of all later ones, and within a tick from some moment on.
+func first(now, tick Micros, yes func(t Micros) bool) Micros {
+	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // lo: no, hi: yes
+		for lo+1 < hi {
+			if mid := lo + (hi-lo)/2; yes(mid) {
+				hi = mid
+			} else {
+				lo = mid
+			}
+		}
+		return hi
+	}
+	base, most := now/tick, Micros(1)
+	end := func(n Micros) bool { return yes((base+n+1)*tick - 1) }
+	for ; !end(most); most *= 2 {
+		if most > 1<<61/tick {
+			return -1
+		}
+	}
+	start := now
+	if !end(0) {
+		start = (base+search(0, most, end))*tick - 1
+	}
+	return search(start, start/tick*tick+2*tick-1, yes) - now
+}
+
+// ask answers a, which s asks at time now, and remembers what is to be remembered.
+func (m *changing) ask(s Spec, now Micros, a Ask) (d Decision) {
+	tick := tickOf(s)
+	v, isKept := m.view(s, tick, now, a.Hash)
+	capacities, flows := parts(s)
+	capacity, cost, r := sum(capacities), m.cost(s, tick, a), whole(0)
+	if a.Reserve {
+		r = whole(reserved(s, tick))
+	}
+	deepest, coarse := whole(reserved(s, tick)), tick
+	if isKept {
+		coarse = max(tick, m.tick)
+	}
+	next, charges, late := v.copy(), true, false
+	view := func(m changing, t Micros) changing { v, _ := m.view(s, tick, t, a.Hash); return v }
+	take := func(cost *big.Rat) { // the bank pays what the guaranteed part does not have
+		if s.Minimum != nil {
+			sure := least(cost, most(whole(0), minus(capacities[0], v.shown(s, tick)[0])))
+			q := new(big.Rat).SetInt(scale(v.s, v.tick))
+			sure = least(cost, over(new(big.Rat).SetInt(up(times(sure, q))), q))
+			next.used[0], cost = plus(next.used[0], sure), minus(cost, sure)
+		}
+		last := len(next.used) - 1
+		q := new(big.Rat).SetInt(scale(v.s, v.tick))
+		next.used[last] = plus(next.used[last], over(new(big.Rat).SetInt(up(times(cost, q))), q))
+	}
+	turn := (&watch{tick: tick}).after(now, up(over(minus(capacity, v.there(s, tick, isKept)), times(flows[0], whole(int64(tick))))))
+	pass := m.passes(s, tick, now, a)
+	switch {
+	case a.Cost < 0:
+		d.Allowed = true
+		back := least(minus(whole(0), cost), plus(capacity, deepest))
+		q := new(big.Rat).SetInt(scale(v.s, v.tick))
+		back = over(least(new(big.Rat).SetInt(down(times(back, q))), new(big.Rat).SetInt(exact)), q)
+		if s.Kind == FixedWindow {
+			e := edgesOf(s, tick, a.Hash)
+			if isKept {
+				e = m.oldEdges(s, a.Hash)
+			}
+			if a.Of > 0 && e.start(a.Of) != e.start(now) {
+				back = whole(0)
+			}
+		} else if a.Of > 0 {
+			pace := flows
+			if isKept {
+				_, pace = parts(m.s)
+			}
+			back = lent(back, times(sum(pace), whole(int64(now/coarse*coarse-a.Of/coarse*coarse))))
+		}
+		for i := range slices.Backward(next.used) { // the bank first
+			off := least(back, next.used[i])
+			next.used[i], back = minus(next.used[i], off), minus(back, off)
+		}
+	case pass:
+		d.Allowed = true
+		take(cost)
+		if s.Kind == LeakyBucket {
+			d.Wait = turn
+		} else if paid := func(t Micros) bool { v := view(next, t); return sum(v.shown(s, tick)).Cmp(capacity) <= 0 }; (a.Cost > 0 || a.Reserve && !isKept) && s.Minimum == nil && !paid(now) {
+			d.Wait = first(now, coarse, paid)
+		}
+	case (s.Overdraw || s.TakesDenied) && a.Cost > 0:
+		bottom := plus(capacity, deepest)
+		if isKept {
+			bottom = least(bottom, whole(max(holds(m.s, m.tick), orElse(s.Capacity, s.Rate))))
+		}
+		bottom = most(bottom, sum(v.used))
+		take(cost)
+		next.used[0] = least(next.used[0], bottom)
+		d.Never = s.TakesDenied && less(capacity, cost)
+		late = true
+	case less(plus(capacity, r), cost):
+		d.Never, charges = true, false
+	default:
+		charges = false
+	}
+	if !d.Allowed && !charges {
+		next = v.copy()
+	}
+	after, afterKept := next, isKept
+	if !d.Allowed && !d.Never {
+		stored := *m
+		if stored = next; !charges && isKept {
+			stored = *m
+		} else if !charges && v.atTick != nil {
+			stored = *v.atTick
+		}
+		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
+		if late { // a cost above capacity is never there at once
+			yes = func(t Micros) bool {
+				v, isKept := stored.view(s, tick, t, a.Hash)
+				return !less(v.there(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
+			}
+		}
+		e := edgesOf(s, tick, a.Hash)
+		if isKept {
+			e = m.oldEdges(s, a.Hash)
+		}
+		switch next := e.step(now, 1) - now; {
+		case late && s.Kind == FixedWindow && yes(now+next):
+			d.RetryAfter = next
+		case !late || !yes(now):
+			d.RetryAfter = first(now, coarse, yes)
+		}
+	}
+	used := after.shown(s, tick)
+	d.Value = down(times(minus(capacity, sum(used)), new(big.Rat).SetInt(scale(s, tick)))).Int64()
+	d.Remaining = none(down(after.there(s, tick, afterKept)))
+	full := func(t Micros) bool {
+		v, isKept := after.view(s, tick, t, a.Hash)
+		return v.there(s, tick, isKept).Cmp(capacity) >= 0
+	}
+	switch {
+	case s.Kind == FixedWindow:
+		e := edgesOf(s, tick, a.Hash)
+		if isKept {
+			e = m.oldEdges(s, a.Hash)
+		}
+		if d.ResetAfter = e.step(now, 1) - now; !full(now + d.ResetAfter) {
+			d.ResetAfter = first(now, coarse, full)
+		}
+	case !full(now):
+		d.ResetAfter = first(now, coarse, full)
+	}
+	switch {
+	case a.Look, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
+	case a.Cost == 0 || !charges:
+		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted, the numbers only
+			if *m = v; v.atTick != nil {
+				*m = *v.atTick
+			}
+		}
+	default:
+		*m, m.atTick = next, nil
+	}
+	return d
+}
+
+// changeable is a random limit that the model knows.
+func (roll dice) changeable(kind Kind) (Spec, *Limit) {
+	for {
+		s, l := roll.limit(kind)
+		s.Penalty, s.Initial = nil, nil
+		if s.Calendar != nil || roll.once(2) { // mostly of a like size, or none ever holds what another allowed
+			s.Rate, s.Period = roll.between(1, 100), Micros(roll.of(1000, 3000, 1e6, 1e6, 7e6, 60e6))
+			s.Capacity, s.MaxReserved = new(roll.between(0, 100)), nil
+			if s.Calendar != nil {
+				s.Period = s.Calendar.Usual
+			}
+			if kind == TokenBucket || kind == FixedWindow {
+				s.MaxReserved = new(roll.between(0, 50))
+			}
+			if s.Minimum != nil {
+				s.Minimum = &Rate{roll.between(1, 20), Micros(roll.of(1000, 1e6, 3e6))}
+			}
+		}
+		if c, err := Compile(s); err == nil && (l.Tick == 1 || c.Tick == l.Tick || roll.once(2)) {
+			return s, &c
+		}
+	}
+}
+
+// One bucket is asked by limits with different numbers in turn, as by processes that read their
+// configurations at different times: it answers as rule 7 says, to the last digit.
+func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
+	for _, k := range kinds {
+		if k.kind == SlidingWindow || k.kind == SlidingLog {
+			continue
+		}
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			asks, stayed, denied := 0, 0, 0
+			rapid.Check(t, func(t *rapid.T) {
+				roll := throw(t)
+				specs, limits := make([]Spec, 3), make([]*Limit, 3)
+				for i := range specs {
+					specs[i], limits[i] = roll.changeable(k.kind)
+					specs[i].TakesDenied, specs[i].PerRequest = specs[0].TakesDenied, specs[0].PerRequest
+					specs[i].Overdraw = specs[i].Overdraw && !specs[i].TakesDenied && !specs[i].PerRequest
+					limits[i] = mustCompileRapid(t, specs[i])
+				}
+				var s State
+				var model changing
+				hash, now := uint64(roll(1<<40)), t0+Micros(roll(1e9))
+				i := 0
+				for range length(t, 60) {
+					if roll.once(3) {
+						i = int(roll(3))
+					}
+					l := limits[i]
+					a := roll.ask(l, now, hash)
+					if a.Cost < -l.Most(true) {
+						a.Cost = -l.Most(true)
+					}
+					before := s
+					wasModel := model.copy()
+					next, got := l.Take(s, now, a)
+					want := model.ask(specs[i], now, a)
+					s = next
+					asks++
+					if debugChanged {
+						t.Logf("%d by %d %+v: %+v -> %+v; model %s ts %d used %v seen %v", now, i, a, before, got, show(model.s), model.ts, model.used, model.seen)
+					}
+					if s.By != nil && s.By != l {
+						stayed++
+					}
+					if !got.Allowed {
+						denied++
+					}
+					if want.Never && !got.Never {
+						want = got // not compared
+					}
+					for _, t := range [][2]*Micros{{&got.RetryAfter, &want.RetryAfter}, {&got.ResetAfter, &want.ResetAfter}, {&got.Wait, &want.Wait}} {
+						if *t[1] < 0 { // further away than the model looks
+							*t[1] = *t[0]
+						}
+					}
+					if got.Never {
+						got.Value, got.Remaining, got.ResetAfter, want.Value, want.Remaining, want.ResetAfter = 0, 0, 0, 0, 0, 0
+					}
+					if got != want {
+						t.Fatalf("at %d %+v by %s (%+v)\nof %+v, written by %s\nmodel %+v\n got %+v\nwant %+v", now, a, show(specs[i]), *l, before, show(wasModel.s), wasModel, got, want)
+					}
+					if got.Allowed || roll.once(2) {
+						now += Micros(roll.of(0, 0, 1, roll(1000), roll(1e6), l.Period/max(1, l.Rate)*int64(l.Tick)))
+					} else {
+						now += max(0, got.RetryAfter-Micros(roll(2)))
+					}
+					if now > MaxTime/2 {
+						return
+					}
+				}
+			})
+			t.Logf("%d asks, %d %% of them of a state that is kept, %d %% denied", asks, 100*stayed/asks, 100*denied/asks)
+		})
+	}
+}
+
+func mustCompileRapid(t *rapid.T, s Spec) *Limit {
+	l, err := Compile(s)
+	if err != nil {
+		t.Fatalf("compile %+v: %v", s, err)
+	}
+	return &l
+}
+
+var debugChanged = os.Getenv("DBG") != ""
