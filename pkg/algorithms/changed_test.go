@@ -1,7 +1,6 @@
 package algorithms
 
 import (
-	"os"
 	"math/big"
 	"slices"
 	"testing"
@@ -480,9 +479,6 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 					want := model.ask(specs[i], now, a)
 					s = next
 					asks++
-					if debugChanged {
-						t.Logf("%d by %d %+v: %+v -> %+v; model %s ts %d used %v seen %v", now, i, a, before, got, show(model.s), model.ts, model.used, model.seen)
-					}
 					if s.By != nil && s.By != l {
 						stayed++
 					}
@@ -525,5 +521,3 @@ func mustCompileRapid(t *rapid.T, s Spec) *Limit {
 	}
 	return &l
 }
-
-var debugChanged = os.Getenv("DBG") != ""

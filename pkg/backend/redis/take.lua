@@ -335,7 +335,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
   local function until_used(k, l, t, most)
-    if l.kind ~= WINDOW then return max(0, k.now + ticks_to(k, most) * k.tick - t) end
+    if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
     local n = ceil_div(k.used - most, k.old.rate)
     if l.clears then n = min(n, 1) end
     n = max(1, n)
@@ -349,7 +349,7 @@ local function general(now, given, names, stored, lives, answers)
     if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
     local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
     local later = { used = after(k, n), unit = k.unit }
-    return max(0, k.now + n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - t)
+    return max(0, n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - (t - k.now))
   end
 
   -- adopt is s, written under other numbers, as a state of l at time t, if that loses nothing; otherwise s.
@@ -751,15 +751,15 @@ local function general(now, given, names, stored, lives, answers)
       return 0, c <= max(0, v1) + max(0, v2) and cost <= floor((most - used1 - used2) / bank.unit)
     end
 
-    -- enough_at is the moment from which on cost is there.
-    local function enough_at(cost)
+    -- enough_in is the time from t until cost is there.
+    local function enough_in(cost)
       local lo, hi = -1, max(ticks_to(sure, 0), ticks_to(bank, 0))
       while lo + 1 < hi do
         local mid = lo + floor((hi - lo) / 2)
         local _, ok = wait(cost, mid)
         if ok then hi = mid else lo = mid end
       end
-      return bank.now + hi * bank.tick + wait(cost, hi) * l.tick
+      return hi * bank.tick + wait(cost, hi) * l.tick - (t - bank.now)
     end
 
     if a.cost < 0 then
@@ -781,7 +781,7 @@ local function general(now, given, names, stored, lives, answers)
         local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
         sure.used, bank.used = sure.used + paid, bank.used + a.cost * bank.unit - paid
       else
-        d.retry = enough_at(a.cost) - t
+        d.retry = enough_in(a.cost)
       end
     end
     local v1, v2 = l.v1 - units(sure, l), l.v - units(bank, l)
@@ -789,7 +789,7 @@ local function general(now, given, names, stored, lives, answers)
     if v1 < 0 or v2 < 0 then
       d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
     end
-    d.reset = max(0, enough_at(l.capacity) - t)
+    d.reset = max(0, enough_in(l.capacity))
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 

@@ -410,18 +410,8 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	for step := range 300 {
 		now += jump(rng)
 		clock.Set(now)
-		if i := rng.IntN(len(specs)); rng.IntN(20) == 0 && specs[i].Rate > 0 {
-			specs[i].Rate = 1 + rng.Int64N(30)
-			specs[i].Capacity, specs[i].Initial = nil, nil
-			if specs[i].Penalty = Specs()[i].Penalty; rng.IntN(3) == 0 {
-				specs[i].Penalty = nil
-			}
-			if specs[i].Kind == algorithms.FixedWindow && !specs[i].TakesDenied {
-				specs[i].Period, specs[i].Calendar = algorithms.Day, calendars[rng.IntN(len(calendars))]
-				if specs[i].Calendar != nil {
-					specs[i].Start = nil
-				}
-			}
+		if i := rng.IntN(len(specs)); rng.IntN(5) == 0 && specs[i].Rate > 0 {
+			specs[i] = changed(rng, specs[i], Specs()[i])
 			compile(i)
 		}
 		var charges []backend.Charge
@@ -438,7 +428,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 					cost = rng.Int64() - rng.Int64()
 				}
 				limit := limits[i]
-				if rng.IntN(8) == 0 {
+				if rng.IntN(3) == 0 {
 					limit = former[i]
 				}
 				if limit.Calendar != nil {
@@ -476,6 +466,50 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 		}
 	}
 	return blocked
+}
+
+// changed is s with other numbers, original being those it had at first: of a like size mostly, smaller or
+// larger, now and then counted in ms, or in other windows.
+func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
+	const second = algorithms.Second
+	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
+	s.Rate, s.Capacity, s.Initial, s.MaxReserved = 1+rng.Int64N(30), nil, nil, nil
+	if s.Penalty = original.Penalty; rng.IntN(3) == 0 {
+		s.Penalty = nil
+	}
+	tokens := s.Kind == algorithms.TokenBucket || s.Kind == algorithms.FixedWindow
+	if tokens && rng.IntN(2) == 0 || s.Kind == algorithms.LeakyBucket {
+		s.Capacity = n(40)
+	}
+	if tokens && s.Minimum == nil && rng.IntN(2) == 0 {
+		s.MaxReserved = n(20)
+	}
+	if s.Minimum != nil {
+		s.Minimum = &algorithms.Rate{Units: 1 + rng.Int64N(5), Period: second}
+	}
+	switch {
+	case s.Kind == algorithms.FixedWindow && s.TakesDenied:
+		s.MaxReserved = nil
+	case s.Kind == algorithms.FixedWindow:
+		s.Period, s.Calendar = algorithms.Day, calendars[rng.IntN(len(calendars))]
+		if rng.IntN(2) == 0 {
+			s.Period, s.Calendar = second*algorithms.Micros(1+rng.IntN(5)), nil
+		}
+		if s.Calendar != nil {
+			s.Start = nil
+		}
+	case s.Kind != algorithms.SlidingLog:
+		s.Period = second * [...]algorithms.Micros{1, 1, 2, 7}[rng.IntN(4)]
+		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // in ms
+			s.Rate, s.Period, s.Capacity, s.MaxReserved = 1000, 365*algorithms.Day, nil, nil
+			large := 200_000_000 + rng.Int64N(10)
+			s.Capacity = &large
+			if tokens && s.Minimum == nil {
+				s.MaxReserved = n(20) // times of more than 285 years are not exact in doubles
+			}
+		}
+	}
+	return s
 }
 
 // twin is what a Store should be.

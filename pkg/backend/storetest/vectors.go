@@ -19,6 +19,9 @@ type step struct {
 	at      algorithms.Micros // after Start
 	cost    int64
 	reserve bool
+	of      algorithms.Micros // after Start: the ask undoes a charge of then; 0: none
+	settle  bool
+	by      algorithms.Spec // the limit, where it is not that of the row
 
 	allowed bool
 	never   bool
@@ -42,7 +45,14 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 			c.Key = []byte("vector " + v.name)
 			for i, s := range v.steps {
 				clock.Set(Start + s.at)
-				c.Ask = algorithms.Ask{Cost: s.cost, Reserve: s.reserve}
+				c := c
+				if s.by.Kind != 0 {
+					c.Limit = charge(s.by).Limit
+				}
+				c.Ask = algorithms.Ask{Cost: s.cost, Reserve: s.reserve, Settle: s.settle}
+				if s.of > 0 {
+					c.Ask.Of = Start + s.of
+				}
 				d := take(store, c)[0]
 				if s.brings {
 					s.retry, s.wait = d.RetryAfter, d.Wait
@@ -59,6 +69,23 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 			}
 		})
 	}
+}
+
+// inTurn asks 100 and 10 an hour for one unit each, in turn: the lower limit allows while it holds what was used.
+func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []step) {
+	used := int64(0)
+	for i := range 200 {
+		limit := [...]int64{100, 10}[i%2]
+		is := step{by: hourly(limit), cost: 1, allowed: used < limit}
+		if is.allowed {
+			used++
+		} else { // by 100 an hour
+			is.retry = algorithms.Micros(used+1-limit) * 36 * s
+		}
+		is.left = limit - used
+		steps = append(steps, is)
+	}
+	return steps
 }
 
 func floorDiv(a, b int64) int64 {
@@ -82,6 +109,14 @@ func vectors() []vector {
 	tenPerMinute := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute}
 	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute, Start: new(algorithms.Micros)}
 	half := step{cost: 5, allowed: true, left: 5, brings: true}
+	hourly := func(n int64) algorithms.Spec {
+		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: n, Period: 60 * minute}
+	}
+	used95 := step{cost: 95, allowed: true, left: 5, brings: true}
+	reserving := hourly(10)
+	reserving.MaxReserved = n(5)
+	blocked := tenPerMinute
+	blocked.Penalty = &algorithms.Penalty{After: 1, For: minute, Max: minute}
 	return []vector{
 		{"1 one is there", perSecond(plain), []step{{cost: 1, allowed: true}}},
 		{"2 none is there", perSecond(plain), []step{
@@ -152,6 +187,44 @@ func vectors() []vector {
 			{cost: 700, allowed: true, left: 300, brings: true},
 			{cost: 700, left: -400, retry: (700 + 400) * 3600 * ms},
 			{cost: 0, left: -400, retry: 400 * 3600 * ms},
+		}},
+		{"18 a lower limit", hourly(100), []step{
+			used95,
+			{by: hourly(10), cost: 1, left: -85, retry: 3096 * s}, // 86 units, by 100 an hour
+			{by: hourly(10), cost: 0, allowed: true, left: -85},
+			{cost: 5, allowed: true},
+		}},
+		{"19 a higher limit", hourly(100), []step{
+			{by: hourly(10), cost: 10, allowed: true, brings: true},
+			{cost: 1, allowed: true, left: 89},
+		}},
+		{"20 reserve of a lower limit", hourly(100), []step{
+			used95,
+			{by: reserving, cost: 0, allowed: true, left: -85},
+			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // no more than 12 used
+			{at: 2988*s - 1, by: reserving, cost: 3, reserve: true, left: -3, retry: 1},
+			{at: 2988 * s, by: reserving, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * s},
+		}},
+		{"21 two limits in turn", hourly(100), inTurn(hourly, s)},
+		{"undone late", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
+			{at: 1 * s, cost: 10, allowed: true, brings: true},
+			{at: 1500 * ms, cost: -10, of: 1 * s, allowed: true, left: 10}, // 5 flowed in, and 5 come back
+			{at: 1500 * ms, cost: 10, allowed: true, brings: true},
+			{at: 1700 * ms, cost: -10, of: 1 * s, allowed: true, left: 5}, // 2 flowed in; 7 of the 10 did since 1 s
+			{at: 1700 * ms, cost: 5, allowed: true, brings: true},
+			{at: 1700 * ms, cost: -10, of: 1, allowed: true}, // all of it flowed in since
+		}},
+		{"undone by a clock that stepped back", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
+			{at: 100 * s, cost: 10, allowed: true, brings: true},
+			{at: 40 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // it stands still: nothing flowed in
+			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // how much did is not known
+			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
+		}},
+		{"a settlement without a difference", blocked, []step{
+			{cost: 10, allowed: true, brings: true},
+			{cost: 1, retry: minute},
+			{cost: 0, retry: minute},
+			{cost: 0, settle: true, allowed: true},
 		}},
 	}
 }

@@ -1,0 +1,175 @@
+package algorithms
+
+import "testing"
+
+// When the numbers of a live limit change, what was used stays used. What a lower limit does not hold is
+// below 0 until it has flowed in again by the old numbers.
+func TestUsedStaysUsed(t *testing.T) {
+	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
+	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
+	window := func(c int64) Spec {
+		return Spec{Kind: FixedWindow, Rate: 1, Period: minute, Capacity: &c, Start: new(t0)}
+	}
+	leaky := func(c int64) Spec { return Spec{Kind: LeakyBucket, Rate: 1, Period: minute, Capacity: &c} }
+	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1_000_000))} // in ms
+	for name, c := range map[string]struct {
+		from, to Spec
+		left     int64 // before
+		want     int64 // after
+	}{
+		"capacity up":            {capacity(10), capacity(20), 6, 16},
+		"capacity down":          {capacity(10), capacity(5), 7, 2},
+		"down to less than used": {capacity(10), capacity(5), 2, -3},
+		"a debt stays":           {capacity(10), capacity(5), -3, -8},
+		"a debt is paid":         {capacity(10), capacity(20), -3, 7},
+		"a debt shrinks":         {capacity(10), capacity(12), -3, -1},
+		"rate up":                {perMinute(10), perMinute(20), 4, 14},
+		"other scale":            {perMinute(10), perMinute(7), 8, 5},
+		"us to ms":               {perMinute(10), coarse, 3, 999_993},
+		"ms to us":               {coarse, perMinute(10), 999_993, 3},
+		"queue up":               {leaky(4), leaky(9), 2, 7},
+		"queue down":             {leaky(9), leaky(4), 7, 2},
+		"window up":              {window(10), window(20), 6, 16},
+		"window down":            {window(10), window(5), 7, 2},
+		"window, a debt stays":   {window(10), window(5), -3, -8},
+		"window, to less":        {window(10), window(5), 2, -3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			from, to := mustCompile(t, c.from), mustCompile(t, c.to)
+			s := State{By: from, Value: c.left * from.Unit(), At: t0}
+			if got := left(to, s, t0); got != c.want {
+				t.Errorf("%d left of %s became %d left of %s, want %d", c.left, show(c.from), got, show(c.to), c.want)
+			}
+		})
+	}
+}
+
+// Until the change tokens flow by the old numbers, from then on by the new.
+func TestNewRateCountsFromTheChange(t *testing.T) {
+	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
+	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
+	s := play(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
+	play(t, slow, s, []step{
+		{at: sec, cost: 11, left: 10, retry: sec}, // also a denial stores what came by then
+		{at: 2 * sec, cost: 11, allowed: true, left: 0},
+	})
+}
+
+func TestSlidingCountsStay(t *testing.T) {
+	old := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: sec})
+	s := play(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
+	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
+		{at: 500 * ms, cost: 2, allowed: true, left: 0},
+		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // six, until a sixth of them is out
+	})
+	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}), s, []step{
+		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // four are two too many
+		{at: 1500 * ms, cost: 0, allowed: true, left: 0},
+		{at: 1500 * ms, cost: 1, left: 0, retry: 250 * ms},
+	})
+	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: minute}), s, []step{
+		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // in the window of the last charge
+	})
+}
+
+func TestLoggedTimesStay(t *testing.T) {
+	old := mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: minute})
+	s := play(t, old, State{}, []step{{cost: 1, allowed: true, left: 2}, {at: sec, cost: 2, allowed: true, left: 0}})
+	play(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 1, Period: minute}), s, []step{
+		{at: 2 * sec, cost: 1, left: 0, retry: 59 * sec},
+	})
+	play(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: 10 * sec}), s, []step{
+		{at: 10 * sec, cost: 1, allowed: true, left: 0},
+		{at: 10 * sec, cost: 1, left: 0, retry: sec},
+	})
+}
+
+func TestOtherAlgorithmStartsAfresh(t *testing.T) {
+	old := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute})
+	s := play(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
+	for _, k := range []Kind{FixedWindow, SlidingWindow, SlidingLog} {
+		play(t, mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}), s, []step{{cost: 5, allowed: true, left: 0}})
+	}
+}
+
+// A debt that takes longer under the new numbers than can be computed stays in the old ones, and is paid by them.
+func TestHugeDebtUnderASlowerLimit(t *testing.T) {
+	for _, kind := range []Kind{FixedWindow, TokenBucket} {
+		fast := mustCompile(t, Spec{Kind: kind, Rate: 1_000_000, Period: sec})
+		slow := mustCompile(t, Spec{Kind: kind, Rate: 1, Period: 30 * Day})
+		s, d := fast.Take(State{}, t0, Ask{Cost: 1e11, Reserve: true})
+		if !d.Allowed {
+			t.Fatalf("%v: could not reserve: %+v", kind, d)
+		}
+		if s, d = slow.Take(s, t0, Ask{Cost: 1}); d.Allowed || d.RetryAfter != 1e5*sec || d.ResetAfter != d.RetryAfter || s.By != fast {
+			t.Errorf("%v: %+v of %+v", kind, d, s)
+		}
+	}
+}
+
+// hourly is n units an hour.
+func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
+
+// A denial, or a look, by a lower limit stores nothing: put back, the limit finds what was used.
+func TestALowerLimitForgetsNothing(t *testing.T) {
+	for _, kind := range []Kind{TokenBucket, FixedWindow, LeakyBucket} {
+		high, low := hourly(100, kind), hourly(10, kind)
+		if kind == LeakyBucket {
+			high.Capacity, low.Capacity = new(int64(99)), new(int64(9))
+		}
+		l1, l2 := mustCompile(t, high), mustCompile(t, low)
+		var s State
+		admitted := 0
+		for i := range 1000 { // 100 with the one, 10 with the other, in turn
+			l := []*Limit{l1, l2}[i/7%2]
+			for _, look := range []bool{true, false} {
+				var d Decision
+				if s, d = l.Take(s, t0, Ask{Cost: 1, Look: look}); d.Allowed && !look {
+					admitted++
+				}
+			}
+		}
+		if admitted != 100 {
+			t.Errorf("%v: admitted %d, want 100", kind, admitted)
+		}
+	}
+}
+
+// Vectors 18 to 21.
+func TestChangedNumbersVectors(t *testing.T) {
+	high, low := mustCompile(t, hourly(100, TokenBucket)), mustCompile(t, hourly(10, TokenBucket))
+	reserving := hourly(10, TokenBucket)
+	reserving.MaxReserved = new(int64(5))
+	before := holding(5)(high)
+	if s := play(t, low, before, []step{{cost: 1, left: -85, retry: 3096 * sec}}); !same(s, before) {
+		t.Errorf("18: a denial stored %+v", s)
+	}
+	play(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
+	if s := play(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {
+		t.Errorf("19: it is not in the new numbers: %+v", s)
+	}
+	play(t, mustCompile(t, reserving), before, []step{
+		{cost: 0, allowed: true, left: -85},
+		{cost: 3, reserve: true, left: -85, retry: 2988 * sec},
+		{at: 2988*sec - us, cost: 3, reserve: true, left: -3, retry: us},
+		{at: 2988 * sec, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * sec},
+		{at: 3168 * sec, cost: 0, allowed: true, left: 0},
+	})
+}
+
+// The counts of a window that a shorter period has seen, and denied, live as long as the longer one.
+func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
+	for _, kind := range []Kind{SlidingWindow, SlidingLog} {
+		short, long := mustCompile(t, Spec{Kind: kind, Rate: 5, Period: sec}), mustCompile(t, Spec{Kind: kind, Rate: 5, Period: hour})
+		s, _ := short.Take(State{}, t0, Ask{Cost: 5})
+		for name, asks := range map[string][]*Limit{"longer": {long}, "longer, shorter": {long, short}} {
+			is := clone(s)
+			for _, l := range asks {
+				is, _ = l.Take(is, t0+sec/2, Ask{Cost: 1})
+			}
+			if at := is.FreshAt(); at < t0+hour {
+				t.Errorf("%v, asked by %s: forgotten after %d s", kind, name, (at-t0)/sec)
+			}
+		}
+	}
+}
