@@ -70,6 +70,8 @@ type LimitAsk struct {
 	Reserve bool
 	// Of is, where Count gives back what was reserved, the moment at which that was charged.
 	Of algorithms.Micros
+	// Settle says that Count corrects what was reserved: 0, no difference, is always accepted.
+	Settle bool
 	// Inline is a limit that came with the request, by that name; nil: the configuration has it.
 	Inline *descriptors.Policy
 }
@@ -108,6 +110,7 @@ type Result struct {
 	slot    uint64
 	of      algorithms.Micros
 	reserve bool
+	settle  bool
 	local   bool // answered from this process's own bucket
 	charge  int  // into Call.charges, or one of the values in plan.go
 }

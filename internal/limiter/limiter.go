@@ -81,7 +81,9 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if n := len(c.charges); n > 0 {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
-		l.store.Take(ctx, c.charges, c.decisions)
+		if !c.neverFits() {
+			l.store.Take(ctx, c.charges, c.decisions)
+		}
 		if err := c.refused(); err != nil {
 			return err
 		}

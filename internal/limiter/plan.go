@@ -86,7 +86,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
-		r.reserve, r.of = ask.Reserve, ask.Of
+		r.reserve, r.of, r.settle = ask.Reserve, ask.Of, ask.Settle
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
 		r.slot = p.SlotOfKey(ask.Key)
@@ -275,9 +275,35 @@ func (c *Call) add(r *Result, group int) {
 	charge.Limit, charge.Owner, charge.Shards, charge.Lease = &p.Limit, p.Owner, p.Shards, p.Lease
 	ask := &charge.Ask
 	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
+	ask.Settle = r.settle
 	if p.MaxDelay > 0 && c.Request.Hold > 0 {
 		ask.MaxWait = min(p.MaxDelay, c.Request.Hold)
 	}
+}
+
+// neverFits answers limits asked for by name without a store, and reports that it did, where one of those that
+// are taken together can never give its cost: such a request is a mistake and charges nothing, not even limits
+// that charge what they deny.
+func (c *Call) neverFits() (answered bool) {
+	if len(c.Limits) == 0 || c.modes.Shadow {
+		return false
+	}
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.charge < 0 || !c.together(r.Policy) {
+			continue
+		}
+		charge := &c.charges[r.charge]
+		if charge.Limit.Overdraw || charge.Ask.Cost <= charge.Limit.Most(charge.Ask.Reserve) {
+			continue
+		}
+		answered = true
+		c.decisions[r.charge].Never = true
+	}
+	for i := range c.decisions {
+		c.decisions[i].Allowed = answered && !c.decisions[i].Never
+	}
+	return answered
 }
 
 // standIn asks this process's own buckets where the store could not decide and the policy says so.

@@ -48,11 +48,11 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 }
 
 // Settle makes c, which is empty, the settlement of r: count is what it came to. The difference is
-// charged, as a reservation is, or given back, if the window that it was charged in is not over. It
-// is done once, and remembered for so long. An error is one of Check, or ErrChanged.
+// charged, as a reservation is, or given back (see algorithms.Ask.Of); none is always accepted. It is done
+// once, and remembered for so long. An error is one of Check, or ErrChanged.
 func (l *Limiter) Settle(ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered algorithms.Micros) error {
 	c.Request.Domain = r.Domain
-	ask := LimitAsk{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true}
+	ask := LimitAsk{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true, Settle: true}
 	if ask.Count < 0 {
 		ask.Of = r.At
 	}

@@ -215,6 +215,34 @@ func TestARaisedLimitCountsAtOnce(t *testing.T) {
 	}
 }
 
+// TestTwoSidecarsWithDifferentNumbers: in a rolling change one has 100 a day and the other 10, on one Redis.
+// Together they admit what the larger limit has.
+func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
+		t.Run(algorithm, func(t *testing.T) {
+			redis := redistest.Start(t)
+			sidecar := func(n int) *instance {
+				const limits = "domain: d\nlimits:\n  all: {algorithm: %s, rate: %d, period: 24h, capacity: %d}\ndescriptors:\n  - {key: all, limit: all}\n"
+				return start(t, fmt.Sprintf(limits, algorithm, n, n), onRedis("redis://"+redis.Addr))
+			}
+			sidecars := [...]*instance{sidecar(100), sidecar(10)}
+			began, admitted := time.Now(), 0
+			for i := range 600 {
+				if sidecars[i%2].ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+					admitted++
+				}
+			}
+			most := 100 + int(time.Since(began)/(24*time.Hour/100)) + 1
+			if algorithm == "leaky_bucket" {
+				most++
+			}
+			if admitted < 100 || admitted > most {
+				t.Errorf("admitted %d, want 100", admitted)
+			}
+		})
+	}
+}
+
 const twoPeriods = `
 domain: d
 descriptors:

@@ -123,8 +123,10 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 			limits := func(i int) *Limit { return shards[i].Limit }
 			raise(shards, left, undoneOf(len(shards), limits, -cost, a.Of, now))
 		}
-	case sum-cost < least:
+	case sum-cost < least && !(a.Settle && a.Cost == 0):
 		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
+	case a.Cost == 0:
+		d.Allowed = true
 	case left[best] >= cost && !a.Reserve:
 		d.Allowed = true
 		left[best] -= cost

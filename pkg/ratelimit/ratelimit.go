@@ -175,7 +175,7 @@ func (l *Limiter) Once(ctx context.Context, id string, asks ...Ask) ([]Answer, e
 }
 
 // Settle says what a Reservation came to: the difference is taken, as a reservation is, or given back
-// where the window that it was taken in is not over. It is done once: made again it answers the same
+// where the window that it was taken in is not over; a token bucket gets it back less what has flowed in since. It is done once: made again it answers the same
 // for as long as it is Remembered (it must not be made again later), with another count it is backend.ErrReused. A *Denied took nothing
 // (but of a limit with Overdraw), and can be tried again.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answer, error) {
@@ -187,7 +187,7 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answe
 		return Answer{}, fmt.Errorf("%w: %q", ErrUnknown, r.Name)
 	}
 	c := charge(p, r.Key)
-	c.Ask.Cost, c.Ask.Reserve = count-r.Count, true
+	c.Ask.Cost, c.Ask.Reserve, c.Ask.Settle = count-r.Count, true, true
 	if c.Ask.Cost < 0 {
 		c.Ask.Of = algorithms.Micros(r.At.UnixMicro())
 	}

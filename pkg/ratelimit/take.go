@@ -42,6 +42,11 @@ func (l *Limiter) take(ctx context.Context, asks []Ask, look bool, once *backend
 		c.Once = once
 		charges, of[i] = together(charges, c)
 	}
+	for i := range asks { // a mistake: it charges nothing, not even limits that charge what they deny
+		if c := &charges[of[i]]; !c.Limit.Overdraw && c.Ask.Cost > c.Limit.Most(c.Ask.Reserve) {
+			return nil, deny(&asks[i], c, &backend.Decision{Decision: algorithms.Decision{Never: true}})
+		}
+	}
 	decisions := make([]backend.Decision, len(charges))
 	l.store.Take(ctx, charges, decisions)
 	answers, denied := make([]Answer, len(asks)), -1

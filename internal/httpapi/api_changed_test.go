@@ -1,0 +1,143 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// Requests that bring 100 and 10 an hour in turn get what the larger limit has, and no more.
+func TestNumbersThatAlternateForgetNothing(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
+		h, _ := onClock(t, func(a *API) { a.Inline = config.Inline })
+		admitted := 0
+		for i := range 1000 {
+			rate, capacity := [...]int{100, 10}[i%2], [...]int{100, 10}[i%2]
+			if algorithm == "leaky_bucket" {
+				capacity-- // one is served at once
+			}
+			for _, path := range []string{"/v1/check", "/v1/limit"} {
+				w := call(h, "POST", path, fmt.Sprintf(
+					`{"domain":"edge","name":"own","config":{"algorithm":%q,"rate":%d,"period":"1h","capacity":%d}}`, algorithm, rate, capacity))
+				if w.Code != 429 && path == "/v1/limit" {
+					admitted++
+				}
+			}
+		}
+		if admitted != 100 {
+			t.Errorf("%s: admitted %d, want 100", algorithm, admitted)
+		}
+	}
+}
+
+// A limit that is lowered, denies, and is put back has not forgotten what was used.
+func TestALimitPutBackForgetsNothing(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	var l *limiter.Limiter
+	h := apiOver(t, memory.New(memory.Config{Clock: clock.Now}), func(a *API) { l = a.Limiter })
+	reload := func(capacity int) {
+		t.Helper()
+		text := fmt.Sprintf("domain: edge\nlimits:\n  send: {algorithm: token_bucket, rate: 100, period: 1h, capacity: %d}\n", capacity)
+		s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(text)}}, config.Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		l.Swap(s)
+	}
+	admitted := 0
+	for range 20 {
+		for _, capacity := range []int{100, 1} {
+			reload(capacity)
+			for range 30 {
+				if call(h, "POST", "/v1/limit", `{"name":"send"}`).Code == 200 {
+					admitted++
+				}
+			}
+		}
+	}
+	if admitted != 100 {
+		t.Errorf("admitted %d, want 100", admitted)
+	}
+}
+
+// Units that are given back late have flowed in again: cancelling does not lift what a span admits.
+func TestLateCancellationsLiftNothing(t *testing.T) {
+	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
+	const own = `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":10,"period":"1s","max_reserved":10}`
+	var ids []string
+	for i := range algorithms.Micros(8) {
+		clock.Set(storetest.Start + i*algorithms.Second)
+		ids = append(ids, reserve(t, h, own+`,"count":10,"reserve":true}`))
+	}
+	clock.Set(storetest.Start + 8*algorithms.Second)
+	admitted := 0
+	for i := 0; i <= len(ids); i++ {
+		for call(h, "POST", "/v1/limit", own+`}`).Code == 200 {
+			admitted++
+		}
+		if i == len(ids) {
+			break
+		}
+		if w := call(h, "POST", "/v1/limit", settleBody(ids[i], "0")); w.Code != 200 {
+			t.Fatalf("cancel: %d %s", w.Code, w.Body)
+		}
+	}
+	if admitted != 10 {
+		t.Errorf("admitted %d at one moment, capacity 10", admitted)
+	}
+}
+
+// A settlement without a difference is accepted while the bucket is blocked, or in debt, and remembered.
+func TestNothingToSettleIsAlwaysAccepted(t *testing.T) {
+	const limits = `
+domain: edge
+limits:
+  blocked: {algorithm: token_bucket, rate: 10, period: 1m, penalty: {after: 1, for: 1m, max: 1m}}
+  in_debt: {algorithm: token_bucket, rate: 10, period: 1m, overdraw: true}
+`
+	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	h, _ := onClock(t, func(a *API) { a.Limiter.Swap(snapshot) })
+	for _, name := range []string{"blocked", "in_debt"} {
+		id := reserve(t, h, `{"name":"`+name+`","count":5,"reserve":true}`)
+		if w := call(h, "POST", "/v1/limit", `{"name":"`+name+`","count":9}`); w.Code != 429 {
+			t.Fatalf("%s: %d %s", name, w.Code, w.Body)
+		}
+		for range 2 {
+			if w := call(h, "POST", "/v1/limit", settleBody(id, "5")); w.Code != 200 {
+				t.Errorf("%s: %d %s", name, w.Code, w.Body)
+			}
+		}
+		if w := call(h, "POST", "/v1/limit", settleBody(id, "6")); w.Code != 409 || !strings.Contains(w.Body.String(), "settled with another count") {
+			t.Errorf("%s, with another count: %d %s", name, w.Code, w.Body)
+		}
+	}
+}
+
+// A list in which one limit can never give its cost charges none of them, and leaves the id unused.
+func TestACostThatNeverFitsChargesNothing(t *testing.T) {
+	h, clock := onClock(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"credit","key":"a","count":4},{"name":"few","key":"a","count":4}],"request_id":"r"}`, 400,
+			`limit "few": asks for 4, the most it can ever get is 3`},
+		exchangeStep{0, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"credit","key":"a","count":4,"request_id":"r"}`, 200,
+			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
+	)
+	var p problem
+	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"credit","key":"b"},{"name":"few","key":"b","count":2},{"name":"few","key":"b","count":2}]}`)
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Detail != `limit "few": asks for 4, the most it can ever get is 3` {
+		t.Errorf("named twice: %d %s", w.Code, w.Body)
+	}
+}
