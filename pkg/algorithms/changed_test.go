@@ -464,7 +464,7 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 				var model changing
 				hash, now := uint64(roll(1<<40)), t0+Micros(roll(1e9))
 				i := 0
-				for range length(t, 60) {
+				for range length(t, 25) {
 					if roll.once(3) {
 						i = int(roll(3))
 					}
