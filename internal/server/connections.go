@@ -58,7 +58,8 @@ func (s *server) boundListeners(doors []door) {
 	if s.config.HTTP != "" {
 		traffic = 2
 	}
-	each, admin := connectionBounds(fileLimit(), debug.SetMemoryLimit(-1), traffic)
+	files, sum := fileLimit(), 0
+	each, admin := connectionBounds(files, debug.SetMemoryLimit(-1), traffic)
 	all := &bounds{}
 	for i := range doors {
 		d := &doors[i]
@@ -74,9 +75,13 @@ func (s *server) boundListeners(doors []door) {
 		default:
 			l.max = admin
 		}
+		sum += l.max
 		all.listeners = append(all.listeners, l)
 		s.metrics.WatchConnections(d.name, l.stats)
 		d.bounded = l
+	}
+	if files > 0 && uint64(sum) >= files {
+		s.log.Warn("more connections may be open than files; Redis and the configuration need some too", zap.Int("connections", sum), zap.Uint64("files", files))
 	}
 }
 

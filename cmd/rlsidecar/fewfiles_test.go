@@ -1,0 +1,111 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestHealthOutOfFiles: a process that may open few files is asked for many connections that say nothing. Health is
+// answered all the same, and the log says what happens.
+func TestHealthOutOfFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags []string
+		log   string
+	}{
+		"within the default bounds": {nil, "connections are refused"},
+		"bounds above the limit":    {[]string{"--grpc-max-connections", "1000", "--http-max-connections", "1000"}, "too many open files"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := t.TempDir()
+			grpc, http := filepath.Join(folder, "g"), filepath.Join(folder, "h")
+			args := append([]string{
+				"-c", `ulimit -n 64 && exec rlsidecar serve "$@"`, "sh", "--config", write(t, limits), "--drain-delay", "0s",
+				"--drain-timeout", "1s", "--grpc-listen", "unix://" + grpc, "--http-listen", "unix://" + http, "--admin-listen", "",
+			}, c.flags...)
+			var stderr output
+			serve := exec.Command("sh", args...) // stopped below, after the test
+			serve.Stderr = &stderr
+			if err := serve.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = serve.Process.Signal(syscall.SIGINT)
+				if err := serve.Wait(); err != nil {
+					t.Errorf("%v\n%s", err, &stderr)
+				}
+			})
+			within(t, "it is ready", func() bool { return asks(http, "/readyz") == nil })
+			for range 100 {
+				for _, at := range []string{grpc, http} {
+					nc, err := net.DialTimeout("unix", at, time.Second) // fails once more wait than may
+					if err != nil {
+						continue
+					}
+					t.Cleanup(func() { nc.Close() })
+				}
+			}
+			within(t, "/livez", func() bool { return asks(http, "/livez") == nil })
+			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
+			if above := strings.Contains(stderr.String(), "more connections may be open than files"); above != (c.flags != nil) {
+				t.Errorf("warned of the bounds: %t", above)
+			}
+			if !strings.Contains(stderr.String(), "WARN") {
+				t.Errorf("not at WARN:\n%s", &stderr)
+			}
+		})
+	}
+}
+
+// asks asks at a Unix socket by HTTP; an error unless the answer is 200.
+func asks(socket, path string) error {
+	client := http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", socket)
+			},
+		},
+	}
+	r, err := client.Get("http://localhost" + path)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	_, _ = io.Copy(io.Discard, r.Body)
+	if r.StatusCode != http.StatusOK {
+		return errors.New(r.Status)
+	}
+	return nil
+}
+
+func within(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
+// TestServeRefusesImpossibleBounds of connections.
+func TestServeRefusesImpossibleBounds(t *testing.T) {
+	for _, flag := range []string{"--grpc-max-connections=-1", "--http-max-connections=-1", "--grpc-max-connection-idle=-1s", "--http-idle-timeout=-1s"} {
+		var stderr output
+		code := run(t.Context(), []string{"serve", "--config", write(t, limits), flag}, strings.NewReader(""), io.Discard, &stderr)
+		if code != exitUsage || !strings.Contains(stderr.String(), "negative") {
+			t.Errorf("%s: %d, %s", flag, code, &stderr)
+		}
+	}
+}
