@@ -107,6 +107,11 @@ var keyAttacks = []keyAttack{
 // the application with the key in it, but for what has flowed into the bucket meanwhile.
 func (g gate) keysCannotBeRespelled(t *testing.T) {
 	t.Helper()
+	if g.http2 != "" {
+		if code := g.overHTTP2(t, "/", header{apiKey, "honest"}); code != http.StatusOK {
+			t.Fatalf("an honest request over HTTP/2: %d", code)
+		}
+	}
 	for i, a := range keyAttacks {
 		if a.http2 && g.http2 == "" {
 			continue
