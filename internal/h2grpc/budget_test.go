@@ -6,12 +6,14 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -266,4 +268,37 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 			t.Errorf("only %d bytes are held: the test proves nothing", held)
 		}
 	})
+}
+
+// TestALongHeaderBlockIsDecodedWithoutTheLock: another goroutine finds the lock free while the block is decoded, and
+// the connection, which is draining, does not end before the request is answered.
+func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
+	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)})
+	c := newConn(s, &tape{out: make(chan int, 100)})
+	free := false
+	c.heads.decoder.SetEmitFunc(func(f hpack.HeaderField) {
+		c.heads.field(f)
+		if c.mu.TryLock() {
+			free = true
+			if !c.busy() {
+				t.Error("the connection may end")
+			}
+			c.mu.Unlock()
+		}
+	})
+	encode := newClient(t, nil)
+	for _, long := range []bool{false, true} {
+		more := []string(nil)
+		if long {
+			more = []string{"x-long", strings.Repeat("~", 2*shortBlock)}
+		}
+		free = false
+		c.mu.Lock()
+		h, err := c.readHead(encode.fields(more...), false)
+		c.mu.Unlock()
+		if err != nil || !h.ours || free != long {
+			t.Errorf("long %v: free %v, %+v, %v", long, free, h, err)
+		}
+	}
+	s.Stop(t.Context())
 }

@@ -23,6 +23,8 @@ const (
 	maxHeaderBlock   = 256 << 10
 	maxContinuations = 64
 
+	// shortBlock is the longest block that is decoded with the connection's lock held: in some ten microseconds.
+	shortBlock = 2 << 10
 	// maxKnown is the longest block that is remembered. Those of proxies have some 60 bytes, more where they
 	// send the path each time.
 	maxKnown = 1 << 10

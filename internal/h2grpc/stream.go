@@ -213,16 +213,17 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
+	finalized := c.finalized // before it can be told of this one
 	c.last = id
 	if c.fresh.id != 0 {
 		c.park()
 	}
-	h, err := c.heads.read(block, false)
+	h, err := c.readHead(block, false)
 	if err != nil {
 		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
 	}
 	switch {
-	case c.finalized: // the client has been told that this one is not answered
+	case finalized: // the client has been told that this one is not answered
 		c.forget(id)
 		return nil
 	case h.malformed:
@@ -245,6 +246,20 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		return c.handOverBody(c.park())
 	}
 	return nil
+}
+
+// readHead decodes a header block: a long one without the lock, which goroutines wait for that serve others. c.mu is
+// held, and released meanwhile.
+func (c *conn) readHead(block []byte, trailers bool) (head, error) {
+	if len(block) <= shortBlock {
+		return c.heads.read(block, trailers)
+	}
+	c.taking++ // the connection does not end meanwhile
+	c.mu.Unlock()
+	h, err := c.heads.read(block, trailers)
+	c.mu.Lock()
+	c.taking--
+	return h, err
 }
 
 // refuse answers what is not gRPC, in words that are not only for gRPC clients.
@@ -289,7 +304,7 @@ func (c *conn) forgetBody(s *stream) {
 
 // trailers handles a header block on a stream that is not new.
 func (c *conn) trailers(id uint32, block []byte, end bool) error {
-	h, err := c.heads.read(block, true)
+	h, err := c.readHead(block, true)
 	if err != nil {
 		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
 	}

@@ -34,6 +34,7 @@ type API struct {
 	Now func() time.Time
 
 	inlines inlines
+	working slots
 }
 
 // routes adds the API's paths to mux.
@@ -103,9 +104,10 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 // decide answers /v1/limit, and, looking only, /v1/check.
 func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	body, ok := readBody(w, r)
-	if !ok {
+	if !ok || !a.working.enter(r.Context()) {
 		return
 	}
+	defer a.working.leave()
 	ask, err := parseAsk(body)
 	switch {
 	case err != nil:
@@ -182,9 +184,10 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 // reset forgets a bucket.
 func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
-	if !ok {
+	if !ok || !a.working.enter(r.Context()) {
 		return
 	}
+	defer a.working.leave()
 	domain, ask, err := parseReset(body)
 	if err != nil {
 		malformed.write(w, err.Error(), "")

@@ -24,6 +24,9 @@ const (
 	maxCount = 1 << 53
 )
 
+// maxKey bounds the values of a key: no descriptor has as many entries.
+const maxKey = 100
+
 // maxID bounds a request_id.
 const maxID = 128
 
@@ -265,6 +268,9 @@ func (p *parser) keyOf(into *limiter.LimitAsk) func() error {
 		}
 		p.token()
 		for n := 0; p.dec.More(); n++ {
+			if n == maxKey {
+				return fmt.Errorf("has more than %d values", maxKey)
+			}
 			value, err := p.value()
 			if err != nil {
 				return fmt.Errorf("[%d]: %w", n, err)

@@ -198,6 +198,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"limits":[]}`, 400, `limits: are none`},
 		{`{"limits":[{"key":"x"}]}`, 400, `limits: [0]: names no limit`},
 		{`{"limits":[{"name":"send"}],"count":1}`, 400, `has limits beside a limit; put all of them into the list`},
+		{`{"name":"send","key":["x"` + strings.Repeat(`,""`, 100) + `]}`, 400, `key: has more than 100 values`},
 		{`{"limits":[` + strings.Repeat(`{"name":"send"},`, 100) + `{"name":"send"}]}`, 400, `limits: are more than 100`},
 		{`{"limits":{}}`, 400, `limits: must be a list, is an object`},
 		{`{"name":"send","Count":1}`, 400, `unknown field "Count"`},
