@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -239,6 +240,54 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			s.background.Close() // waits for the undo
 			if d := takeOne(t, s, a, algorithms.Ask{Look: true}); d.Remaining != 4 {
 				t.Errorf("%d left of 10 after 6, want 4", d.Remaining)
+			}
+		})
+	}
+}
+
+// TestUndoOfShardsInTheNextWindow: a charge of several shards, of which one was used up meanwhile, is given
+// back to the others only while its window lasts. The undo arrives when the next window has been charged.
+func TestUndoOfShardsInTheNextWindow(t *testing.T) {
+	t.Parallel()
+	url := redistest.StartCluster(t, 3).URL()
+	start := algorithms.Micros(0)
+	for name, want := range map[string]int64{"the same window": 12, "the next window": 14} {
+		t.Run(name, func(t *testing.T) {
+			s, clock := patient(t, url)
+			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
+			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
+			gate, lane := make(chan struct{}), s.cluster.lane
+			var other sync.Once
+			s.cluster.lane = func(addr string, n *node) backend.Store {
+				next := gated{lane(addr, n), gate}
+				return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+					if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {
+						other.Do(func() { // another sidecar takes most of this shard first
+							mine := charges[0]
+							mine.Ask = algorithms.Ask{Cost: 8}
+							next.Take(ctx, []backend.Charge{mine}, make([]backend.Decision, 1))
+						})
+					}
+					next.Take(ctx, charges, decisions)
+				})
+			}
+			c.Ask = algorithms.Ask{Cost: 15}
+			var d backend.Decision
+			if s.cluster.takeAllShards(t.Context(), &c, &d) || d.Allowed || d.Err != nil {
+				t.Fatalf("got %+v", d)
+			}
+			if name == "the next window" {
+				clock.Set(1_000_000_250 * algorithms.Second)
+				for i := range c.Shards {
+					if d := s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: 3}); !d.Allowed {
+						t.Fatalf("shard %d of the next window: %+v", i, d)
+					}
+				}
+			}
+			close(gate)
+			s.background.Close() // waits for the undo
+			if n := sum(values(t, s, c)); n != want {
+				t.Errorf("%d left of 20, want %d", n, want)
 			}
 		})
 	}
