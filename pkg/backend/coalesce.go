@@ -25,7 +25,7 @@ func Coalesce(next Store, c CoalesceConfig) Store {
 		c.Go = func(f func()) { go f() }
 	}
 	if c.MaxCharges <= 0 {
-		c.MaxCharges = maxBatch
+		c.MaxCharges = MaxBatch
 	}
 	if c.MaxWaiting <= 0 {
 		c.MaxWaiting = 65_536

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// maxBatch is the most charges that go to a server in one call, unless a single group has more. A server
+	// MaxBatch is the most charges that go to a server in one call, unless a single group has more. A server
 	// serves nobody else meanwhile, and a call that is too long for its timeout counts as a failure.
-	maxBatch = 256
+	MaxBatch = 256
 	// MaxGroup is the most charges of one group that Split sends on.
 	MaxGroup = 1024
 )
@@ -27,7 +27,7 @@ type split struct {
 
 // Take implements Store.
 func (s *split) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	for len(charges) > maxBatch {
+	for len(charges) > MaxBatch {
 		n, err := piece(charges)
 		if err != nil {
 			failAll(decisions[:n], err)
@@ -49,7 +49,7 @@ func piece(charges []Charge) (n int, err error) {
 	}
 	for n < len(charges) {
 		more := n + GroupLen(charges[n:])
-		if more > maxBatch {
+		if more > MaxBatch {
 			break
 		}
 		n = more
@@ -57,10 +57,17 @@ func piece(charges []Charge) (n int, err error) {
 	return n, nil
 }
 
-// Start implements Starter where the Store below does.
+// Start implements Starter where the Store below does, but for a group of more than MaxBatch charges.
 func (s *split) Start(charges []Charge, decisions []Decision, done func()) bool {
-	if len(charges) <= maxBatch {
+	if len(charges) <= MaxBatch {
 		return Start(s.next, charges, decisions, done)
+	}
+	for rest := charges; len(rest) > 0; {
+		n := GroupLen(rest)
+		if n > MaxBatch {
+			return false
+		}
+		rest = rest[n:]
 	}
 	p := &pieces{split: s, charges: charges, decisions: decisions, done: done, until: time.Now().Add(s.timeout)}
 	return p.start()
@@ -75,25 +82,20 @@ type pieces struct {
 	until     time.Time // when the last piece is sent
 }
 
-// start sends the next piece. It returns false where no piece is left, or none can be sent; then all
+// start sends the next piece. It returns false where no piece is left, or it cannot be sent; then all
 // decisions are there. Once a piece is sent p belongs to another.
 func (p *pieces) start() bool {
-	for len(p.charges) > 0 {
-		n, err := piece(p.charges)
-		charges, decisions := p.charges[:n], p.decisions[:n]
-		p.charges, p.decisions = p.charges[n:], p.decisions[n:]
-		switch {
-		case err != nil:
-			failAll(decisions, err)
-		case Start(p.next, charges, decisions, p.another):
-			return true
-		default:
-			err = fmt.Errorf("%w: too many requests wait for it", ErrNotTaken)
-			failAll(decisions, err)
-			failAll(p.decisions, err)
-			return false
-		}
+	if len(p.charges) == 0 {
+		return false
 	}
+	n, _ := piece(p.charges) // no group is too large
+	charges, decisions := p.charges[:n], p.decisions[:n]
+	rest := p.decisions
+	p.charges, p.decisions = p.charges[n:], p.decisions[n:]
+	if Start(p.next, charges, decisions, p.another) {
+		return true
+	}
+	failAll(rest, fmt.Errorf("%w: too many requests wait for it", ErrNotTaken))
 	return false
 }
 

@@ -109,3 +109,23 @@ func TestManyBucketsAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestLargeGroupsGoApart: a group that is larger than a batch may take longer than the timeout of others. It
+// has another way to the server, with a timeout and a circuit breaker of its own.
+func TestLargeGroupsGoApart(t *testing.T) {
+	var usual, apart int
+	count := func(n *int) backend.Store {
+		return takeFunc(func(_ context.Context, charges []backend.Charge, _ []backend.Decision) { *n += len(charges) })
+	}
+	l := lanes{usual: count(&usual), patient: count(&apart), timeout: time.Second}
+	s := backend.Split(l, time.Second)
+	takeAll(s, many(1, 1))
+	takeAll(s, many(1000, 256))
+	if usual != 1001 || apart != 0 {
+		t.Errorf("small groups: %d charges in the usual way, %d apart", usual, apart)
+	}
+	takeAll(s, many(257, 257))
+	if usual != 1001 || apart != 257 {
+		t.Errorf("a large group: %d charges in the usual way, %d apart", usual, apart)
+	}
+}

@@ -151,7 +151,8 @@ func (s *Store) lane(server string, n *node) backend.Store {
 // server's answer, of how many have, comes before the call ends: a call that ends costs its connection.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
-// lanes are the ways to one server: of what nobody waits for, and of all else.
+// lanes are the ways to one server: patient for what nobody waits for, and for a group so large that it may
+// take longer than the timeout, which is no failure of the server; usual for all else.
 type lanes struct {
 	usual, patient backend.Store
 	timeout        time.Duration
@@ -160,6 +161,9 @@ type lanes struct {
 // Take implements backend.Store.
 func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	way := l.usual
+	if len(charges) > backend.MaxBatch {
+		way = l.patient
+	}
 	// Whoever is in a hurry is told apart by his deadline alone, which costs less to look at.
 	if end, ok := ctx.Deadline(); ok && time.Until(end) > l.timeout && backend.Unwaited(ctx) {
 		way = l.patient
