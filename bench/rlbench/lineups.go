@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patientRedis is how long a sidecar waits for Redis here. The default of 5 ms is for answering in
+// patientRedis is how long a sidecar waits for Redis here. The default of 10 ms is for answering in
 // time; a crowded machine stops a process for half a second now and then, and late answers would be
 // cheap denials.
 const patientRedis = "5s"

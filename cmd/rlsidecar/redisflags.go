@@ -10,7 +10,7 @@ import (
 type redisFlags struct {
 	RedisURL          string        `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
 	RedisPerSecondURL string        `name:"redis-per-second-url" placeholder:"URL" env:"RLSIDECAR_REDIS_PER_SECOND_URL" help:"Keep the buckets of limits by the second in this Redis instead, as REDIS_PERSECOND does."`
-	BackendTimeout    time.Duration `default:"5ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"How long Redis may take; then on_backend_failure answers (${default})."`
+	BackendTimeout    time.Duration `default:"10ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"How long Redis may take; then on_backend_failure answers (${default})."`
 	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Start of every key (${default})."`
 	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password; read again for every connection."`
 	RedisWaitReplicas int           `placeholder:"N" env:"RLSIDECAR_REDIS_WAIT_REPLICAS" help:"Replicas that must confirm a charge before it counts; with all of them a failover loses none (0)."`

@@ -90,7 +90,7 @@ var beyond = map[string][]string{
 	"pkg/algorithms":     {},
 	"pkg/calendar":       {"pkg/algorithms"},
 	"pkg/descriptors":    {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
-	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2", "github.com/sony/gobreaker/v2"},
+	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
 	"pkg/ratelimit":      {"pkg/algorithms", "pkg/backend", "pkg/descriptors"},
 }

@@ -115,7 +115,9 @@ func (l *Limiter) finish(ctx context.Context, c *Call) {
 		c.standIn(ctx, l.local)
 	}
 	c.fold()
-	l.observe(c)
+	if abandoned := c.Failed && errors.Is(ctx.Err(), context.Canceled); !abandoned { // or nobody gets the failure policy's answer
+		l.observe(c)
+	}
 }
 
 // observe reports c to the observer, unless it was reported before or belongs to an operator.

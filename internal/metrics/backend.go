@@ -11,10 +11,10 @@ import (
 )
 
 // Backend is a Store that counts and times what next answers; failed is told why next could not
-// decide. It is called once.
-func (m *Metrics) Backend(next backend.Store, failed func(error)) backend.Store {
+// decide. timeout is how long next may take. It is called once.
+func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
 	b := &timed{
-		next: next, failed: failed,
+		next: next, timeout: timeout, failed: failed,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "rlsidecar_backend_seconds",
 			Help:    "How long the backend took to decide, failures included.",
@@ -24,23 +24,28 @@ func (m *Metrics) Backend(next backend.Store, failed func(error)) backend.Store 
 			Name: "rlsidecar_backend_failures_total",
 			Help: "Questions that the backend could not answer in time; whether they were charged is not known for those that were sent.",
 		}),
+		abandoned: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "rlsidecar_backend_abandoned_total",
+			Help: "Calls to the backend that ended before its answer because the client had cancelled its request, or had given it less time than --backend-timeout. They are not failures of the backend.",
+		}),
 	}
-	m.registry.MustRegister(b.seconds, b.failures)
+	m.registry.MustRegister(b.seconds, b.failures, b.abandoned)
 	return b
 }
 
 type timed struct {
-	next     backend.Store
-	failed   func(error)
-	seconds  prometheus.Histogram
-	failures prometheus.Counter
+	next                backend.Store
+	timeout             time.Duration
+	failed              func(error)
+	seconds             prometheus.Histogram
+	failures, abandoned prometheus.Counter
 }
 
 // Take implements backend.Store.
 func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	start := time.Now()
 	b.next.Take(ctx, charges, decisions)
-	b.took(start, decisions)
+	b.took(ctx, start, failure(decisions))
 }
 
 // Start implements backend.Starter where the Store below does.
@@ -48,21 +53,45 @@ func (b *timed) Start(charges []backend.Charge, decisions []backend.Decision, do
 	start := time.Now()
 	return backend.Start(b.next, charges, decisions, func() {
 		defer done() // even if counting panics
-		b.took(start, decisions)
+		b.took(context.Background(), start, failure(decisions))
 	})
 }
 
-// took counts an answer.
-func (b *timed) took(start time.Time, decisions []backend.Decision) {
-	b.seconds.Observe(time.Since(start).Seconds())
+// failure is why the backend could not decide; nil: it did.
+func failure(decisions []backend.Decision) error {
 	for i := range decisions {
 		err := decisions[i].Err
 		if err != nil && !isAnswer(err) {
-			b.failures.Inc()
-			b.failed(err)
-			return
+			return err
 		}
 	}
+	return nil
+}
+
+// took counts an answer.
+func (b *timed) took(ctx context.Context, start time.Time, err error) {
+	if b.wasAbandoned(ctx, start, err) {
+		b.abandoned.Inc()
+		return
+	}
+	b.seconds.Observe(time.Since(start).Seconds())
+	b.fails(err)
+}
+
+func (b *timed) fails(err error) {
+	if err != nil {
+		b.failures.Inc()
+		b.failed(err)
+	}
+}
+
+// wasAbandoned reports whether the caller, and not the backend, is the reason for err: it cancelled the call,
+// or its deadline came clearly before the backend's time was up.
+func (b *timed) wasAbandoned(ctx context.Context, start time.Time, err error) bool {
+	const most = 7. / 8 // of the timeout, part of which may have passed before start
+	end, ok := ctx.Deadline()
+	return errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) && ok && end.Sub(start).Seconds() < most*b.timeout.Seconds()
 }
 
 // isAnswer reports whether err is about the request, and the store is well.
@@ -72,10 +101,12 @@ func isAnswer(err error) bool {
 
 // Reset implements backend.Resetter where the Store below does.
 func (b *timed) Reset(ctx context.Context, charge backend.Charge) error {
+	start := time.Now()
 	err := backend.Reset(ctx, b.next, charge)
-	if err != nil {
-		b.failures.Inc()
-		b.failed(err)
+	if b.wasAbandoned(ctx, start, err) {
+		b.abandoned.Inc()
+	} else {
+		b.fails(err)
 	}
 	return err
 }

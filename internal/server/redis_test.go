@@ -80,7 +80,11 @@ func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
 	}
 	redis.Kill()
 	over, ok := rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OK
-	for range 20 { // before the breaker opens, and after
+	open := func() bool { return x.metric(t, `rlsidecar_backend_breaker_open\{.*\}`) == 1 }
+	for until := time.Now().Add(10 * time.Second); !open(); { // before the breaker opens, and after
+		if time.Now().After(until) {
+			t.Fatal("the breaker does not open")
+		}
 		for d, want := range map[string]rls.RateLimitResponse_Code{"deny=1": over, "allow=1": ok, "shadow=1": ok} {
 			if got := x.ask(t, d).OverallCode; got != want {
 				t.Fatalf("%s: %v, want %v", d, got, want)

@@ -98,7 +98,7 @@ func (s *server) newStack() (stack, error) {
 	}
 	// What Redis costs, and how often it fails. Above it what outlives an outage: remembered denials,
 	// and over them loans, for what is on loan here is there though Redis said no.
-	st.denied = backend.Denied(s.metrics.Backend(buckets, s.backendFailed()), backend.DeniedConfig{})
+	st.denied = backend.Denied(s.metrics.Backend(buckets, c.Timeout, s.backendFailed()), backend.DeniedConfig{})
 	st.lease = backend.Lease(st.denied, backend.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
 	// Outermost, so that whatever happens below, the answer is in time.

@@ -28,10 +28,10 @@ func TestWrappersChangeNoAnswer(t *testing.T) {
 		"one flight": func(s backend.Store) backend.Store {
 			return backend.Coalesce(s, backend.CoalesceConfig{Flights: 1, MaxCharges: 3})
 		},
-		"breaker":  func(s backend.Store) backend.Store { return backend.Breaker(s, nil) },
+		"breaker":  func(s backend.Store) backend.Store { return backend.Breaker(s, 0, nil) },
 		"deadline": func(s backend.Store) backend.Store { return backend.Deadline(s, time.Minute, ms) },
 		"all": func(s backend.Store) backend.Store {
-			return backend.Deadline(backend.Coalesce(backend.Breaker(s, nil), backend.CoalesceConfig{Timeout: time.Minute}), time.Minute, ms)
+			return backend.Deadline(backend.Coalesce(backend.Breaker(s, 0, nil), backend.CoalesceConfig{Timeout: time.Minute}), time.Minute, ms)
 		},
 	}
 	wraps["started"] = func(s backend.Store) backend.Store { return storetest.Started(wraps["coalesce"](s)) }

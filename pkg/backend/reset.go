@@ -3,7 +3,6 @@ package backend
 import (
 	"context"
 	"errors"
-	"fmt"
 )
 
 // Resetter is a Store that can forget a bucket.
@@ -35,19 +34,4 @@ func (s *DeniedStore) Reset(ctx context.Context, charge Charge) error {
 // Reset implements Resetter where the Store below does. It does not wait for others.
 func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
 	return Reset(ctx, s.next, charge)
-}
-
-// Reset implements Resetter where the Store below does.
-func (b *breaker) Reset(ctx context.Context, charge Charge) error {
-	done, err := b.circuit.Allow()
-	if err != nil {
-		return fmt.Errorf("%w: not asked while it fails", ErrUnavailable)
-	}
-	err = Reset(ctx, b.next, charge)
-	if errors.Is(err, ErrUnavailable) {
-		done(err)
-	} else {
-		done(nil)
-	}
-	return err
 }

@@ -34,7 +34,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 			return backend.Coalesce(next, backend.CoalesceConfig{})
 		},
 		"breaker": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
-			return backend.Breaker(next, nil)
+			return backend.Breaker(next, 0, nil)
 		},
 	}
 	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {

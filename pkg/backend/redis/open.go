@@ -38,7 +38,7 @@ type Config struct {
 	//
 	// rediss+sentinel:// and rediss+cluster:// use TLS.
 	URL string
-	// Timeout of one trip (5 ms).
+	// Timeout of one call (10 ms).
 	Timeout time.Duration
 	// KeyPrefix starts the name of every key ("rl:"); it must not contain braces.
 	KeyPrefix string
@@ -85,7 +85,7 @@ type Store struct {
 // error is of the Config.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
-		c.Timeout = 5 * time.Millisecond
+		c.Timeout = 10 * time.Millisecond
 	}
 	if c.KeyPrefix == "" {
 		c.KeyPrefix = "rl:"
@@ -139,12 +139,12 @@ func (s *Store) lane(server string, n *node) backend.Store {
 			s.config.Changed(server, open)
 		}
 	}
-	usual := backend.Coalesce(backend.Breaker(n, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
+	usual := backend.Coalesce(backend.Breaker(n, s.config.Timeout, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
 	if s.config.Timeout >= patience {
 		return usual
 	}
 	slow := n.patient(patience)
-	return lanes{usual, backend.Coalesce(backend.Breaker(slow, nil), backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
+	return lanes{usual, backend.Coalesce(backend.Breaker(slow, patience, nil), backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
 }
 
 // replicas are those that must confirm a charge. They have three quarters of the call's time, so that the

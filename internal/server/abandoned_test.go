@@ -1,0 +1,97 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+)
+
+// metric is the sum of all series of /metrics whose line starts with what pattern matches.
+func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
+	t.Helper()
+	page, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^`+pattern+` ([0-9.e+]+)$`).FindAllSubmatch(page, -1) {
+		n, err := strconv.ParseFloat(string(m[1]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += n
+	}
+	return sum
+}
+
+const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
+
+// Calls that clients abort while Redis is slow are not failures of Redis: they are counted on their own.
+func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
+	redis := redistest.Start(t)
+	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = time.Minute })
+	x.ask(t, "all=1")
+	redis.Pause()
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			body := strings.NewReader(`{"domain": "d", "descriptors": [{"entries": [{"key": "all", "value": "1"}]}]}`)
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+x.HTTP.String()+"/json", body)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if answer, err := http.DefaultClient.Do(r); err == nil {
+				answer.Body.Close()
+			}
+		})
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(50*time.Millisecond, cancel)
+			_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1")))
+		})
+	}
+	wg.Wait()
+	if engine == GRPCEngine { // the other one lets them wait for Redis, and drops the answer
+		eventually(t, "the aborted calls have ended", func() bool { return x.metric(t, "rlsidecar_backend_abandoned_total") > 0 })
+	}
+	redis.Resume()
+	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
+	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
+		if n := x.metric(t, pattern); n > 0 {
+			t.Errorf("%s: %v", pattern, n)
+		}
+	}
+}
+
+// A Redis that answers nothing is one that fails, however little time the clients give it.
+func TestSilentRedisIsNoticedByClientsInAHurry(t *testing.T) {
+	redis := redistest.Start(t)
+	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })
+	x.ask(t, "all=1")
+	redis.Pause()
+	defer redis.Resume()
+	eventually(t, "the breaker is open, and Redis counted as failing", func() bool {
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				defer cancel()
+				_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1")))
+			})
+		}
+		wg.Wait()
+		return x.metric(t, `rlsidecar_backend_breaker_open\{.*\}`) == 1 && x.metric(t, "rlsidecar_backend_failures_total") > 0
+	})
+}
