@@ -89,15 +89,9 @@ func (b *BreakerStore) Reset(ctx context.Context, charge Charge) error {
 	return err
 }
 
-// Heard reports a sign of life of the server outside of Take: an answer that came after its Take had ended,
-// or (answer is false) only that it can be reached again.
-func (b *BreakerStore) Heard(answer bool) {
-	if answer {
-		b.step(answered, time.Now())
-	} else {
-		b.step(reachable, time.Now())
-	}
-}
+// Heard reports a sign of life of the server outside of Take: that it can be reached again, or that it has answered
+// a Take that had ended. If the Breaker is open, the next Take is a probe.
+func (b *BreakerStore) Heard() { b.step(heard, time.Now()) }
 
 // failure distinguishes a Take that the Store failed from one that its caller ended early.
 func (b *BreakerStore) failure(ctx context.Context, sent time.Time) event {
@@ -145,8 +139,8 @@ type circuit struct {
 type event int
 
 const (
-	call      event = iota // a Take is to be sent
-	reachable              // the server can be reached, whether it answers or not
+	call  event = iota // a Take is to be sent
+	heard              // the server gave a sign of life
 
 	answered // a Take was answered
 	failed   // a Take failed
@@ -185,10 +179,8 @@ func (c circuit) step(e event, now time.Time) (circuit, effect) {
 			c.probing = true
 			return c, probe
 		}
-	case reachable:
-		if c.open {
-			c.probeAt, c.pause = now, minProbePause
-		}
+	case heard:
+		c.probeAt = now
 	case answered:
 		was := c.open
 		c = circuit{probing: c.probing}

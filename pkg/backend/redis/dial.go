@@ -2,50 +2,421 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"net"
+	"sync"
+	"sync/atomic"
 	"syscall"
-
-	goredis "github.com/redis/go-redis/v9"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
 
-// dialer is go-redis's, but for how a connection without TLS is read and written.
-func dialer(o *goredis.Options) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	dial := goredis.NewDialer(o)
+const (
+	// redialPause is the time between two attempts to reach a server that is away.
+	redialPause = 100 * time.Millisecond
+	// redialDemand is for how long a server is dialed after the last call that wanted a connection.
+	redialDemand = time.Second
+	// dialBurst is how many connections may be made at once, and again after each answer of the server:
+	// twice a pool. A silent server costs two connections in each timeout. Between them dialPause passes.
+	dialBurst = 16
+	dialPause = 100 * time.Millisecond
+	// lateAnswer is for how long an answer is awaited whose call has ended.
+	lateAnswer = 2 * time.Second
+)
+
+// line makes the connections to one server, or to the current master. It bounds how often a server that is
+// away, or does not answer, is dialed; and it reports when such a server shows a sign of life.
+//
+// go-redis pauses for a second once as many dials have failed as its pool has connections. So it does not learn
+// of them: connect returns a connection that is broken instead, and a line redials by itself.
+type line struct {
+	dial    func(ctx context.Context) (net.Conn, error)
+	timeout time.Duration // of a dial
+	age     atomic.Uint32 // connections of another age are not used any more
+	strange atomic.Bool   // connections were made since the last answer
+	closing chan struct{}
+	running sync.WaitGroup
+
+	mu        sync.Mutex
+	closed    bool      // guarded by mu, and so is what follows
+	budget    budget    // of dials
+	down      error     // why the last dial failed; nil: it did not
+	redialing bool      // a goroutine dials
+	wanted    time.Time // the last call that wanted a connection while it was down
+	spare     net.Conn  // what redialing made
+	spareAt   time.Time
+	late      net.Conn // its answer is awaited, its call has ended
+	heard     func()   // a sign of life; must not block
+}
+
+// lines are the lines of a Store, by the address of their server.
+type lines struct {
+	timeout time.Duration // of a dial
+
+	mu     sync.Mutex
+	all    map[string]*line  // guarded by mu
+	heard  map[string]func() // guarded by mu; as line.heard
+	closed bool              // guarded by mu
+}
+
+// of is the line to addr; dial makes it if there is none.
+func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found := l.all[addr]
+	if found == nil {
+		found = newLine(dial, l.timeout, l.heard[addr])
+		if l.closed {
+			found.close()
+		}
+		l.all[addr] = found
+	}
+	return found
+}
+
+// dialer is dial by lines.
+func (l *lines) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		nc, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		c := nonblock.Wrap(nc)
-		if c == nil {
-			return nc, nil
-		}
-		raw, err := c.SyscallConn()
-		return &conn{c, look{raw, c}}, err
+		return l.of(addr, func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }).connect(ctx), nil
 	}
 }
 
-// conn is a connection that go-redis looks at before each call, for the server may have closed it.
-type conn struct {
-	*nonblock.Conn
-	look look
+type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// hear has f called at each sign of life of the server at addr.
+func (l *lines) hear(addr string, f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heard[addr] = f
+	if line := l.all[addr]; line != nil {
+		line.mu.Lock()
+		line.heard = f
+		line.mu.Unlock()
+	}
 }
 
-// SyscallConn implements syscall.Conn, by which go-redis looks.
+// close ends all lines.
+func (l *lines) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, line := range l.all {
+		line.close()
+	}
+}
+
+// newLine makes the line of dial; heard may be nil.
+func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, heard func()) *line {
+	if heard == nil {
+		heard = func() {}
+	}
+	return &line{dial: dial, timeout: timeout, heard: heard, closing: make(chan struct{}), budget: budget{left: dialBurst}}
+}
+
+// budget bounds dials: dialBurst, then one each dialPause.
+type budget struct {
+	left int
+	at   time.Time // the last one was added
+}
+
+// spend reports whether there may be a dial now, and what is left of b.
+func (b budget) spend(now time.Time) (budget, bool) {
+	if more := int(now.Sub(b.at) / dialPause); b.left < dialBurst && more > 0 {
+		b.left = min(dialBurst, b.left+more)
+		b.at = now
+	}
+	if b.left == 0 {
+		return b, false
+	}
+	if b.left == dialBurst {
+		b.at = now
+	}
+	b.left--
+	return b, true
+}
+
+// connect makes a connection; if it cannot, that is broken: each Write returns why.
+func (l *line) connect(ctx context.Context) net.Conn {
+	age := l.age.Load()
+	nc, err := l.take(ctx)
+	if err != nil {
+		return broken{unwrapped{err}}
+	}
+	l.strange.Store(true)
+	return newConn(l, nc, age)
+}
+
+var errTooManyDials = notSent("dialed too often without an answer")
+
+// notSent is an error that says that nothing has reached a server.
+func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
+
+func (l *line) take(ctx context.Context) (net.Conn, error) {
+	now := time.Now()
+	l.mu.Lock()
+	switch spare := l.spare; {
+	case l.closed:
+		l.mu.Unlock()
+		return nil, net.ErrClosed
+	case spare != nil:
+		l.spare = nil
+		l.mu.Unlock()
+		if now.Sub(l.spareAt) < redialDemand {
+			return spare, nil
+		}
+		spare.Close() // the server may have closed it since
+		return l.take(ctx)
+	case l.down != nil:
+		defer l.mu.Unlock()
+		l.wanted = now
+		l.redial(0)
+		return nil, l.down
+	}
+	budget, may := l.budget.spend(now)
+	l.budget = budget
+	l.mu.Unlock()
+	if !may {
+		return nil, errTooManyDials
+	}
+	nc, err := l.dial(ctx)
+	if err != nil {
+		l.failed(err, time.Since(now), ctx.Err() != nil)
+	}
+	return nc, err
+}
+
+// failed has the server dialed from now on by redial alone. A dial whose caller had no more time is tried again at
+// once, and longer.
+func (l *line) failed(err error, took time.Duration, hurried bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down, l.wanted = err, time.Now()
+	if pause := redialPause - took; !hurried {
+		l.redial(max(0, pause))
+	} else {
+		l.redial(0)
+	}
+}
+
+// redial starts to dial, after a pause, if nothing does so yet. mu is held.
+func (l *line) redial(pause time.Duration) {
+	if l.redialing || l.closed {
+		return
+	}
+	l.redialing = true
+	l.running.Go(func() {
+		for pause := pause; l.wait(pause); {
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(context.Background(), l.timeout)
+			nc, err := l.dial(ctx)
+			cancel()
+			if l.redialed(nc, err) {
+				return
+			}
+			pause = max(0, redialPause-time.Since(start))
+		}
+	})
+}
+
+// wait waits; false: the line is being closed.
+func (l *line) wait(pause time.Duration) bool {
+	select {
+	case <-time.After(pause):
+		return true
+	case <-l.closing:
+		return false
+	}
+}
+
+// redialed reports whether redialing is over: the server has been reached, or is not wanted any more.
+func (l *line) redialed(nc net.Conn, err error) (over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.down = err
+	switch {
+	case l.closed && err == nil:
+		nc.Close()
+	case err == nil:
+		l.keep(nc)
+		defer l.heard()
+	case time.Since(l.wanted) < redialDemand:
+		return false
+	}
+	l.redialing = false
+	return true
+}
+
+// keep keeps a connection for the next who wants one. mu is held.
+func (l *line) keep(nc net.Conn) {
+	if l.spare != nil {
+		l.spare.Close()
+	}
+	l.spare, l.spareAt = nc, time.Now()
+}
+
+// leave has all connections there are replaced before they are used again.
+func (l *line) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.age.Add(1)
+	l.budget = budget{left: dialBurst}
+	l.down = nil
+	if l.spare != nil {
+		l.spare.Close()
+		l.spare = nil
+	}
+	l.heard()
+}
+
+// answered is called when the server has answered a call in time, unless with an error.
+func (l *line) answered() {
+	if !l.strange.Load() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.strange.Store(false)
+	l.budget = budget{left: dialBurst}
+}
+
+// await waits for the answer on a connection whose call has ended, and reports it when it comes. Of several such
+// connections only the last one is awaited. false: it is not.
+func (l *line) await(nc net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	if l.late != nil {
+		l.late.Close()
+	}
+	l.late = nc
+	l.running.Go(func() {
+		var b [1]byte
+		_ = nc.SetReadDeadline(time.Now().Add(lateAnswer))
+		n, _ := nc.Read(b[:])
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.late == nc {
+			l.late = nil
+		}
+		nc.Close()
+		if n > 0 {
+			l.heard()
+		}
+	})
+	return true
+}
+
+// close ends all that l does.
+func (l *line) close() {
+	l.mu.Lock()
+	if !l.closed {
+		l.closed = true
+		close(l.closing)
+	}
+	for _, nc := range []net.Conn{l.spare, l.late} {
+		if nc != nil {
+			nc.Close()
+		}
+	}
+	l.mu.Unlock()
+	l.running.Wait()
+}
+
+// conn is a connection of a line. go-redis uses it from one goroutine at a time.
+type conn struct {
+	net.Conn
+	inner net.Conn // the same without nonblock
+	line  *line
+	age   uint32
+	look  look
+	owes  atomic.Bool // the server owes an answer
+}
+
+func newConn(l *line, nc net.Conn, age uint32) *conn {
+	c := &conn{Conn: nc, inner: nc, line: l, age: age}
+	c.look.conn = c
+	if n := nonblock.Wrap(nc); n != nil {
+		c.Conn, c.look.quiet = n, n.Quiet
+	}
+	if raw, ok := c.Conn.(syscall.Conn); ok {
+		if c.look.RawConn, _ = raw.SyscallConn(); c.look.RawConn == nil {
+			c.look.quiet = nil
+		}
+	}
+	return c
+}
+
+var errLeft = notSent("the master has changed")
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	if c.age != c.line.age.Load() {
+		return 0, errLeft
+	}
+	c.owes.Store(true)
+	return c.Conn.Write(b)
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.owes.Load() {
+		c.owes.Store(false)
+		if b[0] != '-' {
+			c.line.answered()
+		}
+	}
+	return n, err
+}
+
+// Close implements net.Conn. Where an answer is missing it may still be awaited.
+func (c *conn) Close() error {
+	if c.owes.Swap(false) && c.line.await(c.inner) {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// SyscallConn implements syscall.Conn, by which go-redis checks a connection before each call, for the server may
+// have closed it.
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
-	syscall.RawConn
-	conn *nonblock.Conn
+	syscall.RawConn // nil: TLS, which cannot be looked into
+	conn            *conn
+	quiet           func() bool
 }
 
 // Read calls f only if it would find something. That is all that go-redis wants of it: usually there is
 // nothing, and to find that out by f would tell the scheduler of a system call.
 func (l *look) Read(f func(fd uintptr) bool) error {
-	if l.conn.Quiet() {
+	switch {
+	case l.conn.age != l.conn.line.age.Load():
+		return errLeft
+	case l.RawConn == nil, l.quiet != nil && l.quiet():
 		return nil
+	default:
+		return l.RawConn.Read(f)
 	}
-	return l.RawConn.Read(f)
 }
+
+// broken is a connection that could not be made.
+type broken struct{ err error }
+
+// unwrapped keeps go-redis, which unwraps errors once while it prepares a connection, from losing the address.
+type unwrapped struct{ error }
+
+func (u unwrapped) Unwrap() error { return u.error }
+
+func (b broken) Read([]byte) (int, error)              { return 0, b.err }
+func (b broken) Write([]byte) (int, error)             { return 0, b.err }
+func (broken) Close() error                            { return nil }
+func (broken) LocalAddr() net.Addr                     { return &net.TCPAddr{} }
+func (broken) RemoteAddr() net.Addr                    { return &net.TCPAddr{} }
+func (broken) SetDeadline(time.Time) error             { return nil }
+func (broken) SetReadDeadline(time.Time) error         { return nil }
+func (broken) SetWriteDeadline(time.Time) error        { return nil }
+func (b broken) SyscallConn() (syscall.RawConn, error) { return nil, b.err }

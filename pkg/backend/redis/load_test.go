@@ -301,6 +301,16 @@ func (l *load) admitted() bool {
 	return !slices.ContainsFunc(l.questions, func(q *question) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
+// acked is how much of what is never denied was allowed.
+func (l *load) acked() (n int64) {
+	for _, q := range l.questions {
+		if q.limit == 0 {
+			n += q.acked.Load()
+		}
+	}
+	return n
+}
+
 // quick is how much of what was not answered was told so at once.
 func (l *load) quick() float64 {
 	failed := int64(0)

@@ -79,6 +79,9 @@ type Store struct {
 	name    string        // the address, master or cluster
 	cluster *cluster      // nil: not a Cluster
 	crew    nonblock.Crew // asks
+	lines   lines
+
+	sentinels *sentinels // nil: there are none
 }
 
 // Open makes a Store. It does not wait for Redis: a server that is away is found out by asking. The
@@ -100,6 +103,9 @@ func Open(c Config) (*Store, error) {
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
 	s.background = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 	o := c.options(u)
+	s.lines = lines{timeout: o.DialTimeout, all: map[string]*line{}, heard: map[string]func(){}}
+	dial := goredis.NewDialer(o)
+	o.Dialer = s.lines.dialer(dial)
 	k := keys{prefix: c.KeyPrefix}
 	s.keys = k
 	switch u.form {
@@ -113,7 +119,7 @@ func Open(c Config) (*Store, error) {
 		}
 		s.Store = s.cluster
 	case "sentinel":
-		client := newFailoverClient(failoverOptions(o, u))
+		client := s.newFailoverClient(o, dial, u)
 		s.client = client
 		s.Store = s.lane(u.master, newNode(client, k, c.Clock))
 	default:
@@ -139,12 +145,15 @@ func (s *Store) lane(server string, n *node) backend.Store {
 			s.config.Changed(server, open)
 		}
 	}
-	usual := backend.Coalesce(backend.Breaker(n, s.config.Timeout, changed), backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
+	breaker := backend.Breaker(n, s.config.Timeout, changed)
+	usual := backend.Coalesce(breaker, backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
 	if s.config.Timeout >= patience {
+		s.lines.hear(server, breaker.Heard)
 		return usual
 	}
-	slow := n.patient(patience)
-	return lanes{usual, backend.Coalesce(backend.Breaker(slow, patience, nil), backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
+	slow := backend.Breaker(n.patient(patience), patience, nil)
+	s.lines.hear(server, func() { breaker.Heard(); slow.Heard() })
+	return lanes{usual, backend.Coalesce(slow, backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
 }
 
 // replicas are those that must confirm a charge. They have three quarters of the call's time, so that the
@@ -209,6 +218,10 @@ func (s *Store) ping(ctx context.Context) error {
 
 // Close ends all connections.
 func (s *Store) Close() error {
+	s.lines.close()
+	if s.sentinels != nil {
+		s.sentinels.close()
+	}
 	s.background.Close()
 	s.crew.Close()
 	return s.client.Close()
@@ -367,7 +380,6 @@ func (c Config) options(l location) *goredis.Options {
 			o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 		}
 	}
-	o.Dialer = dialer(o)
 	return o
 }
 
@@ -385,20 +397,6 @@ func credentials(file string) (username, password string, err error) {
 		return name, word, nil
 	}
 	return "", text, nil
-}
-
-func failoverOptions(o *goredis.Options, l location) *goredis.FailoverOptions {
-	return &goredis.FailoverOptions{
-		MasterName: l.master, SentinelAddrs: l.hosts,
-		SentinelUsername: l.sentinelUsername, SentinelPassword: l.sentinelPassword,
-		Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext, DB: o.DB,
-		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
-		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		Dialer: o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
-		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
-		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
-		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
-	}
 }
 
 func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions {

@@ -2,65 +2,299 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// newFailoverClient is a client of the master that Sentinels name, each time a connection is made.
-// While no Sentinel answers, the last master they named stays the master: it serves well, and
-// without this a connection that a late answer cost could not be made again (measured: a healthy
-// master was lost within a second of its Sentinels). If it was demoted meanwhile it says READONLY;
-// if it is cut off from its replicas, what it counts is lost when that ends, as in any failover.
-func newFailoverClient(o *goredis.FailoverOptions) *goredis.Client {
-	d := &masterDialer{
-		dial:      o.Dialer,
-		sentinels: o.SentinelAddrs,
+const (
+	// sentinelPoll is the time between two questions to a Sentinel who the master is. Messages come sooner.
+	sentinelPoll = time.Second
+	// maxSentinels is how many are watched, those included that Sentinels name.
+	maxSentinels = 9
+	// promotionPoll and promotionMost are how often, and for how long, a replica that is being promoted is asked
+	// whether it is the master.
+	promotionPoll = 10 * time.Millisecond
+	promotionMost = 3 * time.Second
+	// staleFor is for how long after a failover Sentinels may name the old master: they tell each other every two
+	// seconds.
+	staleFor = 5 * time.Second
+)
+
+// view is what is known of the master. Its methods are functions of it, of an event and of the time.
+type view struct {
+	master string    // "" before a Sentinel has named one
+	old    string    // the master before
+	oldAt  time.Time // since when it is not the master any more
+	next   string    // a Sentinel promotes it; "": there is no failover
+	nextAt time.Time
+}
+
+// moving reports whether a replica is being promoted. Whatever the old master counts after that moment is lost.
+func (v view) moving(now time.Time) bool { return v.next != "" && now.Sub(v.nextAt) < promotionMost }
+
+// named is v after a Sentinel has answered that addr is the master. During a failover only its messages count, and
+// for a while after it some Sentinels do not know of it yet.
+func (v view) named(addr string, now time.Time) view {
+	if v.moving(now) || addr == v.old && now.Sub(v.oldAt) < staleFor {
+		return v
 	}
-	o.Dialer = d.any
-	client := goredis.NewFailoverClient(o)
-	client.AddHook(d)
-	return client
+	return v.switched(addr, now)
 }
 
-type masterDialer struct {
-	dial      func(ctx context.Context, network, addr string) (net.Conn, error)
-	sentinels []string
-	last      atomic.Pointer[string] // address of the master
-}
-
-// toMaster marks the context of a dial that ends at the master.
-type toMaster struct{}
-
-// any dials masters and Sentinels. The first master is dialed before there is a hook to mark it.
-func (d *masterDialer) any(ctx context.Context, network, addr string) (net.Conn, error) {
-	conn, err := d.dial(ctx, network, addr)
-	first := d.last.Load() == nil && !slices.Contains(d.sentinels, addr)
-	if err == nil && (first || ctx.Value(toMaster{}) != nil) {
-		d.last.Store(&addr)
+// promotes is v after a Sentinel has reported that it promotes addr.
+func (v view) promotes(addr string, now time.Time) view {
+	if addr != v.master {
+		v.next, v.nextAt = addr, now
 	}
-	return conn, err
+	return v
 }
 
-// DialHook implements goredis.Hook.
-func (d *masterDialer) DialHook(next goredis.DialHook) goredis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := next(context.WithValue(ctx, toMaster{}, true), network, addr)
-		last := d.last.Load()
-		if err == nil || last == nil || !strings.Contains(err.Error(), "all sentinels specified in configuration are unreachable") {
-			return conn, err
+// aborted is v after a failover has failed.
+func (v view) aborted() view {
+	v.next = ""
+	return v
+}
+
+// switched is v after addr has become the master.
+func (v view) switched(addr string, now time.Time) view {
+	v.next = ""
+	if addr != v.master {
+		v.old, v.oldAt, v.master = v.master, now, addr
+	}
+	return v
+}
+
+// sentinels knows the current master from its Sentinels: they are asked each second, and their messages are followed.
+// While no Sentinel answers, the last master stays the master.
+//
+// Between the moment in which a Sentinel promotes a replica, and +switch-master, there are one or two seconds, in which
+// the old master takes charges that nobody will know of. So the store leaves it when the Sentinel reports that it is
+// about to promote, and goes to the replica once that says that it is the master.
+type sentinels struct {
+	name    string
+	options goredis.Options // of a client of a Sentinel
+	master  goredis.Options // of a client of a master
+	dial    dialFunc
+	line    *line
+	closing context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	watched []string      // addresses; guarded by mu, and so is what follows
+	view    view          //
+	known   chan struct{} // closed once there is a master
+	closed  bool
+}
+
+// newFailoverClient is a client of the current master of l.
+func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
+	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{})}
+	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dial, 1, 0
+	w.options = w.master
+	w.options.Username, w.options.Password, w.options.CredentialsProviderContext, w.options.DB = l.sentinelUsername, l.sentinelPassword, nil, 0
+	w.closing, w.cancel = context.WithCancel(context.Background())
+	w.line = s.lines.of(l.master, w.connect)
+	s.sentinels = w
+	for _, addr := range l.hosts {
+		w.watch(addr)
+	}
+	o.Network, o.Addr = "tcp", l.master
+	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) { return w.line.connect(ctx), nil }
+	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error { return checkMaster(ctx, cn) }
+	return goredis.NewClient(o)
+}
+
+// checkMaster is an error if the server says that it is a replica. One that does not allow the question is believed.
+func checkMaster(ctx context.Context, client goredis.Cmdable) error {
+	info, err := client.Info(ctx, "replication").Result()
+	var reply goredis.Error
+	switch {
+	case errors.As(err, &reply):
+		return nil
+	case err == nil && strings.Contains(info, "role:slave"):
+		return notSent("it is a replica, and not the master any more")
+	default:
+		return err
+	}
+}
+
+var errPromoting = notSent("its Sentinels are replacing the master")
+
+// connect dials the current master.
+func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
+	select {
+	case <-w.known:
+	case <-ctx.Done():
+		return nil, notSent("no Sentinel has named the master yet")
+	case <-w.closing.Done():
+		return nil, net.ErrClosed
+	}
+	w.mu.Lock()
+	v := w.view
+	w.mu.Unlock()
+	if v.moving(time.Now()) {
+		return nil, errPromoting
+	}
+	return w.dial(ctx, "tcp", v.master)
+}
+
+// change applies an event to the view, and has what follows from it done.
+func (w *sentinels) change(event func(view) view) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	was := w.view
+	w.view = event(was)
+	if w.closed {
+		return
+	}
+	if was.master == "" && w.view.master != "" {
+		close(w.known)
+	}
+	moved := w.view.master != was.master && was.master != ""
+	starts := w.view.next != was.next && w.view.next != ""
+	if moved || starts {
+		w.line.leave()
+	}
+	if starts {
+		next := w.view.next
+		w.running.Go(func() { w.follow(next) })
+	}
+}
+
+// follow asks a replica that is being promoted, until it is the master.
+func (w *sentinels) follow(addr string) {
+	o := w.master
+	o.Addr = addr
+	client := goredis.NewClient(&o)
+	defer client.Close()
+	for {
+		w.mu.Lock()
+		over := w.view.next != addr || !w.view.moving(time.Now())
+		w.mu.Unlock()
+		if over {
+			return
 		}
-		return d.dial(ctx, network, *last)
+		ctx, cancel := context.WithTimeout(w.closing, 10*promotionPoll)
+		info, err := client.Info(ctx, "replication").Result()
+		cancel()
+		if err == nil && strings.Contains(info, "role:master") {
+			w.change(func(v view) view {
+				if v.next != addr {
+					return v
+				}
+				return v.switched(addr, time.Now())
+			})
+			return
+		}
+		select {
+		case <-time.After(promotionPoll):
+		case <-w.closing.Done():
+			return
+		}
 	}
 }
 
-// ProcessHook implements goredis.Hook.
-func (d *masterDialer) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook { return next }
+// watch watches a Sentinel, unless that is done or there are enough.
+func (w *sentinels) watch(addr string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed || len(w.watched) >= maxSentinels || slices.Contains(w.watched, addr) {
+		return
+	}
+	w.watched = append(w.watched, addr)
+	w.running.Go(func() { w.listen(addr) })
+}
 
-// ProcessPipelineHook implements goredis.Hook.
-func (d *masterDialer) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
-	return next
+// listen follows one Sentinel.
+func (w *sentinels) listen(addr string) {
+	o := w.options
+	o.Addr = addr
+	client := goredis.NewSentinelClient(&o)
+	defer client.Close()
+	messages := client.Subscribe(w.closing, "+switch-master", "+failover-state-send-slaveof-noone", "+promoted-slave", "-failover-abort-slave-timeout")
+	defer messages.Close()
+	poll := time.NewTicker(sentinelPoll)
+	defer poll.Stop()
+	received := messages.ChannelWithSubscriptions()
+	w.ask(client)
+	for {
+		select {
+		case <-w.closing.Done():
+			return
+		case message := <-received:
+			switch message := message.(type) {
+			case *goredis.Message:
+				w.message(message.Channel, strings.Fields(message.Payload))
+			case *goredis.Subscription: // anew: messages may have been missed
+				w.ask(client)
+				w.discover(client)
+			}
+		case <-poll.C:
+			w.ask(client)
+		}
+	}
+}
+
+// ask asks a Sentinel who the master is.
+func (w *sentinels) ask(client *goredis.SentinelClient) {
+	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
+	defer cancel()
+	if addr, err := client.GetMasterAddrByName(ctx, w.name).Result(); err == nil && len(addr) == 2 {
+		w.change(func(v view) view { return v.named(net.JoinHostPort(addr[0], addr[1]), time.Now()) })
+	}
+}
+
+// discover watches the Sentinels too that this one knows.
+func (w *sentinels) discover(client *goredis.SentinelClient) {
+	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
+	defer cancel()
+	others, _ := client.Sentinels(ctx, w.name).Result()
+	for _, other := range others {
+		if other["ip"] != "" && other["port"] != "" {
+			w.watch(net.JoinHostPort(other["ip"], other["port"]))
+		}
+	}
+}
+
+// message is an event of a Sentinel:
+//
+//	+switch-master NAME OLD-IP OLD-PORT IP PORT
+//	all others: slave ADDRESS IP PORT @ NAME MASTER-IP MASTER-PORT
+func (w *sentinels) message(channel string, words []string) {
+	name, addr := "", ""
+	switch {
+	case channel == "+switch-master" && len(words) == 5:
+		name, addr = words[0], net.JoinHostPort(words[3], words[4])
+	case len(words) == 8:
+		name, addr = words[5], net.JoinHostPort(words[2], words[3])
+	}
+	if name != w.name {
+		return
+	}
+	w.change(func(v view) view {
+		switch channel {
+		case "+failover-state-send-slaveof-noone":
+			return v.promotes(addr, time.Now())
+		case "-failover-abort-slave-timeout":
+			return v.aborted()
+		default: // +switch-master, +promoted-slave
+			return v.switched(addr, time.Now())
+		}
+	})
+}
+
+// close ends all that w does.
+func (w *sentinels) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.cancel()
+	w.running.Wait()
 }

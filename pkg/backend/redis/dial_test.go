@@ -1,0 +1,239 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// dialed is a server that can be away, and counts how often it is dialed.
+type dialed struct {
+	away  atomic.Bool
+	dials atomic.Int64
+	ends  chan net.Conn // the server's end of each connection
+}
+
+var errAway = errors.New("away")
+
+func (d *dialed) dial(context.Context) (net.Conn, error) {
+	d.dials.Add(1)
+	if d.away.Load() {
+		return nil, errAway
+	}
+	client, server := net.Pipe()
+	d.ends <- server
+	return client, nil
+}
+
+// lineTo makes a line to a server, and counts the signs of life.
+func lineTo(t *testing.T) (l *line, d *dialed, heard *atomic.Int64) {
+	t.Helper()
+	d, heard = &dialed{ends: make(chan net.Conn, 100)}, new(atomic.Int64)
+	l = newLine(d.dial, 50*ms, func() { heard.Add(1) })
+	t.Cleanup(l.close)
+	return l, d, heard
+}
+
+func works(c net.Conn) bool {
+	_, failed := c.(broken)
+	return !failed
+}
+
+// A server that is away is dialed ten times a second, however many calls want a connection, and is found within
+// 100 ms when it is back.
+func TestAServerThatIsAwayIsDialedTenTimesASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d, heard := lineTo(t)
+		defer l.close()
+		d.away.Store(true)
+		for start := time.Now(); time.Since(start) < 10*time.Second; time.Sleep(ms) {
+			if works(l.connect(t.Context())) {
+				t.Fatal("connected")
+			}
+		}
+		if n := d.dials.Load(); n < 99 || n > 102 {
+			t.Errorf("%d dials in ten seconds", n)
+		}
+		d.away.Store(false)
+		for back := time.Now(); !works(l.connect(t.Context())); time.Sleep(ms) {
+			if time.Since(back) > 101*ms {
+				t.Fatalf("not found after %v", time.Since(back))
+			}
+		}
+		if heard.Load() != 1 {
+			t.Errorf("heard %d times", heard.Load())
+		}
+	})
+}
+
+// Nobody wants a connection: nobody dials.
+func TestAServerIsNotDialedForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d, heard := lineTo(t)
+		defer l.close()
+		d.away.Store(true)
+		l.connect(t.Context())
+		time.Sleep(time.Minute)
+		if n := d.dials.Load(); n > 12 {
+			t.Errorf("%d dials for one call", n)
+		}
+		d.away.Store(false)
+		l.connect(t.Context()) // and has it dialed at once
+		synctest.Wait()
+		if !works(l.connect(t.Context())) || heard.Load() != 1 {
+			t.Errorf("not found; heard %d times", heard.Load())
+		}
+	})
+}
+
+// A server that accepts connections, and answers nothing or with errors, is not dialed without end.
+func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d, _ := lineTo(t)
+		defer l.close()
+		var last net.Conn
+		for start := time.Now(); time.Since(start) < 5*time.Second; time.Sleep(ms) {
+			if c := l.connect(t.Context()); works(c) {
+				last = c
+			}
+		}
+		if n := d.dials.Load(); n < dialBurst+48 || n > dialBurst+51 {
+			t.Errorf("%d dials in five seconds", n)
+		}
+		// An error is no answer; anything else is one, and there is room for new connections at once.
+		for text, want := range map[string]bool{"-ERR no\r\n": false, "+OK\r\n": true} {
+			for works(l.connect(t.Context())) {
+			}
+			for len(d.ends) > 1 {
+				<-d.ends
+			}
+			_ = last
+			c, server := net.Pipe()
+			own := newConn(l, c, l.age.Load())
+			go func() {
+				b := make([]byte, 10)
+				_, _ = server.Read(b)
+				_, _ = server.Write([]byte(text))
+			}()
+			_, _ = own.Write([]byte("PING"))
+			_, _ = own.Read(make([]byte, 100))
+			if got := works(l.connect(t.Context())); got != want {
+				t.Errorf("after %q there may be connections: %v", text, got)
+			}
+			own.Close()
+			server.Close()
+		}
+	})
+}
+
+// A connection to a master that was left sends nothing more.
+func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d, heard := lineTo(t)
+		defer l.close()
+		c := l.connect(t.Context()).(*conn)
+		l.leave()
+		if _, err := c.Write([]byte("x")); !errors.Is(err, errLeft) {
+			t.Errorf("got %v", err)
+		}
+		raw, _ := c.SyscallConn()
+		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errLeft) {
+			t.Errorf("go-redis would use it: %v", err)
+		}
+		if !works(l.connect(t.Context())) || d.dials.Load() != 2 || heard.Load() != 1 {
+			t.Errorf("%d dials, heard %d times", d.dials.Load(), heard.Load())
+		}
+		(<-d.ends).Close()
+		c.Close()
+	})
+}
+
+// An answer whose call has ended is a sign of life. Of several such connections one is kept.
+func TestALateAnswerIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d, heard := lineTo(t)
+		defer l.close()
+		var ends []net.Conn
+		for range 3 {
+			c := l.connect(t.Context())
+			server := <-d.ends
+			ends = append(ends, server)
+			go func() { _, _ = server.Read(make([]byte, 10)) }()
+			if _, err := c.Write([]byte("PING")); err != nil {
+				t.Fatal(err)
+			}
+			_ = c.SetReadDeadline(time.Now().Add(10 * ms))
+			if _, err := c.Read(make([]byte, 10)); err == nil {
+				t.Fatal("an answer")
+			}
+			c.Close()
+		}
+		synctest.Wait()
+		for i, server := range ends {
+			_, err := server.Write([]byte("+"))
+			if last := i == 2; (err == nil) != last {
+				t.Errorf("connection %d: %v", i, err)
+			}
+		}
+		synctest.Wait()
+		if heard.Load() != 1 {
+			t.Errorf("heard %d times", heard.Load())
+		}
+	})
+}
+
+// TestAnOutageEndsWithALateAnswer: while the breaker is open, the answer to the last probe makes the next call
+// one, however long the pause after that probe.
+func TestAnOutageEndsWithALateAnswer(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t)
+	p := startProxy(t, server.Addr, 1)
+	opened := make(chan bool, 10)
+	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: deadline, Changed: func(_ string, open bool) { opened <- open }})
+	limit := limitOf(1_000_000)
+	call := func() error {
+		var d [1]backend.Decision
+		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: limit}}, d[:])
+		return d[0].Err
+	}
+	redistest.Eventually(t, "it answers", func() bool { return call() == nil })
+	quick := 0
+	for range 10 {
+		p.do(faults{hole: true})
+		for open := false; !open; {
+			_ = call()
+			select {
+			case open = <-opened:
+			default:
+			}
+		}
+		for end := time.Now().Add(400 * ms); time.Now().Before(end); { // until the pauses are long
+			_ = call()
+			time.Sleep(ms)
+		}
+		p.do(faults{})
+		redistest.Eventually(t, "the late answer is read", func() bool {
+			line := s.lines.of(p.Addr, nil)
+			line.mu.Lock()
+			defer line.mu.Unlock()
+			return line.late == nil
+		})
+		if call() == nil {
+			quick++
+		}
+		redistest.Eventually(t, "it answers", func() bool { return call() == nil })
+		for len(opened) > 0 {
+			<-opened
+		}
+	}
+	if quick < 8 { // where the pause happens to be over, it would be without the late answer too
+		t.Errorf("the first call after the outage was answered %d times of 10", quick)
+	}
+}
