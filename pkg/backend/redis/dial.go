@@ -17,9 +17,7 @@ const (
 	redialPause = 100 * time.Millisecond
 	// redialDemand is for how long a server is dialed after the last call that wanted a connection.
 	redialDemand = time.Second
-	// dialBurst is how many connections may be made at once, and again after each answer of the server:
-	// twice a pool. A silent server costs two connections in each timeout. Between them dialPause passes.
-	dialBurst = 16
+	// dialPause is the time between two dials of a server that does not answer, once its burst is used up.
 	dialPause = 100 * time.Millisecond
 	// lateAnswer is for how long an answer is awaited whose call has ended.
 	lateAnswer = 2 * time.Second
@@ -53,6 +51,7 @@ type line struct {
 // lines are the lines of a Store, by the address of their server.
 type lines struct {
 	timeout time.Duration // of a dial
+	burst   int           // of a line
 
 	mu     sync.Mutex
 	all    map[string]*line  // guarded by mu
@@ -66,7 +65,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	defer l.mu.Unlock()
 	found := l.all[addr]
 	if found == nil {
-		found = newLine(dial, l.timeout, l.heard[addr])
+		found = newLine(dial, l.timeout, l.burst, l.heard[addr])
 		if l.closed {
 			found.close()
 		}
@@ -106,30 +105,40 @@ func (l *lines) close() {
 	}
 }
 
-// newLine makes the line of dial; heard may be nil.
-func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, heard func()) *line {
+// newLine makes the line of dial, which may take so long; heard may be nil.
+func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, heard func()) *line {
 	if heard == nil {
 		heard = func() {}
 	}
-	return &line{dial: dial, timeout: timeout, heard: heard, closing: make(chan struct{}), budget: budget{left: dialBurst}}
+	return &line{dial: dial, timeout: timeout, heard: heard, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
 }
 
-// budget bounds dials: dialBurst, then one each dialPause.
-type budget struct {
-	left int
-	at   time.Time // the last one was added
+// burst is how many connections may be made at once, and again after each answer of the server: a pool, and what a
+// server that does not answer costs until the breaker opens after 100 ms, two in each timeout.
+func burst(timeout time.Duration) int {
+	const pool, flights, patience = 8, 2, 100 * time.Millisecond
+	return pool + flights*int(1+patience/max(timeout, time.Millisecond))
 }
+
+// budget bounds dials: a burst, then one each dialPause.
+type budget struct {
+	burst, left int
+	at          time.Time // the last one was added
+}
+
+// full is b with nothing spent.
+func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
 // spend reports whether there may be a dial now, and what is left of b.
 func (b budget) spend(now time.Time) (budget, bool) {
-	if more := int(now.Sub(b.at) / dialPause); b.left < dialBurst && more > 0 {
-		b.left = min(dialBurst, b.left+more)
+	if more := int(now.Sub(b.at) / dialPause); b.left < b.burst && more > 0 {
+		b.left = min(b.burst, b.left+more)
 		b.at = now
 	}
 	if b.left == 0 {
 		return b, false
 	}
-	if b.left == dialBurst {
+	if b.left == b.burst {
 		b.at = now
 	}
 	b.left--
@@ -260,7 +269,7 @@ func (l *line) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.age.Add(1)
-	l.budget = budget{left: dialBurst}
+	l.budget = l.budget.full()
 	l.down = nil
 	if l.spare != nil {
 		l.spare.Close()
@@ -277,7 +286,7 @@ func (l *line) answered() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.strange.Store(false)
-	l.budget = budget{left: dialBurst}
+	l.budget = l.budget.full()
 }
 
 // await waits for the answer on a connection whose call has ended, and reports it when it comes. Of several such

@@ -84,11 +84,12 @@ func (f fault) run(t *testing.T) {
 	l.normal(healed, within)
 	l.check(s, f.lost)
 	if f.clean {
-		unknown := int64(0)
+		unknown, all := int64(0), int64(0)
 		for _, q := range l.questions {
 			unknown += q.unknown.Load()
+			all += q.attempted.Load()
 		}
-		if unknown > 20 {
+		if unknown > max(20, all/50) { // a machine that pauses has some answers come too late
 			t.Errorf("%d asks may have been charged, in a fault that refuses whole", unknown)
 		}
 	}

@@ -103,7 +103,7 @@ func Open(c Config) (*Store, error) {
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
 	s.background = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 	o := c.options(u)
-	s.lines = lines{timeout: o.DialTimeout, all: map[string]*line{}, heard: map[string]func(){}}
+	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
 	dial := goredis.NewDialer(o)
 	o.Dialer = s.lines.dialer(dial)
 	k := keys{prefix: c.KeyPrefix}
