@@ -360,9 +360,9 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 
 var errLeft = notSent("the master has changed")
 
-// Write implements net.Conn.
+// Write implements net.Conn. errLeft says that nothing of a call was sent; what has begun is sent whole.
 func (c *conn) Write(b []byte) (int, error) {
-	if c.age != c.line.age.Load() {
+	if c.age != c.line.age.Load() && !c.owes.Load() {
 		return 0, errLeft
 	}
 	c.owes.Store(true)

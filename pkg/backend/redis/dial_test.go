@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -147,11 +148,23 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errLeft) {
 			t.Errorf("go-redis would use it: %v", err)
 		}
-		if !works(l.connect(t.Context())) || d.dials.Load() != 2 || heard.Load() != 1 {
+		begun := l.connect(t.Context())
+		if !works(begun) || d.dials.Load() != 2 || heard.Load() != 1 {
 			t.Errorf("%d dials, heard %d times", d.dials.Load(), heard.Load())
 		}
 		(<-d.ends).Close()
 		c.Close()
+		// What has begun is sent whole: an error of Write would say that nothing was.
+		server := <-d.ends
+		go func() { _, _ = io.Copy(io.Discard, server) }()
+		for _, part := range []string{"one ", "call"} {
+			if _, err := begun.Write([]byte(part)); err != nil {
+				t.Errorf("%q: %v", part, err)
+			}
+			l.leave()
+		}
+		server.Close()
+		begun.Close()
 	})
 }
 

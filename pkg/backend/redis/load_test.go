@@ -311,13 +311,12 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// quick is how much of what was not answered was told so at once.
-func (l *load) quick() float64 {
-	failed := int64(0)
+// slowFailures is how many of those that were not answered waited for it, and how many there are.
+func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.questions {
-		failed += q.failed.Load()
+		all += q.failed.Load()
 	}
-	return float64(l.atOnce.Load()) / float64(max(1, failed))
+	return all - l.atOnce.Load(), all
 }
 
 func (l *load) failures() string {
