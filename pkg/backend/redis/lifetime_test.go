@@ -1,0 +1,167 @@
+package redis
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &l
+}
+
+// writes are the arguments of each PSETEX that do has the server run: name and lifetime.
+func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	lines := bufio.NewScanner(conn)
+	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
+		t.Fatal("the server does not report what it runs", err, lines.Err())
+	}
+	do()
+	server.Do("ECHO", "finished")
+	for lines.Scan() && !strings.Contains(lines.Text(), "finished") {
+		if m := psetex.FindStringSubmatch(lines.Text()); m != nil {
+			all = append(all, [2]string{m[1], m[2]})
+		}
+	}
+	return all
+}
+
+var psetex = regexp.MustCompile(`(?i)lua\] "psetex" "([^"]*)" "([^"]*)"`)
+
+// Each key is written with its own lifetime, in one call too: in ms until it is full again and 2 more, rounded
+// up by at most an eighth so that one text serves several keys.
+func TestLifetimesAreWrittenExactly(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	token := func(name string, period algorithms.Micros, group int) backend.Charge {
+		l := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: period})
+		return backend.Charge{Key: []byte(name), Limit: l, Group: group, Ask: algorithms.Ask{Cost: 1}}
+	}
+	const sec = algorithms.Second
+	charges := []backend.Charge{
+		token("a", sec, 0), token("b", 3600*sec, 1), token("c", 3300*sec, 2), token("d", 2*sec, 3), token("e", 1900*sec/1000, 4),
+	}
+	decisions := make([]backend.Decision, len(charges))
+	got := writes(t, server, func() { s.Take(t.Context(), charges, decisions) })
+	want := [][2]string{
+		{"rl:{}a", "1064"},    // 1000 + 2, and a 16th
+		{"rl:{}b", "3825002"}, // an hour, and not the second of the key before
+		{"rl:{}c", "3506252"}, // more than an eighth less than that: it has its own
+		{"rl:{}d", "2127"},
+		{"rl:{}e", "2127"}, // less than an eighth less: the same text
+	}
+	if len(got) != len(want) {
+		t.Fatalf("wrote %v, want %v (%+v)", got, want, decisions)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("wrote %v, want %v", got[i], want[i])
+		}
+	}
+}
+
+// livesFor is how long the key of a bucket lives still.
+func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration {
+	t.Helper()
+	left, err := server.Client().PTTL(t.Context(), "rl:{}"+name).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+// A denied group that holds a give-back may write its bucket all the same, in new numbers or with a mended clock: as
+// it was, and for as long as that matters. So may a look with a negative cost, which starts a clock.
+func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	hourly := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second})
+	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second, Capacity: new(int64(10)), Initial: new(int64(0))})
+	take := func(charges ...backend.Charge) []backend.Decision {
+		decisions := make([]backend.Decision, len(charges))
+		s.Take(t.Context(), charges, decisions)
+		return decisions
+	}
+	charge := func(name string, l *algorithms.Limit, cost int64) backend.Charge {
+		return backend.Charge{Key: []byte(name), Limit: l, Ask: algorithms.Ask{Cost: cost}}
+	}
+	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
+	take(charge("used", hourly, 10))
+	// The other limit denies, and 10 would be given back: what is written is the bucket in new numbers, with 10 used.
+	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
+		t.Fatalf("%+v", d)
+	}
+	if left := livesFor(t, server, "used"); left < 20*time.Minute {
+		t.Errorf("10 are used, which takes half an hour; it lives for %v", left)
+	}
+	if d := take(charge("used", lower, 11)); d[0].Allowed {
+		t.Errorf("10 of 20 were used: %+v", d)
+	}
+	look := charge("looked at", none, -5)
+	look.Ask.Look = true
+	take(look)
+	if left := livesFor(t, server, "looked at"); left < 24*time.Hour {
+		t.Errorf("it fills in an hour and is kept for a day more; it lives for %v", left)
+	}
+}
+
+// Counts that a longer period has met live as long as that, though it denied, and a shorter one charged since.
+func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	per := func(rate int64, period algorithms.Micros) backend.Charge {
+		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: rate, Period: period})
+		return backend.Charge{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 5}}
+	}
+	var d [1]backend.Decision
+	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
+	for _, is := range []struct {
+		charge  backend.Charge
+		allowed bool
+		least   time.Duration
+	}{
+		{per(5, minute), true, 0},
+		{per(5, hour), false, time.Hour - time.Minute},
+		{per(10, minute), true, time.Hour - time.Minute},
+	} {
+		if s.Take(t.Context(), []backend.Charge{is.charge}, d[:]); d[0].Allowed != is.allowed {
+			t.Fatalf("%+v", d[0])
+		}
+		if left := livesFor(t, server, "k"); left < is.least {
+			t.Errorf("lives for %v, want %v and more", left, is.least)
+		}
+	}
+}
+
+// A count that an older version wrote says nothing of its period.
+func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
+	server := redistest.Start(t)
+	now := algorithms.Micros(1_767_225_600_000_000)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second, Clock: func() algorithms.Micros { return now }})
+	server.Client().Set(t.Context(), "rl:{}old", string(doubles([]byte{0}, 3, 0, float64(now))), 0)
+	l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second})
+	var d [1]backend.Decision
+	if s.Take(t.Context(), []backend.Charge{{Key: []byte("old"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
+		t.Errorf("3 and 1 of 5: %+v", d[0])
+	}
+}
