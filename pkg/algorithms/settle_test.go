@@ -1,0 +1,90 @@
+package algorithms
+
+import (
+	"math/big"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// work is a charge, and what it came to in the end.
+type work struct {
+	at     Micros
+	cost   int64
+	settle bool // it is to be settled still
+}
+
+// Whatever is reserved, settled and cancelled, and however late: what the charges that begin in any span came to is
+// never more than the bound of the limit. Reservations wait for their turn, so here they do not go below zero.
+func TestSettlementsLiftNoBound(t *testing.T) {
+	settled, returned := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		capacity := roll.between(1, 30)
+		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 30), Period: Micros(roll.of(1000, 1e6, 60e6)), Capacity: &capacity}
+		l := mustCompileRapid(t, s)
+		var state State
+		var all []work
+		now := t0
+		for range length(t, 200) {
+			switch i := int(roll(int64(len(all)) + 1)); {
+			case i < len(all) && all[i].settle && roll.once(2):
+				w := &all[i]
+				to := roll.between(0, w.cost)
+				var d Decision
+				before := state.Value
+				if state, d = l.Take(state, now, Ask{Cost: to - w.cost, Of: w.at, Reserve: true, Settle: true}); !d.Allowed {
+					t.Fatalf("the settlement of %+v for %d was denied: %+v", *w, to, d)
+				}
+				if settled++; state.Value > before {
+					returned++
+				}
+				w.cost, w.settle = to, false
+			default:
+				cost := roll.between(1, capacity)
+				next, d := l.Take(state, now, Ask{Cost: cost})
+				if state = next; d.Allowed {
+					all = append(all, work{now, cost, roll.once(2)})
+				}
+				now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(s.Period)), int64(s.Period)/s.Rate))
+			}
+		}
+		for i, from := range all {
+			sum := int64(0)
+			for _, to := range all[i:] {
+				if to.settle { // it may come to less
+					continue
+				}
+				sum += to.cost
+				most := down(plus(whole(capacity), times(whole(int64(to.at-from.at)), big.NewRat(s.Rate, int64(s.Period)))))
+				if big.NewInt(sum).Cmp(most) > 0 {
+					t.Fatalf("%s: charges from %d to %d came to %d, at most %d may be", show(s), from.at, to.at, sum, most)
+				}
+			}
+		}
+	})
+	t.Logf("%d settled, %d of them returned something", settled, returned)
+	if settled > 1000 && returned < settled/10 {
+		t.Error("too few returned anything to tell")
+	}
+}
+
+// Ten a second, capacity ten: eight cancelled reservations do not make ninety.
+func TestCancelledLateReturnsWhatHasNotFlowedIn(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
+	for _, c := range []struct {
+		after Micros
+		left  int64
+	}{{0, 10}, {300 * ms, 10}, {900 * ms, 10}, {sec, 10}, {8 * sec, 10}} {
+		s, _ := l.Take(State{}, t0, Ask{Cost: 10})
+		s, _ = l.Take(s, t0+c.after, Ask{Cost: -10, Of: t0, Settle: true})
+		if got := left(l, s, t0+c.after); got != c.left {
+			t.Errorf("cancelled after %d ms: %d left, want %d", c.after/ms, got, c.left)
+		}
+	}
+	s, _ := l.Take(State{}, t0, Ask{Cost: 10})
+	s, _ = l.Take(s, t0+sec, Ask{Cost: 10}) // what has flowed in is used too
+	if s, _ = l.Take(s, t0+sec, Ask{Cost: -10, Of: t0, Settle: true}); left(l, s, t0+sec) != 0 {
+		t.Errorf("%d came back a second time", left(l, s, t0+sec))
+	}
+}
