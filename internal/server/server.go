@@ -179,13 +179,16 @@ var ballast []byte //nolint:unused // being there is its use
 
 const ballastSize = 16 << 20
 
+// ballasted makes ballast once for all servers of a process.
+var ballasted sync.Once
+
 // Run serves until ctx ends, or a door fails, and drains. It calls started once all doors are
 // open. The error is a config.Problems if the configuration cannot be used at the start.
 func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
 	if err := c.Check(); err != nil {
 		return err
 	}
-	ballast = make([]byte, ballastSize)
+	ballasted.Do(func() { ballast = make([]byte, ballastSize) })
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{})}
 	if c.Isolate {
 		s.keeper = config.NewKeeper(c.Defaults)

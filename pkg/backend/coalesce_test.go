@@ -451,6 +451,7 @@ func TestAPanicEndsNoFlightForGood(t *testing.T) {
 			told := 0
 			first, second := ask(func() { told++ }), ask(func() { told++ })
 			time.Sleep(time.Second)
+			synctest.Wait()
 			for _, d := range [][]backend.Decision{first, second} {
 				if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Allowed {
 					t.Errorf("%+v", d)

@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,26 +15,26 @@ import (
 // of a synctest bubble.
 type suspendable struct {
 	began     time.Time
-	suspended time.Duration // the monotonic clock lacks it
-	ahead     time.Duration // somebody set the wall clock
+	suspended atomic.Int64 // ns that the monotonic clock lacks
+	ahead     atomic.Int64 // ns by which the wall clock was set
 }
 
 func (s *suspendable) clocks() (monotonic, wall time.Duration) {
 	since := time.Since(s.began)
-	return since - s.suspended, since + s.ahead
+	return since - time.Duration(s.suspended.Load()), since + time.Duration(s.ahead.Load())
 }
 
 func (s *suspendable) suspend(d time.Duration) {
 	time.Sleep(d)
-	s.suspended += d
+	s.suspended.Add(int64(d))
 }
 
 // A machine that was suspended serves no unit of a window that ended meanwhile.
 func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	for name, before := range map[string]func(*suspendable){
 		"plain":                         func(*suspendable) {},
-		"a wall clock set back before":  func(m *suspendable) { m.ahead -= time.Hour },
-		"a wall clock set ahead before": func(m *suspendable) { m.ahead += time.Hour },
+		"a wall clock set back before":  func(m *suspendable) { m.ahead.Add(-int64(time.Hour)) },
+		"a wall clock set ahead before": func(m *suspendable) { m.ahead.Add(int64(time.Hour)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -68,7 +69,7 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 		c := leased(fixed(t, 100_000, algorithms.Day), "a", 1, 50_000)
 		warm(t, s, c)
 		for range 100 {
-			machine.ahead -= time.Minute
+			machine.ahead.Add(-int64(time.Minute))
 			time.Sleep(ms)
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Err != nil {
 				t.Fatalf("%+v", d)
