@@ -153,6 +153,35 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
+// A denial under a longer period makes a log live as long, and one under a shorter period leaves it.
+func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
+	var d [1]backend.Decision
+	for _, is := range []struct {
+		period  algorithms.Micros
+		look    bool
+		allowed bool
+		least   time.Duration
+		most    time.Duration
+	}{
+		{minute, false, true, 0, time.Minute + time.Second},
+		{hour, true, false, 0, time.Minute + time.Second}, // a dry run writes nothing
+		{hour, false, false, time.Hour - time.Minute, time.Hour + time.Second},
+		{minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
+	} {
+		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
+		charge := backend.Charge{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 3, Look: is.look}}
+		if s.Take(t.Context(), []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
+			t.Fatalf("%v: %+v", is, d[0])
+		}
+		if left := livesFor(t, server, "k"); left < is.least || left > is.most {
+			t.Errorf("%v: lives for %v", is, left)
+		}
+	}
+}
+
 // A count that an older version wrote says nothing of its period.
 func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
 	server := redistest.Start(t)

@@ -156,6 +156,13 @@ local function general(now, given, names, stored, lives, answers)
     if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
   end
 
+  -- log_outlive makes log live for ttl at least: it may have been written under a shorter period. Redis 6.2 does
+  -- not know GT.
+  local function log_outlive(log, ttl)
+    local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
+    if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
+  end
+
   -- windows_to_full is how many window starts fill a bucket that holds value.
   local function windows_to_full(l, value)
     local n = ceil_div(l.capacity - value, l.rate)
@@ -1105,10 +1112,14 @@ local function general(now, given, names, stored, lives, answers)
     stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
+  local denied_logs = {} -- by key: the limit that denied last
+
   local function remember(c, s)
     if s and s ~= state[c.key] then
       s.phase = s.by.phase or c.phase
       state[c.key], dirty[c.key] = s, c.limit
+    elseif s and s.log and not c.look then
+      denied_logs[c.key] = c.limit
     end
     -- A count lives as long as the longest period that it was met by.
     if s and c.limit.kind == SLIDING and not c.look then
@@ -1268,6 +1279,10 @@ local function general(now, given, names, stored, lives, answers)
     for k in pairs(dirty) do
       local s = state[k]
       if s.log then log_write(s.log, lifetime(dirty[k], s), s.denials and 'd' .. pack_denials(s.denials)) end
+    end
+    for k, l in pairs(denied_logs) do
+      local s = state[k]
+      if not dirty[k] and log_size(s.log) > 0 then log_outlive(s.log, lifetime(l, s)) end
     end
   end
 
