@@ -300,7 +300,7 @@ func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
 	o := request("d", descriptor("any=a"))
 	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
 	before := keys(main)
-	if a := x.put(t, o); a.OverallCode != ok || keys(main) != before {
+	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // a full bucket is forgotten meanwhile
 		t.Errorf("%v, and %d buckets in the main Redis, before %d", a, keys(main), before)
 	}
 

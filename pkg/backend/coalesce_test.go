@@ -467,6 +467,7 @@ func TestAPanicEndsNoFlightForGood(t *testing.T) {
 		ask(func() { panic("second") })
 		d := ask(func() { told = true })
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if !told || !d[0].Allowed || d[0].Err != nil {
 			t.Errorf("told %t: %+v", told, d)
 		}
