@@ -81,8 +81,10 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	if n := len(c.charges); n > 0 {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
-		if !c.neverFits() {
-			l.store.Take(ctx, c.charges, c.decisions)
+		mistaken := c.neverFits()
+		l.store.Take(ctx, c.charges, c.decisions)
+		if mistaken {
+			c.answerMistake()
 		}
 		if err := c.refused(); err != nil {
 			return err

@@ -281,29 +281,37 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// neverFits answers limits asked for by name without a store, and reports that it did, where one of those that
-// are taken together can never give its cost: such a request is a mistake and charges nothing, not even limits
-// that charge what they deny.
-func (c *Call) neverFits() (answered bool) {
+// neverFits reports whether one of the limits asked for by name that are taken together can never give its
+// cost. Such a request is a mistake and charges nothing, not even limits that charge what they deny: it
+// becomes a dry run, which tells what remains.
+func (c *Call) neverFits() bool {
 	if len(c.Limits) == 0 || c.modes.Shadow {
 		return false
 	}
-	for i := range c.Results {
-		r := &c.Results[i]
-		if r.charge < 0 || !c.together(r.Policy) {
-			continue
-		}
-		charge := &c.charges[r.charge]
-		if charge.Limit.Overdraw || charge.Ask.Cost <= charge.Limit.Most(charge.Ask.Reserve) {
-			continue
-		}
-		answered = true
-		c.decisions[r.charge].Never = true
+	if !slices.ContainsFunc(c.Results, func(r Result) bool {
+		return r.charge >= 0 && c.together(r.Policy) && neverFits(&c.charges[r.charge])
+	}) {
+		return false
 	}
-	for i := range c.decisions {
-		c.decisions[i].Allowed = answered && !c.decisions[i].Never
+	for i := range c.charges {
+		c.charges[i].Ask.Look, c.charges[i].Once = true, nil
 	}
-	return answered
+	return true
+}
+
+// answerMistake decides what the store could not tell of a call that neverFits: that is known without it.
+func (c *Call) answerMistake() {
+	for i := range c.charges {
+		if d := &c.decisions[i]; d.Err != nil {
+			never := neverFits(&c.charges[i])
+			*d = backend.Decision{Decision: algorithms.Decision{Never: never, Allowed: !never}}
+		}
+	}
+}
+
+// neverFits reports whether the bucket can never give the cost of charge.
+func neverFits(charge *backend.Charge) bool {
+	return !charge.Limit.Overdraw && charge.Ask.Cost > charge.Limit.Most(charge.Ask.Reserve)
 }
 
 // standIn asks this process's own buckets where the store could not decide and the policy says so.

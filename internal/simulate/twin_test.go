@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,6 +149,13 @@ func (w *twin) answer(now algorithms.Micros, c *limiter.Call) []*met {
 		group[i].Ask.Cost += m.ask.Cost
 		group[i].Ask.Reserve = group[i].Ask.Reserve && m.ask.Reserve
 	}
+	// Limits asked for by name, one of which can never give its cost, are a mistake: a dry run.
+	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
+		return !b.Limit.Overdraw && b.Ask.Cost > b.Limit.Most(b.Ask.Reserve)
+	})
+	for i := range group {
+		group[i].Ask.Look = mistake
+	}
 	if len(group) > 0 {
 		algorithms.TakeAll(now, group)
 	}
@@ -160,6 +168,7 @@ func (w *twin) answer(now algorithms.Micros, c *limiter.Call) []*met {
 			continue
 		}
 		limit := w.limits[m.domain+"/"+m.name]
+		m.ask.Look = mistake
 		w.states[m.bucket()], m.decision = limit.Take(w.states[m.bucket()], now, m.ask)
 	}
 	return all
