@@ -70,12 +70,15 @@ func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
 	usual := openEvent
 	t.Cleanup(func() { openEvent = usual })
 	refused := filepath.Join(t.TempDir(), "file") // epoll takes no regular files, and one that is only written cannot be read
+	var opened atomic.Int64
 	openEvent = func() (int, error) {
+		defer opened.Add(1)
 		return unix.Open(refused, unix.O_CREAT|unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
 	}
 	var c Crew
 	files := openFiles(t)
-	for i := range 1000 {
+	const jobs = 1000 // each has a worker of its own, as none is kept
+	for i := range jobs {
 		ran := make(chan struct{})
 		c.Go(func() { close(ran) })
 		select {
@@ -84,6 +87,7 @@ func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
 			t.Fatalf("job %d has not run", i)
 		}
 	}
+	eventually(t, func() bool { return opened.Load() == jobs })
 	c.Close()
 	eventually(t, func() bool { return openFiles(t) <= files })
 }
