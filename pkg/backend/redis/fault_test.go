@@ -26,8 +26,10 @@ type fault struct {
 	length time.Duration
 	heal   func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 
-	plain  bool // the script without its shebang
-	served bool // service goes on all the while
+	plain bool // the script without its shebang
+	// served: service goes on all the while. How fast it is depends on the machine, so that the deadline
+	// of the requests is far away.
+	served bool
 	// clean: who is not answered knows that nothing was charged, but for asks under way when the
 	// fault came and went.
 	clean  bool
@@ -43,6 +45,10 @@ func (f fault) run(t *testing.T) {
 	if err := admin.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
+	deadline := deadline
+	if f.served {
+		deadline = generous
+	}
 	c := Config{URL: "redis://" + server.Addr, Timeout: deadline}
 	if f.url != nil {
 		c.URL = f.url(server)
@@ -56,7 +62,7 @@ func (f fault) run(t *testing.T) {
 		n.plain.Store(true)
 		s.Store = s.lane(server.Addr, n)
 	}
-	l := startLoad(t, 4, s)
+	l := startLoadWithin(t, deadline, 4, s)
 	l.normal(l.began, generous)
 	time.Sleep(200 * ms)
 	hit := time.Now()

@@ -112,6 +112,7 @@ const tickLength = 20 * ms
 // load is workers that ask Stores all the time, as the sidecar does.
 type load struct {
 	t         *testing.T
+	deadline  time.Duration // of each request
 	questions []*question
 	began     time.Time
 	over      chan struct{}
@@ -134,10 +135,16 @@ const (
 	tightLimit = 40
 )
 
-// startLoad asks stores of so many workers each, until the test ends or stop.
+// startLoad starts so many workers for each store, until the test ends or stop.
 func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 	t.Helper()
-	l := &load{t: t, began: time.Now(), over: make(chan struct{})}
+	return startLoadWithin(t, deadline, workers, stores...)
+}
+
+// startLoadWithin is startLoad with another deadline.
+func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Store) *load {
+	t.Helper()
+	l := &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
 	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
 	for i := range counted {
 		l.ask(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: much})
@@ -153,7 +160,7 @@ func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 // start starts the workers.
 func (l *load) start(workers int, stores ...backend.Store) {
 	for n, store := range stores {
-		s := backend.Deadline(store, deadline, ms)
+		s := backend.Deadline(store, l.deadline, ms)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}
@@ -188,14 +195,14 @@ func (l *load) work(s backend.Store, first int) {
 		s.Take(l.t.Context(), q.charges, d)
 		took := time.Since(start)
 		l.took.Add(int64(took))
-		if raise(&l.slowest, took) > deadline+late {
+		if raise(&l.slowest, took) > l.deadline+late {
 			l.slow.Add(1)
 		}
 		now := &q.ticks[min(len(q.ticks)-1, int(time.Since(l.began)/tickLength))]
 		switch all, err := decided(d); {
 		case err != nil:
 			q.failed.Add(1)
-			if took < deadline/2 {
+			if took < l.deadline/2 {
 				l.atOnce.Add(1)
 			}
 			now.failed.Add(1)
@@ -371,8 +378,8 @@ func (l *load) check(s backend.Store, lost int64) {
 func (l *load) punctual() {
 	l.t.Helper()
 	worst, overslept := time.Duration(l.slowest.Load()), time.Duration(l.overslept.Load())
-	if worst > deadline+slack+2*overslept {
-		l.t.Errorf("an answer took %v, the deadline is %v, and no timer was later than %v", worst, deadline, overslept)
+	if worst > l.deadline+slack+2*overslept {
+		l.t.Errorf("an answer took %v, the deadline is %v, and no timer was later than %v", worst, l.deadline, overslept)
 	}
 }
 
