@@ -409,7 +409,11 @@ func elsewhere(charges []backend.Charge, i int) bool {
 // Over random traces it answers what its next would have. Remaining and ResetAfter may be those of the
 // denial that is remembered where an answer does not tell all of a bucket.
 func TestDeniedAdmitsWhatNextWould(t *testing.T) {
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if testing.Short() {
+		seeds = 5
+	}
+	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
 			s, asked := remembering(backend.DeniedConfig{MaxGroups: 7})
 			twin := memory.New(memory.Config{Clock: wall})

@@ -30,7 +30,11 @@ func TestSimulationOfLeases(t *testing.T) {
 		"to and fro": (*leaseSim).toAndFro,
 	} {
 		t.Run(name, func(t *testing.T) {
-			seeds := make([]uint64, 8)
+			n := 8
+			if testing.Short() { // as under the race detector, which is ten times slower
+				n = 2
+			}
+			seeds := make([]uint64, n)
 			for i := range seeds {
 				seeds[i] = uint64(i + 1)
 			}
