@@ -60,7 +60,7 @@ func traceOf(lines int) string {
 		if i%3 == 0 {
 			entries = fmt.Sprintf(`["path","/login"],["address","192.0.2.%d"]`, random.IntN(10_000))
 		}
-		fmt.Fprintf(&out, `{"time_us": %d, "domain": "edge", "descriptors": [{"entries": [%s], "hits": 1}]}`+"\n", 1_767_225_600_000_000+i*1000, entries)
+		fmt.Fprintf(&out, `{"time_us": %d, "domain": "edge", "descriptors": [{"entries": [%s], "hits": 1}]}`+"\n", int64(1_767_225_600_000_000)+int64(i)*1000, entries)
 	}
 	return out.String()
 }
