@@ -104,7 +104,7 @@ func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
 	for _, r := range c.Replicas { // nobody takes the master's place
 		r.Kill()
 	}
-	l := &load{t: t, began: time.Now(), over: make(chan struct{})}
+	l := newLoad(t, deadline)
 	l.ask(0, sharded(t, windowSpec(900_000), 9, "hot"))
 	l.start(4, s)
 	l.normal(l.began, generous)

@@ -135,6 +135,12 @@ const (
 	tightLimit = 40
 )
 
+// newLoad makes a load that asks nothing yet.
+func newLoad(t *testing.T, deadline time.Duration) *load {
+	t.Helper()
+	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
+}
+
 // startLoad starts so many workers for each store, until the test ends or stop.
 func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 	t.Helper()
@@ -144,7 +150,7 @@ func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 // startLoadWithin is startLoad with another deadline.
 func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Store) *load {
 	t.Helper()
-	l := &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
+	l := newLoad(t, deadline)
 	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
 	for i := range counted {
 		l.ask(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: much})
