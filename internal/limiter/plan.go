@@ -289,7 +289,7 @@ func (c *Call) neverFits() bool {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {
-		return r.charge >= 0 && c.together(r.Policy) && neverFits(&c.charges[r.charge])
+		return r.charge >= 0 && c.together(r.Policy) && c.charges[r.charge].NeverFits()
 	}) {
 		return false
 	}
@@ -303,15 +303,10 @@ func (c *Call) neverFits() bool {
 func (c *Call) answerMistake() {
 	for i := range c.charges {
 		if d := &c.decisions[i]; d.Err != nil {
-			never := neverFits(&c.charges[i])
+			never := c.charges[i].NeverFits()
 			*d = backend.Decision{Decision: algorithms.Decision{Never: never, Allowed: !never}}
 		}
 	}
-}
-
-// neverFits reports whether the bucket can never give the cost of charge.
-func neverFits(charge *backend.Charge) bool {
-	return !charge.Limit.Overdraw && charge.Ask.Cost > charge.Limit.Most(charge.Ask.Reserve)
 }
 
 // standIn asks this process's own buckets where the store could not decide and the policy says so.

@@ -68,6 +68,11 @@ type Charge struct {
 	Once *Once
 }
 
+// NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw takes any cost.
+func (c *Charge) NeverFits() bool {
+	return !c.Limit.Overdraw && c.Ask.Cost > c.Limit.Most(c.Ask.Reserve)
+}
+
 // GroupLen is the length of the Group that charges start with; there must be one.
 func GroupLen(charges []Charge) int {
 	n := 1

@@ -43,7 +43,7 @@ func (l *Limiter) take(ctx context.Context, asks []Ask, look bool, once *backend
 		charges, of[i] = together(charges, c)
 	}
 	for i := range asks { // a mistake: it charges nothing, not even limits that charge what they deny
-		if c := &charges[of[i]]; !c.Limit.Overdraw && c.Ask.Cost > c.Limit.Most(c.Ask.Reserve) {
+		if c := &charges[of[i]]; c.NeverFits() {
 			return nil, deny(&asks[i], c, &backend.Decision{Decision: algorithms.Decision{Never: true}})
 		}
 	}
