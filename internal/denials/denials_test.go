@@ -45,7 +45,7 @@ func (a away) Take(_ context.Context, charges []backend.Charge, decisions []back
 	}
 }
 
-func newAsker(tb testing.TB, store backend.Store) *asker {
+func newAsker(tb testing.TB, store backend.Taker) *asker {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {

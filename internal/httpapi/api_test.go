@@ -47,7 +47,7 @@ limits:
 `
 
 // apiOver is the API over a store on a clock of the test's.
-func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
+func apiOver(tb testing.TB, store backend.Taker, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
 	if problems.Bad() {

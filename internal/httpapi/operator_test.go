@@ -34,7 +34,7 @@ descriptors:
 `
 
 // operator is what an operator asks of a limiter over store, and the limiter.
-func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
+func operator(tb testing.TB, store backend.Taker) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
 	tb.Helper()
 	l := limiter.New(store, nil)
 	l.Swap(authSnapshot(tb, operated))

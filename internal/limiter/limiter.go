@@ -25,8 +25,8 @@ type Observer interface {
 
 // Limiter answers Calls by the current Snapshot.
 type Limiter struct {
-	store    backend.Store
-	local    backend.Store
+	store    backend.Taker
+	local    backend.Taker
 	observer Observer
 	modes    Modes
 	early    descriptors.OnFailure
@@ -34,7 +34,7 @@ type Limiter struct {
 }
 
 // New makes a Limiter that has no configuration yet. observer may be nil.
-func New(store backend.Store, observer Observer) *Limiter {
+func New(store backend.Taker, observer Observer) *Limiter {
 	return &Limiter{store: store, observer: observer, early: descriptors.Error}
 }
 
@@ -45,7 +45,7 @@ func (l *Limiter) AnswerEarly(answer descriptors.OnFailure) { l.early = answer }
 
 // StandIn gives l this process's own buckets, for limits that are answered from them while the
 // store cannot decide. It is called before the first Check.
-func (l *Limiter) StandIn(local backend.Store) { l.local = local }
+func (l *Limiter) StandIn(local backend.Taker) { l.local = local }
 
 // Modes change what denials come to, whatever the configuration says.
 type Modes struct {

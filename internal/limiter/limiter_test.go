@@ -26,7 +26,7 @@ type bench struct {
 
 // faulty is a store that can be told not to answer; with of, only for groups with a bucket of that limit.
 type faulty struct {
-	backend.Store
+	backend.Taker
 	err error
 	of  string
 }
@@ -36,7 +36,7 @@ func (f *faulty) Take(ctx context.Context, charges []backend.Charge, decisions [
 		n := backend.GroupLen(charges)
 		is := func(c backend.Charge) bool { return strings.HasSuffix(c.Owner, f.of) }
 		if f.err == nil || !slices.ContainsFunc(charges[:n], is) {
-			f.Store.Take(ctx, charges[:n], decisions[:n])
+			f.Taker.Take(ctx, charges[:n], decisions[:n])
 		} else {
 			for i := range decisions[:n] {
 				decisions[i].Err = f.err
@@ -54,7 +54,7 @@ func newBench(tb testing.TB, yaml string) *bench {
 	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
-	b.store = &faulty{Store: memory.New(memory.Config{Clock: clock})}
+	b.store = &faulty{Taker: memory.New(memory.Config{Clock: clock})}
 	b.Limiter = limiter.New(b.store, nil)
 	b.StandIn(memory.New(memory.Config{Clock: clock}))
 	b.Swap(snapshot)

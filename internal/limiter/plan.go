@@ -312,7 +312,7 @@ func (c *Call) answerMistake() {
 // standIn asks this process's own buckets where the store could not decide and the policy says so.
 // They are asked one by one: the limits they were to be taken together with are not known to allow. What
 // was reserved elsewhere is not given back to them.
-func (c *Call) standIn(ctx context.Context, local backend.Store) {
+func (c *Call) standIn(ctx context.Context, local backend.Taker) {
 	var answered []bool // by charge; nil: none
 	for i := range c.Results {
 		r := &c.Results[i]

@@ -12,7 +12,7 @@ import (
 
 // Backend is a Store that counts and times what next answers; failed is told why next could not
 // decide. timeout is how long next may take. It is called once.
-func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
+func (m *Metrics) Backend(next backend.Taker, timeout time.Duration, failed func(error)) backend.Taker {
 	b := &timed{
 		next: next, timeout: timeout, failed: failed,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -34,14 +34,14 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 }
 
 type timed struct {
-	next                backend.Store
+	next                backend.Taker
 	timeout             time.Duration
 	failed              func(error)
 	seconds             prometheus.Histogram
 	failures, abandoned prometheus.Counter
 }
 
-// Take implements backend.Store.
+// Take implements backend.Taker.
 func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	start := time.Now()
 	b.next.Take(ctx, charges, decisions)

@@ -36,7 +36,7 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 type fastMethod struct {
 	*grpcapi.Server
 	limiter *limiter.Limiter
-	store   backend.Store
+	store   backend.Taker
 }
 
 // Ready tells whether some questions can be answered without asking Redis.

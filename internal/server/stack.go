@@ -54,7 +54,7 @@ const (
 
 // stack is the stores, from what the limiter asks down to the wire.
 type stack struct {
-	top    backend.Store
+	top    backend.Taker
 	memory *memory.Store        // all buckets; with Redis those that stand in for it
 	denied *backend.DeniedStore // nil: in memory
 	lease  *backend.LeaseStore  // nil: in memory
@@ -91,7 +91,7 @@ func (s *server) newStack() (stack, error) {
 	if err != nil {
 		return st, err
 	}
-	buckets := backend.Store(st.redis[0])
+	buckets := backend.Taker(st.redis[0])
 	if len(st.redis) > 1 {
 		st.undo = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
 		buckets = backend.Divided(buckets, st.redis[1], bySecond, st.undo)

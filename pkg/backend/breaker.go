@@ -33,7 +33,7 @@ const (
 // second without an answer.
 //
 // changed is called when the Breaker opens (true) and closes; it may be nil, and must not block.
-func Breaker(next Store, timeout time.Duration, changed func(open bool)) *BreakerStore {
+func Breaker(next Taker, timeout time.Duration, changed func(open bool)) *BreakerStore {
 	if changed == nil {
 		changed = func(bool) {}
 	}
@@ -42,7 +42,7 @@ func Breaker(next Store, timeout time.Duration, changed func(open bool)) *Breake
 
 // BreakerStore is the Store that Breaker makes.
 type BreakerStore struct {
-	next    Store
+	next    Taker
 	timeout time.Duration
 	changed func(open bool)
 

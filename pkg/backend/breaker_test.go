@@ -52,7 +52,7 @@ func (c *changes) told(open bool) {
 	}
 }
 
-func ok(t *testing.T, s backend.Store) bool {
+func ok(t *testing.T, s backend.Taker) bool {
 	t.Helper()
 	d := take(t.Context(), s, costs(true, 1)...)
 	if d[0].Err != nil && !errors.Is(d[0].Err, backend.ErrUnavailable) {
@@ -107,7 +107,7 @@ func (s *stalling) Take(ctx context.Context, charges []backend.Charge, decisions
 }
 
 // load calls s at a steady rate, whether it answers or not, and returns how many calls failed.
-func load(t *testing.T, s backend.Store, length, every time.Duration) (failed int64) {
+func load(t *testing.T, s backend.Taker, length, every time.Duration) (failed int64) {
 	t.Helper()
 	var n atomic.Int64
 	var wg sync.WaitGroup

@@ -17,7 +17,7 @@ import (
 // A Take that ends before it is sent is not sent. One whose time is over while it is under way answers
 // ErrUnavailable: whether it was charged is not known. One that is cancelled while it is under way by
 // itself, and has as long as Timeout, lasts until next has answered.
-func Coalesce(next Store, c CoalesceConfig) Store {
+func Coalesce(next Taker, c CoalesceConfig) Taker {
 	if c.Flights <= 0 {
 		c.Flights = 2
 	}
@@ -56,7 +56,7 @@ type CoalesceConfig struct {
 }
 
 type coalescer struct {
-	next            Store
+	next            Taker
 	config          CoalesceConfig
 	long            time.Duration // after which another flight starts
 	riders, flights sync.Pool

@@ -21,24 +21,24 @@ import (
 const ms = time.Millisecond
 
 func TestWrappersChangeNoAnswer(t *testing.T) {
-	wraps := map[string]func(backend.Store) backend.Store{
-		"coalesce": func(s backend.Store) backend.Store {
+	wraps := map[string]func(backend.Taker) backend.Taker{
+		"coalesce": func(s backend.Taker) backend.Taker {
 			return backend.Coalesce(s, backend.CoalesceConfig{Timeout: time.Minute})
 		},
-		"one flight": func(s backend.Store) backend.Store {
+		"one flight": func(s backend.Taker) backend.Taker {
 			return backend.Coalesce(s, backend.CoalesceConfig{Flights: 1, MaxCharges: 3})
 		},
-		"breaker":  func(s backend.Store) backend.Store { return backend.Breaker(s, 0, nil) },
-		"deadline": func(s backend.Store) backend.Store { return backend.Deadline(s, time.Minute, ms) },
-		"all": func(s backend.Store) backend.Store {
+		"breaker":  func(s backend.Taker) backend.Taker { return backend.Breaker(s, 0, nil) },
+		"deadline": func(s backend.Taker) backend.Taker { return backend.Deadline(s, time.Minute, ms) },
+		"all": func(s backend.Taker) backend.Taker {
 			return backend.Deadline(backend.Coalesce(backend.Breaker(s, 0, nil), backend.CoalesceConfig{Timeout: time.Minute}), time.Minute, ms)
 		},
 	}
-	wraps["started"] = func(s backend.Store) backend.Store { return storetest.Started(wraps["coalesce"](s)) }
-	wraps["all, started"] = func(s backend.Store) backend.Store { return storetest.Started(wraps["all"](s)) }
+	wraps["started"] = func(s backend.Taker) backend.Taker { return storetest.Started(wraps["coalesce"](s)) }
+	wraps["all, started"] = func(s backend.Taker) backend.Taker { return storetest.Started(wraps["all"](s)) }
 	for name, wrap := range wraps {
 		t.Run(name, func(t *testing.T) {
-			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
 				return wrap(memory.New(memory.Config{Clock: now}))
 			})
 		})
@@ -330,7 +330,7 @@ func TestWaitingIsBounded(t *testing.T) {
 }
 
 // started starts charges, and tells when they were answered.
-func started(t *testing.T, s backend.Store, charges ...backend.Charge) (decisions []backend.Decision, landed chan time.Duration) {
+func started(t *testing.T, s backend.Taker, charges ...backend.Charge) (decisions []backend.Decision, landed chan time.Duration) {
 	t.Helper()
 	decisions, landed = make([]backend.Decision, len(charges)), make(chan time.Duration, 1)
 	begin := time.Now()

@@ -9,12 +9,12 @@ import (
 
 // Deadline gives each Take at most timeout, and answers margin before the caller's own deadline,
 // so that there is time to give the answer.
-func Deadline(next Store, timeout, margin time.Duration) Store {
+func Deadline(next Taker, timeout, margin time.Duration) Taker {
 	return deadline{next, timeout, margin}
 }
 
 type deadline struct {
-	next            Store
+	next            Taker
 	timeout, margin time.Duration
 }
 

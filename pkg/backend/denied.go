@@ -30,7 +30,7 @@ import (
 // lasts: each denial before it counts.
 //
 // Forget and ForgetBucket forget at once.
-func Denied(next Store, c DeniedConfig) *DeniedStore {
+func Denied(next Taker, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
 	}
@@ -54,7 +54,7 @@ type DeniedConfig struct {
 
 // DeniedStore is the Store that Denied makes.
 type DeniedStore struct {
-	next   Store
+	next   Taker
 	config DeniedConfig
 	trips  sync.Pool
 
@@ -197,7 +197,7 @@ func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions 
 }
 
 // ask asks next about the groups at places only.
-func (t *deniedTrip) ask(ctx context.Context, next Store, charges []Charge, decisions []Decision) {
+func (t *deniedTrip) ask(ctx context.Context, next Taker, charges []Charge, decisions []Decision) {
 	for _, at := range t.places {
 		t.asked = append(t.asked, charges[at:at+GroupLen(charges[at:])]...)
 	}

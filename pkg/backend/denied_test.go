@@ -34,7 +34,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 }
 
 // expect takes and checks the answer, and how often next has been asked by then.
-func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+func expect(t *testing.T, s backend.Taker, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {

@@ -10,8 +10,8 @@ import (
 // the two must follow from the bucket alone. A group with buckets in both is taken by its parts
 // (TakeParts). For such a group to be taken once (Charge.Once) first must be a Claimer; else it is
 // ErrUnavailable.
-func Divided(first, second Store, isSecond func(*Charge) bool, background *Background) Store {
-	return &divided{[2]Store{first, second}, isSecond, background}
+func Divided(first, second Taker, isSecond func(*Charge) bool, background *Background) Taker {
+	return &divided{[2]Taker{first, second}, isSecond, background}
 }
 
 // Claimer is a Store that keeps claims.
@@ -26,7 +26,7 @@ type Claimer interface {
 type TakeFunc func(ctx context.Context, charges []Charge, decisions []Decision)
 
 type divided struct {
-	stores     [2]Store
+	stores     [2]Taker
 	isSecond   func(*Charge) bool
 	background *Background
 }

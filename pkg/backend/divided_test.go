@@ -15,7 +15,7 @@ import (
 // odd says that keys with an odd last byte are in the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
-func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
+func dividedStore(t *testing.T, first, second backend.Taker) backend.Taker {
 	t.Helper()
 	background := backend.NewBackground(time.Second)
 	t.Cleanup(background.Close)
@@ -23,7 +23,7 @@ func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 }
 
 func TestDividedIsNeverOver(t *testing.T) {
-	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 		t.Helper()
 		return dividedStore(t, memory.New(memory.Config{Clock: now}), memory.New(memory.Config{Clock: now}))
 	})

@@ -92,7 +92,7 @@ func TestDenialsAndLoansAreAnsweredEarly(t *testing.T) {
 }
 
 func TestOtherStoresAnswerNothingEarly(t *testing.T) {
-	for name, s := range map[string]backend.Store{
+	for name, s := range map[string]backend.Taker{
 		"deadline": backend.Deadline(echo, time.Second, ms),
 		"denied":   backend.Denied(echo, backend.DeniedConfig{}),
 		"lease":    backend.Lease(echo, backend.LeaseConfig{}),

@@ -21,7 +21,7 @@ func (f storeFunc) Take(ctx context.Context, charges []backend.Charge, decisions
 
 // recorder passes Takes on and remembers what was asked.
 type recorder struct {
-	next backend.Store
+	next backend.Taker
 
 	mu    sync.Mutex
 	takes [][]backend.Charge
@@ -83,7 +83,7 @@ var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions
 })
 
 // after answers as next does, but only d later, or when ctx ends.
-func after(d time.Duration, next backend.Store) backend.Store {
+func after(d time.Duration, next backend.Taker) backend.Taker {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {
 		case <-time.After(d):
@@ -114,7 +114,7 @@ func costs(grouped bool, of ...int64) []backend.Charge {
 	return charges
 }
 
-func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []backend.Decision {
+func take(ctx context.Context, s backend.Taker, charges ...backend.Charge) []backend.Decision {
 	decisions := make([]backend.Decision, len(charges))
 	s.Take(ctx, charges, decisions)
 	return decisions

@@ -34,7 +34,7 @@ import (
 //
 // Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
 // more to be given back.
-func Lease(next Store, c LeaseConfig) *LeaseStore {
+func Lease(next Taker, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
 	}
@@ -64,7 +64,7 @@ type LeaseConfig struct {
 
 // LeaseStore is the Store that Lease makes.
 type LeaseStore struct {
-	next       Store
+	next       Taker
 	config     LeaseConfig
 	elapsed    *elapsed
 	wake       chan struct{} // there are loans again
@@ -249,7 +249,7 @@ func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 }
 
 // ask sends the trip; it reports false if there is nothing to send.
-func (t *leaseTrip) ask(ctx context.Context, next Store) bool {
+func (t *leaseTrip) ask(ctx context.Context, next Taker) bool {
 	if len(t.asked) == 0 {
 		return false
 	}

@@ -138,7 +138,7 @@ func (w *leaseSim) toAndFro(rng *rand.Rand) {
 
 func (w *leaseSim) pulse() {
 	drain := time.Now().Add(6 * time.Second)
-	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Store) {
+	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Taker) {
 		if time.Now().Before(drain) {
 			time.Sleep(min(time.Until(drain), 1100*ms+time.Duration(rng.Int64N(int64(1400*ms)))))
 			for i := 0; i < 10 && worker < len(w.keys); i++ {
@@ -154,7 +154,7 @@ func (w *leaseSim) pulse() {
 }
 
 // live has so many sidecars do something again and again, for so long.
-func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
+func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Taker)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
 	end := time.Now().Add(length)
@@ -180,7 +180,7 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 type asking struct{}
 
 // link is a sidecar's way to the store. What a dead one would give back it does not bring.
-func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
+func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Taker {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
@@ -251,7 +251,7 @@ func (w *leaseSim) lose() {
 }
 
 // sidecar does what until end. Now and then it dies, and another takes its place.
-func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
+func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Taker)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
 	clocks := func() (monotonic, wall time.Duration) {
@@ -288,7 +288,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 }
 
 // ask asks for one key or two together, in bursts.
-func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
+func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Taker) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
 	}
@@ -309,14 +309,14 @@ func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 }
 
 // take asks for one key.
-func (w *leaseSim) take(s backend.Store, k int, cost int64) {
+func (w *leaseSim) take(s backend.Taker, k int, cost int64) {
 	c := w.keys[k].charge
 	c.Ask.Cost = cost
 	w.takeGroup(s, []int{k}, []backend.Charge{c})
 }
 
 // takeGroup asks for keys together, and notes what came of it.
-func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charge) {
+func (w *leaseSim) takeGroup(s backend.Taker, which []int, group []backend.Charge) {
 	asked := map[string]bool{}
 	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), asking{}, asked), 10*ms)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 
 // lending is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
 // asked.
-func lending() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
+func lending() (s *backend.LeaseStore, below backend.Taker, asked *recorder) {
 	below = memory.New(memory.Config{Clock: wall})
 	asked = &recorder{next: below}
 	return backend.Lease(asked, backend.LeaseConfig{}), below, asked
@@ -51,7 +51,7 @@ func warm(t *testing.T, s *backend.LeaseStore, c backend.Charge) (asks int64) {
 }
 
 // left is what below has left of c's bucket.
-func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
+func left(t *testing.T, below backend.Taker, c backend.Charge) int64 {
 	t.Helper()
 	c.Ask.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
@@ -790,7 +790,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 
 // A LeaseStore is under the limit by what it may lend, and not for long.
 func TestLeaseIsBounded(t *testing.T) {
-	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 		t.Helper()
 		s := backend.Lease(memory.New(memory.Config{Clock: now}), backend.LeaseConfig{})
 		go s.Run(t.Context())

@@ -14,7 +14,7 @@ import (
 )
 
 // part makes a Part of charges that store decides.
-func part(store backend.Store, first int, charges ...backend.Charge) *backend.Part {
+func part(store backend.Taker, first int, charges ...backend.Charge) *backend.Part {
 	p := &backend.Part{Take: store.Take}
 	for i, c := range charges {
 		p.Add(first+i, c)
@@ -23,7 +23,7 @@ func part(store backend.Store, first int, charges ...backend.Charge) *backend.Pa
 }
 
 // slowUndo delays refunds, as a busy network does.
-func slowUndo(next backend.Store, by time.Duration) backend.Store {
+func slowUndo(next backend.Taker, by time.Duration) backend.Taker {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		if charges[0].Ask.Cost < 0 {
 			time.Sleep(by)
@@ -94,7 +94,7 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 // TestPartsThatCannotBeDecided: a group of which no part may have been charged is ErrNotTaken. Where one part
 // gave no answer, or a refund was made, which cannot be undone for sure, it is not.
 func TestPartsThatCannotBeDecided(t *testing.T) {
-	failing := func(err error) backend.Store {
+	failing := func(err error) backend.Taker {
 		return storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
 			for i := range decisions {
 				decisions[i] = backend.Decision{Err: err}
@@ -104,25 +104,25 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))
 	charge := func(key string, cost int64) backend.Charge { return of(tokens(t, 10, algorithms.Day, 10), key, cost) }
 	for name, c := range map[string]struct {
-		parts    func(well backend.Store) []*backend.Part
+		parts    func(well backend.Taker) []*backend.Part
 		notTaken bool
 	}{
-		"one was not sent": {func(well backend.Store) []*backend.Part {
+		"one was not sent": {func(well backend.Taker) []*backend.Part {
 			return []*backend.Part{part(well, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
 		}, true},
-		"none was sent": {func(backend.Store) []*backend.Part {
+		"none was sent": {func(backend.Taker) []*backend.Part {
 			return []*backend.Part{part(unsent, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
 		}, true},
-		"no answer, and one not sent": {func(backend.Store) []*backend.Part {
+		"no answer, and one not sent": {func(backend.Taker) []*backend.Part {
 			return []*backend.Part{part(unknown, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
 		}, false},
-		"one not sent, and no answer": {func(backend.Store) []*backend.Part {
+		"one not sent, and no answer": {func(backend.Taker) []*backend.Part {
 			return []*backend.Part{part(unsent, 0, charge("a", 1)), part(unknown, 1, charge("b", 1))}
 		}, false},
-		"a refund, and one not sent": {func(well backend.Store) []*backend.Part {
+		"a refund, and one not sent": {func(well backend.Taker) []*backend.Part {
 			return []*backend.Part{part(well, 0, charge("a", -1)), part(unsent, 1, charge("b", -1))}
 		}, false},
-		"a refund that waited for others": {func(well backend.Store) []*backend.Part {
+		"a refund that waited for others": {func(well backend.Taker) []*backend.Part {
 			return []*backend.Part{part(well, 0, charge("a", -1)), part(unsent, 1, charge("b", 1))}
 		}, true},
 	} {

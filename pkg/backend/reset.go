@@ -16,7 +16,7 @@ type Resetter interface {
 var ErrNoReset = errors.New("the backend cannot forget a bucket")
 
 // Reset has store forget the bucket of charge.
-func Reset(ctx context.Context, store Store, charge Charge) error {
+func Reset(ctx context.Context, store Taker, charge Charge) error {
 	r, ok := store.(Resetter)
 	if !ok {
 		return ErrNoReset
@@ -34,4 +34,13 @@ func (s *DeniedStore) Reset(ctx context.Context, charge Charge) error {
 // Reset implements Resetter where the Store below does. It does not wait for others.
 func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
 	return Reset(ctx, s.next, charge)
+}
+
+// ResetBucket makes the bucket of charge one never seen. An error wraps ErrUnavailable; whether the bucket was
+// reset is not known then.
+func ResetBucket(ctx context.Context, s Store, charge Charge) error {
+	charge.Reset, charge.Once = true, nil
+	var d [1]Decision
+	Take(ctx, s, []Charge{charge}, d[:])
+	return d[0].Err
 }

@@ -18,10 +18,10 @@ const (
 // after the other, so that Takes of others come in between. A group of more than MaxGroup charges cannot be
 // divided: it is answered ErrTooLarge. timeout bounds the pieces that Start sends, as a context bounds
 // those of Take.
-func Split(next Store, timeout time.Duration) Store { return &split{next, timeout} }
+func Split(next Taker, timeout time.Duration) Taker { return &split{next, timeout} }
 
 type split struct {
-	next    Store
+	next    Taker
 	timeout time.Duration
 }
 

@@ -70,8 +70,8 @@ func TestSplit(t *testing.T) {
 		"too large, among others":   {3, backend.MaxGroup + 1, 4, 2000, 8000, 1},
 		"too large, before and aft": {8000, 5, 8000},
 	} {
-		for how, wrap := range map[string]func(backend.Store) backend.Store{
-			"taken":   func(s backend.Store) backend.Store { return s },
+		for how, wrap := range map[string]func(backend.Taker) backend.Taker{
+			"taken":   func(s backend.Taker) backend.Taker { return s },
 			"started": storetest.Started,
 		} {
 			t.Run(name+", "+how, func(t *testing.T) {
@@ -128,6 +128,6 @@ func TestSplitEnds(t *testing.T) {
 		})
 	}
 	if backend.Split(echo, time.Second).(backend.Starter).Start(grouped(repeated(300, 1)...), make([]backend.Decision, 300), nil) {
-		t.Error("a Store that cannot start has started")
+		t.Error("a Taker that cannot start has started")
 	}
 }

@@ -6,12 +6,113 @@ package backend
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // Store keeps the States of buckets and charges them.
 type Store interface {
+	// Submit decides b.Charges and writes b.Decisions. A run of charges of equal Group is taken together
+	// or not at all, and must name different buckets. A denied charge is a Decision, not an error.
+	//
+	// Submit returns without waiting for others, unless b.Waits; b.Done may be called before it returns.
+	Submit(b *Batch)
+}
+
+// Batch is groups of charges that are submitted together, and their decisions.
+//
+// From Submit until Done all of it belongs to the Store: the slices, and the bytes of the keys. After Done the
+// Store neither reads nor writes any of it.
+type Batch struct {
+	Charges []Charge
+	// Decisions has the length of Charges, and holds zero values when b is submitted.
+	Decisions []Decision
+	// Known, where it is not nil, has the length of Charges. When Submit returns before Done, it tells which
+	// Decisions are final already: those of groups that could be answered without waiting. It is written only
+	// before Submit returns, and only for whole groups.
+	Known []bool
+	// Deadline is the time by which the caller needs the decisions; zero: none. A group that could not be sent by
+	// then is never sent, and is answered ErrNotTaken. A Store below the Deadline wrapper may call Done later.
+	Deadline time.Time
+	// Detached says that nobody waits for the decisions: they may come late, but the outcome should become known.
+	Detached bool
+	// Waits says that the goroutine that calls Submit waits for Done and does nothing else, so that the Store may
+	// use it to do its work. Then Submit may block until Done.
+	Waits bool
+	// Source is where b comes from; nil: nowhere in particular.
+	Source *Source
+	// Done is called exactly once, from any goroutine, and possibly before Submit returns. It must not block. No
+	// lock that Done acquires may be held around Submit.
+	Done func(b *Batch)
+}
+
+// Source is one of those that share a Store: usually a connection of a client. Stores that queue batches serve
+// sources in turn.
+type Source struct {
+	// Flush is called by a Store that has called Done of one or several batches of the source after Submit returned,
+	// once for all of them where it can. It must not block.
+	Flush func()
+}
+
+// flush flushes s, which may be nil.
+func (s *Source) flush() {
+	if s != nil && s.Flush != nil {
+		s.Flush()
+	}
+}
+
+// Finish ends b: it calls Done, and Flush of its Source. A Store that ends several batches at once calls Done of
+// each, and then Flush.
+func (b *Batch) Finish() {
+	b.Done(b)
+	b.Source.flush()
+}
+
+// Fail answers all charges of b that are not Known with err, and calls Done.
+func (b *Batch) Fail(err error) {
+	for i := range b.Decisions {
+		if b.Known == nil || !b.Known[i] {
+			b.Decisions[i] = Decision{Err: err}
+		}
+	}
+	b.Done(b)
+}
+
+// Take submits charges to s and waits for the decisions. The deadline of ctx is that of the Batch; its
+// cancellation is not noticed meanwhile, because a Store answers within its own timeout.
+func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
+	w := waiters.Get().(*waiter)
+	w.batch = Batch{Charges: charges, Decisions: decisions, Waits: true, Done: w.done, Detached: Unwaited(ctx)}
+	if end, ok := ctx.Deadline(); ok {
+		w.batch.Deadline = end
+	}
+	if ctx.Err() != nil {
+		w.batch.Deadline = time.Now()
+	}
+	s.Submit(&w.batch)
+	<-w.wake
+	w.batch = Batch{}
+	waiters.Put(w)
+}
+
+// waiter is a Take under way.
+type waiter struct {
+	batch Batch
+	wake  chan struct{}
+	done  func(*Batch)
+}
+
+var waiters = sync.Pool{New: func() any {
+	w := &waiter{wake: make(chan struct{}, 1)}
+	w.done = func(*Batch) { w.wake <- struct{}{} }
+	return w
+}}
+
+// Taker is the interface that Store replaces; it goes when all Stores are converted.
+type Taker interface {
 	// Take answers charges[i] in decisions[i]; the slices are the caller's and of equal length. A
 	// run of charges of equal Group is taken together or not at all, and must name different
 	// buckets. A denied charge is a Decision, not an error. Take never blocks past ctx.
@@ -20,7 +121,7 @@ type Store interface {
 
 // Early is a Store that can answer some charges without waiting.
 type Early interface {
-	Store
+	Taker
 	// Ready tells whether there may be anything that it could answer so.
 	Ready() bool
 	// TakeEarly is Take, if that needs no waiting. Otherwise it is false, and nothing is taken; decisions
@@ -30,7 +131,7 @@ type Early interface {
 
 // Starter is a Store that can take without keeping the caller.
 type Starter interface {
-	Store
+	Taker
 	// Start is Take, but returns at once. done is called when the decisions are there, by a goroutine of the
 	// Store's that is not to be kept; not before Start has returned, nor later than the Store gives
 	// itself: then they are ErrUnavailable. Until done both slices are the Store's. false: it cannot;
@@ -39,7 +140,7 @@ type Starter interface {
 }
 
 // Start is s.Start where s is a Starter.
-func Start(s Store, charges []Charge, decisions []Decision, done func()) bool {
+func Start(s Taker, charges []Charge, decisions []Decision, done func()) bool {
 	starter, ok := s.(Starter)
 	return ok && starter.Start(charges, decisions, done)
 }
@@ -66,6 +167,12 @@ type Charge struct {
 	Group int
 	// Once, the same for all of a Group, makes it one that is taken once; nil: each time.
 	Once *Once
+	// Reset makes the bucket one never seen. Such a charge is alone in its Group; of the rest of it, Key, Limit, Slot and
+	// Shards say which bucket. It is answered Allowed, or with an error that wraps ErrUnavailable.
+	Reset bool
+	// Canceled, where it is not nil, tells a Store that queues charges not to send the Group any more when it is
+	// true: nobody wants the answer. Such a Group is answered ErrNotTaken.
+	Canceled *atomic.Bool
 }
 
 // NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw takes any cost.

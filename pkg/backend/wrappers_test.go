@@ -12,39 +12,39 @@ import (
 
 // A Store around a Store answers the vectors as it does, and all of them together do.
 func TestWrappersAnswerTheVectors(t *testing.T) {
-	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
+	type wrapper = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker
 	wrappers := map[string]wrapper{
-		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+		"deadline": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			return backend.Deadline(next, time.Minute, ms)
 		},
-		"denied": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+		"denied": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
 			return backend.Denied(next, backend.DeniedConfig{Clock: now})
 		},
-		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+		"lease": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
 			return backend.Lease(next, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
 				at := time.Duration(now().UnixNano())
 				return at, at
 			}})
 		},
-		"divided": func(t *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+		"divided": func(t *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			t.Helper()
 			return dividedStore(t, next, next)
 		},
-		"coalesce": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+		"coalesce": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			return backend.Coalesce(next, backend.CoalesceConfig{})
 		},
-		"breaker": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+		"breaker": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			return backend.Breaker(next, 0, nil)
 		},
 	}
-	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
+	wrappers["all"] = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
 		t.Helper()
 		for _, name := range []string{"breaker", "coalesce", "divided", "denied", "lease", "deadline"} { // as package server has them
 			next = wrappers[name](t, next, now)
 		}
 		return next
 	}
-	wrappers["all, started"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
+	wrappers["all, started"] = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
 		t.Helper()
 		for _, name := range []string{"breaker", "coalesce", "denied", "lease", "deadline"} { // what is divided is not started
 			next = wrappers[name](t, next, now)
@@ -53,7 +53,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 	}
 	for name, wrap := range wrappers {
 		t.Run(name, func(t *testing.T) {
-			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 				t.Helper()
 				return wrap(t, memory.New(memory.Config{Clock: now}), func() time.Time { return time.UnixMicro(int64(now())) })
 			})

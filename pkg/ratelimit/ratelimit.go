@@ -38,7 +38,7 @@ func Per(kind algorithms.Kind, rate int64, period time.Duration) algorithms.Spec
 // Config of a Limiter.
 type Config struct {
 	// Store keeps the buckets.
-	Store backend.Store
+	Store backend.Taker
 	// Domain sets the limits of this program apart from those of others on the same Store.
 	Domain string
 	Limits Limits
@@ -47,7 +47,7 @@ type Config struct {
 // Limiter answers for a set of limits. It may be used by several goroutines at once.
 type Limiter struct {
 	domain   string
-	store    backend.Store
+	store    backend.Taker
 	policies map[string]*descriptors.Policy // never edited
 }
 

@@ -37,7 +37,7 @@ func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	return over(tb, memory.New(memory.Config{Clock: clock.Now})), clock
 }
 
-func over(tb testing.TB, store backend.Store) *ratelimit.Limiter {
+func over(tb testing.TB, store backend.Taker) *ratelimit.Limiter {
 	tb.Helper()
 	l, err := ratelimit.New(ratelimit.Config{Store: store, Domain: "test", Limits: testLimits()})
 	if err != nil {

@@ -36,7 +36,7 @@ type Config struct {
 	Repeatable bool
 }
 
-// Store is a backend.Store in memory.
+// Store is a backend.Taker in memory.
 type Store struct {
 	clock   func() algorithms.Micros
 	seed    *maphash.Seed // nil: Repeatable
@@ -83,7 +83,31 @@ func (s *Store) hash(key []byte) uint64 {
 	return maphash.Bytes(*s.seed, key)
 }
 
-// Take implements backend.Store.
+// Submit implements backend.Store: it decides before it returns.
+func (s *Store) Submit(b *backend.Batch) {
+	s.submit(b.Charges, b.Decisions)
+	b.Done(b)
+}
+
+func (s *Store) submit(charges []backend.Charge, decisions []backend.Decision) {
+	for from := 0; from < len(charges); {
+		to := from
+		for to < len(charges) && !charges[to].Reset {
+			to++
+		}
+		if to > from {
+			s.Take(context.Background(), charges[from:to], decisions[from:to])
+		}
+		if to < len(charges) {
+			_ = s.Reset(context.Background(), charges[to])
+			decisions[to].Allowed = true
+			to++
+		}
+		from = to
+	}
+}
+
+// Take implements backend.Taker.
 func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
 	if len(charges) == 1 && charges[0].Once == nil {

@@ -17,7 +17,7 @@ import (
 )
 
 func TestExact(t *testing.T) {
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
 		return New(Config{Clock: now})
 	})
 }

@@ -88,7 +88,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 }
 
 // storeLoad asks s for one charge at a time, from 256 callers at once.
-func storeLoad(b *testing.B, s backend.Store) asks {
+func storeLoad(b *testing.B, s backend.Taker) asks {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
 	return func(n int) time.Duration {
@@ -230,7 +230,7 @@ func BenchmarkHotKey(b *testing.B) {
 			denied := backend.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), backend.DeniedConfig{})
 			ours := backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond)
 			beside := memory.New(memory.Config{})
-			load := func(s backend.Store) asks {
+			load := func(s backend.Taker) asks {
 				return func(n int) time.Duration {
 					start := time.Now()
 					var wg sync.WaitGroup

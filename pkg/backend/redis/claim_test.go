@@ -183,7 +183,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
-	ask := func(s backend.Store) error {
+	ask := func(s backend.Taker) error {
 		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}})[0].Err
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "1")

@@ -54,7 +54,7 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) {
+func clockSteps(t *testing.T, s backend.Taker, step func(offset time.Duration)) {
 	t.Helper()
 	const rate, perWindow = 50, 100
 	begin := time.Now()

@@ -23,7 +23,7 @@ type cluster struct {
 	client *goredis.ClusterClient
 	keys   keys
 	now    func() algorithms.Micros
-	lane   func(addr string, n *node) backend.Store
+	lane   func(addr string, n *node) backend.Taker
 	shards shardMemory
 
 	mu    sync.Mutex
@@ -37,14 +37,14 @@ type cluster struct {
 // laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
 type laneTo struct {
 	client *goredis.Client
-	store  backend.Store
+	store  backend.Taker
 }
 
 // reloadPause is how long after a reload of the cluster's layout another may follow. Without
 // reloads on errors go-redis learns of a failover only after a minute.
 const reloadPause = 200 * time.Millisecond
 
-// Take implements backend.Store.
+// Take implements backend.Taker.
 func (c *cluster) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	if one, lane := c.single(ctx, charges); one {
 		lane.Take(ctx, charges, decisions)
@@ -66,7 +66,7 @@ func (c *cluster) Take(ctx context.Context, charges []backend.Charge, decisions 
 }
 
 // single tells whether all charges belong to one slot, and who is in charge of it.
-func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, backend.Store) {
+func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, backend.Taker) {
 	key, slot := c.keys.of(&charges[0])
 	for i := range charges {
 		if len(charges[i].Shards) > 0 {
@@ -125,7 +125,7 @@ func (c *cluster) takeSlot(ctx context.Context, charges []backend.Charge, decisi
 }
 
 // laneOf is the Store for the master that has key.
-func (c *cluster) laneOf(ctx context.Context, key string) backend.Store {
+func (c *cluster) laneOf(ctx context.Context, key string) backend.Taker {
 	client, err := c.masterOf(ctx, key)
 	if err != nil {
 		return failing{err}
@@ -199,7 +199,7 @@ func (c *cluster) reload() {
 // failing is a Store that cannot be asked.
 type failing struct{ err error }
 
-// Take implements backend.Store.
+// Take implements backend.Taker.
 func (f failing) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
 	fail(decisions, unavailable(f.err))
 }

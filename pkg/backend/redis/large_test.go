@@ -114,7 +114,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 // has another way to the server, with a timeout and a circuit breaker of its own.
 func TestLargeGroupsGoApart(t *testing.T) {
 	var usual, apart int
-	count := func(n *int) backend.Store {
+	count := func(n *int) backend.Taker {
 		return takeFunc(func(_ context.Context, charges []backend.Charge, _ []backend.Decision) { *n += len(charges) })
 	}
 	l := lanes{usual: count(&usual), patient: count(&apart), timeout: time.Second}

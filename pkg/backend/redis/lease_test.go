@@ -29,7 +29,7 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 	for name, url := range urls {
 		t.Run(name, func(t *testing.T) {
-			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 				t.Helper()
 				return lending(t, Config{URL: url, Clock: now})
 			})
@@ -49,7 +49,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	const limit = 1_000_000
 	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
 	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
-	ask := func(s backend.Store, c backend.Charge) backend.Decision {
+	ask := func(s backend.Taker, c backend.Charge) backend.Decision {
 		var d [1]backend.Decision
 		s.Take(context.Background(), []backend.Charge{c}, d[:])
 		return d[0]

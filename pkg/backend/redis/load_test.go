@@ -142,13 +142,13 @@ func newLoad(t *testing.T, deadline time.Duration) *load {
 }
 
 // startLoad starts so many workers for each store, until the test ends or stop.
-func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
+func startLoad(t *testing.T, workers int, stores ...backend.Taker) *load {
 	t.Helper()
 	return startLoadWithin(t, deadline, workers, stores...)
 }
 
 // startLoadWithin is startLoad with another deadline.
-func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Store) *load {
+func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Taker) *load {
 	t.Helper()
 	l := newLoad(t, deadline)
 	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
@@ -164,7 +164,7 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores .
 }
 
 // start starts the workers.
-func (l *load) start(workers int, stores ...backend.Store) {
+func (l *load) start(workers int, stores ...backend.Taker) {
 	for n, store := range stores {
 		s := backend.Deadline(store, l.deadline, ms)
 		for w := range workers {
@@ -181,7 +181,7 @@ func (l *load) ask(limit int64, charges ...backend.Charge) {
 	l.questions = append(l.questions, &question{charges: charges, limit: limit})
 }
 
-func (l *load) work(s backend.Store, first int) {
+func (l *load) work(s backend.Taker, first int) {
 	decisions := make([]backend.Decision, 2)
 	for i := first; ; i++ {
 		slept := time.Now()
@@ -344,7 +344,7 @@ func (l *load) failures() string {
 // check ends the load and holds it to what is promised: over a limit never, or by as many
 // capacities as states were lost; each charge counted at most once, and those acknowledged counted,
 // but where writes were lost; answers in time.
-func (l *load) check(s backend.Store, lost int64) {
+func (l *load) check(s backend.Taker, lost int64) {
 	l.t.Helper()
 	l.stop()
 	var all, failed, unknown int64
@@ -390,7 +390,7 @@ func (l *load) punctual() {
 }
 
 // charged is what the Store says was taken of each bucket of q.
-func (l *load) charged(s backend.Store, q *question) (all []int64) {
+func (l *load) charged(s backend.Taker, q *question) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {
 		c.Ask.Cost = 0

@@ -68,7 +68,7 @@ func (f *flight) trip(slot, most int) *trip {
 	return t
 }
 
-// Take implements backend.Store. The outcome of a call that got no answer is not known, so it is
+// Take implements backend.Taker. The outcome of a call that got no answer is not known, so it is
 // never sent again; a script that the server did not know, or could not run there, was not run, so
 // it is.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {

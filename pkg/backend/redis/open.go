@@ -71,9 +71,9 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 	log(fmt.Sprintf(format, args...))
 }
 
-// Store is a backend.Store in Redis.
+// Store is a backend.Taker in Redis.
 type Store struct {
-	backend.Store
+	backend.Taker
 	claims
 	config  Config
 	name    string        // the address, master or cluster
@@ -117,17 +117,17 @@ func Open(c Config) (*Store, error) {
 			client: client, keys: k, now: c.Clock, lane: s.lane, shards: shardMemory{now: c.Clock},
 			lanes: map[string]laneTo{}, background: s.background,
 		}
-		s.Store = s.cluster
+		s.Taker = s.cluster
 	case "sentinel":
 		client := s.newFailoverClient(o, dial, u)
 		s.client = client
-		s.Store = s.lane(u.master, newNode(client, k, c.Clock))
+		s.Taker = s.lane(u.master, newNode(client, k, c.Clock))
 	default:
 		client := goredis.NewClient(o)
 		s.client = client
-		s.Store = s.lane(o.Addr, newNode(client, k, c.Clock))
+		s.Taker = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
-	s.Store = backend.Split(s.Store, c.Timeout)
+	s.Taker = backend.Split(s.Taker, c.Timeout)
 	return s, nil
 }
 
@@ -138,7 +138,7 @@ const patience = 250 * time.Millisecond
 // lane is the way to one server: those who ask at the same time ride together, and it is not asked
 // while it fails. What nobody waits for goes apart: it may take longer, and others are not to wait for
 // it, nor is it refused because the server is too late for them.
-func (s *Store) lane(server string, n *node) backend.Store {
+func (s *Store) lane(server string, n *node) backend.Taker {
 	n.replicas = s.config.replicas()
 	changed := func(open bool) {
 		if s.config.Changed != nil {
@@ -163,11 +163,11 @@ func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout 
 // lanes are the ways to one server: patient for what nobody waits for, and for a group so large that it may
 // take longer than the timeout, which is no failure of the server; usual for all else.
 type lanes struct {
-	usual, patient backend.Store
+	usual, patient backend.Taker
 	timeout        time.Duration
 }
 
-// Take implements backend.Store.
+// Take implements backend.Taker.
 func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	way := l.usual
 	if len(charges) > backend.MaxBatch {
@@ -187,7 +187,7 @@ func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, don
 
 // Start implements backend.Starter, but in a Cluster.
 func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	return backend.Start(s.Store, charges, decisions, done)
+	return backend.Start(s.Taker, charges, decisions, done)
 }
 
 // Ping waits for a first answer from Redis, until ctx ends.

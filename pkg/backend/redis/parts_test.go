@@ -195,7 +195,7 @@ func drawPrefersTheFullerShard(t *testing.T) {
 
 // gated is a Store that holds refunds until gate is closed.
 type gated struct {
-	next backend.Store
+	next backend.Taker
 	gate chan struct{}
 }
 
@@ -220,7 +220,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			gate := make(chan struct{})
 			lane := s.cluster.lane
-			s.cluster.lane = func(addr string, n *node) backend.Store { return gated{lane(addr, n), gate} }
+			s.cluster.lane = func(addr string, n *node) backend.Taker { return gated{lane(addr, n), gate} }
 			a := sharded(t, window, max(2, shards), "undo "+name)
 			if shards == 0 {
 				a.Shards = nil
@@ -258,7 +258,7 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
 			gate, lane := make(chan struct{}), s.cluster.lane
 			var other sync.Once
-			s.cluster.lane = func(addr string, n *node) backend.Store {
+			s.cluster.lane = func(addr string, n *node) backend.Taker {
 				next := gated{lane(addr, n), gate}
 				return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 					if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {

@@ -18,12 +18,12 @@ import (
 // conforms runs the conformance suite on the Redis at url, which flush empties.
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
-	for name, how := range map[string]func(backend.Store) backend.Store{
-		"taken":   func(s backend.Store) backend.Store { return s },
+	for name, how := range map[string]func(backend.Taker) backend.Taker{
+		"taken":   func(s backend.Taker) backend.Taker { return s },
 		"started": storetest.Started,
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 				t.Helper()
 				flush()
 				return how(open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second}))
@@ -75,7 +75,7 @@ func TestClusterExact(t *testing.T) {
 	conforms(t, c.URL(), flush)
 	t.Run("groups over several slots", func(t *testing.T) {
 		flush()
-		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 			t.Helper()
 			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
 		})
@@ -153,7 +153,7 @@ func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
 	server := redistest.Start(t)
 	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
 	n.plain.Store(true)
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
 		server.Do("FLUSHALL")
 		n.now = now
 		return n

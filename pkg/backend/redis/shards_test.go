@@ -41,7 +41,7 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 }
 
 // takeOne takes a charge that must be answered.
-func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
+func takeOne(tb testing.TB, s backend.Taker, c backend.Charge, ask algorithms.Ask) backend.Decision {
 	tb.Helper()
 	c.Ask = ask
 	var d [1]backend.Decision
@@ -308,7 +308,7 @@ func shardsLostARace(t *testing.T, url string) {
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
 	lane := s.cluster.lane
 	var other sync.Once
-	s.cluster.lane = func(addr string, n *node) backend.Store {
+	s.cluster.lane = func(addr string, n *node) backend.Taker {
 		next := lane(addr, n)
 		return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {

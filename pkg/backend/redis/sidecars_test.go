@@ -19,14 +19,14 @@ import (
 )
 
 // sidecar is the Stores a sidecar asks Redis through, with time to answer.
-func sidecar(tb testing.TB, url string) backend.Store {
+func sidecar(tb testing.TB, url string) backend.Taker {
 	tb.Helper()
 	return backend.Denied(backend.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms), backend.DeniedConfig{})
 }
 
 // hammer asks for c all at once through stores, so many times with several workers each, and
 // returns how often it was admitted.
-func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
+func hammer(tb testing.TB, stores []backend.Taker, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
 	var admitted atomic.Int64
@@ -58,7 +58,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "cluster": cluster.URL()} {
 		for _, n := range []int{2, 4, 8} {
 			t.Run(fmt.Sprintf("%d on %s", n, name), func(t *testing.T) {
-				var stores []backend.Store
+				var stores []backend.Taker
 				for range n {
 					stores = append(stores, sidecar(t, url))
 				}
@@ -196,7 +196,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 	// What is left is there for the others, exactly.
 	c.Ask.Cost = 1
-	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
+	if got := hammer(t, []backend.Taker{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
 	}
 }

@@ -7,21 +7,21 @@ import (
 )
 
 // Started is s, but starts what it takes where s can, and waits for that.
-func Started(s backend.Store) backend.Store { return started{s} }
+func Started(s backend.Taker) backend.Taker { return started{s} }
 
-type started struct{ backend.Store }
+type started struct{ backend.Taker }
 
-// Take implements backend.Store.
+// Take implements backend.Taker.
 func (s started) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	landed := make(chan struct{})
-	if backend.Start(s.Store, charges, decisions, func() { close(landed) }) {
+	if backend.Start(s.Taker, charges, decisions, func() { close(landed) }) {
 		<-landed
 		return
 	}
-	s.Store.Take(ctx, charges, decisions)
+	s.Taker.Take(ctx, charges, decisions)
 }
 
 // Reset implements backend.Resetter where the Store does.
 func (s started) Reset(ctx context.Context, c backend.Charge) error {
-	return backend.Reset(ctx, s.Store, c)
+	return backend.Reset(ctx, s.Taker, c)
 }
