@@ -158,6 +158,25 @@ func (c *Conn) Text(words ...string) (string, error) {
 	return string(text[:n]), nil
 }
 
+// Do sends commands to host:port, one after the other, each of which must be answered with a line.
+func Do(ctx context.Context, address string, commands ...[]string) error {
+	c, err := Dial(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, words := range commands {
+		c.command(words...)
+		if err := c.send(); err != nil {
+			return err
+		}
+		if _, err := c.line(); err != nil {
+			return fmt.Errorf("%s: %w", strings.Join(words, " "), err)
+		}
+	}
+	return nil
+}
+
 // load makes the script known.
 func (c *Conn) load() (err error) {
 	c.sha, err = c.Text("SCRIPT", "LOAD", script)

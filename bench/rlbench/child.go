@@ -3,11 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -96,36 +96,64 @@ type sidecar struct {
 	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// limits are configurations, by the key of their descriptors: a limit that is never reached, one that is
-// by the second request, and one that can be leased. Each is alone, for limits share the room there is.
-// The first two refill slowly: a bucket that is full again is as good as new, and would be forgotten while
-// it is counted.
+// limits are the descriptors of configurations, by their keys: a limit that is never reached, one that is
+// by the second request, and fixed windows that are never full: a long one, with and without leases, and
+// one of a second. A configuration has only the limits that are asked for, for limits share the room there
+// is. The first two refill slowly: a bucket that is full again is as good as new, and would be forgotten
+// while it is counted.
 var limits = map[string]string{
-	"user_id":   "domain: bench\ndescriptors: [{key: user_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}]\n",
-	"hot_id":    "domain: bench\ndescriptors: [{key: hot_id, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}}]\n",
-	"leased_id": "domain: bench\nlimits: {leased: {algorithm: fixed_window, rate: 1000000000000, period: 1d, lease: {max: 5%, for: 250ms}}}\ndescriptors: [{key: leased_id, limit: leased}]\n",
+	"user_id":   "{algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}",
+	"hot_id":    "{algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}",
+	"window_id": "{algorithm: fixed_window, rate: 1000000000000, period: 1d}",
+	"leased_id": "{algorithm: fixed_window, rate: 1000000000000, period: 1d, lease: {max: 5%, for: 250ms}}",
+	"second_id": "{unit: second, requests_per_unit: 1000000000}",
 }
 
-// start runs rlsidecar with the limit of the key that c asks about; its file is in dir.
+// configured is the configuration with the limits of such descriptors.
+func configured(descriptors []string) string {
+	var b strings.Builder
+	b.WriteString("domain: bench\ndescriptors:\n")
+	for _, d := range descriptors {
+		key, _, _ := strings.Cut(d, "=")
+		fmt.Fprintf(&b, "  - {key: %s, rate_limit: %s}\n", key, limits[key])
+	}
+	return b.String()
+}
+
+// start runs rlsidecar with the limits that c asks about; its file is in dir.
 func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
-	key, _, _ := strings.Cut(c.Descriptors[0], "=")
-	config := filepath.Join(dir, key+".yaml")
-	if err := os.WriteFile(config, []byte(limits[key]), 0o600); err != nil {
+	listen, err := freeAddress()
+	if err != nil {
 		return nil, err
 	}
-	var addresses [3]string
-	for i := range addresses {
-		var err error
-		if addresses[i], err = freeAddress(); err != nil {
+	return s.serve(ctx, dir, configured(c.Descriptors), listen, append(more, "--grpc-listen", listen)...)
+}
+
+// serve runs rlsidecar with a configuration, and waits until address answers, which more makes it listen on.
+func (s *sidecar) serve(ctx context.Context, dir, config, address string, more ...string) (*child, error) {
+	file, err := os.CreateTemp(dir, "*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	_, err = file.WriteString(config)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return nil, err
+	}
+	args := []string{"serve", "--config", file.Name(), "--drain-delay", "0s"}
+	for _, port := range []string{"--grpc-listen", "--http-listen", "--admin-listen"} {
+		if slices.Contains(more, port) {
+			continue
+		}
+		at, err := freeAddress()
+		if err != nil {
 			return nil, err
 		}
+		if port == "--admin-listen" && s.Admin != "" {
+			at = s.Admin
+		}
+		args = append(args, port, at)
 	}
-	if s.Admin != "" {
-		addresses[2] = s.Admin
-	}
-	args := append([]string{"serve", "--config", config, "--grpc-listen", addresses[0],
-		"--http-listen", addresses[1], "--admin-listen", addresses[2], "--drain-delay", "0s"}, slices.Concat(more, s.SidecarArg)...)
-	return startChild(ctx, "rlsidecar", addresses[0], s.Sidecar, args...)
+	return startChild(ctx, "rlsidecar", address, s.Sidecar, slices.Concat(args, more, s.SidecarArg)...)
 }
 
 // freeAddress is a loopback port that nobody listens on now.
@@ -136,4 +164,12 @@ func freeAddress() (string, error) {
 	}
 	defer l.Close()
 	return l.Addr().String(), nil
+}
+
+// freePort is that of a freeAddress, beside it.
+func freePort() (address, port string, err error) {
+	if address, err = freeAddress(); err == nil {
+		_, port, err = net.SplitHostPort(address)
+	}
+	return address, port, err
 }

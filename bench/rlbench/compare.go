@@ -164,7 +164,7 @@ func ask(a *app, server *child, c load.Config, denied bool) (load.Result, error)
 	case server.foreign != 0: // its limits are its own
 		wrong = 0
 	case denied:
-		wrong = max(0, r.OK-1)
+		wrong = max(0, r.OK-int64(c.Keys))
 	}
 	switch {
 	case err != nil:

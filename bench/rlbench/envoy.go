@@ -40,34 +40,29 @@ func envoyLineup(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	servers := map[string]*child{"": empty}
+	servers := map[string]*child{"empty": empty}
 	behind := []limitedBy{{Name: "empty", Limiter: empty.address}}
-	for _, engine := range b.Engine {
-		s, err := b.started(b.start(b, b.dir, b.asking("user_id", 1), "--grpc-engine", engine))
+	for i, v := range b.variants(b.Engine) {
+		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.asking("user_id", 1), "--grpc-engine", v.engine))
 		if err != nil {
 			return nil, err
 		}
-		servers[engine] = s
-		behind = append(behind, limitedBy{Name: engine, Limiter: s.address})
+		name := fmt.Sprint("limiter", i)
+		servers[name] = s
+		behind = append(behind, limitedBy{Name: name, Limiter: s.address})
 	}
 	if err := b.startEnvoy(behind); err != nil {
 		return nil, err
 	}
 	w := wrk{program: b.Wrk, connections: 64, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	through := func(l limitedBy, s *child) contestant {
-		t := target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), of: []*child{s}}
-		return contestant{s.name, func() (out sample, err error) {
-			var cost []float64
-			if out.PerSecond, cost, err = w.run(b.app, t); err == nil {
-				out.CPU = cost[0]
-			}
-			return out, err
-		}}
+	through := func(l limitedBy) contestant {
+		s := servers[l.Name]
+		return w.contestant(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), of: []*child{s}})
 	}
 	next := 0
-	return b.against(through(behind[0], empty), func(engine string) (contestant, error) {
+	return b.against(through(behind[0]), func(variant) (contestant, error) {
 		next++
-		return through(behind[next], servers[engine]), nil
+		return through(behind[next]), nil
 	}, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{

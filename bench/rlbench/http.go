@@ -286,3 +286,77 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	}
 	return rate, cost, nil
 }
+
+// contestant is t, whose first process is measured.
+func (w wrk) contestant(b *bench, t target) contestant {
+	return contestant{t.name, func() (out sample, err error) {
+		var cost []float64
+		if out.PerSecond, cost, err = w.run(b.app, t); err == nil {
+			out.CPU = cost[0]
+		}
+		return out, err
+	}}
+}
+
+// httpLineup has wrk ask as NGINX does: a bare handler, and each variant in memory and on Redis.
+func httpLineup(b *bench) ([]finding, error) {
+	if err := find(b.Wrk); err != nil {
+		return nil, err
+	}
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	address, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
+	asked := func(s *child, err error) (contestant, error) {
+		if s, err = b.started(s, err); err != nil {
+			return contestant{}, err
+		}
+		return w.contestant(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{s}}), nil
+	}
+	handler, err := asked(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
+	if err != nil {
+		return nil, err
+	}
+	all := []contestant{handler}
+	variants := b.variants(b.Engine[:1])
+	for _, v := range variants {
+		for _, flags := range [][]string{nil, append(v.redisFlags(), on(redis).flags...)} {
+			address, err := freeAddress()
+			if err != nil {
+				return nil, err
+			}
+			c, err := asked(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, c)
+		}
+	}
+	measured, err := b.inTurn(all...)
+	if err != nil {
+		return nil, err
+	}
+	var found []finding
+	for i, v := range variants {
+		inMemory, onRedis := measured[1+2*i], measured[2+2*i]
+		found = append(found,
+			finding{
+				what: "/v1/auth on Redis: CPU us a request beside a bare handler", engine: v.label,
+				ceiling: measured[0].of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f",
+			},
+			finding{
+				what: "/v1/auth on Redis: CPU us a request beside in memory", engine: v.label,
+				ceiling: inMemory.of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f", target: 1.6,
+			})
+	}
+	return found, nil
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/bench/bare"
@@ -21,10 +22,39 @@ func (b *bench) asking(key string, keys int) load.Config {
 	}
 }
 
-// server is a contestant that answers what c asks. redis may be nil.
-func (b *bench) server(s, redis *child, c load.Config, denied bool) contestant {
+// variant is an rlsidecar program that is measured, and what serves gRPC in it.
+type variant struct {
+	label           string // for the table
+	engine, program string
+}
+
+// variants are the programs with each of these engines.
+func (b *bench) variants(engines []string) (all []variant) {
+	for _, engine := range engines {
+		all = append(all, variant{engine, engine, b.Sidecar})
+		if b.Before != "" {
+			all = append(all, variant{engine + ", before", engine, b.Before})
+		}
+	}
+	return all
+}
+
+// redisFlags keep the keys of v apart from those of others.
+func (v variant) redisFlags() []string {
+	return []string{"--backend-timeout", patientRedis, "--redis-key-prefix", v.label + ":"}
+}
+
+// sidecar is the program of v.
+func (b *bench) sidecarOf(v variant) *sidecar {
+	s := b.sidecar
+	s.Sidecar = v.program
+	return &s
+}
+
+// server is a contestant that answers what c asks. It uses servers of Redis, of which there may be none.
+func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
 	return contestant{s.name, func() (out sample, err error) {
-		took, err := metered(b, redis, func() (err error) { out.Result, err = ask(b.app, s, c, denied); return err })
+		took, err := metered(b, servers, func() (err error) { out.Result, err = ask(b.app, s, c, denied); return err })
 		if err != nil {
 			return out, err
 		}
@@ -34,14 +64,24 @@ func (b *bench) server(s, redis *child, c load.Config, denied bool) contestant {
 	}}
 }
 
-// filled is a sidecar that answers what c asks, and has seen all its keys. It keeps buckets in redis, or
-// in memory where that is nil.
-func (b *bench) filled(engine string, redis *child, c load.Config, denied bool) (contestant, error) {
-	args := []string{"--grpc-engine", engine}
-	if redis != nil {
-		args = append(args, "--redis-url", "redis://"+redis.address, "--backend-timeout", patientRedis, "--redis-key-prefix", engine+":")
+// buckets is where a sidecar keeps its buckets: the flags that say so, and the servers. None: in memory.
+type buckets struct {
+	flags   []string
+	servers []*child
+}
+
+// on is one Redis.
+func on(redis *child) buckets {
+	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
+}
+
+// filled is a sidecar that answers what c asks, and has seen all its keys.
+func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
+	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
+	if len(kept.servers) > 0 {
+		args = append(args, v.redisFlags()...)
 	}
-	s, err := b.started(b.start(b, b.dir, c, args...))
+	s, err := b.started(b.sidecarOf(v).start(b, b.dir, c, args...))
 	if err != nil {
 		return contestant{}, err
 	}
@@ -50,17 +90,18 @@ func (b *bench) filled(engine string, redis *child, c load.Config, denied bool) 
 	if _, err := ask(b.app, s, first, denied); err != nil {
 		return contestant{}, err
 	}
-	return b.server(s, redis, c, denied), nil
+	return b.server(s, kept.servers, c, denied), nil
 }
 
 // findAll makes rows of the rounds of the ceiling and of a sidecar.
-type findAll func(engine string, ceiling, ours rounds) []finding
+type findAll func(variant string, ceiling, ours rounds) []finding
 
-// against measures the ceiling and a sidecar for each engine, which sidecar makes.
-func (b *bench) against(ceiling contestant, sidecar func(engine string) (contestant, error), find findAll) (found []finding, err error) {
+// against measures the ceiling and each variant of the sidecar, which sidecar makes.
+func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant, error), find findAll) (found []finding, err error) {
 	all := []contestant{ceiling}
-	for _, engine := range b.Engine {
-		c, err := sidecar(engine)
+	variants := b.variants(b.Engine)
+	for _, v := range variants {
+		c, err := sidecar(v)
 		if err != nil {
 			return nil, err
 		}
@@ -70,20 +111,20 @@ func (b *bench) against(ceiling contestant, sidecar func(engine string) (contest
 	if err != nil {
 		return nil, err
 	}
-	for i, engine := range b.Engine {
-		found = append(found, find(engine, measured[0], measured[1+i])...)
+	for i, v := range variants {
+		found = append(found, find(v.label, measured[0], measured[1+i])...)
 	}
 	return found, nil
 }
 
-// besideMemory measures a sidecar on redis for each engine, beside one that is in memory.
+// besideMemory measures each variant of the sidecar on redis, beside one that is in memory.
 func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
-	for _, engine := range b.Engine {
-		inMemory, err := b.filled(engine, nil, c, denied)
+	for _, v := range b.variants(b.Engine) {
+		inMemory, err := b.filled(v, buckets{}, c, denied)
 		if err != nil {
 			return nil, err
 		}
-		onRedis, err := b.filled(engine, redis, c, denied)
+		onRedis, err := b.filled(v, on(redis), c, denied)
 		if err != nil {
 			return nil, err
 		}
@@ -91,7 +132,7 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 		if err != nil {
 			return nil, err
 		}
-		found = append(found, find(engine, measured[0], measured[1])...)
+		found = append(found, find(v.label, measured[0], measured[1])...)
 	}
 	return found, nil
 }
@@ -115,7 +156,7 @@ func inMemoryLineup(b *bench, keys int, target float64) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.against(ceiling, func(engine string) (contestant, error) { return b.filled(engine, nil, c, false) },
+	return b.against(ceiling, func(v variant) (contestant, error) { return b.filled(v, buckets{}, c, false) },
 		func(engine string, ceiling, ours rounds) []finding {
 			return []finding{{
 				what: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
@@ -150,8 +191,8 @@ func redisLineup(b *bench) ([]finding, error) {
 }
 
 // onRedis makes sidecars that keep their buckets there.
-func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(engine string) (contestant, error) {
-	return func(engine string) (contestant, error) { return b.filled(engine, redis, c, denied) }
+func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (contestant, error) {
+	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
 }
 
 // throughputLineup has as many requests outstanding as the bare script has calls: four pipelines of 64.
@@ -163,7 +204,7 @@ func throughputLineup(b *bench) ([]finding, error) {
 	const connections, pipeline, keys = 4, 64, 10_000
 	script := contestant{"the bare script", func() (out sample, err error) {
 		var decisions int64
-		took, err := metered(b, redis, func() error {
+		took, err := metered(b, []*child{redis}, func() error {
 			var d time.Duration
 			decisions, d, err = bare.Run(b, bare.Config{Address: redis.address, Connections: connections, Pipeline: pipeline, Keys: keys, Duration: b.Duration})
 			out.PerSecond = float64(decisions) / d.Seconds()
@@ -259,33 +300,40 @@ func openLineup(b *bench) ([]finding, error) {
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
 // sizeLineup asks about each of many keys once, of a new server each time.
-func sizeLineup(b *bench) ([]finding, error) {
+func sizeLineup(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.asking("user_id", keys)
 	c.InTurn, c.Requests = true, int64(keys)
-	var bucket, resident []float64
-	for range b.Repeats {
-		s, err := b.start(b, b.dir, c, "--grpc-engine", b.Engine[0])
-		if err != nil {
-			return nil, err
+	for _, v := range b.variants(b.Engine[:1]) {
+		var bucket, resident []float64
+		for range b.Repeats {
+			empty, full, err := b.resident(v, c)
+			if err != nil {
+				return nil, err
+			}
+			bucket = append(bucket, float64(full-empty)/float64(keys)-float64(benchKey))
+			resident = append(resident, float64(full)/(1<<20))
 		}
-		empty, _, err := load.Memory(s.pid())
-		if err == nil {
-			_, err = ask(b.app, s, c, false)
-		}
-		var full int64
-		if err == nil {
-			full, _, err = load.Memory(s.pid())
-		}
-		s.stop()
-		if err != nil {
-			return nil, err
-		}
-		bucket = append(bucket, float64(full-empty)/float64(keys)-float64(benchKey))
-		resident = append(resident, float64(full)/(1<<20))
+		found = append(found,
+			finding{what: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
+			finding{what: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: v.label, ours: resident, format: "%.0f", target: 150})
 	}
-	return []finding{
-		{what: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: b.Engine[0], ours: bucket, format: "%.0f", target: 100},
-		{what: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: b.Engine[0], ours: resident, format: "%.0f", target: 150},
-	}, nil
+	return found, nil
+}
+
+// resident is how many bytes a new server has before and after it is asked.
+func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
+	s, err := b.sidecarOf(v).start(b, b.dir, c, "--grpc-engine", v.engine)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer s.stop()
+	if empty, _, err = load.Memory(s.pid()); err != nil {
+		return 0, 0, err
+	}
+	if _, err = ask(b.app, s, c, false); err != nil {
+		return 0, 0, err
+	}
+	full, _, err = load.Memory(s.pid())
+	return empty, full, err
 }

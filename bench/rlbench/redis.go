@@ -2,9 +2,9 @@ package main
 
 import (
 	"fmt"
-	"net"
+	"regexp"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/bench/bare"
@@ -12,63 +12,65 @@ import (
 )
 
 // redis is a server without persistence.
-func (b *bench) redis() (*child, error) {
+func (b *bench) redis(more ...string) (*child, error) {
 	if err := find(b.Redis); err != nil {
 		return nil, err
 	}
-	address, err := freeAddress()
+	address, port, err := freePort()
 	if err != nil {
 		return nil, err
 	}
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	return b.started(startChild(b, "redis-server", address, b.Redis,
-		"--bind", "127.0.0.1", "--port", port, "--dir", b.dir, "--save", "", "--appendonly", "no"))
+	return b.started(startChild(b, "redis-server", address, b.Redis, slices.Concat([]string{
+		"--bind", "127.0.0.1", "--port", port, "--dir", b.dir, "--save", "", "--appendonly", "no",
+	}, more)...))
 }
 
-// redisUse is what was asked of a Redis meanwhile.
+// redisUse is what was asked of Redis meanwhile.
 type redisUse struct {
 	cpu   time.Duration
 	calls int64 // of scripts
 }
 
-// metered runs what asks redis, which may be nil.
-func metered(b *bench, redis *child, run func() error) (redisUse, error) {
-	if redis == nil {
-		return redisUse{}, run()
-	}
-	before, err := usedBy(b, redis)
+// metered runs what asks those servers, of which there may be none.
+func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
+	before, err := usedBy(b, servers)
 	if err != nil {
 		return redisUse{}, err
 	}
 	if err := run(); err != nil {
 		return redisUse{}, err
 	}
-	after, err := usedBy(b, redis)
+	after, err := usedBy(b, servers)
 	return redisUse{after.cpu - before.cpu, after.calls - before.calls}, err
 }
 
-// usedBy is what a Redis has done since it started.
-func usedBy(b *bench, redis *child) (u redisUse, err error) {
-	c, err := bare.Dial(b, redis.address)
-	if err != nil {
-		return u, err
-	}
-	defer c.Close()
-	stats, err := c.Text("INFO", "commandstats")
-	if err != nil {
-		return u, err
-	}
-	for line := range strings.Lines(stats) {
-		if rest, ok := strings.CutPrefix(line, "cmdstat_evalsha:calls="); ok {
-			calls, _, _ := strings.Cut(rest, ",")
-			if u.calls, err = strconv.ParseInt(calls, 10, 64); err != nil {
-				return u, fmt.Errorf("redis says %q: %w", line, err)
-			}
+// callsOfScripts are the lines of INFO commandstats that count calls of scripts.
+var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
+
+// usedBy is what servers of Redis have done since they started.
+func usedBy(b *bench, servers []*child) (u redisUse, err error) {
+	for _, s := range servers {
+		c, err := bare.Dial(b, s.address)
+		if err != nil {
+			return u, err
 		}
+		stats, err := c.Text("INFO", "commandstats")
+		c.Close()
+		if err != nil {
+			return u, err
+		}
+		for _, match := range callsOfScripts.FindAllStringSubmatch(stats, -1) {
+			calls, err := strconv.ParseInt(match[1], 10, 64)
+			if err != nil {
+				return u, fmt.Errorf("redis says %q: %w", match[0], err)
+			}
+			u.calls += calls
+		}
+		cpu, err := load.CPU(s.pid())
+		if err != nil {
+			return u, err
+		}
+		u.cpu += cpu
 	}
-	u.cpu, err = load.CPU(redis.pid())
-	return u, err
+	return u, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ import (
 type targetsCmd struct {
 	sidecar
 
+	Before   string        `type:"existingfile" placeholder:"FILE" help:"Another rlsidecar program, from before a change: each row is measured for both, in turn."`
 	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"What serves gRPC in rlsidecar (--grpc-engine)."`
 	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Not found: nothing is measured on Redis."`
 	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. Not found: nothing is measured behind Envoy."`
@@ -27,6 +29,7 @@ type targetsCmd struct {
 	Repeats  int           `default:"7" help:"How often each is measured, in turn."`
 	Duration time.Duration `default:"1s" help:"Of one measurement."`
 	Only     []string      `placeholder:"NAME" help:"Rows: ${lineups}. Otherwise all."`
+	JSON     bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 	Quick    bool          `help:"Only see that everything can be measured: once, for a moment, with few keys. The figures mean nothing."`
 }
 
@@ -44,7 +47,7 @@ type lineup struct {
 	run  func(*bench) ([]finding, error)
 }
 
-var lineups = []lineup{
+var lineups = append([]lineup{
 	{"memory", memoryLineup},
 	{"many", manyLineup},
 	{"envoy", envoyLineup},
@@ -54,7 +57,8 @@ var lineups = []lineup{
 	{"denied", deniedLineup},
 	{"open", openLineup},
 	{"size", sizeLineup},
-}
+	{"http", httpLineup},
+}, pathLineups()...)
 
 func lineupNames() (names []string) {
 	for _, l := range lineups {
@@ -81,7 +85,11 @@ func (c *targetsCmd) Run(a *app) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	fmt.Fprintf(a.stdout, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
+	notes := a.stdout
+	if c.JSON {
+		notes = a.stderr
+	}
+	fmt.Fprintf(notes, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
 	var findings []finding
 	var failed error // what could be measured is printed all the same
 	for _, l := range lineups {
@@ -90,7 +98,7 @@ func (c *targetsCmd) Run(a *app) error {
 		}
 		found, err := c.measure(a, dir, l)
 		if errors.Is(err, errMissing) {
-			fmt.Fprintf(a.stdout, "%s: %v\n", l.name, err)
+			fmt.Fprintf(notes, "%s: %v\n", l.name, err)
 			continue
 		}
 		if err != nil {
@@ -100,10 +108,10 @@ func (c *targetsCmd) Run(a *app) error {
 		fmt.Fprintf(a.stderr, "%s is measured\n", l.name)
 		findings = append(findings, found...)
 	}
-	if err := printFindings(a, findings); err != nil {
+	if err := c.print(a, findings); err != nil {
 		return err
 	}
-	fmt.Fprintln(a.stdout, "load average", loadAverage())
+	fmt.Fprintln(notes, "load average", loadAverage())
 	return failed
 }
 
@@ -149,7 +157,7 @@ type finding struct {
 	ceiling, ours []float64 // ceiling nil: there is none, ours is judged as it is
 	format        string    // of one of them
 	atLeast       bool      // the target is a lower bound
-	target        float64
+	target        float64   // 0: none
 }
 
 // judged are the values that the target is about.
@@ -169,6 +177,9 @@ func (f *finding) ratio() string {
 }
 
 func (f *finding) bound() string {
+	if f.target == 0 {
+		return ""
+	}
 	if f.atLeast {
 		return fmt.Sprintf("at least %g", f.target)
 	}
@@ -184,7 +195,16 @@ func (f *finding) met() bool {
 	return m <= f.target
 }
 
-func printFindings(a *app, findings []finding) error {
+func (c *targetsCmd) print(a *app, findings []finding) error {
+	if c.JSON {
+		e := json.NewEncoder(a.stdout)
+		for _, f := range findings {
+			if err := e.Encode(&f); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "what\tengine\tceiling\trlsidecar\tratio, or value (least to greatest)\ttarget\t")
 	for _, f := range findings {
@@ -192,7 +212,10 @@ func printFindings(a *app, findings []finding) error {
 		if f.ceiling != nil {
 			ceiling = fmt.Sprintf(f.format, median(f.ceiling))
 		}
-		if f.met() {
+		switch {
+		case f.target == 0:
+			mark = ""
+		case f.met():
 			mark = "met"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.what, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
@@ -256,7 +279,11 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 // and scripts loaded. Each comes first as often as last.
 func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
 	all := make([]rounds, len(contestants))
-	for round := range b.Repeats + 1 {
+	uncounted := 1
+	if b.Quick {
+		uncounted = 0
+	}
+	for round := range uncounted + b.Repeats {
 		for i := range contestants {
 			if round%2 == 1 {
 				i = len(contestants) - 1 - i
@@ -265,7 +292,7 @@ func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", contestants[i].name, err)
 			}
-			if round > 0 {
+			if round >= uncounted {
 				all[i] = append(all[i], s)
 			}
 		}

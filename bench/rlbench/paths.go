@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/bare"
+)
+
+// path is a way to a decision that is meant to cost hardly more than one plain Redis.
+type path struct {
+	name, what string
+	keys       int
+	descriptor []string // the keys of a request's descriptors, and so its limits
+	plain      []string // the same for the sidecar on one plain Redis; nil: the same limits
+	denied     bool
+	target     float64 // the most that it may cost, as a multiple of one plain Redis
+	start      func(b *bench) (buckets, error)
+}
+
+var paths = []path{
+	{name: "cluster", what: "a Cluster of three masters, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.15, start: onCluster},
+	{name: "leased", what: "leased limits, 10k keys", keys: 10_000, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
+	{name: "leased-hot", what: "leased limit, one hot key", keys: 1, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
+	{name: "denied-keys", what: "remembered denials, 10k keys", keys: 10_000, descriptor: []string{"hot_id"}, plain: []string{"user_id"}, denied: true, target: 1.15, start: onOne},
+	{name: "second", what: "a second Redis, limits by the second, 10k keys", keys: 10_000, descriptor: []string{"second_id"}, target: 1.15, start: onTwo},
+	{name: "both", what: "a second Redis, a limit in each, 10k keys", keys: 10_000, descriptor: []string{"user_id", "second_id"}, target: 1.15, start: onTwo},
+	{name: "tls", what: "TLS to Redis, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.6, start: onTLS},
+}
+
+func pathLineups() (all []lineup) {
+	for _, p := range paths {
+		all = append(all, lineup{p.name, p.measure})
+	}
+	return all
+}
+
+// measure measures an empty server, a sidecar on one plain Redis, and one on this path, in turn. Only the
+// first engine: the other's cost hides what is compared here.
+func (p path) measure(b *bench) ([]finding, error) {
+	plainRedis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	kept, err := p.start(b)
+	if err != nil {
+		return nil, err
+	}
+	c := b.asking(p.descriptor[0], p.keys)
+	c.Descriptors = descriptors(p.descriptor)
+	plain := c
+	if p.plain != nil {
+		plain.Descriptors = descriptors(p.plain)
+	}
+	empty, err := b.empty(c)
+	if err != nil {
+		return nil, err
+	}
+	all := []contestant{empty}
+	variants := b.variants(b.Engine[:1])
+	for _, v := range variants {
+		onPlain, err := b.filled(v, on(plainRedis), plain, false)
+		if err != nil {
+			return nil, err
+		}
+		ours, err := b.filled(v, kept, c, p.denied)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, onPlain, ours)
+	}
+	measured, err := b.inTurn(all...)
+	if err != nil {
+		return nil, err
+	}
+	var found []finding
+	for i, v := range variants {
+		onPlain, ours := measured[1+2*i], measured[2+2*i]
+		found = append(found,
+			finding{
+				what: p.what + ": CPU us a request beside an empty server", engine: v.label,
+				ceiling: measured[0].of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f",
+			},
+			finding{
+				what: p.what + ": CPU us a request beside one plain Redis", engine: v.label,
+				ceiling: onPlain.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: p.target,
+			})
+	}
+	return found, nil
+}
+
+// descriptors are one for each key, with the number of the key as its value.
+func descriptors(keys []string) (all []string) {
+	for _, key := range keys {
+		all = append(all, key+"={}")
+	}
+	return all
+}
+
+func onOne(b *bench) (buckets, error) {
+	s, err := b.redis()
+	if err != nil {
+		return buckets{}, err
+	}
+	return on(s), nil
+}
+
+func onTwo(b *bench) (buckets, error) {
+	kept, err := onOne(b)
+	if err != nil {
+		return buckets{}, err
+	}
+	second, err := b.redis()
+	if err != nil {
+		return buckets{}, err
+	}
+	kept.flags = append(kept.flags, "--redis-per-second-url", "redis://"+second.address)
+	kept.servers = append(kept.servers, second)
+	return kept, nil
+}
+
+func onTLS(b *bench) (buckets, error) {
+	cert, key, err := selfSigned(b.dir)
+	if err != nil {
+		return buckets{}, err
+	}
+	address, port, err := freePort()
+	if err != nil {
+		return buckets{}, err
+	}
+	// Beside the plain port, through which its use is read.
+	s, err := b.redis("--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
+	if err != nil {
+		return buckets{}, err
+	}
+	return buckets{[]string{"--redis-url", "rediss://" + address, "--redis-tls-ca", cert}, []*child{s}}, nil
+}
+
+// selfSigned writes a certificate for 127.0.0.1 that is its own CA, and its key, into dir.
+func selfSigned(dir string) (cert, key string, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return "", "", err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		return "", "", err
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		return "", "", err
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	if err := os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		return "", "", err
+	}
+	return cert, key, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600)
+}
+
+// onCluster starts three masters that know each other.
+func onCluster(b *bench) (buckets, error) {
+	const masters, slots = 3, 16384
+	var servers []*child
+	var addresses []string
+	var meet []string // the first master
+	for i := range masters {
+		_, bus, err := freePort()
+		if err != nil {
+			return buckets{}, err
+		}
+		s, err := b.redis("--cluster-enabled", "yes", "--cluster-config-file", bus+".conf", "--cluster-port", bus,
+			"--cluster-node-timeout", "600000") // no master counts as failed, however busy this machine is
+		if err != nil {
+			return buckets{}, err
+		}
+		servers, addresses = append(servers, s), append(addresses, s.address)
+		commands := [][]string{
+			{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(i * slots / masters), fmt.Sprint((i+1)*slots/masters - 1)},
+			{"CLUSTER", "SET-CONFIG-EPOCH", fmt.Sprint(i + 1)},
+		}
+		if i == 0 {
+			host, port, err := net.SplitHostPort(s.address)
+			if err != nil {
+				return buckets{}, err
+			}
+			meet = []string{"CLUSTER", "MEET", host, port, bus}
+		} else {
+			commands = append(commands, meet)
+		}
+		if err := bare.Do(b, s.address, commands...); err != nil {
+			return buckets{}, err
+		}
+	}
+	for _, s := range servers {
+		if err := clusterFormed(b, s, masters); err != nil {
+			return buckets{}, err
+		}
+	}
+	return buckets{[]string{"--redis-url", "redis+cluster://" + strings.Join(addresses, ",")}, servers}, nil
+}
+
+// clusterFormed waits until s knows n nodes and serves all slots.
+func clusterFormed(ctx context.Context, s *child, n int) error {
+	c, err := bare.Dial(ctx, s.address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		info, err := c.Text("CLUSTER", "INFO")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d\r", n)) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s does not join the cluster: %s", s.address, info)
+		}
+	}
+}
