@@ -3,6 +3,7 @@ package metrics
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,7 +13,7 @@ import (
 
 // Backend is a Store that counts and times what next answers; failed is told why next could not
 // decide. timeout is how long next may take. It is called once.
-func (m *Metrics) Backend(next backend.Taker, timeout time.Duration, failed func(error)) backend.Taker {
+func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
 	b := &timed{
 		next: next, timeout: timeout, failed: failed,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -29,32 +30,49 @@ func (m *Metrics) Backend(next backend.Taker, timeout time.Duration, failed func
 			Help: "Calls to the backend that ended before its answer because the client had cancelled its request, or had given it less time than --backend-timeout. They are not failures of the backend.",
 		}),
 	}
+	b.timings.New = func() any {
+		t := &timing{timed: b}
+		t.inner.Done = t.ended
+		return t
+	}
 	m.registry.MustRegister(b.seconds, b.failures, b.abandoned)
 	return b
 }
 
 type timed struct {
-	next                backend.Taker
+	next                backend.Store
 	timeout             time.Duration
 	failed              func(error)
+	timings             sync.Pool
 	seconds             prometheus.Histogram
 	failures, abandoned prometheus.Counter
 }
 
-// Take implements backend.Taker.
-func (b *timed) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	start := time.Now()
-	b.next.Take(ctx, charges, decisions)
-	b.took(ctx, start, failure(decisions))
+// timing is a Batch under way.
+type timing struct {
+	timed *timed
+	outer *backend.Batch
+	inner backend.Batch
+	start time.Time
 }
 
-// Start implements backend.Starter where the Store below does.
-func (b *timed) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	start := time.Now()
-	return backend.Start(b.next, charges, decisions, func() {
-		defer done() // even if counting panics
-		b.took(context.Background(), start, failure(decisions))
-	})
+// Submit implements backend.Store.
+func (b *timed) Submit(outer *backend.Batch) {
+	t := b.timings.Get().(*timing)
+	t.outer, t.start = outer, time.Now()
+	done := t.inner.Done
+	t.inner = *outer
+	t.inner.Done = done
+	b.next.Submit(&t.inner)
+}
+
+// ended follows the end of inner.
+func (t *timing) ended(*backend.Batch) {
+	outer := t.outer
+	defer outer.Done(outer) // even if counting panics
+	t.timed.took(outer, t.start)
+	t.outer, t.inner = nil, backend.Batch{Done: t.inner.Done}
+	t.timed.timings.Put(t)
 }
 
 // failure is why the backend could not decide; nil: it did.
@@ -68,47 +86,33 @@ func failure(decisions []backend.Decision) error {
 	return nil
 }
 
-// took counts an answer.
-func (b *timed) took(ctx context.Context, start time.Time, err error) {
-	if b.wasAbandoned(ctx, start, err) {
+// took counts the answer to a Batch that was submitted at start. One that only resets buckets is no question.
+func (b *timed) took(batch *backend.Batch, start time.Time) {
+	err := failure(batch.Decisions)
+	if b.wasAbandoned(batch, start, err) {
 		b.abandoned.Inc()
 		return
 	}
-	b.seconds.Observe(time.Since(start).Seconds())
-	b.fails(err)
-}
-
-func (b *timed) fails(err error) {
+	if !batch.Charges[0].Reset {
+		b.seconds.Observe(time.Since(start).Seconds())
+	}
 	if err != nil {
 		b.failures.Inc()
 		b.failed(err)
 	}
 }
 
-// wasAbandoned reports whether the caller, and not the backend, is the reason for err: it cancelled the call,
-// or its deadline came clearly before the backend's time was up.
-func (b *timed) wasAbandoned(ctx context.Context, start time.Time, err error) bool {
+// wasAbandoned reports whether the caller, and not the backend, is the reason for err: it cancelled its request, or its
+// deadline came clearly before the backend's time was up.
+func (b *timed) wasAbandoned(batch *backend.Batch, start time.Time, err error) bool {
 	const most = 7. / 8 // of the timeout, part of which may have passed before start
-	end, ok := ctx.Deadline()
-	return errors.Is(err, context.Canceled) ||
-		errors.Is(err, context.DeadlineExceeded) && ok && end.Sub(start).Seconds() < most*b.timeout.Seconds()
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) &&
+		!batch.Deadline.IsZero() && batch.Deadline.Sub(start).Seconds() < most*b.timeout.Seconds()
 }
 
 // isAnswer reports whether err is about the request, and the store is well.
 func isAnswer(err error) bool {
 	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
-}
-
-// Reset implements backend.Resetter where the Store below does.
-func (b *timed) Reset(ctx context.Context, charge backend.Charge) error {
-	start := time.Now()
-	err := backend.Reset(ctx, b.next, charge)
-	if b.wasAbandoned(ctx, start, err) {
-		b.abandoned.Inc()
-	} else {
-		b.fails(err)
-	}
-	return err
 }
 
 // WatchLeases adds the metrics of what this process borrows of the backend's buckets; once.

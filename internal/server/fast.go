@@ -23,7 +23,7 @@ var errLate = fmt.Errorf("%w: no answer in time", backend.ErrUnavailable)
 // fastServer makes the door that answers ShouldRateLimit itself, and has others do the rest.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	c := h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter, s.stack.top}, Others: others, TLS: tls,
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter, backend.Blocking(s.stack.top)}, Others: others, TLS: tls,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}
 	if s.stack.redis != nil { // memory answers at once

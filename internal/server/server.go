@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"net"
 	"net/http"
 	"os"
@@ -208,7 +209,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	defer s.stack.close()
-	s.limiter = limiter.New(s.stack.top, s.observer())
+	s.limiter = limiter.New(backend.Blocking(s.stack.top), s.observer())
 	s.limiter.SetModes(c.Modes)
 	if s.stack.redis != nil {
 		s.limiter.StandIn(s.stack.memory)

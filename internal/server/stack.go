@@ -54,7 +54,7 @@ const (
 
 // stack is the stores, from what the limiter asks down to the wire.
 type stack struct {
-	top    backend.Taker
+	top    backend.Store
 	memory *memory.Store        // all buckets; with Redis those that stand in for it
 	denied *backend.DeniedStore // nil: in memory
 	lease  *backend.LeaseStore  // nil: in memory
@@ -98,11 +98,11 @@ func (s *server) newStack() (stack, error) {
 	}
 	// What Redis costs, and how often it fails. Above it what outlives an outage: remembered denials,
 	// and over them loans, for what is on loan here is there though Redis said no.
-	st.denied = backend.Denied(s.metrics.Backend(buckets, c.Timeout, s.backendFailed()), backend.DeniedConfig{})
+	st.denied = backend.Denied(s.metrics.Backend(backend.Async(buckets), c.Timeout, s.backendFailed()), backend.DeniedConfig{})
 	st.lease = backend.Lease(st.denied, backend.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
 	// Outermost, so that whatever happens below, the answer is in time.
-	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin)
+	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 

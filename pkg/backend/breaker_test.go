@@ -71,7 +71,7 @@ func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
 					coalesced := backend.Coalesce(backend.Breaker(server, timeout, nil), backend.CoalesceConfig{Timeout: timeout})
-					s := backend.Deadline(coalesced, timeout, ms)
+					var s backend.Taker = backend.Blocking(backend.Deadline(backend.Async(coalesced), timeout, ms, nil))
 					if started {
 						s = storetest.Started(s)
 					}

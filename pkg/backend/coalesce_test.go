@@ -28,10 +28,12 @@ func TestWrappersChangeNoAnswer(t *testing.T) {
 		"one flight": func(s backend.Taker) backend.Taker {
 			return backend.Coalesce(s, backend.CoalesceConfig{Flights: 1, MaxCharges: 3})
 		},
-		"breaker":  func(s backend.Taker) backend.Taker { return backend.Breaker(s, 0, nil) },
-		"deadline": func(s backend.Taker) backend.Taker { return backend.Deadline(s, time.Minute, ms) },
+		"breaker": func(s backend.Taker) backend.Taker { return backend.Breaker(s, 0, nil) },
+		"deadline": func(s backend.Taker) backend.Taker {
+			return backend.Blocking(backend.Deadline(backend.Async(s), time.Minute, ms, nil))
+		},
 		"all": func(s backend.Taker) backend.Taker {
-			return backend.Deadline(backend.Coalesce(backend.Breaker(s, 0, nil), backend.CoalesceConfig{Timeout: time.Minute}), time.Minute, ms)
+			return backend.Blocking(backend.Deadline(backend.Async(backend.Coalesce(backend.Breaker(s, 0, nil), backend.CoalesceConfig{Timeout: time.Minute})), time.Minute, ms, nil))
 		},
 	}
 	wraps["started"] = func(s backend.Taker) backend.Taker { return storetest.Started(wraps["coalesce"](s)) }

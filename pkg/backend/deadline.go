@@ -3,154 +3,255 @@ package backend
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// Deadline gives each Take at most timeout, and answers margin before the caller's own deadline,
-// so that there is time to give the answer.
-func Deadline(next Taker, timeout, margin time.Duration) Taker {
-	return deadline{next, timeout, margin}
+// Deadline ends each Batch at the latest timeout after its Submit, and margin before its own Deadline, so that
+// there is time to give the answer. What next has not decided by then is ErrUnavailable: it may be charged later. A
+// Batch with no time left is not submitted to next: it is ErrNotTaken.
+//
+// It is the outermost wrapper, and the only one that ends a Batch before the Store below does. So it submits a copy,
+// which lives until next has ended it: what next writes late is written there and read by nobody.
+//
+// panicked is called with what a Done panicked with that the timer called; it may be nil.
+func Deadline(next Store, timeout, margin time.Duration, panicked func(value any)) Store {
+	s := &deadlineStore{next: next, timeout: timeout, margin: margin, panicked: panicked}
+	s.trials.New = func() any {
+		t := &trial{store: s, at: notQueued}
+		t.inner.Done = func(*Batch) { s.ended(t) }
+		return t
+	}
+	return s
 }
 
-type deadline struct {
-	next            Taker
+type deadlineStore struct {
+	next            Store
 	timeout, margin time.Duration
+	panicked        func(value any)
+	trials          sync.Pool
+
+	mu      sync.Mutex
+	pending trialQueue // guarded by mu, and so is what follows
+	timer   *time.Timer
+	wakeAt  time.Time // when timer fires; zero: it does not
 }
 
-// Take implements Store.
-func (s deadline) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	if err := s.late(ctx); err != nil { // no time left: nothing is charged
-		failAll(decisions, err)
-		return
-	}
-	bound := &dueContext{Context: ctx, deadline: s}
-	defer bound.end()
-	s.next.Take(bound, charges, decisions)
+// trial is a Batch that has been submitted to next.
+type trial struct {
+	store *deadlineStore
+	inner Batch  // the copy
+	keys  []byte // of inner's charges
+	until time.Time
+	users atomic.Int32 // the goroutine that submits, and next until it has ended inner; without any it is reused
+	outer *Batch       // the caller's; nil: it has ended; guarded by store.mu
+	at    int          // place in the queue, or notQueued; guarded by store.mu
 }
 
-// Ready implements Early where the Store below does.
-func (s deadline) Ready() bool {
-	early, ok := s.next.(Early)
-	return ok && early.Ready()
-}
+// maxTrial bounds the charges that a trial keeps room for when it is reused.
+const maxTrial = 1024
 
-// TakeEarly implements Early where the Store below does.
-func (s deadline) TakeEarly(charges []Charge, decisions []Decision) bool {
-	early, ok := s.next.(Early)
-	return ok && early.TakeEarly(charges, decisions)
-}
+var (
+	errNoTime   = fmt.Errorf("%w: no time left to ask it: %w", ErrNotTaken, context.DeadlineExceeded)
+	errNoAnswer = fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
+)
 
-// Start implements Starter where the Store below does. Nobody waits, so there is no deadline: it is for
-// the caller to give up.
-func (s deadline) Start(charges []Charge, decisions []Decision, done func()) bool {
-	return Start(s.next, charges, decisions, done)
-}
-
-// Reset implements Resetter where the Store below does.
-func (s deadline) Reset(ctx context.Context, charge Charge) error {
-	if err := s.late(ctx); err != nil {
-		return err
-	}
-	bound := &dueContext{Context: ctx, deadline: s}
-	defer bound.end()
-	return Reset(bound, s.next, charge)
-}
-
-// late tells that there is no time left to ask.
-func (s deadline) late(ctx context.Context) error {
-	err := ctx.Err()
-	if end, ok := ctx.Deadline(); ok && err == nil && time.Until(end) <= s.margin {
-		err = context.DeadlineExceeded
-	}
-	if err != nil {
-		return fmt.Errorf("%w: no time left to ask it: %w", ErrNotTaken, err)
-	}
-	return nil
-}
-
-// dueContext is the caller's context with the time there is. It is not made before somebody looks at
-// it: most of what is answered without waiting, from a loan or a remembered denial, would cost less
-// than a timer.
-type dueContext struct {
-	context.Context // the caller's
-	deadline        deadline
-
-	mu     sync.Mutex
-	until  time.Time       // guarded by mu, as what follows; zero: nobody has looked
-	armed  context.Context // nil: nobody waits for it
-	cancel context.CancelFunc
-}
-
-// due is when it ends. The time runs from when somebody looks: nothing has waited before. mu is held.
-func (c *dueContext) due() time.Time {
-	if c.until.IsZero() {
-		c.until = time.Now().Add(c.deadline.timeout)
-		if end, ok := c.Context.Deadline(); ok && end.Add(-c.deadline.margin).Before(c.until) {
-			c.until = end.Add(-c.deadline.margin)
+// Submit implements Store.
+func (s *deadlineStore) Submit(b *Batch) {
+	now := time.Now()
+	until := now.Add(s.timeout)
+	if !b.Deadline.IsZero() {
+		if end := b.Deadline.Add(-s.margin); end.Before(until) {
+			until = end
 		}
 	}
-	return c.until
-}
-
-// arm makes the context that is waited for.
-func (c *dueContext) arm() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.armed == nil {
-		c.armed, c.cancel = context.WithDeadline(c.Context, c.due())
+	if !now.Before(until) {
+		b.Fail(errNoTime)
+		return
 	}
-	return c.armed
+	t := s.trials.Get().(*trial)
+	t.load(b, until)
+	s.next.Submit(&t.inner)
+	s.await(t)
+	t.release()
 }
 
-// end lets go of the timer.
-func (c *dueContext) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.cancel != nil {
-		c.cancel()
+// load makes inner a copy of b.
+func (t *trial) load(b *Batch, until time.Time) {
+	t.outer, t.until = b, until
+	t.users.Store(2)
+	in := &t.inner
+	in.Charges = append(in.Charges[:0], b.Charges...)
+	in.Decisions = slices.Grow(in.Decisions[:0], len(b.Charges))[:len(b.Charges)]
+	clear(in.Decisions)
+	in.Known = slices.Grow(in.Known[:0], len(b.Charges))[:len(b.Charges)]
+	clear(in.Known)
+	in.Deadline, in.Waits, in.Source = until, b.Waits, b.Source
+	size := 0
+	for i := range b.Charges {
+		size += len(b.Charges[i].Key)
+	}
+	keys := slices.Grow(t.keys[:0], size)
+	for i := range b.Charges {
+		from := len(keys)
+		keys = append(keys, b.Charges[i].Key...)
+		in.Charges[i].Key = keys[from:]
+	}
+	t.keys = keys
+}
+
+// await has the timer look after t, unless it has ended already. It passes on what is known by now.
+func (s *deadlineStore) await(t *trial) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := t.outer
+	if b == nil {
+		return
+	}
+	if b.Known != nil {
+		for i, known := range t.inner.Known {
+			if known {
+				b.Decisions[i], b.Known[i] = t.inner.Decisions[i], true
+			}
+		}
+	}
+	s.pending.push(t)
+	if s.wakeAt.IsZero() || t.until.Before(s.wakeAt) {
+		s.wake(t.until)
+	}
+}
+
+// wake has overdue called at a time. mu is held.
+func (s *deadlineStore) wake(at time.Time) {
+	s.wakeAt = at
+	if s.timer == nil {
+		s.timer = time.AfterFunc(time.Until(at), s.overdue)
 	} else {
-		c.armed = ended
+		s.timer.Reset(time.Until(at))
 	}
 }
 
-// ended is what is looked at only after its time.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-func (c *dueContext) Deadline() (time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.due(), true
+// overdue ends the batches whose time is over. A trial that ends leaves the timer as it is: it is set anew only
+// when it fires.
+func (s *deadlineStore) overdue() {
+	now := time.Now()
+	var late []*Batch
+	s.mu.Lock()
+	for len(s.pending) > 0 && !now.Before(s.pending[0].until) {
+		t := s.pending[0]
+		s.pending.remove(t)
+		late = append(late, t.outer)
+		t.outer = nil
+	}
+	if s.wakeAt = (time.Time{}); len(s.pending) > 0 {
+		s.wake(s.pending[0].until)
+	}
+	s.mu.Unlock()
+	sources := make([]*Source, len(late))
+	for i, b := range late {
+		sources[i] = b.Source
+		s.giveUp(b)
+	}
+	for _, source := range sources {
+		source.flush()
+	}
 }
 
-func (c *dueContext) Done() <-chan struct{} { return c.arm().Done() }
-
-func (c *dueContext) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.armed != nil {
-		return c.armed.Err()
-	}
-	if err := c.Context.Err(); err != nil {
-		return err
-	}
-	if !time.Now().Before(c.due()) {
-		return context.DeadlineExceeded
-	}
-	return nil
+// giveUp ends b without an answer. If its Done panics, the others still end.
+func (s *deadlineStore) giveUp(b *Batch) {
+	defer func() {
+		if p := recover(); p != nil && s.panicked != nil {
+			s.panicked(p)
+		}
+	}()
+	b.Fail(errNoAnswer)
 }
 
-// Value is that of what has been made, so that contexts made of this one find it.
-func (c *dueContext) Value(key any) any {
-	c.mu.Lock()
-	armed := c.armed
-	c.mu.Unlock()
-	if armed != nil && armed != ended {
-		return armed.Value(key)
+// ended follows the end of t.inner.
+func (s *deadlineStore) ended(t *trial) {
+	s.mu.Lock()
+	b := t.outer
+	t.outer = nil
+	if t.at != notQueued {
+		s.pending.remove(t)
 	}
-	return c.Context.Value(key)
+	s.mu.Unlock()
+	if b != nil {
+		for i := range b.Decisions {
+			if b.Known == nil || !b.Known[i] {
+				b.Decisions[i] = t.inner.Decisions[i]
+			}
+		}
+		defer b.Done(b)
+	}
+	t.release()
+}
+
+// release ends one use of t; after the last one it is reused.
+func (t *trial) release() {
+	if t.users.Add(-1) > 0 {
+		return
+	}
+	clear(t.inner.Charges) // limits of a configuration that is gone are not kept alive
+	t.inner.Source = nil
+	if cap(t.inner.Charges) <= maxTrial {
+		t.store.trials.Put(t)
+	}
+}
+
+// trialQueue is a heap: the trial whose time is over first is the first.
+type trialQueue []*trial
+
+const notQueued = -1
+
+func (q *trialQueue) push(t *trial) {
+	*q = append(*q, t)
+	t.at = len(*q) - 1
+	q.up(t.at)
+}
+
+func (q *trialQueue) remove(t *trial) {
+	at, last := t.at, len(*q)-1
+	q.swap(at, last)
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	t.at = notQueued
+	if at < last {
+		q.down(at)
+		q.up(at)
+	}
+}
+
+func (q trialQueue) swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i, j
+}
+
+func (q trialQueue) up(i int) {
+	for i > 0 {
+		parent := (i - 1) / 2
+		if !q[i].until.Before(q[parent].until) {
+			return
+		}
+		q.swap(i, parent)
+		i = parent
+	}
+}
+
+func (q trialQueue) down(i int) {
+	for {
+		first, left := i, 2*i+1
+		for child := left; child <= left+1 && child < len(q); child++ {
+			if q[child].until.Before(q[first].until) {
+				first = child
+			}
+		}
+		if first == i {
+			return
+		}
+		q.swap(i, first)
+		i = first
+	}
 }

@@ -3,6 +3,10 @@ package backend_test
 import (
 	"context"
 	"errors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,7 +26,7 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				next := &recorder{next: after(time.Hour, echo)}
-				s := backend.Deadline(next, 5*ms, ms)
+				s := backend.Deadline(next, 5*ms, ms, nil)
 				ctx := t.Context()
 				if test.caller > 0 {
 					var cancel context.CancelFunc
@@ -49,14 +53,115 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 
 func TestDeadlinePassesAnswersOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := backend.Deadline(after(4*ms, echo), 5*ms, ms)
+		s := backend.Deadline(after(4*ms, echo), 5*ms, ms, nil)
 		if d := take(t.Context(), s, costs(true, 3)...); d[0].Err != nil || d[0].Remaining != 3 {
 			t.Errorf("got %+v", d)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if d := take(ctx, s, costs(true, 3)...); !errors.Is(d[0].Err, context.Canceled) || !errors.Is(d[0].Err, backend.ErrUnavailable) {
+		if d := take(ctx, s, costs(true, 3)...); !errors.Is(d[0].Err, context.DeadlineExceeded) || !errors.Is(d[0].Err, backend.ErrUnavailable) {
 			t.Errorf("got %+v", d)
 		}
 	})
+}
+
+// A caller has its batch back at the deadline, and uses it for something else; what the Store decides later is written
+// nowhere that the caller knows of. (The race detector sees it if it is.)
+func TestLateDecisionsDisturbNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var keys []string
+		next := batchFunc(func(b *backend.Batch) {
+			time.Sleep(20 * ms)
+			for i := range b.Charges {
+				keys = append(keys, string(b.Charges[i].Key))
+				b.Decisions[i].Allowed = true
+			}
+		})
+		s := backend.Deadline(next, 5*ms, ms, nil)
+		key := []byte("first")
+		done := make(chan struct{}, 1)
+		b := &backend.Batch{Charges: []backend.Charge{{Key: key}}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) { done <- struct{}{} }}
+		s.Submit(b)
+		if <-done; !errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) || errors.Is(b.Decisions[0].Err, backend.ErrNotTaken) {
+			t.Fatalf("%+v", b.Decisions[0])
+		}
+		copy(key, "other")
+		b.Decisions[0] = backend.Decision{}
+		time.Sleep(50 * ms)
+		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
+			t.Errorf("%+v, asked for %q", b.Decisions[0], keys)
+		}
+	})
+}
+
+// Each batch ends at its own deadline, in whatever order they come; a Done that panics harms no other.
+func TestEachBatchEndsAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		var panics, flushes, ended atomic.Int64
+		s := backend.Deadline(batchFunc(func(*backend.Batch) { time.Sleep(time.Hour) }), 100*ms, ms, func(any) { panics.Add(1) })
+		source := &backend.Source{Flush: func() { flushes.Add(1) }}
+		start := time.Now()
+		for i := range 500 {
+			left := time.Duration(2+rng.IntN(150)) * ms
+			want := min(left-ms, 100*ms)
+			b := &backend.Batch{Charges: costs(true, 1), Decisions: make([]backend.Decision, 1), Deadline: start.Add(left), Source: source}
+			b.Done = func(*backend.Batch) {
+				ended.Add(1)
+				if got := time.Since(start); got != want {
+					t.Errorf("ended after %v, want %v", got, want)
+				}
+				if i%7 == 0 {
+					panic("of a caller")
+				}
+			}
+			s.Submit(b)
+		}
+		time.Sleep(time.Second)
+		time.Sleep(2 * time.Hour) // what is late ends, too
+		if ended.Load() != 500 || panics.Load() != 72 || flushes.Load() != 500 {
+			t.Errorf("%d ended, %d panics, %d flushes", ended.Load(), panics.Load(), flushes.Load())
+		}
+	})
+}
+
+// At the deadline only what is not known fails.
+func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := memory.New(memory.Config{Clock: wall})
+		var slow atomic.Bool
+		s := backend.Deadline(backend.Denied(batchFunc(func(b *backend.Batch) {
+			if slow.Load() {
+				time.Sleep(time.Minute)
+			}
+			backend.Take(context.Background(), next, b.Charges, b.Decisions)
+		}), backend.DeniedConfig{}), 5*ms, ms, nil)
+		limit := tokens(t, 1, algorithms.Day, 1)
+		take(t.Context(), s, of(limit, "a", 1))
+		take(t.Context(), s, of(limit, "a", 1))
+		slow.Store(true)
+		denied, other := of(limit, "a", 1), of(limit, "b", 1)
+		other.Group = 1
+		done := make(chan struct{})
+		b := &backend.Batch{
+			Charges: []backend.Charge{denied, other}, Decisions: make([]backend.Decision, 2), Known: make([]bool, 2),
+			Done: func(*backend.Batch) { close(done) },
+		}
+		if s.Submit(b); !b.Known[0] || b.Known[1] || b.Decisions[0].Allowed || b.Decisions[0].RetryAfter == 0 {
+			t.Errorf("known %v, %+v", b.Known, b.Decisions[0])
+		}
+		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
+			t.Errorf("%+v", b.Decisions)
+		}
+		time.Sleep(time.Hour) // what is late ends, too
+	})
+}
+
+func TestDeadlineAllocatesNothing(t *testing.T) {
+	s := backend.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
+	charges := []backend.Charge{of(fixed(t, 1_000_000_000, algorithms.Day), "a", 1)}
+	var d [1]backend.Decision
+	if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
+		t.Errorf("%.1f allocations", n)
+	}
 }

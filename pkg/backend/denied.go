@@ -2,7 +2,7 @@ package backend
 
 import (
 	"bytes"
-	"context"
+	"iter"
 	"math"
 	"slices"
 	"sync"
@@ -30,7 +30,7 @@ import (
 // lasts: each denial before it counts.
 //
 // Forget and ForgetBucket forget at once.
-func Denied(next Taker, c DeniedConfig) *DeniedStore {
+func Denied(next Store, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
 	}
@@ -41,7 +41,11 @@ func Denied(next Taker, c DeniedConfig) *DeniedStore {
 		c.Clock = time.Now
 	}
 	s := &DeniedStore{next: next, config: c, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
-	s.trips.New = func() any { return &deniedTrip{} }
+	s.trips.New = func() any {
+		t := &deniedTrip{store: s}
+		t.inner.Done = t.ended
+		return t
+	}
 	return s
 }
 
@@ -54,7 +58,7 @@ type DeniedConfig struct {
 
 // DeniedStore is the Store that Denied makes.
 type DeniedStore struct {
-	next   Taker
+	next   Store
 	config DeniedConfig
 	trips  sync.Pool
 
@@ -85,145 +89,130 @@ type denial struct {
 	asked     atomic.Bool // somebody asks again
 }
 
-// Take implements Store.
-func (s *DeniedStore) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	if n := runs(charges); n > 1 || givesBack(charges) {
-		s.takeRuns(ctx, charges, decisions, n)
+// Submit implements Store.
+func (s *DeniedStore) Submit(b *Batch) {
+	t := s.trips.Get().(*deniedTrip)
+	t.outer, t.changes = b, givesBack(b.Charges)
+	if t.changes {
+		s.forgetChanged(b.Charges)
+	}
+	t.asked, t.take = s.config.Clock(), s.takes.Add(1)
+	if s.remembered.Load() > 0 {
+		t.look(b)
+	} else {
+		t.whole = true
+	}
+	if !t.whole && len(t.places) == 0 {
+		t.release()
+		b.Done(b)
 		return
 	}
-	s.takeRun(ctx, charges, decisions)
+	in := &t.inner
+	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, b.Waits, b.Source
+	if in.Charges, in.Decisions, in.Known = b.Charges, b.Decisions, b.Known; !t.whole {
+		t.gather(b)
+	}
+	s.next.Submit(in)
 }
 
-// deniedTrip is what one Take of several groups asks of next. It is reused.
+// deniedTrip is a Batch under way: what of it is asked of next. It is reused.
 type deniedTrip struct {
-	asked   []Charge
-	answers []Decision
-	places  []int     // where the groups that are asked begin
+	store   *DeniedStore
+	outer   *Batch
+	inner   Batch
+	whole   bool // inner is all of outer, and shares its slices
+	changes bool // see givesBack
+	asked   time.Time
+	take    uint64
+	places  []int     // where the groups that are asked begin in outer
 	again   []*denial // too old to be believed
+	charges []Charge  // those of inner, unless whole
+	answers []Decision
 }
 
-func (t *deniedTrip) reset() {
-	clear(t.asked)
-	clear(t.again)
-	t.asked, t.places, t.again = t.asked[:0], t.places[:0], t.again[:0]
-}
-
-// Ready implements Early.
-func (s *DeniedStore) Ready() bool {
-	early, ok := s.next.(Early)
-	return s.remembered.Load() > 0 || ok && early.Ready()
-}
-
-// TakeEarly implements Early: it answers groups that are all known to be denied, and what next answers
-// early. A denial that is too old to be believed is for Take to ask about.
-func (s *DeniedStore) TakeEarly(charges []Charge, decisions []Decision) bool {
-	if givesBack(charges) {
-		return false
-	}
-	if s.remembered.Load() > 0 {
-		now, all := s.config.Clock(), true
-		for at := 0; at < len(charges) && all; {
-			end := at + GroupLen(charges[at:])
-			d := s.find(charges[at:end], decisions[at:end], now)
-			all = d != nil && (now.Before(d.until) || d.asked.Load())
-			at = end
-		}
-		if all {
-			return true
-		}
-	}
-	early, ok := s.next.(Early)
-	return ok && early.TakeEarly(charges, decisions)
-}
-
-// Start implements Starter for groups of which none is known to be denied, where the Store below does.
-func (s *DeniedStore) Start(charges []Charge, decisions []Decision, done func()) bool {
-	if givesBack(charges) {
-		return false
-	}
-	now, take := s.config.Clock(), s.takes.Add(1)
-	for at := 0; at < len(charges) && s.remembered.Load() > 0; {
-		end := at + GroupLen(charges[at:])
-		if s.find(charges[at:end], decisions[at:end], now) != nil {
-			return false
-		}
-		at = end
-	}
-	return Start(s.next, charges, decisions, func() {
-		defer done() // even if learning panics
-		for at := 0; at < len(charges); {
-			end := at + GroupLen(charges[at:])
-			s.learn(charges[at:end], decisions[at:end], now, take)
-			at = end
-		}
-	})
-}
-
-// takeRuns takes n groups, those that are not known to be denied in one Take of next.
-func (s *DeniedStore) takeRuns(ctx context.Context, charges []Charge, decisions []Decision, n int) {
-	s.forgetGivenBack(charges)
-	now, take := s.config.Clock(), s.takes.Add(1)
-	t := s.trips.Get().(*deniedTrip)
-	defer s.trips.Put(t)
-	defer t.reset()
-	for at := 0; at < len(charges); {
-		end := at + GroupLen(charges[at:])
-		known, old := s.known(charges[at:end], decisions[at:end], now)
-		if !known {
-			t.places = append(t.places, at)
-		}
+// look answers the groups of b that are known to be denied, and notes the others.
+func (t *deniedTrip) look(b *Batch) {
+	known := 0
+	for at := 0; at < len(b.Charges); {
+		end := at + GroupLen(b.Charges[at:])
+		answered, old := t.store.known(b.Charges[at:end], b.Decisions[at:end], t.asked)
 		if old != nil {
 			t.again = append(t.again, old)
 		}
+		if answered {
+			known++
+			b.know(at, end)
+		} else {
+			clear(b.Decisions[at:end])
+			t.places = append(t.places, at)
+		}
 		at = end
 	}
-	switch len(t.places) {
-	case 0:
-		return
-	case n: // the usual case: there is nothing to leave out
-		clear(decisions)
-		s.next.Take(ctx, charges, decisions)
-	default:
-		t.ask(ctx, s.next, charges, decisions)
-	}
+	t.whole = known == 0
+}
+
+// gather makes inner the groups at places.
+func (t *deniedTrip) gather(b *Batch) {
 	for _, at := range t.places {
-		end := at + GroupLen(charges[at:])
-		s.learn(charges[at:end], decisions[at:end], now, take)
+		t.charges = append(t.charges, b.Charges[at:at+GroupLen(b.Charges[at:])]...)
+	}
+	t.answers = slices.Grow(t.answers[:0], len(t.charges))[:len(t.charges)]
+	clear(t.answers)
+	t.inner.Charges, t.inner.Decisions, t.inner.Known = t.charges, t.answers, nil
+}
+
+// ended follows the end of inner.
+func (t *deniedTrip) ended(*Batch) {
+	b := t.outer
+	defer b.Done(b) // even if learning panics
+	defer t.release()
+	answers := t.inner.Decisions
+	for at, n := range t.groups() {
+		if !t.whole {
+			copy(b.Decisions[at:at+n], answers[:n])
+			answers = answers[n:]
+		}
+		if !b.Charges[at].Reset {
+			t.store.learn(b.Charges[at:at+n], b.Decisions[at:at+n], t.asked, t.take)
+		}
 	}
 	if len(t.again) > 0 {
-		s.forgetOld(t.again...)
+		t.store.forgetOld(t.again...)
 	}
-	s.forgetGivenBack(charges)
-}
-
-// ask asks next about the groups at places only.
-func (t *deniedTrip) ask(ctx context.Context, next Taker, charges []Charge, decisions []Decision) {
-	for _, at := range t.places {
-		t.asked = append(t.asked, charges[at:at+GroupLen(charges[at:])]...)
-	}
-	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
-	clear(t.answers)
-	next.Take(ctx, t.asked, t.answers)
-	answers := t.answers
-	for _, at := range t.places {
-		end := GroupLen(charges[at:])
-		copy(decisions[at:at+end], answers[:end])
-		answers = answers[end:]
+	if t.changes {
+		t.store.forgetChanged(b.Charges)
 	}
 }
 
-func (s *DeniedStore) takeRun(ctx context.Context, charges []Charge, decisions []Decision) {
-	now := s.config.Clock()
-	known, old := s.known(charges, decisions, now)
-	if known {
-		return
+// groups yields where the groups that were asked begin in outer, and their lengths.
+func (t *deniedTrip) groups() iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		charges := t.outer.Charges
+		if !t.whole {
+			for _, at := range t.places {
+				if !yield(at, GroupLen(charges[at:])) {
+					return
+				}
+			}
+			return
+		}
+		for at := 0; at < len(charges); {
+			n := GroupLen(charges[at:])
+			if !yield(at, n) {
+				return
+			}
+			at += n
+		}
 	}
-	take := s.takes.Add(1)
-	s.next.Take(ctx, charges, decisions)
-	s.learn(charges, decisions, now, take)
-	if old != nil {
-		s.forgetOld(old)
-	}
+}
+
+func (t *deniedTrip) release() {
+	clear(t.charges)
+	clear(t.again)
+	t.charges, t.places, t.again = t.charges[:0], t.places[:0], t.again[:0]
+	t.outer, t.whole = nil, false
+	t.inner = Batch{Done: t.inner.Done}
+	t.store.trips.Put(t)
 }
 
 // known answers a group from memory, if it can. Where the denial has become too old to be believed,
@@ -238,7 +227,7 @@ func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Tim
 
 // find answers a group from the denial that is remembered, however old; nil: there is none.
 func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time) *denial {
-	if charges[0].Once != nil { // it may have been taken before the denial
+	if charges[0].Reset || charges[0].Once != nil { // what is taken once may have been taken before the denial
 		return nil
 	}
 	if s.remembered.Load() == 0 { // usually; it saves the hash
@@ -426,10 +415,10 @@ func (s *DeniedStore) consumed(charges []Charge) {
 	}
 }
 
-// forgetGivenBack forgets the denials of buckets that get something back.
-func (s *DeniedStore) forgetGivenBack(charges []Charge) {
+// forgetChanged forgets the denials of buckets that get something back, or are reset.
+func (s *DeniedStore) forgetChanged(charges []Charge) {
 	for i := range charges {
-		if charges[i].Ask.Cost < 0 {
+		if charges[i].Ask.Cost < 0 || charges[i].Reset {
 			s.ForgetBucket(charges[i].Key)
 		}
 	}
@@ -485,18 +474,10 @@ func groupHash(charges []Charge) uint64 {
 	return h
 }
 
-// runs is how many groups charges are.
-func runs(charges []Charge) (n int) {
-	for len(charges) > 0 {
-		charges = charges[GroupLen(charges):]
-		n++
-	}
-	return n
-}
-
+// givesBack reports whether charges give something back to a bucket, or reset one.
 func givesBack(charges []Charge) bool {
 	for i := range charges {
-		if charges[i].Ask.Cost < 0 {
+		if charges[i].Ask.Cost < 0 || charges[i].Reset {
 			return true
 		}
 	}

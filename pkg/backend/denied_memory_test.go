@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -31,7 +30,7 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 			charges[j].Limit, charges[j].Ask.Cost = &limit, 1
 		}
 		charges = charges[:2+i/10_000] // first few groups again and again, then ever new ones
-		s.Take(t.Context(), charges, decisions[:len(charges)])
+		Take(t.Context(), s, charges, decisions[:len(charges)])
 		s.ForgetBucket(charges[len(charges)-1].Key)
 		if n := size(); n > 10*most {
 			t.Fatalf("%d entries after %d denials", n, i+1)
@@ -41,8 +40,9 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 
 type denies struct{}
 
-func (denies) Take(_ context.Context, _ []Charge, decisions []Decision) {
-	for i := range decisions {
-		decisions[i] = Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
+func (denies) Submit(b *Batch) {
+	for i := range b.Decisions {
+		b.Decisions[i] = Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
 	}
+	b.Done(b)
 }

@@ -34,7 +34,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 }
 
 // expect takes and checks the answer, and how often next has been asked by then.
-func expect(t *testing.T, s backend.Taker, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+func expect(t *testing.T, s any, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
@@ -64,29 +64,49 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-func TestWhatIsStartedIsRememberedToo(t *testing.T) {
+// What is known is answered before Submit returns; only the rest is asked of next, and is remembered too.
+func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
-		s := backend.Denied(backend.Coalesce(asked, backend.CoalesceConfig{}), backend.DeniedConfig{})
+		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: wall}))}
+		s := backend.Denied(asked, backend.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
-		_, landed := started(t, s, of(limit, "a", 3))
-		<-landed
-		charges := []backend.Charge{of(limit, "b", 1), of(limit, "a", 2)}
-		charges[1].Group = 1
-		decisions, landed := started(t, s, charges...)
-		if <-landed; !decisions[0].Allowed || decisions[1].Allowed {
-			t.Fatalf("%+v", decisions)
+		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
+			done = make(chan struct{})
+			b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Known: make([]bool, len(charges))}
+			b.Done = func(*backend.Batch) { close(done) }
+			s.Submit(b)
+			return b, done
 		}
-		if s.Start(charges, decisions, func() { t.Error("done") }) {
-			t.Error("started, though it is known")
+		_, done := submit(of(limit, "a", 3))
+		<-done
+		other, denied := of(limit, "b", 1), of(limit, "a", 2)
+		denied.Group = 1
+		b, done := submit(other, denied)
+		if b.Known[0] || b.Known[1] {
+			t.Errorf("known before anything was denied: %v", b.Known)
 		}
-		if s.Start([]backend.Charge{of(limit, "b", -1)}, decisions[:1], func() { t.Error("done") }) {
-			t.Error("started, though it gives back")
+		if <-done; !b.Decisions[0].Allowed || b.Decisions[1].Allowed {
+			t.Fatalf("%+v", b.Decisions)
 		}
-		expect(t, s, asked, 2, of(limit, "a", 2), false, 2*time.Second)
-		_, landed = started(t, s, of(limit, "b", 1))
-		<-landed
-		expect(t, s, asked, 4, of(limit, "b", 1), true, 0)
+		b, done = submit(other, denied)
+		if b.Known[0] || !b.Known[1] || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
+			t.Errorf("known %v, %+v", b.Known, b.Decisions)
+		}
+		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
+			t.Errorf("%+v", b.Decisions)
+		}
+		if got := asked.last(t); asked.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
+			t.Errorf("asked %d times, last for %+v", asked.count(), got)
+		}
+		b, done = submit(denied)
+		select {
+		case <-done:
+		default:
+			t.Error("a denial that is known was not answered at once")
+		}
+		if b.Decisions[0].Allowed || asked.count() != 3 {
+			t.Errorf("%+v", b.Decisions)
+		}
 	})
 }
 
@@ -475,10 +495,10 @@ func BenchmarkDenied(b *testing.B) {
 	limit := tokens(b, 1, algorithms.Day, 1)
 	charges := []backend.Charge{of(limit, "attacked", 1)}
 	decisions := make([]backend.Decision, 1)
-	s.Take(b.Context(), charges, decisions)
+	backend.Take(b.Context(), s, charges, decisions)
 	b.ReportAllocs()
 	for b.Loop() {
-		s.Take(b.Context(), charges, decisions)
+		backend.Take(b.Context(), s, charges, decisions)
 	}
 	if decisions[0].Allowed {
 		b.Error("allowed")
@@ -506,7 +526,8 @@ func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
 			t.Errorf("%+v", d)
 		}
-		if s.TakeEarly([]backend.Charge{once}, make([]backend.Decision, 1)) {
+		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]bool, 1), Done: func(*backend.Batch) {}}
+		if s.Submit(b); b.Known[0] {
 			t.Error("answered from the remembered denial")
 		}
 	})

@@ -108,7 +108,7 @@ func TestDividedGroups(t *testing.T) {
 	}
 
 	list := charges(t, "k1", 0)
-	if err := backend.Reset(t.Context(), dividedStore(t, a.next, b.next), list[0]); err != nil || left("k1", 0) != 5 {
+	if err := backend.Reset(t.Context(), dividedStore(t, backend.Blocking(a.next), backend.Blocking(b.next)), list[0]); err != nil || left("k1", 0) != 5 {
 		t.Errorf("%v, %d left", err, left("k1", 0))
 	}
 }

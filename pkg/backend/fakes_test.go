@@ -19,14 +19,33 @@ func (f storeFunc) Take(ctx context.Context, charges []backend.Charge, decisions
 	f(ctx, charges, decisions)
 }
 
+func (f storeFunc) Submit(b *backend.Batch) { backend.Async(f).Submit(b) }
+
+// batchFunc is a Store that is a function, which may take its time.
+type batchFunc func(b *backend.Batch)
+
+func (f batchFunc) Submit(b *backend.Batch) {
+	decide := func() {
+		f(b)
+		b.Finish()
+	}
+	if b.Waits {
+		decide()
+	} else {
+		go decide()
+	}
+}
+
 // recorder passes Takes on and remembers what was asked.
 type recorder struct {
-	next backend.Taker
+	next backend.Store
 
 	mu    sync.Mutex
 	takes [][]backend.Charge
 	ats   []algorithms.Micros // when each was answered, by next's clock
 }
+
+func (r *recorder) Submit(b *backend.Batch) { backend.Async(r).Submit(b) }
 
 func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	copied := make([]backend.Charge, len(charges))
@@ -38,7 +57,7 @@ func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions
 	n := len(r.takes)
 	r.takes, r.ats = append(r.takes, copied), append(r.ats, 0)
 	r.mu.Unlock()
-	r.next.Take(ctx, charges, decisions)
+	backend.Take(ctx, r.next, charges, decisions)
 	r.mu.Lock()
 	r.ats[n] = decisions[0].At
 	r.mu.Unlock()
@@ -83,11 +102,11 @@ var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions
 })
 
 // after answers as next does, but only d later, or when ctx ends.
-func after(d time.Duration, next backend.Taker) backend.Taker {
+func after(d time.Duration, next backend.Store) storeFunc {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {
 		case <-time.After(d):
-			next.Take(ctx, charges, decisions)
+			backend.Take(ctx, next, charges, decisions)
 		case <-ctx.Done():
 			fail(decisions)
 		}
@@ -114,9 +133,13 @@ func costs(grouped bool, of ...int64) []backend.Charge {
 	return charges
 }
 
-func take(ctx context.Context, s backend.Taker, charges ...backend.Charge) []backend.Decision {
+func take(ctx context.Context, s any, charges ...backend.Charge) []backend.Decision {
 	decisions := make([]backend.Decision, len(charges))
-	s.Take(ctx, charges, decisions)
+	if store, ok := s.(backend.Store); ok {
+		backend.Take(ctx, store, charges, decisions)
+	} else {
+		s.(backend.Taker).Take(ctx, charges, decisions)
+	}
 	return decisions
 }
 

@@ -34,7 +34,7 @@ import (
 //
 // Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
 // more to be given back.
-func Lease(next Taker, c LeaseConfig) *LeaseStore {
+func Lease(next Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
 	}
@@ -49,7 +49,11 @@ func Lease(next Taker, c LeaseConfig) *LeaseStore {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].loans = map[string]*loan{}
 	}
-	s.trips.New = func() any { return &leaseTrip{} }
+	s.trips.New = func() any {
+		t := &leaseTrip{store: s}
+		t.inner.Done = t.ended
+		return t
+	}
 	return s
 }
 
@@ -64,7 +68,7 @@ type LeaseConfig struct {
 
 // LeaseStore is the Store that Lease makes.
 type LeaseStore struct {
-	next       Taker
+	next       Store
 	config     LeaseConfig
 	elapsed    *elapsed
 	wake       chan struct{} // there are loans again
@@ -74,53 +78,35 @@ type LeaseStore struct {
 	shards     [leaseShards]leaseShard
 }
 
-// Take implements Store.
-func (s *LeaseStore) Take(ctx context.Context, charges []Charge, decisions []Decision) {
-	if !anyLease(charges) {
-		s.next.Take(ctx, charges, decisions)
-		return
+// Submit implements Store.
+func (s *LeaseStore) Submit(b *Batch) {
+	switch {
+	case hasReset(b.Charges):
+		s.reset(b)
+	case !anyLease(b.Charges):
+		s.next.Submit(b)
+	case len(b.Charges) == 1:
+		s.submitOne(b)
+	default:
+		s.submitGroups(b)
 	}
-	now := s.now()
-	if len(charges) == 1 && s.takeOne(ctx, charges, decisions, now) {
-		return
-	}
-	t := s.trips.Get().(*leaseTrip)
-	defer s.trips.Put(t)
-	defer t.reset()
-	for at := 0; at < len(charges); {
-		end := at + GroupLen(charges[at:])
-		s.plan(ctx, t, charges[at:end], decisions[at:end], now)
+}
+
+// submitGroups answers the groups of b that what is on loan is enough for, and asks next about the others.
+func (s *LeaseStore) submitGroups(b *Batch) {
+	t := s.trip(b, s.now())
+	for at := 0; at < len(b.Charges); {
+		end := at + GroupLen(b.Charges[at:])
+		if s.plan(t, b.Charges[at:end], b.Decisions[at:end], b.Deadline) {
+			b.know(at, end)
+		}
 		at = end
 	}
-	for t.ask(ctx, s.next) {
-		s.settle(t, now)
+	if len(t.asked) == 0 {
+		t.end()
+		return
 	}
-}
-
-// Ready implements Early: there are loans, or next is ready.
-func (s *LeaseStore) Ready() bool {
-	early, ok := s.next.(Early)
-	return s.hot.Load() || ok && early.Ready()
-}
-
-// TakeEarly implements Early: it answers one charge from what is on loan of its bucket, and what
-// nothing is on loan of as next does.
-func (s *LeaseStore) TakeEarly(charges []Charge, decisions []Decision) bool {
-	if anyLease(charges) {
-		switch served, nothing := s.serve(charges, decisions); {
-		case served:
-			return true
-		case !nothing:
-			return false
-		}
-	}
-	early, ok := s.next.(Early)
-	return ok && early.TakeEarly(charges, decisions)
-}
-
-// Start implements Starter for charges without a lease, where the Store below does.
-func (s *LeaseStore) Start(charges []Charge, decisions []Decision, done func()) bool {
-	return !anyLease(charges) && Start(s.next, charges, decisions, done)
+	t.ask(b.Waits)
 }
 
 func (s *LeaseStore) now() time.Duration { return s.elapsed.now() }
@@ -150,8 +136,14 @@ func recordDenied(group []Charge) bool {
 	return slices.ContainsFunc(group, func(c Charge) bool { return c.recordsDenied() })
 }
 
-// leaseTrip is what one Take asks of next. It is reused.
+// leaseTrip is what one Batch asks of next. It is reused.
 type leaseTrip struct {
+	store   *LeaseStore
+	outer   *Batch
+	inner   Batch
+	began   time.Duration
+	sees    *loan // of a Batch of one charge that is next's to answer; nil: another
+	seenAt  algorithms.Micros
 	asked   []Charge
 	answers []Decision
 	groups  []leaseGroup
@@ -177,12 +169,24 @@ type leasePart struct {
 	asked  int   // its place among those asked
 }
 
-func (t *leaseTrip) reset() {
+func (s *LeaseStore) trip(b *Batch, now time.Duration) *leaseTrip {
+	t := s.trips.Get().(*leaseTrip)
+	t.outer, t.began = b, now
+	return t
+}
+
+// end ends the Batch of t.
+func (t *leaseTrip) end() {
+	b := t.outer
 	clear(t.asked)
 	clear(t.groups)
 	clear(t.parts)
 	clear(t.backs)
 	t.asked, t.groups, t.parts, t.backs = t.asked[:0], t.groups[:0], t.parts[:0], t.backs[:0]
+	t.outer, t.sees = nil, nil
+	t.inner = Batch{Done: t.inner.Done}
+	t.store.trips.Put(t)
+	b.Done(b)
 }
 
 // add puts c on the trip, as one more of the last group.
@@ -192,8 +196,10 @@ func (t *leaseTrip) add(c *Charge) int {
 	return len(t.asked) - 1
 }
 
-// plan answers a group from loans, or puts on the trip what next must be asked.
-func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, decisions []Decision, now time.Duration) {
+// plan answers a group from loans, or puts on the trip what next must be asked, which answers by deadline. It
+// reports whether the group is answered.
+func (s *LeaseStore) plan(t *leaseTrip, charges []Charge, decisions []Decision, deadline time.Time) (answered bool) {
+	now := t.began
 	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
 	whole := true
 	for i := range charges {
@@ -207,13 +213,13 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 		for i := range charges {
 			s.served(&charges[i])
 		}
-		return
+		return true
 	}
 	t.groups = append(t.groups, g)
 	mayBorrow := !recordDenied(charges)
 	for i := range charges {
 		p := &parts[i]
-		ending := p.spent && !p.outlasts(ctx, now)
+		ending := p.spent && !p.outlasts(deadline, now)
 		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
@@ -227,12 +233,12 @@ func (s *LeaseStore) plan(ctx context.Context, t *leaseTrip, charges []Charge, d
 		}
 	}
 	s.askFor(t, &t.groups[len(t.groups)-1])
+	return false
 }
 
-// outlasts tells whether what p was spent of lasts until next has answered, by ctx.
-func (p *leasePart) outlasts(ctx context.Context, now time.Duration) bool {
-	end, ok := ctx.Deadline()
-	return ok && p.from[0].lot.until >= now+time.Until(end)
+// outlasts reports whether what p was spent of lasts until next has answered, which is by deadline.
+func (p *leasePart) outlasts(deadline time.Time, now time.Duration) bool {
+	return !deadline.IsZero() && p.from[0].lot.until >= now+time.Until(deadline)
 }
 
 // askFor puts a group on the trip: what is not spent of loans already.
@@ -248,15 +254,32 @@ func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 	}
 }
 
-// ask sends the trip; it reports false if there is nothing to send.
-func (t *leaseTrip) ask(ctx context.Context, next Taker) bool {
-	if len(t.asked) == 0 {
-		return false
-	}
+// ask submits the trip to next; waits as in Batch.
+func (t *leaseTrip) ask(waits bool) {
 	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
 	clear(t.answers)
-	next.Take(ctx, t.asked, t.answers)
-	return true
+	t.submit(t.asked, t.answers, waits)
+}
+
+func (t *leaseTrip) submit(charges []Charge, decisions []Decision, waits bool) {
+	in, b := &t.inner, t.outer
+	in.Charges, in.Decisions, in.Waits = charges, decisions, waits
+	in.Deadline, in.Detached, in.Source = b.Deadline, b.Detached, b.Source
+	t.store.next.Submit(in)
+}
+
+// ended follows the end of inner.
+func (t *leaseTrip) ended(*Batch) {
+	if t.sees != nil {
+		t.store.saw(t)
+		t.end()
+		return
+	}
+	if t.store.settle(t, t.began); len(t.asked) > 0 {
+		t.ask(false) // this goroutine serves others
+		return
+	}
+	t.end()
 }
 
 // settle answers the groups that were on a trip that began at asked, and puts those on the next that
@@ -341,17 +364,48 @@ func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decisio
 	return d
 }
 
-// Reset implements Resetter where the Store below does. What is on loan of the bucket is dropped;
-// what other processes have on loan they may give out, or back, until its time is over.
-func (s *LeaseStore) Reset(ctx context.Context, charge Charge) error {
-	if ahead := s.drop(charge.Key); ahead != nil { // or it would be borrowed after the reset, and lost
-		select {
-		case <-ahead:
-		case <-ctx.Done():
+func hasReset(charges []Charge) bool {
+	for i := range charges {
+		if charges[i].Reset {
+			return true
 		}
 	}
-	defer s.drop(charge.Key) // what was being borrowed meanwhile
-	return Reset(ctx, s.next, charge)
+	return false
+}
+
+// reset submits b, some buckets of which are reset, to next. What is on loan of those is dropped; what other
+// processes have on loan they may give out, or back, until its time is over.
+func (s *LeaseStore) reset(b *Batch) {
+	after := Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
+	after.Done = func(*Batch) {
+		s.dropReset(b.Charges) // what was being borrowed meanwhile
+		b.Done(b)
+	}
+	ahead := s.dropReset(b.Charges)
+	if len(ahead) == 0 {
+		s.next.Submit(&after)
+		return
+	}
+	go func() { // what is being borrowed would be borrowed after the reset, and lost
+		for _, done := range ahead {
+			<-done
+		}
+		s.next.Submit(&after)
+	}()
+}
+
+// dropReset drops what is on loan of buckets that are reset. It returns what to wait for, where units are being
+// borrowed.
+func (s *LeaseStore) dropReset(charges []Charge) (ahead []<-chan struct{}) {
+	for i := range charges {
+		if !charges[i].Reset {
+			continue
+		}
+		if done := s.drop(charges[i].Key); done != nil {
+			ahead = append(ahead, done)
+		}
+	}
+	return ahead
 }
 
 // Run gives back what is left of loans whose time is over, until ctx ends.
@@ -429,6 +483,6 @@ func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
 		for i := range part {
 			part[i].Group = i
 		}
-		s.next.Take(ctx, part, make([]Decision, len(part)))
+		Take(ctx, s.next, part, make([]Decision, len(part)))
 	}
 }

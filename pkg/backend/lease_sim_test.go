@@ -70,11 +70,12 @@ type leaseSim struct {
 	calm     bool  // nothing is lost, nobody dies
 
 	mu       sync.Mutex
-	admitted [][]simCharge       // by key; guarded by mu, and so is what follows
-	denied   [][]simCharge       // what was asked for and when, by key
-	lost     []algorithms.Micros // when a loan may have been lost
-	charges  map[string]int64    // how many may have lent something, by key
-	gone     map[string]int64    // units that nobody will ever give out, by key: charged and not told of, or not given back
+	admitted [][]simCharge                       // by key; guarded by mu, and so is what follows
+	denied   [][]simCharge                       // what was asked for and when, by key
+	lost     []algorithms.Micros                 // when a loan may have been lost
+	charges  map[string]int64                    // how many may have lent something, by key
+	asked    map[*backend.Source]map[string]bool // which keys the store was asked for, by who asks
+	gone     map[string]int64                    // units that nobody will ever give out, by key: charged and not told of, or not given back
 }
 
 type simKey struct {
@@ -98,7 +99,7 @@ func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &leaseSim{
 		t: t, seed: seed, skew: time.Duration(rng.Int64N(int64(time.Hour))) - 30*time.Minute,
-		charges: map[string]int64{}, gone: map[string]int64{},
+		charges: map[string]int64{}, gone: map[string]int64{}, asked: map[*backend.Source]map[string]bool{},
 	}
 	w.store = memory.New(memory.Config{Clock: w.storeNow})
 	play(w, rng)
@@ -138,7 +139,7 @@ func (w *leaseSim) toAndFro(rng *rand.Rand) {
 
 func (w *leaseSim) pulse() {
 	drain := time.Now().Add(6 * time.Second)
-	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Taker) {
+	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Store) {
 		if time.Now().Before(drain) {
 			time.Sleep(min(time.Until(drain), 1100*ms+time.Duration(rng.Int64N(int64(1400*ms)))))
 			for i := 0; i < 10 && worker < len(w.keys); i++ {
@@ -154,7 +155,7 @@ func (w *leaseSim) pulse() {
 }
 
 // live has so many sidecars do something again and again, for so long.
-func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Taker)) {
+func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
 	end := time.Now().Add(length)
@@ -176,14 +177,12 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
-// asking tells which keys the store was asked of for one Take.
-type asking struct{}
-
 // link is a sidecar's way to the store. What a dead one would give back it does not bring.
-func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Taker {
+func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
-	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	return batchFunc(func(b *backend.Batch) {
+		charges, decisions := b.Charges, b.Decisions
 		mu.Lock()
 		there, back, fate := rng.Int64N(2000), rng.Int64N(2000), rng.IntN(400)
 		if w.calm {
@@ -197,17 +196,17 @@ func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Taker {
 		}
 		mu.Unlock()
 		time.Sleep(time.Duration(there) * time.Microsecond)
-		if keys, ok := ctx.Value(asking{}).(map[string]bool); ok {
-			for i := range charges {
-				keys[string(charges[i].Key)] = true
+		w.count(charges, func(_ int, c *backend.Charge) {
+			if keys := w.asked[b.Source]; keys != nil {
+				keys[string(c.Key)] = true
 			}
-		}
+		})
 		if fate <= 1 || dead.Load() && charges[0].Ask.Cost < 0 { // the question is lost
 			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Ask.Cost) })
 			fail(decisions)
 			return
 		}
-		w.store.Take(ctx, charges, decisions)
+		backend.Take(context.Background(), w.store, charges, decisions)
 		w.count(charges, func(i int, c *backend.Charge) {
 			if !backend.Took(groupOf(charges, decisions, i)) {
 				return
@@ -251,7 +250,7 @@ func (w *leaseSim) lose() {
 }
 
 // sidecar does what until end. Now and then it dies, and another takes its place.
-func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Taker)) {
+func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
 	clocks := func() (monotonic, wall time.Duration) {
@@ -288,7 +287,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 }
 
 // ask asks for one key or two together, in bursts.
-func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Taker) {
+func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
 	}
@@ -309,18 +308,29 @@ func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Taker) {
 }
 
 // take asks for one key.
-func (w *leaseSim) take(s backend.Taker, k int, cost int64) {
+func (w *leaseSim) take(s backend.Store, k int, cost int64) {
 	c := w.keys[k].charge
 	c.Ask.Cost = cost
 	w.takeGroup(s, []int{k}, []backend.Charge{c})
 }
 
 // takeGroup asks for keys together, and notes what came of it.
-func (w *leaseSim) takeGroup(s backend.Taker, which []int, group []backend.Charge) {
+func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charge) {
+	done := make(chan struct{})
+	b := &backend.Batch{
+		Charges: group, Decisions: make([]backend.Decision, len(group)), Deadline: time.Now().Add(10 * ms),
+		Source: &backend.Source{}, Done: func(*backend.Batch) { close(done) },
+	}
 	asked := map[string]bool{}
-	ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), asking{}, asked), 10*ms)
-	defer cancel()
-	w.note(which, group, take(ctx, s, group...), asked)
+	w.mu.Lock()
+	w.asked[b.Source] = asked
+	w.mu.Unlock()
+	s.Submit(b)
+	<-done
+	w.note(which, group, b.Decisions, asked)
+	w.mu.Lock()
+	delete(w.asked, b.Source)
+	w.mu.Unlock()
 }
 
 // note remembers what was admitted, and when: by the store, when it said so; from a loan, now.

@@ -16,7 +16,7 @@ import (
 
 // lending is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
 // asked.
-func lending() (s *backend.LeaseStore, below backend.Taker, asked *recorder) {
+func lending() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: wall})
 	asked = &recorder{next: below}
 	return backend.Lease(asked, backend.LeaseConfig{}), below, asked
@@ -51,7 +51,7 @@ func warm(t *testing.T, s *backend.LeaseStore, c backend.Charge) (asks int64) {
 }
 
 // left is what below has left of c's bucket.
-func left(t *testing.T, below backend.Taker, c backend.Charge) int64 {
+func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
 	c.Ask.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
@@ -632,7 +632,7 @@ func TestResetDropsTheLoan(t *testing.T) {
 		s := backend.Lease(store, backend.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
-		if err := s.Reset(t.Context(), c); err != nil {
+		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
 			t.Fatal(err)
 		}
 		s.Forget(t.Context())
@@ -645,11 +645,11 @@ func TestResetDropsTheLoan(t *testing.T) {
 // lateAhead answers late where nobody waits.
 type lateAhead struct{ *memory.Store }
 
-func (s lateAhead) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	if backend.Unwaited(ctx) {
+func (s lateAhead) Submit(b *backend.Batch) {
+	if b.Detached {
 		time.Sleep(40 * ms)
 	}
-	s.Store.Take(ctx, charges, decisions)
+	s.Store.Submit(b)
 }
 
 // What is being borrowed ahead when a bucket is reset, and what waits to be given back, are not the new one's.
@@ -662,7 +662,7 @@ func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 			take(t.Context(), s, c)
 		}
 		began := time.Now()
-		if err := s.Reset(t.Context(), c); err != nil {
+		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
 			t.Fatal(err)
 		}
 		if time.Since(began) == 0 {
@@ -782,7 +782,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	var d [1]backend.Decision
 	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
 		charges := []backend.Charge{c}
-		if n := testing.AllocsPerRun(1000, func() { s.Take(t.Context(), charges, d[:]) }); n > 0 {
+		if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
 			t.Errorf("%s: %.1f allocations", name, n)
 		}
 	}
@@ -794,6 +794,6 @@ func TestLeaseIsBounded(t *testing.T) {
 		t.Helper()
 		s := backend.Lease(memory.New(memory.Config{Clock: now}), backend.LeaseConfig{})
 		go s.Run(t.Context())
-		return s
+		return backend.Blocking(s)
 	})
 }

@@ -126,37 +126,14 @@ func (sh *leaseShard) find(c *Charge) *loan {
 	return l
 }
 
-// serve answers a charge that is alone from what is on loan of its bucket, if that is enough;
-// otherwise it tells whether nothing is on loan of it, nor waits to be given back.
-func (s *LeaseStore) serve(charges []Charge, decisions []Decision) (served, nothing bool) {
-	c := &charges[0]
-	if len(charges) > 1 || !canLease(c) {
-		return false, false
+// submitOne answers a Batch of one charge from what is on loan of its bucket, or has next answer it.
+func (s *LeaseStore) submitOne(b *Batch) {
+	c := &b.Charges[0]
+	if !canLease(c) {
+		s.next.Submit(b)
+		return
 	}
 	now := s.now()
-	sh, _ := s.shard(c.Key)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	l := sh.find(c)
-	if l == nil {
-		return false, true
-	}
-	if !s.spend(sh, l, c, now) {
-		return false, l.left() == 0 && len(sh.backs) == 0
-	}
-	sh.stats.Served++
-	decisions[0] = l.answer(now)
-	return true, false
-}
-
-// takeOne answers a charge that is alone: from what is on loan of its bucket, or by next where there
-// is nothing to borrow nor to give back with it. Otherwise it reports false.
-func (s *LeaseStore) takeOne(ctx context.Context, charges []Charge, decisions []Decision, now time.Duration) bool {
-	c, d := &charges[0], &decisions[0]
-	if !canLease(c) {
-		s.next.Take(ctx, charges, decisions)
-		return true
-	}
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	l := sh.find(c)
@@ -167,32 +144,43 @@ func (s *LeaseStore) takeOne(ctx context.Context, charges []Charge, decisions []
 		}
 	case s.spend(sh, l, c, now):
 		sh.stats.Served++
-		*d = l.answer(now)
+		b.Decisions[0] = l.answer(now)
 		sh.mu.Unlock()
-		return true
+		b.Done(b)
+		return
 	case l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0:
 		sh.mu.Unlock()
-		return false
+		s.submitGroups(b)
+		return
 	default:
 		l.count(c.Ask.Cost, now)
 	}
-	var was algorithms.Micros
-	if l != nil {
-		was = l.seen.At
+	if l == nil {
+		sh.mu.Unlock()
+		s.next.Submit(b)
+		return
 	}
+	was := l.seen.At
 	sh.mu.Unlock()
-	s.next.Take(ctx, charges, decisions)
-	if l == nil || !d.Allowed && d.Err == nil && d.At == was { // a denial that is remembered is not news
-		return true
+	t := s.trip(b, now)
+	t.sees, t.seenAt = l, was
+	t.submit(b.Charges, b.Decisions, b.Waits)
+}
+
+// saw keeps what next said of a charge of which nothing is on loan.
+func (s *LeaseStore) saw(t *leaseTrip) {
+	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
+	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a denial that is remembered is not news
+		return
 	}
+	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if d.Err != nil {
 		l.seen.Remaining = 0
 	} else {
-		l.see(d, now, s.now())
+		l.see(d, t.began, s.now())
 	}
-	return true
 }
 
 // spend takes c's cost of what is on loan in l, if that is enough. The lock of its shard, sh, is held.
@@ -371,7 +359,7 @@ func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.D
 	started := s.background.Do(func(ctx context.Context) {
 		asked := s.now()
 		var d [1]Decision
-		s.next.Take(ctx, []Charge{c}, d[:])
+		Take(ctx, s.next, []Charge{c}, d[:])
 		s.lentAhead(sh, l, units, &d[0], asked)
 	})
 	if started {

@@ -24,13 +24,6 @@ func Reset(ctx context.Context, store Taker, charge Charge) error {
 	return r.Reset(ctx, charge)
 }
 
-// Reset implements Resetter where the Store below does. What other processes remember of denials
-// they believe for up to MaxAge more.
-func (s *DeniedStore) Reset(ctx context.Context, charge Charge) error {
-	defer s.ForgetBucket(charge.Key) // after: what is being learned meanwhile is dropped too
-	return Reset(ctx, s.next, charge)
-}
-
 // Reset implements Resetter where the Store below does. It does not wait for others.
 func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
 	return Reset(ctx, s.next, charge)

@@ -23,7 +23,7 @@ func TestResetForgetsDenials(t *testing.T) {
 				t.Fatal("the bucket is empty")
 			}
 		}
-		if err := s.Reset(t.Context(), a); err != nil {
+		if err := backend.ResetBucket(t.Context(), s, a); err != nil {
 			t.Fatal(err)
 		}
 		if !take(t.Context(), s, a)[0].Allowed {
@@ -35,14 +35,11 @@ func TestResetForgetsDenials(t *testing.T) {
 	})
 }
 
-func TestResetSaysWhatItCannotDo(t *testing.T) {
+func TestResetWithoutTimeFails(t *testing.T) {
 	c := of(tokens(t, 1, algorithms.Second, 1), "a", 1)
-	if err := backend.Reset(t.Context(), backend.Deadline(echo, time.Second, 0), c); !errors.Is(err, backend.ErrNoReset) {
-		t.Errorf("a store that cannot: %v", err)
-	}
 	late, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
-	if err := backend.Reset(late, backend.Deadline(memory.New(memory.Config{}), time.Second, 0), c); !errors.Is(err, backend.ErrUnavailable) {
+	if err := backend.ResetBucket(late, backend.Deadline(memory.New(memory.Config{}), time.Second, 0, nil), c); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("no time left: %v", err)
 	}
 }

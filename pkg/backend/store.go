@@ -64,11 +64,21 @@ func (s *Source) flush() {
 	}
 }
 
+// know marks the decisions from one to another as final.
+func (b *Batch) know(from, to int) {
+	if b.Known != nil {
+		for i := from; i < to; i++ {
+			b.Known[i] = true
+		}
+	}
+}
+
 // Finish ends b: it calls Done, and Flush of its Source. A Store that ends several batches at once calls Done of
 // each, and then Flush.
 func (b *Batch) Finish() {
+	source := b.Source
 	b.Done(b)
-	b.Source.flush()
+	source.flush()
 }
 
 // Fail answers all charges of b that are not Known with err, and calls Done.
@@ -92,8 +102,13 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 	if ctx.Err() != nil {
 		w.batch.Deadline = time.Now()
 	}
+	w.ended = false
 	s.Submit(&w.batch)
-	<-w.wake
+	w.mu.Lock()
+	for !w.ended {
+		w.wake.Wait()
+	}
+	w.mu.Unlock()
 	w.batch = Batch{}
 	waiters.Put(w)
 }
@@ -101,13 +116,22 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 // waiter is a Take under way.
 type waiter struct {
 	batch Batch
-	wake  chan struct{}
 	done  func(*Batch)
+
+	mu    sync.Mutex
+	wake  *sync.Cond // ended has changed
+	ended bool       // guarded by mu
 }
 
 var waiters = sync.Pool{New: func() any {
-	w := &waiter{wake: make(chan struct{}, 1)}
-	w.done = func(*Batch) { w.wake <- struct{}{} }
+	w := &waiter{}
+	w.wake = sync.NewCond(&w.mu)
+	w.done = func(*Batch) {
+		w.mu.Lock()
+		w.ended = true
+		w.wake.Signal()
+		w.mu.Unlock()
+	}
 	return w
 }}
 

@@ -15,16 +15,16 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 	type wrapper = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker
 	wrappers := map[string]wrapper{
 		"deadline": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
-			return backend.Deadline(next, time.Minute, ms)
+			return backend.Blocking(backend.Deadline(backend.Async(next), time.Minute, ms, nil))
 		},
 		"denied": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
-			return backend.Denied(next, backend.DeniedConfig{Clock: now})
+			return backend.Blocking(backend.Denied(backend.Async(next), backend.DeniedConfig{Clock: now}))
 		},
 		"lease": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
-			return backend.Lease(next, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
+			return backend.Blocking(backend.Lease(backend.Async(next), backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
 				at := time.Duration(now().UnixNano())
 				return at, at
-			}})
+			}}))
 		},
 		"divided": func(t *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			t.Helper()

@@ -227,8 +227,8 @@ func BenchmarkHotKey(b *testing.B) {
 			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
 			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
 			server := redistest.Start(b)
-			denied := backend.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), backend.DeniedConfig{})
-			ours := backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond)
+			denied := backend.Denied(backend.Async(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})), backend.DeniedConfig{})
+			ours := backend.Blocking(backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil))
 			beside := memory.New(memory.Config{})
 			load := func(s backend.Taker) asks {
 				return func(n int) time.Duration {

@@ -166,7 +166,7 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores .
 // start starts the workers.
 func (l *load) start(workers int, stores ...backend.Taker) {
 	for n, store := range stores {
-		s := backend.Deadline(store, l.deadline, ms)
+		s := backend.Blocking(backend.Deadline(backend.Async(store), l.deadline, ms, nil))
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}

@@ -21,7 +21,7 @@ import (
 // sidecar is the Stores a sidecar asks Redis through, with time to answer.
 func sidecar(tb testing.TB, url string) backend.Taker {
 	tb.Helper()
-	return backend.Denied(backend.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms), backend.DeniedConfig{})
+	return backend.Blocking(backend.Denied(backend.Deadline(backend.Async(open(tb, Config{URL: url, Timeout: 5 * time.Second})), 10*time.Second, ms, nil), backend.DeniedConfig{}))
 }
 
 // hammer asks for c all at once through stores, so many times with several workers each, and
@@ -112,7 +112,7 @@ func TestChild(t *testing.T) {
 	if url == "" {
 		t.Skip("runs as a process of its own")
 	}
-	s := backend.Deadline(open(t, Config{URL: url, Timeout: time.Second}), time.Second, ms)
+	s := backend.Blocking(backend.Deadline(backend.Async(open(t, Config{URL: url, Timeout: time.Second})), time.Second, ms, nil))
 	c := childCharge()
 	var wg sync.WaitGroup
 	for range 8 {

@@ -1,0 +1,83 @@
+package backend_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// A denial that is remembered, and what is on loan, are answered before Submit returns, without asking next.
+func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		below := memory.New(memory.Config{Clock: wall})
+		asked := &recorder{next: below}
+		denied := backend.Denied(asked, backend.DeniedConfig{})
+		lease := backend.Lease(denied, backend.LeaseConfig{})
+		s := backend.Deadline(lease, 5*ms, ms, nil)
+		submit := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
+			t.Helper()
+			times, done := asked.count(), make(chan struct{})
+			b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Done: func(*backend.Batch) { close(done) }}
+			s.Submit(b)
+			got := false
+			select {
+			case <-done:
+				got = asked.count() == times
+			default:
+			}
+			if got != want {
+				t.Errorf("%s: at once %v, want %v; next was asked %d times", what, got, want, asked.count()-times)
+			}
+			<-done
+			return b.Decisions
+		}
+		few, many := tokens(t, 1, 60*algorithms.Second, 2), fixed(t, 1_000_000, algorithms.Day)
+		a, b := of(few, "a", 2), of(few, "b", 1)
+		b.Group = 1
+		submit("a new bucket", false, a)
+		want := submit("a first denial", false, a)[0]
+		if got := submit("a denied one", true, a)[0]; got != want || got.Allowed {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		if d := submit("a denied one and a new one", false, a, b); d[0] != want || !d[1].Allowed {
+			t.Errorf("%+v", d)
+		}
+		if d := submit("a denied one of a limit that may be leased", true, leased(few, "a", 2, 1))[0]; d != want {
+			t.Errorf("got %+v, want %+v", d, want)
+		}
+		refund := of(few, "a", -1)
+		submit("a refund", false, refund)
+		submit("what was refunded", false, of(few, "a", 1))
+		submit("denied anew", false, a)
+		submit("a denied one", true, a)
+
+		// A denial that has become too old is asked about once more.
+		time.Sleep(time.Second)
+		submit("an old denial", false, a)
+		submit("a denial heard of again", true, a)
+		denied.Forget()
+		submit("a forgotten one", false, a)
+
+		hot := leased(many, "hot", 1, 10_000)
+		n := warm(t, lease, hot)
+		for range 3 {
+			n++
+			if d := submit("a hot key", true, hot)[0]; !d.Allowed || d.Remaining != 1_000_000-n {
+				t.Errorf("the %dth: %+v", n, d)
+			}
+		}
+		if got, lent := left(t, below, hot), lease.Stats().Lent; got+lent != 1_000_000-n {
+			t.Errorf("%d left and %d on loan after %d", got, lent, n)
+		}
+		submit("more than is on loan", false, leased(many, "hot", 500_000, 10_000))
+		time.Sleep(250 * ms)
+		submit("a loan whose time is over", false, hot)
+		for lease.GiveBack(t.Context()) > 0 {
+			time.Sleep(250 * ms)
+		}
+	})
+}
