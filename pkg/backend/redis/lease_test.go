@@ -123,7 +123,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 					wg.Go(func() {
 						var d [1]backend.Decision
 						for time.Now().Before(end) {
-							s.Take(context.Background(), []backend.Charge{c}, d[:])
+							backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 							if d[0].Err != nil {
 								t.Errorf("not answered: %v", d[0].Err)
 							}
