@@ -160,6 +160,11 @@ type finding struct {
 	target        float64   // 0: none
 }
 
+// MarshalJSON has all measurements.
+func (f *finding) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"what": f.what, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
+}
+
 // judged are the values that the target is about.
 func (f *finding) judged() (values []float64) {
 	if f.ceiling == nil {
