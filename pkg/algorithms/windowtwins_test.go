@@ -3,7 +3,6 @@ package algorithms
 import (
 	"math/big"
 	"slices"
-	"sort"
 	"time"
 )
 
@@ -297,8 +296,15 @@ func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
 		d.Allowed = true
 		cur += a.Cost
 	default: // what is used only falls from here on
-		n := sort.Search(int(2*period), func(n int) bool { return fits(t + int64(n)) })
-		d.RetryAfter = b.after(at, big.NewInt(int64(n)))
+		from, to := t, t+2*period // not sort.Search: an int has 32 bits on some processors
+		for from < to {
+			if middle := from + (to-from)/2; fits(middle) {
+				to = middle
+			} else {
+				from = middle + 1
+			}
+		}
+		d.RetryAfter = b.after(at, big.NewInt(from-t))
 	}
 	done := *b
 	done.cur, done.prev, done.ts, done.seen = cur, prev, b.begun(at), true
