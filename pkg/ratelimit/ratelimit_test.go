@@ -21,11 +21,14 @@ import (
 func testLimits() ratelimit.Limits {
 	burst := ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)
 	burst.Capacity, burst.MaxReserved = new(int64(5)), new(int64(20))
+	blocked := ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)
+	blocked.Penalty = &algorithms.Penalty{After: 1, For: 60 * algorithms.Second, Max: 60 * algorithms.Second}
 	return ratelimit.Limits{
-		"send":  ratelimit.Per(algorithms.TokenBucket, 10, time.Minute),
-		"burst": burst,
-		"log":   ratelimit.Per(algorithms.SlidingLog, 2, time.Second),
-		"queue": {Kind: algorithms.LeakyBucket, Rate: 1, Period: algorithms.Second, Capacity: new(int64(1))},
+		"send":    ratelimit.Per(algorithms.TokenBucket, 10, time.Minute),
+		"burst":   burst,
+		"blocked": blocked,
+		"log":     ratelimit.Per(algorithms.SlidingLog, 2, time.Second),
+		"queue":   {Kind: algorithms.LeakyBucket, Rate: 1, Period: algorithms.Second, Capacity: new(int64(1))},
 	}
 }
 
@@ -201,6 +204,37 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	}
 	if _, err := l.Settle(ctx, ratelimit.Reservation{Name: "nope"}, 1); !errors.Is(err, ratelimit.ErrUnknown) {
 		t.Errorf("an unknown limit: %v", err)
+	}
+}
+
+// A settlement whose difference is 0 consumes nothing, so that a block does not deny it. One with a
+// difference is denied like any other charge.
+func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
+	l, _ := onClock(t)
+	ctx := t.Context()
+	answers, err := l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 4, Reserve: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact := answers[0].Reservation
+	if answers, err = l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 1, Reserve: true}); err != nil {
+		t.Fatal(err)
+	}
+	more := answers[0].Reservation
+	_ = denied(t, errOf(l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 9}))) // blocks
+	if d := denied(t, l.Limit(ctx, "blocked")); d.RetryAfter != time.Minute {
+		t.Fatalf("5 are left, and the bucket is blocked: %+v", d)
+	}
+	for range 2 {
+		if a, err := l.Settle(ctx, exact, 4); err != nil || a.Remaining != 5 {
+			t.Errorf("no difference: %+v %v", a, err)
+		}
+	}
+	if _, err := l.Settle(ctx, exact, 5); !errors.Is(err, backend.ErrReused) {
+		t.Errorf("with another count: %v", err)
+	}
+	if d := denied(t, errOf(l.Settle(ctx, more, 2))); d.RetryAfter != time.Minute {
+		t.Errorf("one more: %+v", d)
 	}
 }
 
