@@ -38,7 +38,7 @@ func Per(kind algorithms.Kind, rate int64, period time.Duration) algorithms.Spec
 // Config of a Limiter.
 type Config struct {
 	// Store keeps the buckets.
-	Store backend.Taker
+	Store backend.Store
 	// Domain sets the limits of this program apart from those of others on the same Store.
 	Domain string
 	Limits Limits
@@ -47,7 +47,7 @@ type Config struct {
 // Limiter answers for a set of limits. It may be used by several goroutines at once.
 type Limiter struct {
 	domain   string
-	store    backend.Taker
+	store    backend.Store
 	policies map[string]*descriptors.Policy // never edited
 }
 
@@ -193,7 +193,7 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answe
 	}
 	c.Once = &backend.Once{ID: backend.OnceID("settle", string(r.ID[:])), Of: backend.Digest(strconv.FormatInt(count, 10)), For: remembered}
 	var d [1]backend.Decision
-	l.store.Take(ctx, []backend.Charge{c}, d[:])
+	backend.Take(ctx, l.store, []backend.Charge{c}, d[:])
 	switch {
 	case d[0].Err != nil:
 		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, d[0].Err)
@@ -209,7 +209,7 @@ func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	if p == nil {
 		return fmt.Errorf("%w: %q", ErrUnknown, name)
 	}
-	if err := backend.Reset(ctx, l.store, charge(p, key)); err != nil {
+	if err := backend.ResetBucket(ctx, l.store, charge(p, key)); err != nil {
 		return fmt.Errorf("reset limit %q: %w", name, err)
 	}
 	return nil

@@ -1,7 +1,6 @@
 package ratelimit_test
 
 import (
-	"context"
 	"errors"
 	"reflect"
 	"slices"
@@ -40,7 +39,7 @@ func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	return over(tb, memory.New(memory.Config{Clock: clock.Now})), clock
 }
 
-func over(tb testing.TB, store backend.Taker) *ratelimit.Limiter {
+func over(tb testing.TB, store backend.Store) *ratelimit.Limiter {
 	tb.Helper()
 	l, err := ratelimit.New(ratelimit.Config{Store: store, Domain: "test", Limits: testLimits()})
 	if err != nil {
@@ -257,11 +256,7 @@ func TestResetForgets(t *testing.T) {
 // away is a Store that cannot answer.
 type away struct{}
 
-func (away) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	for i := range decisions {
-		decisions[i].Err = backend.ErrUnavailable
-	}
-}
+func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	l := over(t, away{})
@@ -269,8 +264,8 @@ func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	if err := l.Limit(ctx, "send"); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("the store is away: %v", err)
 	}
-	if err := l.Reset(ctx, "send"); !errors.Is(err, backend.ErrNoReset) {
-		t.Errorf("a store that cannot reset: %v", err)
+	if err := l.Reset(ctx, "send"); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("reset while the store is away: %v", err)
 	}
 	if err := errors.Join(l.Limit(ctx, "nope"), l.Check(ctx, "nope"), l.Reset(ctx, "nope")); !errors.Is(err, ratelimit.ErrUnknown) {
 		t.Errorf("an unknown limit: %v", err)
@@ -303,7 +298,7 @@ func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	p := descriptors.Policy{Limit: limit, Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}
 	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
 	var d [1]backend.Decision
-	store.Take(t.Context(), []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}, d[:])
+	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}, d[:])
 	if d[0].Allowed {
 		t.Error("it is another bucket")
 	}

@@ -48,7 +48,7 @@ func (l *Limiter) take(ctx context.Context, asks []Ask, look bool, once *backend
 		}
 	}
 	decisions := make([]backend.Decision, len(charges))
-	l.store.Take(ctx, charges, decisions)
+	backend.Take(ctx, l.store, charges, decisions)
 	answers, denied := make([]Answer, len(asks)), -1
 	for i := range asks {
 		d := &decisions[of[i]]
