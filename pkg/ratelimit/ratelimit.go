@@ -18,9 +18,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -46,9 +46,9 @@ type Config struct {
 
 // Limiter answers for a set of limits. It may be used by several goroutines at once.
 type Limiter struct {
-	domain   string
-	store    backend.Store
-	policies map[string]*descriptors.Policy // never edited
+	domain  string
+	named   map[string]*descriptors.Policy // never edited
+	limiter *limiter.Limiter
 }
 
 var (
@@ -64,17 +64,22 @@ func New(c Config) (*Limiter, error) {
 	if c.Store == nil {
 		return nil, errors.New("ratelimit: there is no Store")
 	}
-	l := &Limiter{domain: c.Domain, store: c.Store, policies: make(map[string]*descriptors.Policy, len(c.Limits))}
+	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits))}
+	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
 	for name, spec := range c.Limits {
 		limit, err := algorithms.Compile(spec)
 		if err != nil {
 			return nil, fmt.Errorf("ratelimit: limit %q: %w", name, err)
 		}
-		l.policies[name] = &descriptors.Policy{
-			Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: limit,
+		p := &descriptors.Policy{
+			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: limit,
 			Prefix: descriptors.Prefix(c.Domain, "limit", name, limit.Kind),
 		}
+		domain.Named[name] = p
+		snapshot.Policies = append(snapshot.Policies, p)
 	}
+	l := &Limiter{domain: c.Domain, named: domain.Named, limiter: limiter.New(backend.Blocking(c.Store), nil)}
+	l.limiter.Swap(snapshot)
 	return l, nil
 }
 
@@ -142,7 +147,7 @@ func (l *Limiter) Limit(ctx context.Context, name string, key ...string) error {
 
 // Check tells what Limit would, and takes nothing.
 func (l *Limiter) Check(ctx context.Context, name string, key ...string) error {
-	_, err := l.take(ctx, []Ask{{Name: name, Key: key}}, true, nil)
+	_, err := l.take(ctx, []Ask{{Name: name, Key: key}}, true, "")
 	return err
 }
 
@@ -160,7 +165,7 @@ func (l *Limiter) Reserve(ctx context.Context, count int64, name string, key ...
 // denied, the *Denied is the one to wait longest for. (On a Redis Cluster limits in different slots
 // may be charged for a moment before what they gave comes back.)
 func (l *Limiter) All(ctx context.Context, asks ...Ask) ([]Answer, error) {
-	return l.take(ctx, asks, false, nil)
+	return l.take(ctx, asks, false, "")
 }
 
 // Remembered is how long Once and Settle remember what they did.
@@ -171,7 +176,7 @@ const Remembered = 10 * time.Minute
 // of limits with Overdraw), and is decided anew. An id of another call is backend.ErrReused; one that
 // is under way, or whose outcome is not known, backend.ErrPending.
 func (l *Limiter) Once(ctx context.Context, id string, asks ...Ask) ([]Answer, error) {
-	return l.take(ctx, asks, false, l.once(id, asks))
+	return l.take(ctx, asks, false, id)
 }
 
 // Settle says what a Reservation came to: the difference is taken, as a reservation is, or given back
@@ -182,42 +187,34 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answe
 	if count < 0 {
 		return Answer{}, fmt.Errorf("settle limit %q: came to %d; it must be 0 or more", r.Name, count)
 	}
-	p := l.policies[r.Name]
+	p := l.named[r.Name]
 	if p == nil {
 		return Answer{}, fmt.Errorf("%w: %q", ErrUnknown, r.Name)
 	}
-	c := charge(p, r.Key)
-	c.Ask.Cost, c.Ask.Reserve, c.Ask.Settle = count-r.Count, true, true
-	if c.Ask.Cost < 0 {
-		c.Ask.Of = algorithms.Micros(r.At.UnixMicro())
+	var c limiter.Call
+	of := limiter.Reservation{
+		ID: string(r.ID[:]), Domain: l.domain, Name: r.Name, Key: r.Key, Kind: p.Limit.Kind, Shards: len(p.Shards),
+		Count: r.Count, At: algorithms.Micros(r.At.UnixMicro()),
 	}
-	c.Once = &backend.Once{ID: backend.OnceID("settle", string(r.ID[:])), Of: backend.Digest(strconv.FormatInt(count, 10)), For: remembered}
-	var d [1]backend.Decision
-	backend.Take(ctx, l.store, []backend.Charge{c}, d[:])
-	switch {
-	case d[0].Err != nil:
-		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, d[0].Err)
-	case !d[0].Allowed:
-		return Answer{}, deny(&Ask{Name: r.Name, Key: r.Key}, &c, &d[0])
+	if err := l.limiter.Settle(ctx, &c, &of, nil, count, remembered); err != nil {
+		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, err)
 	}
-	return Answer{Remaining: d[0].Remaining, ResetAfter: span(d[0].ResetAfter)}, nil
+	result := &c.Results[0]
+	switch d := &result.Decision; {
+	case d.Err != nil:
+		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, d.Err)
+	case !d.Allowed:
+		return Answer{}, deny(&c, result)
+	default:
+		return Answer{Remaining: d.Remaining, ResetAfter: span(d.ResetAfter)}, nil
+	}
 }
 
 // Reset forgets a bucket, so that it is as one never seen.
 func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
-	p := l.policies[name]
-	if p == nil {
+	if l.named[name] == nil {
 		return fmt.Errorf("%w: %q", ErrUnknown, name)
 	}
-	if err := backend.ResetBucket(ctx, l.store, charge(p, key)); err != nil {
-		return fmt.Errorf("reset limit %q: %w", name, err)
-	}
-	return nil
-}
-
-// charge is a charge of nothing to one of p's buckets.
-func charge(p *descriptors.Policy, key []string) backend.Charge {
-	c := backend.Charge{Limit: &p.Limit, Owner: p.Owner}
-	c.Key, c.Ask.Hash = p.AppendKeyOf(nil, key)
-	return c
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, Limits: []limiter.LimitAsk{{Name: name, Key: key}}}}
+	return l.limiter.Reset(ctx, &c)
 }
