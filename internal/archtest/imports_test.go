@@ -19,7 +19,10 @@ const module = "github.com/rlsidecar/rlsidecar/"
 type edge struct{ from, to string }
 
 var forbidden = map[edge]string{
-	{"pkg", "internal"}:                         "pkg is a library for other programs: it stands alone",
+	{"pkg/algorithms", "internal"}:              "pkg is a library for other programs: it stands alone",
+	{"pkg/backend", "internal"}:                 "pkg is a library for other programs: it stands alone",
+	{"pkg/calendar", "internal"}:                "pkg is a library for other programs: it stands alone",
+	{"pkg/descriptors", "internal"}:             "pkg is a library for other programs: it stands alone",
 	{"pkg", "cmd"}:                              "pkg is a library for other programs: it stands alone",
 	{"pkg", "go.uber.org/zap"}:                  "a library's user chooses the logger: pkg returns errors",
 	{"pkg", "log"}:                              "a library's user chooses the logger: pkg returns errors",
@@ -92,7 +95,10 @@ var beyond = map[string][]string{
 	"pkg/descriptors":    {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
-	"pkg/ratelimit":      {"pkg/algorithms", "pkg/backend", "pkg/descriptors"},
+	// The limiter decides calls of Go programs as it does those over HTTP.
+	"pkg/ratelimit":    {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter"},
+	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/target"},
+	"internal/target":  {},
 }
 
 func TestLibraryIsLight(t *testing.T) {
