@@ -1,4 +1,4 @@
--- take.lua decides and charges inside Redis: the twin of package algorithms, function by function
+-- take.lua decides and charges inside Redis: package algorithms again, function by function
 -- and in the same order, so that both can be read side by side. Numbers are doubles, all of them
 -- integers up to 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
 --
@@ -38,350 +38,76 @@ local function general(now, given, names, stored, lives, answers)
   local byte, sub, rep = string.byte, string.sub, string.rep
   local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
-  local function ceil_div(a, b) return -floor(-a / b) end
+  -- The functions are declared before they are defined, so that they can stand in the order of package algorithms.
+  local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
+    calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, until_units,
+    until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
+    phase_of, window_of, granted, take_window, windows_to_full, overdrawn, take_guaranteed, guaranteed_retry,
+    take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
+    blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, take_one,
+    elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
+    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials
 
-  -- algorithms.go -----------------------------------------------------------------------------------
+  -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
+  -- those of the charge that it is left by.
+  local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
+  local denied_logs = {} -- by key: the limit that denied last
 
-  -- later moves every answered time by the time a clock that stepped back needs to catch up.
-  local function later(d, back)
-    if not d.allowed and not d.never then d.retry = d.retry + back end
-    if d.reset > 0 then d.reset = d.reset + back end
-    if d.wait > 0 then d.wait = d.wait + back end
-  end
+  -- algorithms.go ------------------------------------------------------------------------------------
 
-  -- span turns ticks counted from the tick that t lies in into the exact time from t.
-  local function span(l, t, ticks)
-    if ticks <= 0 then return 0 end
-    if l.tick == 1 then return ticks end
-    return (floor(t / l.tick) + ticks) * l.tick - t
-  end
-
-  local function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
-
-  -- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
-  -- t before them is in some window before, t after them in some window after.
-  local function window_of(l, phase, t)
-    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
-    local n = 0
-    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
-    return l.first + n - 1
-  end
-
-  -- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
-  -- is two windows ago and more, and infinity for one after them.
-  local function calendar_start(l, window)
-    if window < l.first then return 0 end
-    return l.edges[window - l.first + 1] or math.huge
-  end
-
-  -- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
-  local function locate(l, s)
-    if l.edges then
-      s.window = window_of(l, 0, s.at)
-      s.next = calendar_start(l, s.window + 1)
-    end
-    return s
-  end
-
-  -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
-  local function fresh(l, t, log)
-    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0 }
-    if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
-      s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
-    elseif l.kind == WINDOW then
-      s.value = l.initial
-      locate(l, s)
-    end
-    return s
-  end
-
-  -- A log is a list of times, oldest first. It is read where it must be and written at the end:
-  -- first units at the head are gone, those after stored are cut, and added ones follow. What is
-  -- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
-  local function log_load(key)
-    local n = call('LLEN', key)
-    local oldest = n > 0 and call('LINDEX', key, 0)
-    local head = oldest and byte(oldest) == 100 and 1 or 0
-    n = n - head
-    return {
-      key = key, listed = n, stored = n, first = 0, added = {},
-      head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
-    }
-  end
-
-  local function log_size(log) return log.stored + #log.added - log.first end
-
-  local function log_at(log, i)
-    i = i + log.first
-    if i > log.stored then return log.added[i - log.stored] end
-    if i == 1 and log.oldest then return tonumber(log.oldest) end
-    return tonumber(call('LINDEX', log.key, log.head + i - 1))
-  end
-
-  -- log_clamp makes units that lie ahead of t units of t.
-  local function log_clamp(log, t)
-    local all = {}
-    for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
-    log.first, log.stored, log.added = 0, 0, all
-  end
-
-  local function log_cut(log, n)
-    local added = #log.added
-    for _ = 1, min(n, added) do log.added[#log.added] = nil end
-    log.stored = log.stored - max(0, n - added)
-  end
-
-  -- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
-  -- wherever something is added.
-  local function log_write(log, ttl, denials)
-    local key, head = log.key, denials and 1 or 0
-    if denials and log.head == 0 then
-      call('LPUSH', key, denials)
-    elseif denials and denials ~= log.denials then
-      call('LSET', key, 0, denials)
-    elseif log.head > head then
-      call('LPOP', key)
-    end
-    if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
-    if log.stored < log.listed then
-      if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
-    end
-    for i = 1, #log.added, 1000 do
-      call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
-    end
-    if log.first > 0 then
-      call('LTRIM', key, log.first, -1)
-      if denials then call('LSET', key, 0, denials) end
-    end
-    if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
-  end
-
-  -- log_outlive makes log live for ttl at least: it may have been written under a shorter period. Redis 6.2 does
-  -- not know GT.
-  local function log_outlive(log, ttl)
-    local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
-    if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
-  end
-
-  -- windows_to_full is how many window starts fill a bucket that holds value.
-  local function windows_to_full(l, value)
-    local n = ceil_div(l.capacity - value, l.rate)
-    if l.clears then n = min(n, 1) end
-    return n
-  end
-
-  -- full_at is the moment at which s has become equal to a full bucket.
-  local function full_at(l, s, phase)
-    local at = floor(s.at / l.tick)
-    if l.kind == TOKEN or l.kind == LEAKY then
-      at = at + ceil_div(l.v - s.value, l.p)
-    elseif l.kind == GUARANTEED then
-      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
-    elseif l.kind == WINDOW then
-      if s.value < l.capacity then
-        if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
-        at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
-      end
-    elseif l.kind == SLIDING then
-      local e = at % l.period
-      if s.value > 0 then
-        at = at + 2 * l.period - e
-      elseif s.prev > 0 then
-        at = at + l.period - e
-      end
-    elseif log_size(s.log) > 0 then
-      return s.at + l.period
-    end
-    return at * l.tick
-  end
-
-  -- limit.go ----------------------------------------------------------------------------------------
-
-  -- mul_div is a*b/c rounded down, cut to 2^53, and what that left, without leaving the exact range: the quotient
-  -- and the remainder of a*(b mod c) are built up from the bits of a.
-  local function mul_div(a, b, c)
-    if b == c then return a, 0 end
-    local whole = floor(b / c)
-    local part = b - whole * c
-    if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
-    local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
-    while bit * 2 <= a do bit = bit * 2 end
-    while bit > a and bit > 1 do bit = bit / 2 end
-    while bit >= 1 do
-      quotient, rest = quotient * 2, rest * 2
-      if rest >= c then quotient, rest = quotient + 1, rest - c end
-      if a >= bit then
-        a = a - bit
-        if rest >= c - part then
-          quotient, rest = quotient + 1, rest - (c - part)
-        else
-          rest = rest + part
-        end
-      end
-      bit = bit / 2
-    end
-    if quotient >= EXACT - product then return EXACT, 0 end
-    return product + quotient, rest
-  end
-
-  local function mul_div_ceil(a, b, c)
-    local n, rest = mul_div(a, b, c)
-    if rest > 0 then n = n + 1 end
-    return n
-  end
-
-  local function elapsed(l, at, t)
-    if l.tick == 1 then return t - at end
-    return floor(t / l.tick) - floor(at / l.tick)
-  end
-
-  local function flow(value, full, p, e)
-    if e >= -floor((value - full) / p) then return full end
-    return value + e * p
-  end
-
-  -- granted is what value has become k window starts later.
-  local function granted(l, value, k)
-    if k <= 0 then return value end
-    if l.clears or k >= ceil_div(l.capacity - value, l.rate) then return l.capacity end
-    return value + k * l.rate
-  end
-
-  -- changed.go --------------------------------------------------------------------------------------
-
-  -- unit_of is how many of a state's value make one unit, full_of the value of a full bucket.
-  local function unit_of(l) return l.kind == WINDOW and 1 or l.q end
-  local function full_of(l) return l.kind == WINDOW and l.capacity or l.v end
-
-  -- phase_of is the phase that s is written in. A limit has none: that of a charge is its key's.
-  local function phase_of(s) return s.by.phase or s.phase end
-
-  local function same_scale(l, phase, s)
-    local old = s.by
-    if l.kind == WINDOW then
-      return l.tick == old.tick and l.rate == old.rate and l.period == old.period
-        and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
-    elseif l.kind == SLIDING or l.kind == LOG then
-      return true
-    end
-    return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
-      and l.p1 == old.p1 and l.v1 == old.v1
-  end
-
-  -- after is how much is used so many ticks later.
-  local function after(k, ticks)
-    if ticks >= ceil_div(k.used, k.p) then return 0 end
-    return k.used - ticks * k.p
-  end
-
-  -- kept_tokens is a token bucket that holds value of full by the numbers of s, of which p flows in with each of
-  -- its ticks. Where one limit counts in us and the other in ms, both go by ms.
-  local function kept_tokens(l, s, value, full, p, t)
-    local old = s.by
-    local k = {
-      old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
-      tick = max(l.tick, old.tick),
-    }
-    if k.tick ~= old.tick then
-      k.used = min(k.used + p * (s.at % k.tick), EXACT)
-      k.p = min(p * (k.tick / old.tick), EXACT)
-    end
-    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
-    k.now = t - t % k.tick
-    return k
-  end
-
-  -- most_of_windows is the largest capacity + max_reserved of a fixed window.
-  local function most_of_windows(rate, longest)
-    local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
-    if windows <= floor(most / rate) then return windows * rate end
-    return most
-  end
-
-  -- outlived has the windows of s, whose calendar l does not have: the next start is known, and the longest window
-  -- there is.
-  local function outlived(s)
-    local old, longest = s.by, s.by.longest
-    return {
-      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity,
-      phase = s.next - floor(s.next / longest) * longest,
-    }
-  end
-
-  -- kept_window is a fixed window by the numbers of s.
-  local function kept_window(l, s, t)
-    local old, k = s.by
-    if old.calendar and old.calendar == l.calendar then
-      k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
-      k.window = window_of(l, 0, t)
-      k.n = k.window - s.window
-    else
-      if old.calendar then old = outlived(s) end
-      k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
-      k.window = window_of(old, k.phase, t)
-      k.n = k.window - window_of(old, k.phase, s.at)
-    end
-    k.unit, k.now, k.used = 1, t, old.capacity - s.value
-    if k.n > 0 then
-      if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
-    end
-    return k
-  end
-
-  -- units is what is used, in the unit of l, rounded up.
-  local function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
-
-  -- of is so much in the unit of l, as used counts, rounded down.
-  local function of(k, l, n)
-    local used = mul_div(n, k.unit, unit_of(l))
-    return used
-  end
-
-  -- ticks_to is how many ticks it takes until no more than most is used.
-  local function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
-
-  -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
-  local function until_used(k, l, t, most)
-    if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
-    local n = ceil_div(k.used - most, k.old.rate)
-    if l.clears then n = min(n, 1) end
-    n = max(1, n)
-    if k.edges then return k.window - l.window + n end
-    return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
-  end
-
-  -- until_units is the time from t until no more than most, in the unit of l, counts as used.
-  local function until_units(k, l, t, most)
-    local fine = k.tick and k.tick / l.tick - 1 or 0
-    if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
-    local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
-    local later = { used = after(k, n), unit = k.unit }
-    return max(0, n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - (t - k.now))
-  end
-
-  -- adopt is s, written under other numbers, as a state of l at time t, if that loses nothing; otherwise s.
-  local function adopt(l, phase, s, t)
-    local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
-    if same_scale(l, phase, s) then
-      s.by = l
+  -- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
+  -- state, whatever was denied before.
+  function take(l, phase, s, a, d, look)
+    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
+    d.blocked, d.timed = 0, not l.edges
+    if l.rate == 0 then
+      d.allowed, d.never = a.cost <= 0, a.cost > 0
       return s
-    elseif l.kind == WINDOW then
-      local k = kept_window(l, s, t)
-      if k.used > l.capacity then return s end
-      c.value = l.capacity - k.used
-      return locate(l, c)
     end
-    local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
-    local bank, sure = units(k, l), 0
-    if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
-    if bank > l.v or sure > l.v1 then return s end
-    c.value, c.prev, c.at = l.v - bank, l.v1 - sure, k.now
-    return c
+    local kept, at, seen = begin(l, phase, s, now)
+    local next
+    if kept.by ~= l then
+      next = take_kept(l, kept, at, a, d, at - now)
+    elseif l.kind == TOKEN then
+      next = take_tokens(l, kept, at, a, d)
+    elseif l.kind == LEAKY then
+      next = take_turn(l, kept, at, a, d, at - now)
+    elseif l.kind == GUARANTEED then
+      next = take_guaranteed(l, kept, at, a, d)
+    elseif l.kind == WINDOW then
+      next = take_window(l, phase, kept, at, a, d)
+    elseif l.kind == SLIDING then
+      next = take_sliding(l, kept, at, a, d)
+    else
+      next = take_log(l, kept, at, a, d, look)
+    end
+    if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
+    if at > now and d.timed then later(d, at - now) end
+    if d.never and not l.takes_denied then return s end
+    if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
+    if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
+    return keep(l, s, kept, seen, look)
+  end
+
+  -- kept_of is what remains of s when it is denied for a reason outside this bucket.
+  function kept_of(l, phase, s, a)
+    if l.rate == 0 then return s end
+    local is = with(s, denials_at(l, s))
+    local kept, _, seen = begin(l, phase, is, now)
+    kept = keep(l, is, kept, seen, a.look)
+    if a.look and kept == is then return s end
+    return with(kept, is and is.denials)
+  end
+
+  -- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
+  function keep(l, s, kept, seen, look)
+    if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
+    return kept
   end
 
   -- begin makes s a state of l at time t and mends its clock. It returns that state, the time to
   -- reckon with, and whether the bucket was seen before.
-  local function begin(l, phase, s, t)
+  function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
     local at = t
     if t < s.at then
@@ -407,259 +133,221 @@ local function general(now, given, names, stored, lives, answers)
     return s, at, true
   end
 
-  -- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
-  local function keep(l, s, kept, seen, look)
-    if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
-    return kept
-  end
-
-  -- token_bucket.go ---------------------------------------------------------------------------------
-
-  -- cost_in is the cost of a in units of which so many make one of the limit's, cut to just beyond the most that can
-  -- ever be taken.
-  local function cost_in(l, unit, a)
-    local most = l.capacity + l.max_reserved
-    if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
-    if a.cost > most then return most * unit + 1 end
-    return max(a.cost, -most) * unit
-  end
-
-  -- returned is what is left of given once so many ticks have brought p each.
-  local function returned(given, p, ticks)
-    if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
-    return given - ticks * p
-  end
-
-  local function back(l, given, t, a)
-    if a.of <= 0 then return given end
-    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
-  end
-
-  local function take_tokens(l, s, t, a, d)
-    local cost, least, most = cost_in(l, l.q, a), 0, l.v
-    if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
-    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-    if cost < 0 then
-      value = min(l.v, value + back(l, -cost, t, a))
-      d.allowed = true
-    elseif cost <= most and value - cost >= least then
-      value = value - cost
-      d.allowed = true
-      if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
-    elseif l.overdraw then
-      local bottom = min(value, -l.max_reserved * l.q)
-      value = max(bottom, value - cost)
-      d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
-    elseif cost > most then
-      d.never = true
-    else
-      d.retry = span(l, t, ceil_div(cost + least - value, l.p))
+  -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
+  function fresh(l, t, log)
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0 }
+    if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
+      s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
+    elseif l.kind == WINDOW then
+      s.value = l.initial
+      locate(l, s)
     end
-    d.value, d.remaining = value, max(0, floor(value / l.q))
-    d.reset = span(l, t, -floor((value - l.v) / l.p))
-    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0 }
+    return s
   end
 
-  -- leaky_bucket.go ---------------------------------------------------------------------------------
-
-  -- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
-  local function take_turn(l, s, t, a, d, back)
-    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-    local wait = span(l, t, ceil_div(l.v - value, l.p))
-    local next = take_tokens(l, s, t, a, d)
-    if a.cost < 0 or d.never then return next end
-    if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
-      local retry = wait - a.max_wait
-      if not d.allowed then retry = max(retry, d.retry) end
-      d.allowed, d.retry, d.wait = false, retry, 0
-      d.value, d.remaining, d.reset = value, floor(value / l.q), wait
-      return s
+  -- fresh_at is when s, which a charge of l leaves, equals a full bucket.
+  function fresh_at(l, s)
+    local by = s.by
+    if by.kind == SLIDING then
+      local e = s.at % s.period
+      if s.value > 0 then return s.at + 2 * s.period - e end
+      return s.prev > 0 and s.at + s.period - e or s.at
+    elseif not by.calendar then
+      return full_at(by, s, by.phase or s.phase)
     end
-    if d.allowed then d.wait = wait end
-    return next
+    local n = s.value < by.capacity and windows_to_full(by, s.value) or 0
+    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
+    return s.next + max(0, n - 1) * by.longest
   end
 
-  -- guaranteed.go -----------------------------------------------------------------------------------
-
-  -- guaranteed_retry is how many ticks it takes until v1 and v2, which are less now, are c together.
-  local function guaranteed_retry(l, v1, v2, c)
-    return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
-  end
-
-  local function take_guaranteed(l, s, t, a, d)
-    local e = elapsed(l, s.at, t)
-    local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
-    if a.cost < 0 then
-      local c = back(l, give_back(l, a.cost) * l.q, t, a)
-      local bank = min(c, l.v - v2)
-      v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
-      d.allowed = true
-    elseif a.cost > l.capacity then
-      d.never = true
-    else
-      local c = a.cost * l.q
-      if v1 + v2 >= c then
-        d.allowed = true
-        local paid = max(0, min(v1, c)) -- a state kept in these numbers may owe v1
-        v1, v2 = v1 - paid, v2 - (c - paid)
-      else
-        d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
+  -- full_at is the moment at which s has become equal to a full bucket.
+  function full_at(l, s, phase)
+    local at = floor(s.at / l.tick)
+    if l.kind == TOKEN or l.kind == LEAKY then
+      at = at + ceil_div(l.v - s.value, l.p)
+    elseif l.kind == GUARANTEED then
+      at = at + max(ceil_div(l.v - s.value, l.p), ceil_div(l.v1 - s.prev, l.p1))
+    elseif l.kind == WINDOW then
+      if s.value < l.capacity then
+        if l.edges then return calendar_start(l, s.window + windows_to_full(l, s.value)) end
+        at = phase + (window_of(l, phase, s.at) + windows_to_full(l, s.value)) * l.period
       end
+    elseif l.kind == SLIDING then
+      local e = at % l.period
+      if s.value > 0 then
+        at = at + 2 * l.period - e
+      elseif s.prev > 0 then
+        at = at + l.period - e
+      end
+    elseif log_size(s.log) > 0 then
+      return s.at + l.period
     end
-    d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
-    d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
-    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
+    return at * l.tick
   end
 
-  -- fixed_window.go ---------------------------------------------------------------------------------
-
-  local function overdrawn(l, value, cost)
-    return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
+  -- later moves every answered time by the time a clock that stepped back needs to catch up.
+  function later(d, back)
+    if not d.allowed and not d.never then d.retry = d.retry + back end
+    if d.reset > 0 then d.reset = d.reset + back end
+    if d.wait > 0 then d.wait = d.wait + back end
   end
 
-  local function take_window(l, phase, s, t, a, d)
-    local cost, r = a.cost, 0
-    if a.reserve then r = l.max_reserved end
-    local window = window_of(l, phase, t)
-    local value = granted(l, s.value, window - (s.window or window_of(l, phase, s.at)))
-    local function starts_in(n)
-      if l.edges then return window - l.window + n end
-      return (phase + (window + n) * l.period) * l.tick - t
+  -- span turns ticks counted from the tick that t lies in into the exact time from t.
+  function span(l, t, ticks)
+    if ticks <= 0 then return 0 end
+    if l.tick == 1 then return ticks end
+    return (floor(t / l.tick) + ticks) * l.tick - t
+  end
+
+  function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
+
+  function ceil_div(a, b) return -floor(-a / b) end
+
+  -- calendar.go --------------------------------------------------------------------------------------
+
+  -- calendar_time is the time until the n-th window start from now on, or more.
+  function calendar_time(l, n)
+    local start = calendar_start(l, l.window + n)
+    if start < math.huge then return start - now end
+    return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
+  end
+
+  -- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
+  -- is two windows ago and more, and infinity for one after them.
+  function calendar_start(l, window)
+    if window < l.first then return 0 end
+    return l.edges[window - l.first + 1] or math.huge
+  end
+
+  -- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
+  function locate(l, s)
+    if l.edges then
+      s.window = window_of(l, 0, s.at)
+      s.next = calendar_start(l, s.window + 1)
     end
-    if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
-      d.allowed = true
-    elseif cost < 0 then
-      value = min(l.capacity, value + give_back(l, cost))
-      d.allowed = true
-    elseif cost <= l.capacity + r and value - cost >= -r then
-      value = value - cost
-      d.allowed = true
-      if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
-    elseif l.takes_denied then
-      value = overdrawn(l, value, cost)
-      d.never = cost > l.capacity
-      if not d.never then d.retry = starts_in(1) end
-    elseif l.overdraw then
-      value = overdrawn(l, value, cost)
-      d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
-    elseif cost > l.capacity + r then
-      d.never = true
-    elseif l.per_request then
-      d.retry = starts_in(1)
+    return s
+  end
+
+  -- changed.go ---------------------------------------------------------------------------------------
+
+  function same_scale(l, phase, s)
+    local old = s.by
+    if l.kind == WINDOW then
+      return l.tick == old.tick and l.rate == old.rate and l.period == old.period
+        and l.capacity == old.capacity and phase == phase_of(s) and l.calendar == old.calendar
+    elseif l.kind == SLIDING or l.kind == LOG then
+      return true
+    end
+    return l.tick == old.tick and l.p == old.p and l.q == old.q and l.v == old.v
+      and l.p1 == old.p1 and l.v1 == old.v1
+  end
+
+  -- adopt is s, written under other numbers, as a state of l at time t, if that loses nothing; otherwise s.
+  function adopt(l, phase, s, t)
+    local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
+    if same_scale(l, phase, s) then
+      s.by = l
+      return s
+    elseif l.kind == WINDOW then
+      local k = kept_window(l, s, t)
+      if k.used > l.capacity then return s end
+      c.value = l.capacity - k.used
+      return locate(l, c)
+    end
+    local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+    local bank, sure = units(k, l), 0
+    if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
+    if bank > l.v or sure > l.v1 then return s end
+    c.value, c.prev, c.at = l.v - bank, l.v1 - sure, k.now
+    return c
+  end
+
+  -- kept_tokens is a token bucket that holds value of full by the numbers of s, of which p flows in with each of
+  -- its ticks. Where one limit counts in us and the other in ms, both go by ms.
+  function kept_tokens(l, s, value, full, p, t)
+    local old = s.by
+    local k = {
+      old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
+      tick = max(l.tick, old.tick),
+    }
+    if k.tick ~= old.tick then
+      k.used = min(k.used + p * (s.at % k.tick), EXACT)
+      k.p = min(p * (k.tick / old.tick), EXACT)
+    end
+    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
+    k.now = t - t % k.tick
+    return k
+  end
+
+  -- after is how much is used so many ticks later.
+  function after(k, ticks)
+    if ticks >= ceil_div(k.used, k.p) then return 0 end
+    return k.used - ticks * k.p
+  end
+
+  -- kept_window is a fixed window by the numbers of s.
+  function kept_window(l, s, t)
+    local old, k = s.by
+    if old.calendar and old.calendar == l.calendar then
+      k = { old = old, most = most_of_windows(old.rate, l.longest), phase = 0, edges = true }
+      k.window = window_of(l, 0, t)
+      k.n = k.window - s.window
     else
-      d.retry = starts_in(ceil_div(cost - r - value, l.rate))
+      if old.calendar then old = outlived(s) end
+      k = { old = old, most = most_of_windows(old.rate, old.period), phase = old.phase or s.phase }
+      k.window = window_of(old, k.phase, t)
+      k.n = k.window - window_of(old, k.phase, s.at)
     end
-    d.value, d.remaining = value, max(0, value)
-    d.reset = starts_in(max(1, windows_to_full(l, value)))
-    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0 })
+    k.unit, k.now, k.used = 1, t, old.capacity - s.value
+    if k.n > 0 then
+      if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
+    end
+    return k
   end
 
-  -- sliding_counter.go ------------------------------------------------------------------------------
-
-  local function sliding_retry(l, cur, prev, cost, e)
-    local a = l.rate - cur - cost
-    if a >= 0 and prev > 0 then
-      local e2 = l.period - floor(a * l.period / prev)
-      if e2 < l.period then return e2 - e end
-    end
-    local next = l.period - e
-    if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
-    return next
+  -- outlived has the windows of s, whose calendar l does not have: the next start is known, and the longest window
+  -- there is.
+  function outlived(s)
+    local old, longest = s.by, s.by.longest
+    return {
+      kind = WINDOW, tick = 1, rate = old.rate, period = longest, capacity = old.capacity,
+      phase = s.next - floor(s.next / longest) * longest,
+    }
   end
 
-  -- window_counts are counts cut where products would leave the exact range: other numbers may have allowed more.
-  -- What is stored is not cut.
-  local function window_counts(l, cur, prev)
-    if cur <= l.rate and prev <= l.rate then return cur, prev end
-    local most = floor(EXACT / 3 / l.period)
-    return min(cur, most), min(prev, most)
+  -- units is what is used, in the unit of l, rounded up.
+  function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
+
+  -- of is so much in the unit of l, as used counts, rounded down.
+  function of(k, l, n)
+    local used = mul_div(n, k.unit, unit_of(l))
+    return used
   end
 
-  local function take_sliding(l, s, t, a, d)
-    local own, last = s.value, s.prev
-    local tick = floor(t / l.tick)
-    local e = tick % l.period
-    local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
-    if windows == 1 then
-      own, last = 0, own
-    elseif windows ~= 0 then
-      own, last = 0, 0
-    end
-    local cur, prev = window_counts(l, own, last)
-    local cost, left = a.cost, l.period - e
-    if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
-      d.allowed = true
-    elseif cost < 0 then
-      local off = min(-cost, own)
-      own, last = own - off, max(0, last - (-cost - off))
-      cur, prev = window_counts(l, own, last)
-      d.allowed = true
-    elseif cost > l.rate then
-      d.never = true
-    elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
-      own, cur = own + cost, cur + cost
-      d.allowed = true
-    else
-      d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
-    end
-    d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
-    d.value = d.remaining
-    if cur > 0 then
-      d.reset = span(l, t, left + l.period)
-    elseif prev > 0 then
-      d.reset = span(l, t, left)
-    end
-    return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
+  -- until_units is the time from t until no more than most, in the unit of l, counts as used.
+  function until_units(k, l, t, most)
+    local fine = k.tick and k.tick / l.tick - 1 or 0
+    if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
+    local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
+    local later = { used = after(k, n), unit = k.unit }
+    return max(0, n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - (t - k.now))
   end
 
-  -- sliding_log.go ----------------------------------------------------------------------------------
-
-  -- expired is how many units, at the head of log, are a period old at time t.
-  local function expired(l, log, t)
-    local size, before = log_size(log), t - l.period
-    if size == 0 or log_at(log, 1) > before then return 0 end
-    local lo, hi = 1, size + 1 -- out at lo, in at hi
-    while lo + 1 < hi do
-      local mid = floor((lo + hi) / 2)
-      if log_at(log, mid) > before then hi = mid else lo = mid end
-    end
-    return lo
+  -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
+  function until_used(k, l, t, most)
+    if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
+    local n = ceil_div(k.used - most, k.old.rate)
+    if l.clears then n = min(n, 1) end
+    n = max(1, n)
+    if k.edges then return k.window - l.window + n end
+    return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  local function take_log(l, s, t, a, d, look)
-    local log, cost, out = s.log, a.cost, expired(l, s.log, t)
-    local n = log_size(log) - out
-    local newest = n > 0 and log_at(log, out + n)
-    if cost < 0 and a.of > 0 and a.of <= t - l.period then
-      d.allowed = true
-    elseif cost < 0 then
-      n = n - min(n, -cost)
-      newest = n > 0 and log_at(log, out + n)
-      d.allowed = true
-    elseif cost > l.rate then
-      d.never = true
-    elseif n + cost <= l.rate then
-      d.allowed = true
-      n = n + cost
-      if cost > 0 then newest = t end
-    else
-      d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
-    end
-    d.remaining = max(0, l.rate - n)
-    d.value = d.remaining
-    if newest then d.reset = newest + l.period - t end
-    if d.allowed and cost ~= 0 and not look then
-      if cost < 0 then log_cut(log, log_size(log) - out - n) end
-      log.first = log.first + out
-      for _ = 1, cost do log.added[#log.added + 1] = t end
-    end
-    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
-  end
-
-  -- changed.go: take_kept --------------------------------------------------------------------------
+  -- ticks_to is how many ticks it takes until no more than most is used.
+  function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
   -- give_units takes units of l off what is used, less what has flowed in since.
-  local function give_units(k, l, n, p, a)
+  function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and k.tick then
       given = returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
@@ -667,8 +355,30 @@ local function general(now, given, names, stored, lives, answers)
     k.used = max(0, k.used - given)
   end
 
+  -- take_kept answers a of s, which is kept in other numbers than l's, at time t, which is behind ahead of a clock
+  -- that stepped back. Of a calendar that l does not have it tells times, not windows.
+  function take_kept(l, s, t, a, d, behind)
+    if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
+    local k
+    if l.kind == WINDOW then
+      k = kept_window(l, s, t)
+      d.timed = not k.edges
+    else
+      k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+    end
+    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
+    d.value = full_of(l) - units(k, l)
+    d.remaining = max(0, floor(d.value / unit_of(l)))
+    d.reset = until_units(k, l, t, 0)
+    local next = {
+      by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+    }
+    if k.edges then locate(l, next) end
+    return next
+  end
+
   -- decide_kept takes a of a token bucket or a fixed window.
-  local function decide_kept(l, k, t, a, d)
+  function decide_kept(l, k, t, a, d)
     local unit, full = unit_of(l), full_of(l)
     local cost, r = cost_in(l, unit, a), 0
     if a.reserve then r = l.max_reserved end
@@ -708,7 +418,7 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- decide_kept_turn takes a of a leaky bucket.
-  local function decide_kept_turn(l, k, t, a, d, behind)
+  function decide_kept_turn(l, k, t, a, d, behind)
     local cost = cost_in(l, l.q, a)
     if cost < 0 then
       give_units(k, l, -cost, k.p, a)
@@ -739,7 +449,7 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- take_kept_pair takes a of a guaranteed bucket.
-  local function take_kept_pair(l, s, t, a, d)
+  function take_kept_pair(l, s, t, a, d)
     local old = s.by
     local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
     local larger = mul_div(l.capacity, old.q, 1)
@@ -800,71 +510,180 @@ local function general(now, given, names, stored, lives, answers)
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 
-  -- take_kept answers a of s, which is kept in other numbers than l's, at time t, which is behind ahead of a clock
-  -- that stepped back. Of a calendar that l does not have it tells times, not windows.
-  local function take_kept(l, s, t, a, d, behind)
-    if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
-    local k
-    if l.kind == WINDOW then
-      k = kept_window(l, s, t)
-      d.timed = not k.edges
-    else
-      k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
+  -- mul_div is a*b/c rounded down, cut to 2^53, and what that left, without leaving the exact range: the quotient
+  -- and the remainder of a*(b mod c) are built up from the bits of a.
+  function mul_div(a, b, c)
+    if b == c then return a, 0 end
+    local whole = floor(b / c)
+    local part = b - whole * c
+    if whole > 0 and a > floor(EXACT / whole) then return EXACT, 0 end
+    local product, quotient, rest, bit = a * whole, 0, 0, 4503599627370496
+    while bit * 2 <= a do bit = bit * 2 end
+    while bit > a and bit > 1 do bit = bit / 2 end
+    while bit >= 1 do
+      quotient, rest = quotient * 2, rest * 2
+      if rest >= c then quotient, rest = quotient + 1, rest - c end
+      if a >= bit then
+        a = a - bit
+        if rest >= c - part then
+          quotient, rest = quotient + 1, rest - (c - part)
+        else
+          rest = rest + part
+        end
+      end
+      bit = bit / 2
     end
-    if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
-    d.value = full_of(l) - units(k, l)
-    d.remaining = max(0, floor(d.value / unit_of(l)))
-    d.reset = until_units(k, l, t, 0)
-    local next = {
-      by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
-    }
-    if k.edges then locate(l, next) end
+    if quotient >= EXACT - product then return EXACT, 0 end
+    return product + quotient, rest
+  end
+
+  function mul_div_ceil(a, b, c)
+    local n, rest = mul_div(a, b, c)
+    if rest > 0 then n = n + 1 end
+    return n
+  end
+
+  -- phase_of is the phase that s is written in. A limit has none: that of a charge is its key's.
+  function phase_of(s) return s.by.phase or s.phase end
+
+  -- fixed_window.go ----------------------------------------------------------------------------------
+
+  -- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
+  -- t before them is in some window before, t after them in some window after.
+  function window_of(l, phase, t)
+    if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
+    local n = 0
+    while n < #l.edges and t >= l.edges[n + 1] do n = n + 1 end
+    return l.first + n - 1
+  end
+
+  -- granted is what value has become k window starts later.
+  function granted(l, value, k)
+    if k <= 0 then return value end
+    if l.clears or k >= ceil_div(l.capacity - value, l.rate) then return l.capacity end
+    return value + k * l.rate
+  end
+
+  function take_window(l, phase, s, t, a, d)
+    local cost, r = a.cost, 0
+    if a.reserve then r = l.max_reserved end
+    local window = window_of(l, phase, t)
+    local value = granted(l, s.value, window - (s.window or window_of(l, phase, s.at)))
+    local function starts_in(n)
+      if l.edges then return window - l.window + n end
+      return (phase + (window + n) * l.period) * l.tick - t
+    end
+    if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
+      d.allowed = true
+    elseif cost < 0 then
+      value = min(l.capacity, value + give_back(l, cost))
+      d.allowed = true
+    elseif cost <= l.capacity + r and value - cost >= -r then
+      value = value - cost
+      d.allowed = true
+      if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
+    elseif l.takes_denied then
+      value = overdrawn(l, value, cost)
+      d.never = cost > l.capacity
+      if not d.never then d.retry = starts_in(1) end
+    elseif l.overdraw then
+      value = overdrawn(l, value, cost)
+      d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
+    elseif cost > l.capacity + r then
+      d.never = true
+    elseif l.per_request then
+      d.retry = starts_in(1)
+    else
+      d.retry = starts_in(ceil_div(cost - r - value, l.rate))
+    end
+    d.value, d.remaining = value, max(0, value)
+    d.reset = starts_in(max(1, windows_to_full(l, value)))
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0 })
+  end
+
+  -- windows_to_full is how many window starts fill a bucket that holds value.
+  function windows_to_full(l, value)
+    local n = ceil_div(l.capacity - value, l.rate)
+    if l.clears then n = min(n, 1) end
+    return n
+  end
+
+  function overdrawn(l, value, cost)
+    return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
+  end
+
+  -- guaranteed.go ------------------------------------------------------------------------------------
+
+  function take_guaranteed(l, s, t, a, d)
+    local e = elapsed(l, s.at, t)
+    local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
+    if a.cost < 0 then
+      local c = back(l, give_back(l, a.cost) * l.q, t, a)
+      local bank = min(c, l.v - v2)
+      v1, v2 = min(l.v1, v1 + c - bank), v2 + bank
+      d.allowed = true
+    elseif a.cost > l.capacity then
+      d.never = true
+    else
+      local c = a.cost * l.q
+      if v1 + v2 >= c then
+        d.allowed = true
+        local paid = max(0, min(v1, c)) -- a state kept in these numbers may owe v1
+        v1, v2 = v1 - paid, v2 - (c - paid)
+      else
+        d.retry = span(l, t, guaranteed_retry(l, v1, v2, c))
+      end
+    end
+    d.value, d.remaining = v1 + v2, max(0, floor((v1 + v2) / l.q))
+    d.reset = span(l, t, max(ceil_div(l.v1 - v1, l.p1), ceil_div(l.v - v2, l.p)))
+    return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
+  end
+
+  -- guaranteed_retry is how many ticks it takes until v1 and v2, which are less now, are c together.
+  function guaranteed_retry(l, v1, v2, c)
+    return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
+  end
+
+  -- leaky_bucket.go ----------------------------------------------------------------------------------
+
+  -- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
+  function take_turn(l, s, t, a, d, back)
+    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+    local wait = span(l, t, ceil_div(l.v - value, l.p))
+    local next = take_tokens(l, s, t, a, d)
+    if a.cost < 0 or d.never then return next end
+    if a.max_wait > 0 and wait > 0 and wait + back > a.max_wait then
+      local retry = wait - a.max_wait
+      if not d.allowed then retry = max(retry, d.retry) end
+      d.allowed, d.retry, d.wait = false, retry, 0
+      d.value, d.remaining, d.reset = value, floor(value / l.q), wait
+      return s
+    end
+    if d.allowed then d.wait = wait end
     return next
   end
 
-  -- algorithms.go: take -----------------------------------------------------------------------------
+  -- lease.go -----------------------------------------------------------------------------------------
 
-  -- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
-  -- state, whatever was denied before.
-  local function take(l, phase, s, a, d, look)
-    d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-    d.blocked, d.timed = 0, not l.edges
-    if l.rate == 0 then
-      d.allowed, d.never = a.cost <= 0, a.cost > 0
-      return s
-    end
-    local kept, at, seen = begin(l, phase, s, now)
-    local next
-    if kept.by ~= l then
-      next = take_kept(l, kept, at, a, d, at - now)
-    elseif l.kind == TOKEN then
-      next = take_tokens(l, kept, at, a, d)
-    elseif l.kind == LEAKY then
-      next = take_turn(l, kept, at, a, d, at - now)
-    elseif l.kind == GUARANTEED then
-      next = take_guaranteed(l, kept, at, a, d)
-    elseif l.kind == WINDOW then
-      next = take_window(l, phase, kept, at, a, d)
-    elseif l.kind == SLIDING then
-      next = take_sliding(l, kept, at, a, d)
-    else
-      next = take_log(l, kept, at, a, d, look)
-    end
-    if a.settle and a.cost == 0 then d.allowed, d.retry = true, 0 end
-    if at > now and d.timed then later(d, at - now) end
-    if d.never and not l.takes_denied then return s end
-    if a.cost < 0 and not seen and l.initial >= l.capacity then return s end
-    if a.cost ~= 0 and not look and (d.allowed or l.charges_denied) then return next end
-    return keep(l, s, kept, seen, look)
+  -- unit_of is how many of a state's value make one unit, full_of the value of a full bucket.
+  function unit_of(l) return l.kind == WINDOW and 1 or l.q end
+
+  -- limit.go -----------------------------------------------------------------------------------------
+
+  -- most_of_windows is the largest capacity + max_reserved of a fixed window.
+  function most_of_windows(rate, longest)
+    local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
+    if windows <= floor(most / rate) then return windows * rate end
+    return most
   end
 
-  -- penalty.go --------------------------------------------------------------------------------------
+  -- penalty.go ---------------------------------------------------------------------------------------
 
   -- Denials are the times of those since the last block, oldest first, how many blocks there were in a
   -- row, and until when the last is. They are made anew, never changed.
 
   -- block is how long the k-th block in a row lasts.
-  local function block(l, k)
+  function block(l, k)
     local span = l.block
     while k > 1 and span < l.longest_block do
       span, k = min(2 * span, l.longest_block), k - 1
@@ -872,33 +691,13 @@ local function general(now, given, names, stored, lives, answers)
     return span
   end
 
-  -- with is s with other denials.
-  local function with(s, denials)
-    if not s or s.denials == denials then return s end
-    return {
-      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
-      window = s.window, next = s.next, period = s.period, denials = denials,
-    }
-  end
-
-  -- seen tells whether s has a clock.
-  local function seen_at(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
-
-  -- forgotten_at is when nothing of denials counts any more.
-  local function forgotten_at(l, denials)
-    local n, at = #denials, 0
-    if n > 0 then at = denials[n] + l.period * l.tick end
-    if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
-    return at
-  end
-
   -- denials_at is what still counts, now, of the denials that s has; nil: nothing.
-  local function denials_at(l, s)
+  function denials_at(l, s)
     local was = s and s.denials
     if not was or l.after == 0 then return nil end
     local n, last = #was, was.till - block(l, was.blocks)
     if n > 0 then last = max(last, was[n]) end
-    if seen_at(l, s) then last = max(last, s.at) end
+    if seen(l, s) then last = max(last, s.at) end
     local back = last - now
     if back > STEP_BACK then
       local moved = { blocks = was.blocks, till = was.till - back }
@@ -909,8 +708,16 @@ local function general(now, given, names, stored, lives, answers)
     return was
   end
 
+  -- forgotten_at is when nothing of denials counts any more.
+  function forgotten_at(l, denials)
+    local n, at = #denials, 0
+    if n > 0 then at = denials[n] + l.period * l.tick end
+    if denials.blocks > 0 then at = max(at, denials.till + l.longest_block) end
+    return at
+  end
+
   -- counted is what is remembered of denials after one at time t.
-  local function counted(l, was, t)
+  function counted(l, was, t)
     local d = { blocks = 0, till = 0 }
     if was then
       if was.blocks > 0 and t < was.till + l.longest_block then d.blocks, d.till = was.blocks, was.till end
@@ -929,38 +736,13 @@ local function general(now, given, names, stored, lives, answers)
     return { blocks = blocks, till = t + block(l, blocks) }
   end
 
-  local function time_of(l, s)
-    if seen_at(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
-    return now
-  end
-
-  -- kept_of is what remains of s when it is denied for a reason outside this bucket.
-  local function kept_of(l, phase, s, a)
-    if l.rate == 0 then return s end
-    local is = with(s, denials_at(l, s))
-    local kept, _, seen = begin(l, phase, is, now)
-    kept = keep(l, is, kept, seen, a.look)
-    if a.look and kept == is then return s end
-    return with(kept, is and is.denials)
-  end
-
-  -- take_blocked answers a of s, which is blocked until till.
-  local function take_blocked(l, phase, s, till, a, d)
-    take(l, phase, s, a, d, true)
-    if d.never then return end
-    local own = d.retry
-    take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
-    d.allowed, d.wait, d.blocked = false, 0, till - now
-    d.retry = d.timed and max(own, d.blocked) or own
-  end
-
   -- take_counted is take where denials count, or did under other numbers.
-  local function take_counted(l, phase, s, a, d, look)
+  function take_counted(l, phase, s, a, d, look)
     if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
     local denials = denials_at(l, s)
     local at, is = time_of(l, s), with(s, denials)
     if denials and a.cost >= 0 and not (a.settle and a.cost == 0) and at < denials.till then
-      take_blocked(l, phase, is, denials.till, a, d)
+      blocked(l, phase, is, denials.till, a, d)
       if d.never or look then return s end
       return kept_of(l, phase, s, a)
     end
@@ -976,29 +758,302 @@ local function general(now, given, names, stored, lives, answers)
     return with(next, denials)
   end
 
-  -- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
-  local function pack_denials(denials)
-    local parts = { pack('<dd', denials.blocks, denials.till) }
-    for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
-    return table.concat(parts)
+  function time_of(l, s)
+    if seen(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
+    return now
   end
 
-  local function unpack_denials(b, at)
-    local d = {}
-    d.blocks, d.till, at = unpack_at('<dd', b, at)
-    while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
-    return d
+  -- seen tells whether s has a clock.
+  function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
+
+  -- blocked answers a of s, which is blocked until till.
+  function blocked(l, phase, s, till, a, d)
+    take(l, phase, s, a, d, true)
+    if d.never then return end
+    local own = d.retry
+    take(l, phase, s, { cost = 0, max_wait = 0, of = 0 }, d, true)
+    d.allowed, d.wait, d.blocked = false, 0, till - now
+    d.retry = d.timed and max(own, d.blocked) or own
   end
 
-  -- The buckets -------------------------------------------------------------------------------------
+  -- with is s with other denials.
+  function with(s, denials)
+    if not s or s.denials == denials then return s end
+    return {
+      by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
+      window = s.window, next = s.next, period = s.period, denials = denials,
+    }
+  end
 
-  -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
-  -- those of the charge that it is left by.
-  local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
+  -- shards.go ----------------------------------------------------------------------------------------
+
+  function full_of(l) return l.kind == WINDOW and l.capacity or l.v end
+
+  -- sliding_counter.go -------------------------------------------------------------------------------
+
+  function take_sliding(l, s, t, a, d)
+    local own, last = s.value, s.prev
+    local tick = floor(t / l.tick)
+    local e = tick % l.period
+    local windows = floor(tick / l.period) - floor(floor(s.at / l.tick) / l.period)
+    if windows == 1 then
+      own, last = 0, own
+    elseif windows ~= 0 then
+      own, last = 0, 0
+    end
+    local cur, prev = window_counts(l, own, last)
+    local cost, left = a.cost, l.period - e
+    if cost < 0 and a.of > 0 and floor(floor(a.of / l.tick) / l.period) ~= floor(tick / l.period) then
+      d.allowed = true
+    elseif cost < 0 then
+      local off = min(-cost, own)
+      own, last = own - off, max(0, last - (-cost - off))
+      cur, prev = window_counts(l, own, last)
+      d.allowed = true
+    elseif cost > l.rate then
+      d.never = true
+    elseif (cur + cost) * l.period + prev * left <= l.rate * l.period then
+      own, cur = own + cost, cur + cost
+      d.allowed = true
+    else
+      d.retry = span(l, t, sliding_retry(l, cur, prev, cost, e))
+    end
+    d.remaining = max(0, floor(((l.rate - cur) * l.period - prev * left) / l.period))
+    d.value = d.remaining
+    if cur > 0 then
+      d.reset = span(l, t, left + l.period)
+    elseif prev > 0 then
+      d.reset = span(l, t, left)
+    end
+    return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
+  end
+
+  -- window_counts are counts cut where products would leave the exact range: other numbers may have allowed more.
+  -- What is stored is not cut.
+  function window_counts(l, cur, prev)
+    if cur <= l.rate and prev <= l.rate then return cur, prev end
+    local most = floor(EXACT / 3 / l.period)
+    return min(cur, most), min(prev, most)
+  end
+
+  function sliding_retry(l, cur, prev, cost, e)
+    local a = l.rate - cur - cost
+    if a >= 0 and prev > 0 then
+      local e2 = l.period - floor(a * l.period / prev)
+      if e2 < l.period then return e2 - e end
+    end
+    local next = l.period - e
+    if cur > 0 then next = next + max(0, l.period - floor((l.rate - cost) * l.period / cur)) end
+    return next
+  end
+
+  -- sliding_log.go -----------------------------------------------------------------------------------
+
+  function take_log(l, s, t, a, d, look)
+    local log, cost, out = s.log, a.cost, expired(l, s.log, t)
+    local n = log_size(log) - out
+    local newest = n > 0 and log_at(log, out + n)
+    if cost < 0 and a.of > 0 and a.of <= t - l.period then
+      d.allowed = true
+    elseif cost < 0 then
+      n = n - min(n, -cost)
+      newest = n > 0 and log_at(log, out + n)
+      d.allowed = true
+    elseif cost > l.rate then
+      d.never = true
+    elseif n + cost <= l.rate then
+      d.allowed = true
+      n = n + cost
+      if cost > 0 then newest = t end
+    else
+      d.retry = log_at(log, out + n + cost - l.rate) + l.period - t
+    end
+    d.remaining = max(0, l.rate - n)
+    d.value = d.remaining
+    if newest then d.reset = newest + l.period - t end
+    if d.allowed and cost ~= 0 and not look then
+      if cost < 0 then log_cut(log, log_size(log) - out - n) end
+      log.first = log.first + out
+      for _ = 1, cost do log.added[#log.added + 1] = t end
+    end
+    return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
+  end
+
+  -- expired is how many units, at the head of log, are a period old at time t.
+  function expired(l, log, t)
+    local size, before = log_size(log), t - l.period
+    if size == 0 or log_at(log, 1) > before then return 0 end
+    local lo, hi = 1, size + 1 -- out at lo, in at hi
+    while lo + 1 < hi do
+      local mid = floor((lo + hi) / 2)
+      if log_at(log, mid) > before then hi = mid else lo = mid end
+    end
+    return lo
+  end
+
+  -- together.go --------------------------------------------------------------------------------------
+
+  -- take_all charges all of charges[first..last] or none of them.
+  function take_all(charges, first, last)
+    local all, never = true, false
+    for i = first, last do
+      local c = charges[i]
+      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
+      all = all and c.allowed
+      never = never or (c.never and not c.limit.takes_denied)
+    end
+    for i = first, last do
+      local c = charges[i]
+      local l = c.limit
+      if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
+        take_one(c)
+      elseif not never then
+        remember(c, kept_of(l, c.phase, state[c.key], c))
+      end
+      if not all and c.allowed and not l.charges_denied then
+        local is = {}
+        take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
+        c.value, c.remaining, c.reset, c.wait, c.timed = is.value, is.remaining, is.reset, 0, is.timed
+      end
+    end
+  end
+
+  function take_one(c)
+    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
+  end
+
+  -- token_bucket.go ----------------------------------------------------------------------------------
+
+  function elapsed(l, at, t)
+    if l.tick == 1 then return t - at end
+    return floor(t / l.tick) - floor(at / l.tick)
+  end
+
+  function flow(value, full, p, e)
+    if e >= -floor((value - full) / p) then return full end
+    return value + e * p
+  end
+
+  -- cost_in is the cost of a in units of which so many make one of the limit's, cut to just beyond the most that can
+  -- ever be taken.
+  function cost_in(l, unit, a)
+    local most = l.capacity + l.max_reserved
+    if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
+    if a.cost > most then return most * unit + 1 end
+    return max(a.cost, -most) * unit
+  end
+
+  function back(l, given, t, a)
+    if a.of <= 0 then return given end
+    return returned(given, l.p + l.p1, elapsed(l, a.of, t))
+  end
+
+  -- returned is what is left of given once so many ticks have brought p each.
+  function returned(given, p, ticks)
+    if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
+    return given - ticks * p
+  end
+
+  function take_tokens(l, s, t, a, d)
+    local cost, least, most = cost_in(l, l.q, a), 0, l.v
+    if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
+    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
+    if cost < 0 then
+      value = min(l.v, value + back(l, -cost, t, a))
+      d.allowed = true
+    elseif cost <= most and value - cost >= least then
+      value = value - cost
+      d.allowed = true
+      if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
+    elseif l.overdraw then
+      local bottom = min(value, -l.max_reserved * l.q)
+      value = max(bottom, value - cost)
+      d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
+    elseif cost > most then
+      d.never = true
+    else
+      d.retry = span(l, t, ceil_div(cost + least - value, l.p))
+    end
+    d.value, d.remaining = value, max(0, floor(value / l.q))
+    d.reset = span(l, t, -floor((value - l.v) / l.p))
+    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0 }
+  end
+
+  -- The log ------------------------------------------------------------------------------------------
+
+  -- A log is a list of times, oldest first. It is read where it must be and written at the end:
+  -- first units at the head are gone, those after stored are cut, and added ones follow. What is
+  -- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
+  function log_load(key)
+    local n = call('LLEN', key)
+    local oldest = n > 0 and call('LINDEX', key, 0)
+    local head = oldest and byte(oldest) == 100 and 1 or 0
+    n = n - head
+    return {
+      key = key, listed = n, stored = n, first = 0, added = {},
+      head = head, denials = head == 1 and oldest, oldest = head == 0 and oldest,
+    }
+  end
+
+  function log_size(log) return log.stored + #log.added - log.first end
+
+  function log_at(log, i)
+    i = i + log.first
+    if i > log.stored then return log.added[i - log.stored] end
+    if i == 1 and log.oldest then return tonumber(log.oldest) end
+    return tonumber(call('LINDEX', log.key, log.head + i - 1))
+  end
+
+  -- log_clamp makes units that lie ahead of t units of t.
+  function log_clamp(log, t)
+    local all = {}
+    for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
+    log.first, log.stored, log.added = 0, 0, all
+  end
+
+  function log_cut(log, n)
+    local added = #log.added
+    for _ = 1, min(n, added) do log.added[#log.added] = nil end
+    log.stored = log.stored - max(0, n - added)
+  end
+
+  -- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
+  -- wherever something is added.
+  function log_write(log, ttl, denials)
+    local key, head = log.key, denials and 1 or 0
+    if denials and log.head == 0 then
+      call('LPUSH', key, denials)
+    elseif denials and denials ~= log.denials then
+      call('LSET', key, 0, denials)
+    elseif log.head > head then
+      call('LPOP', key)
+    end
+    if log_size(log) == 0 then log.first, log.stored, log.added = 0, 0, {} end
+    if log.stored < log.listed then
+      if head + log.stored > 0 then call('LTRIM', key, 0, head + log.stored - 1) else call('DEL', key) end
+    end
+    for i = 1, #log.added, 1000 do
+      call('RPUSH', key, unpack(log.added, i, min(i + 999, #log.added)))
+    end
+    if log.first > 0 then
+      call('LTRIM', key, log.first, -1)
+      if denials then call('LSET', key, 0, denials) end
+    end
+    if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
+  end
+
+  -- log_outlive makes log live for ttl at least: it may have been written under a shorter period. Redis 6.2 does
+  -- not know GT.
+  function log_outlive(log, ttl)
+    local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
+    if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
+  end
+
+  -- The buckets --------------------------------------------------------------------------------------
 
   -- load reads the state of key k. The numbers it was written in are compared with those of l at
   -- once, so that in the usual case there is nothing to make of them.
-  local function load(k, l, phase)
+  function load(k, l, phase)
     local s = state[k]
     if s ~= nil then return s end
     s = false
@@ -1059,39 +1114,22 @@ local function general(now, given, names, stored, lives, answers)
     return s
   end
 
-  -- calendar_time is the time until the n-th window start from now on, or more.
-  local function calendar_time(l, n)
-    local start = calendar_start(l, l.window + n)
-    if start < math.huge then return start - now end
-    return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
-  end
-
-  -- fresh_at is when s, which a charge of l leaves, equals a full bucket.
-  local function fresh_at(l, s)
-    local by = s.by
-    if by.kind == SLIDING then
-      local e = s.at % s.period
-      if s.value > 0 then return s.at + 2 * s.period - e end
-      return s.prev > 0 and s.at + s.period - e or s.at
-    elseif not by.calendar then
-      return full_at(by, s, by.phase or s.phase)
+  function remember(c, s)
+    if s and s ~= state[c.key] then
+      s.phase = s.by.phase or c.phase
+      state[c.key], dirty[c.key] = s, c.limit
+    elseif s and s.log and not c.look then
+      denied_logs[c.key] = c.limit
     end
-    local n = s.value < by.capacity and windows_to_full(by, s.value) or 0
-    if by.calendar == l.calendar then return now + calendar_time(l, s.window + n - l.window) end
-    return s.next + max(0, n - 1) * by.longest
-  end
-
-  -- lifetime is for how many ms s, which a charge of l leaves, must live: until it equals a bucket never seen.
-  local function lifetime(l, s)
-    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
-    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
-    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
-    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
-    return ttl
+    -- A count lives as long as the longest period that it was met by.
+    if s and c.limit.kind == SLIDING and not c.look then
+      local period = c.limit.period * c.limit.tick
+      if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
+    end
   end
 
   -- save leaves the state of key k to be written.
-  local function save(k)
+  function save(k)
     local s = state[k]
     local l = s.by
     local kind, ms, b = l.kind, l.tick == 1 and 0 or 1
@@ -1112,51 +1150,27 @@ local function general(now, given, names, stored, lives, answers)
     stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
-  local denied_logs = {} -- by key: the limit that denied last
-
-  local function remember(c, s)
-    if s and s ~= state[c.key] then
-      s.phase = s.by.phase or c.phase
-      state[c.key], dirty[c.key] = s, c.limit
-    elseif s and s.log and not c.look then
-      denied_logs[c.key] = c.limit
-    end
-    -- A count lives as long as the longest period that it was met by.
-    if s and c.limit.kind == SLIDING and not c.look then
-      local period = c.limit.period * c.limit.tick
-      if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
-    end
+  -- lifetime is for how many ms s, which a charge of l leaves, must live: until it equals a bucket never seen.
+  function lifetime(l, s)
+    local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
+    if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
+    if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
+    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
+    return ttl
   end
 
-  -- together.go -------------------------------------------------------------------------------------
-
-  local function take_one(c)
-    remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
+  -- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
+  function pack_denials(denials)
+    local parts = { pack('<dd', denials.blocks, denials.till) }
+    for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
+    return table.concat(parts)
   end
 
-  -- take_all charges all of charges[first..last] or none of them.
-  local function take_all(charges, first, last)
-    local all, never = true, false
-    for i = first, last do
-      local c = charges[i]
-      take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
-      all = all and c.allowed
-      never = never or (c.never and not c.limit.takes_denied)
-    end
-    for i = first, last do
-      local c = charges[i]
-      local l = c.limit
-      if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
-        take_one(c)
-      elseif not never then
-        remember(c, kept_of(l, c.phase, state[c.key], c))
-      end
-      if not all and c.allowed and not l.charges_denied then
-        local is = {}
-        take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-        c.value, c.remaining, c.reset, c.wait, c.timed = is.value, is.remaining, is.reset, 0, is.timed
-      end
-    end
+  function unpack_denials(b, at)
+    local d = {}
+    d.blocks, d.till, at = unpack_at('<dd', b, at)
+    while at <= #b do d[#d + 1], at = unpack_at('<d', b, at) end
+    return d
   end
 
   -- The call ----------------------------------------------------------------------------------------
