@@ -60,7 +60,7 @@ type stack struct {
 	lease  *backend.LeaseStore  // nil: in memory
 	redis  []*redis.Store       // one, or that for limits by the second too; none: in memory
 	// undo is what is given back where a request's limits are in both.
-	undo *backend.Background
+	undo *backend.Undos
 }
 
 // newStack builds the stores. A charge meets them in the order of the lines below, top to bottom;
@@ -93,8 +93,8 @@ func (s *server) newStack() (stack, error) {
 	}
 	buckets := backend.Taker(st.redis[0])
 	if len(st.redis) > 1 {
-		st.undo = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
-		buckets = backend.Divided(buckets, st.redis[1], bySecond, st.undo)
+		st.undo = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+		buckets = backend.Blocking(backend.Divided(st.redis[0], st.redis[1], bySecond, st.undo))
 	}
 	// What Redis costs, and how often it fails. Above it what outlives an outage: remembered denials,
 	// and over them loans, for what is on loan here is there though Redis said no.

@@ -1,8 +1,8 @@
 package backend_test
 
 import (
-	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,17 +15,17 @@ import (
 // odd says that keys with an odd last byte are in the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
-func dividedStore(t *testing.T, first, second backend.Taker) backend.Taker {
+func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 	t.Helper()
-	background := backend.NewBackground(time.Second)
-	t.Cleanup(background.Close)
-	return backend.Divided(first, second, odd, background)
+	undos := backend.NewUndos(time.Second)
+	t.Cleanup(undos.Close)
+	return backend.Divided(first, second, odd, undos)
 }
 
 func TestDividedIsNeverOver(t *testing.T) {
 	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
 		t.Helper()
-		return dividedStore(t, memory.New(memory.Config{Clock: now}), memory.New(memory.Config{Clock: now}))
+		return backend.Blocking(dividedStore(t, memory.New(memory.Config{Clock: now}), memory.New(memory.Config{Clock: now})))
 	})
 }
 
@@ -49,13 +49,16 @@ func charges(t *testing.T, of ...any) (list []backend.Charge) {
 }
 
 func TestDividedGroups(t *testing.T) {
-	a, b := &recorder{next: memory.New(memory.Config{})}, &recorder{next: memory.New(memory.Config{})}
-	store := dividedStore(t, a, b)
+	var submits atomic.Int64
+	counted := func(next backend.Store) backend.Store {
+		return submitFunc(func(b *backend.Batch) { submits.Add(1); next.Submit(b) })
+	}
+	store := dividedStore(t, counted(memory.New(memory.Config{})), counted(memory.New(memory.Config{})))
 	take := func(of ...any) []backend.Decision {
 		t.Helper()
 		list := charges(t, of...)
 		decisions := make([]backend.Decision, len(list))
-		store.Take(t.Context(), list, decisions)
+		backend.Take(t.Context(), store, list, decisions)
 		return decisions
 	}
 	left := func(of ...any) int64 { t.Helper(); return take(of...)[0].Remaining }
@@ -76,13 +79,13 @@ func TestDividedGroups(t *testing.T) {
 	}
 	eventually("what a denial took", 3, "k0", 0)
 
-	// One Take of each store for whole groups, however many.
-	before := a.count() + b.count()
+	// One batch of each store for whole groups, however many.
+	before := submits.Load()
 	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
 		t.Errorf("%+v", d)
 	}
-	if n := a.count() + b.count() - before; n != 2 {
-		t.Errorf("%d Takes", n)
+	if n := submits.Load() - before; n != 2 {
+		t.Errorf("%d batches", n)
 	}
 
 	// A give-back waits for the others, and is not done where they deny.
@@ -102,34 +105,30 @@ func TestDividedGroups(t *testing.T) {
 		once[i].Once = &backend.Once{ID: [16]byte{byte(once[i].Group)}, For: algorithms.Second}
 	}
 	answers := make([]backend.Decision, 3)
-	store.Take(t.Context(), once, answers)
+	backend.Take(t.Context(), store, once, answers)
 	if !errors.Is(answers[0].Err, backend.ErrUnavailable) || !errors.Is(answers[1].Err, backend.ErrUnavailable) || !answers[2].Allowed {
 		t.Errorf("%+v", answers)
 	}
 
 	list := charges(t, "k1", 0)
-	if err := backend.Reset(t.Context(), dividedStore(t, backend.Blocking(a.next), backend.Blocking(b.next)), list[0]); err != nil || left("k1", 0) != 5 {
+	if err := backend.ResetBucket(t.Context(), store, list[0]); err != nil || left("k1", 0) != 5 {
 		t.Errorf("%v, %d left", err, left("k1", 0))
 	}
 }
 
 func TestDividedFailsWhole(t *testing.T) {
 	a := memory.New(memory.Config{})
-	away := storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-		for i := range decisions {
-			decisions[i] = backend.Decision{Err: backend.ErrUnavailable}
-		}
-	})
+	away := submitFunc(func(b *backend.Batch) { b.Fail(backend.ErrUnavailable) })
 	store := dividedStore(t, a, away)
 	list := charges(t, "k0", 2, "k1", 1, "|", "k2", 1)
 	decisions := make([]backend.Decision, 3)
-	store.Take(t.Context(), list, decisions)
+	backend.Take(t.Context(), store, list, decisions)
 	if !errors.Is(decisions[0].Err, backend.ErrUnavailable) || !errors.Is(decisions[1].Err, backend.ErrUnavailable) || !decisions[2].Allowed {
 		t.Errorf("%+v", decisions)
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		look := charges(t, "k0", 0)
-		a.Take(t.Context(), look, decisions[:1])
+		backend.Take(t.Context(), a, look, decisions[:1])
 		if decisions[0].Remaining == 5 {
 			return
 		}

@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,65 +9,241 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Part is the charges of one group that can be taken in one step.
-type Part struct {
-	Of        []int // their numbers in the group
-	Charges   []Charge
-	Decisions []Decision
-	// Take takes charges of this part: these, and later the undoing of them.
-	Take func(ctx context.Context, charges []Charge, decisions []Decision)
-}
-
-// Add adds charge number i of the group.
-func (p *Part) Add(i int, charge Charge) {
-	p.Of = append(p.Of, i)
-	p.Charges = append(p.Charges, charge)
-}
-
-// TakeParts takes a group that cannot be taken in one step: all its parts at once, and where one
-// denies or fails, what the others charged is given back. So it is never over a limit, and under it
-// only until the give-back has arrived; a process that dies in between leaves it under until the
+// Parts makes a Store of groups that next cannot take in one step: it takes the parts of each at once, each as a
+// group of its own, and where one denies or fails, refunds what the others charged. So it is never over a limit, and
+// under it only until the refund has arrived; a process that dies in between leaves it under until the
 // tokens have flowed in again.
 //
-// Parts that give something back themselves wait for the others: undoing them could fail. What is
-// given back goes by background: the answer does not wait for it, and a caller that leaves does not
-// stop it.
-func TakeParts(ctx context.Context, parts []*Part, decisions []Decision, background *Background) {
-	for _, p := range parts {
-		p.Decisions = make([]Decision, len(p.Charges))
+// Parts with a refund wait for the others: undoing them could fail. Refunds of what was charged go by undos: the
+// answer does not wait for them.
+//
+// number returns a number for charge i of a group: those with equal numbers can be taken in one step. A group must not be
+// taken once (Charge.Once), nor be a Reset.
+func Parts(next Store, number func(i int, c *Charge) int, undos *Undos) Store {
+	s := &partsStore{next: next, number: number, undos: undos}
+	s.takes.New = func() any {
+		t := &partsTake{store: s}
+		t.steps.Bind(next, t.step)
+		return t
 	}
-	first, later := parts, []*Part(nil)
-	if slices.ContainsFunc(parts, (*Part).givesBack) {
-		first = slices.DeleteFunc(slices.Clone(parts), (*Part).givesBack)
-		later = slices.DeleteFunc(slices.Clone(parts), func(p *Part) bool { return !p.givesBack() })
+	return s
+}
+
+type partsStore struct {
+	next   Store
+	number func(i int, c *Charge) int
+	undos  *Undos
+	takes  sync.Pool
+}
+
+// partsTake is a batch that is taken by parts.
+type partsTake struct {
+	store *partsStore
+	steps Steps
+	outer *Batch
+	parts parted
+}
+
+// Submit implements Store.
+func (s *partsStore) Submit(b *Batch) {
+	t := s.takes.Get().(*partsTake)
+	t.outer = b
+	t.parts.plan(b.Charges, s.number)
+	t.steps.Run(b)
+}
+
+func (t *partsTake) step([]Decision) ([]Charge, []Decision) {
+	if charges, room := t.parts.next(); len(charges) > 0 {
+		return charges, room
 	}
-	takeAtOnce(ctx, first)
-	all := allowed(first)
-	if !all {
-		for _, p := range later {
+	b := t.outer
+	if undo := t.parts.conclude(b.Decisions); len(undo) > 0 {
+		t.store.undos.Submit(t.store.next, undo)
+	}
+	t.outer = nil
+	t.parts.reset()
+	t.store.takes.Put(t)
+	b.Done(b)
+	return nil, nil
+}
+
+// parted is groups that are taken by parts, without the taking.
+type parted struct {
+	charges   []Charge   // of the parts, one after the other; first those of the parts that do not wait
+	decisions []Decision // of charges
+	of        []int      // the numbers of charges in the whole
+	parts     []part
+	groups    []partedGroup
+	waiting   int // the number of the first charge that waits
+	sent      int // how many charges were returned by next
+	undo      []Charge
+	numbers   []int // used by split
+}
+
+// part is charges of one group that are taken in one step.
+type part struct {
+	from, to int // in charges
+	group    int // in groups
+}
+
+// partedGroup is what is known of one group.
+type partedGroup struct {
+	from, to int // in the whole
+	parts    int
+	refused  bool  // a part denied or failed
+	refunded bool  // a part that waited was taken
+	failed   error // the gravest
+}
+
+// plan splits charges into parts.
+func (p *parted) plan(charges []Charge, number func(i int, c *Charge) int) {
+	waits := p.split(charges, number, false)
+	p.waiting = len(p.charges)
+	if waits {
+		p.split(charges, number, true)
+	}
+	p.decisions = slices.Grow(p.decisions[:0], len(p.charges))[:len(p.charges)]
+	clear(p.decisions)
+}
+
+// split appends the parts that wait, or the others. It reports whether there are any that wait.
+func (p *parted) split(charges []Charge, number func(i int, c *Charge) int, waiting bool) (waits bool) {
+	for at, g := 0, 0; at < len(charges); g++ {
+		group := charges[at:][:GroupLen(charges[at:])]
+		if !waiting {
+			p.groups = append(p.groups, partedGroup{from: at, to: at + len(group)})
+		}
+		p.numbers = p.numbers[:0]
+		for i := range group {
+			p.numbers = append(p.numbers, number(i, &group[i]))
+		}
+		for i := range group {
+			if slices.Contains(p.numbers[:i], p.numbers[i]) {
+				continue
+			}
+			from := len(p.charges)
+			for j := i; j < len(group); j++ {
+				if p.numbers[j] == p.numbers[i] {
+					p.charges, p.of = append(p.charges, group[j]), append(p.of, at+j)
+					p.charges[len(p.charges)-1].Group = len(p.parts)
+				}
+			}
+			if givesBack(p.charges[from:]) != waiting {
+				waits = true
+				p.charges, p.of = p.charges[:from], p.of[:from]
+				continue
+			}
+			p.parts = append(p.parts, part{from, len(p.charges), g})
+			p.groups[g].parts++
+		}
+		at += len(group)
+	}
+	return waits
+}
+
+// next returns the charges to be taken now, each part as a group, and room for their decisions; none: all are taken.
+func (p *parted) next() ([]Charge, []Decision) {
+	from, to := p.sent, p.waiting
+	if from >= p.waiting {
+		to = len(p.charges)
+		if from == p.waiting {
 			p.look()
 		}
 	}
-	takeAtOnce(ctx, later)
-	all = all && allowed(later)
-	var failed error
-	for _, p := range parts {
-		for n, i := range p.Of {
-			decisions[i] = p.Decisions[n]
-			failed = Graver(failed, p.Decisions[n].Err)
+	p.sent = to
+	return p.charges[from:to], p.decisions[from:to]
+}
+
+// look makes what waits for the others of a group mere looks where one of them was refused.
+func (p *parted) look() {
+	if p.waiting == len(p.charges) {
+		return
+	}
+	for _, part := range p.parts {
+		g := &p.groups[part.group]
+		if part.from < p.waiting {
+			g.refused = g.refused || !p.allowed(part)
+			continue
+		}
+		for i := part.from; i < part.to && g.refused; i++ {
+			p.charges[i].Ask.Look = true
 		}
 	}
-	if errors.Is(failed, ErrNotTaken) && slices.ContainsFunc(later, (*Part).charged) {
-		failed = MaybeTaken(failed) // undoing a refund can fail
-	}
-	if len(parts) > 1 && !all {
-		giveBack(parts, decisions, background)
-	}
-	if failed != nil {
-		for i := range decisions {
-			decisions[i] = Decision{Err: failed}
+}
+
+func (p *parted) allowed(part part) bool {
+	for i := part.from; i < part.to; i++ {
+		if !p.decisions[i].Allowed {
+			return false
 		}
 	}
+	return true
+}
+
+// charged reports whether a part took something that can be undone.
+func (p *parted) charged(part part) bool {
+	for i := part.from; i < part.to; i++ {
+		if d := &p.decisions[i]; d.Err != nil || !d.Allowed || p.charges[i].Ask.Look {
+			return false
+		}
+	}
+	return true
+}
+
+// conclude writes the decisions of the whole, and returns the charges that undo what was charged in vain. Their
+// keys are those of the whole.
+func (p *parted) conclude(decisions []Decision) (undo []Charge) {
+	for _, part := range p.parts {
+		g := &p.groups[part.group]
+		g.refused = g.refused || !p.allowed(part)
+		g.refunded = g.refunded || part.from >= p.waiting && p.charged(part)
+		for i := part.from; i < part.to; i++ {
+			decisions[p.of[i]] = p.decisions[i]
+			g.failed = Graver(g.failed, p.decisions[i].Err)
+		}
+	}
+	for n, part := range p.parts {
+		if g := &p.groups[part.group]; g.parts > 1 && g.refused && p.charged(part) {
+			p.undoPart(part, n, decisions)
+		}
+	}
+	for i := range p.groups {
+		g := &p.groups[i]
+		if g.failed == nil {
+			continue
+		}
+		if errors.Is(g.failed, ErrNotTaken) && g.refunded {
+			g.failed = MaybeTaken(g.failed) // undoing a refund can fail
+		}
+		for i := g.from; i < g.to; i++ {
+			decisions[i] = Decision{Err: g.failed}
+		}
+	}
+	return p.undo
+}
+
+// undoPart appends what undoes part n to the undo charges, and tells so in the decisions of the whole.
+func (p *parted) undoPart(part part, n int, decisions []Decision) {
+	for i := part.from; i < part.to; i++ {
+		c := p.charges[i]
+		if c.Limit.ChargesDenied() { // it pays whatever the others say
+			continue
+		}
+		d := &decisions[p.of[i]]
+		d.Remaining = min(d.Remaining+c.Ask.Cost, c.Limit.Capacity)
+		d.Wait = 0
+		c.Ask = algorithms.Ask{Cost: -c.Ask.Cost, Hash: c.Ask.Hash, Of: p.decisions[i].At}
+		c.Group, c.Canceled = n, nil
+		p.undo = append(p.undo, c)
+	}
+}
+
+// reset empties p for another use.
+func (p *parted) reset() {
+	clear(p.charges) // limits of a configuration that is gone are not kept alive
+	clear(p.undo)
+	p.charges, p.of, p.parts, p.groups, p.undo = p.charges[:0], p.of[:0], p.parts[:0], p.groups[:0], p.undo[:0]
+	p.sent = 0
 }
 
 // Graver returns the one of two errors, either may be nil, that says less of what was consumed: any
@@ -84,72 +259,3 @@ func Graver(a, b error) error {
 // MaybeTaken is err, an ErrNotTaken of one step, for the several steps of a group of which others
 // consumed something: an ErrUnavailable that is no ErrNotTaken.
 func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", ErrUnavailable, err) } //nolint:errorlint // it must not be found
-
-// takeAtOnce takes parts at the same time.
-func takeAtOnce(ctx context.Context, parts []*Part) {
-	if len(parts) == 0 {
-		return
-	}
-	var wg sync.WaitGroup
-	for _, p := range parts[1:] {
-		wg.Go(func() { p.Take(ctx, p.Charges, p.Decisions) })
-	}
-	parts[0].Take(ctx, parts[0].Charges, parts[0].Decisions)
-	wg.Wait()
-}
-
-func allowed(parts []*Part) bool {
-	for _, p := range parts {
-		for i := range p.Decisions {
-			if !p.Decisions[i].Allowed {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-func (p *Part) givesBack() bool { return givesBack(p.Charges) }
-
-// look makes p's charges mere looks.
-func (p *Part) look() {
-	for i := range p.Charges {
-		p.Charges[i].Ask.Look = true
-	}
-}
-
-// giveBack undoes what parts charged.
-func giveBack(parts []*Part, decisions []Decision, background *Background) {
-	for _, p := range parts {
-		if !p.charged() {
-			continue
-		}
-		undo := make([]Charge, 0, len(p.Charges))
-		for i, charge := range p.Charges {
-			d := &p.Decisions[i]
-			if charge.Limit.ChargesDenied() { // it pays whatever the others say
-				continue
-			}
-			charge.Key = append([]byte(nil), charge.Key...)
-			charge.Ask = algorithms.Ask{Cost: -charge.Ask.Cost, Hash: charge.Ask.Hash, Of: d.At}
-			undo = append(undo, charge)
-			there := &decisions[p.Of[i]]
-			there.Remaining = min(there.Remaining-charge.Ask.Cost, charge.Limit.Capacity)
-			there.Wait = 0
-		}
-		if len(undo) > 0 {
-			background.Do(func(ctx context.Context) { p.Take(ctx, undo, make([]Decision, len(undo))) })
-		}
-	}
-}
-
-// charged tells whether p took something that can be undone.
-func (p *Part) charged() bool {
-	for i := range p.Charges {
-		d, ask := &p.Decisions[i], &p.Charges[i].Ask
-		if d.Err != nil || !d.Allowed || ask.Look {
-			return false
-		}
-	}
-	return true
-}

@@ -1,7 +1,6 @@
 package backend_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -13,23 +12,47 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// part makes a Part of charges that store decides.
-func part(store backend.Taker, first int, charges ...backend.Charge) *backend.Part {
-	p := &backend.Part{Take: store.Take}
-	for i, c := range charges {
-		p.Add(first+i, c)
-	}
-	return p
-}
+// submitFunc is a Store that is a function.
+type submitFunc func(b *backend.Batch)
+
+func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
 // slowUndo delays refunds, as a busy network does.
-func slowUndo(next backend.Taker, by time.Duration) backend.Taker {
-	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-		if charges[0].Ask.Cost < 0 {
-			time.Sleep(by)
+func slowUndo(next backend.Store, by time.Duration) backend.Store {
+	return submitFunc(func(b *backend.Batch) {
+		if b.Charges[0].Ask.Cost >= 0 {
+			next.Submit(b)
+			return
 		}
-		next.Take(ctx, charges, decisions)
+		time.AfterFunc(by, func() { next.Submit(b) })
 	})
+}
+
+// testPart is charges that one Store takes in one step.
+type testPart struct {
+	store   backend.Store
+	charges []backend.Charge
+}
+
+func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
+
+// takeByParts takes a group by its parts.
+func takeByParts(t *testing.T, undos *backend.Undos, parts ...testPart) []backend.Decision {
+	t.Helper()
+	routes, where := make([]backend.Route, len(parts)), map[string]int{}
+	var group []backend.Charge
+	for i, p := range parts {
+		routes[i].Store = p.store
+		for _, c := range p.charges {
+			where[string(c.Key)] = i
+			group = append(group, c)
+		}
+	}
+	router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[where[string(group[0].Key)]] }, nil)
+	store := backend.Parts(router, func(_ int, c *backend.Charge) int { return where[string(c.Key)] }, undos)
+	decisions := make([]backend.Decision, len(group))
+	backend.Take(t.Context(), store, group, decisions)
+	return decisions
 }
 
 // TestUndoOfAWindowThatIsOver: an undo that arrives when the next window has begun, and has been charged,
@@ -38,14 +61,13 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				background := backend.NewBackground(time.Minute)
-				defer background.Close()
+				undos := backend.NewUndos(time.Minute)
+				defer undos.Close()
 				time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1500 * ms))) // the middle of a window
 				store := memory.New(memory.Config{Clock: wall})
 				five := fixed(t, 5, algorithms.Second)
 				a, b := of(five, "a", 4), of(five, "b", 6)
-				decisions := make([]backend.Decision, 2)
-				backend.TakeParts(t.Context(), []*backend.Part{part(slowUndo(store, late), 0, a), part(store, 1, b)}, decisions, background)
+				decisions := takeByParts(t, undos, part(slowUndo(store, late), a), part(store, b))
 				if decisions[0].Err != nil || !decisions[0].Allowed || decisions[1].Allowed || decisions[0].Remaining != 5 {
 					t.Fatalf("%+v", decisions)
 				}
@@ -71,16 +93,15 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 // one step, and the limits beside it get theirs back.
 func TestPartsThatDenialsPayFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		background := backend.NewBackground(time.Minute)
-		defer background.Close()
+		undos := backend.NewUndos(time.Minute)
+		defer undos.Close()
 		store := memory.New(memory.Config{Clock: wall})
 		day := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day}
 		plain := compile(t, day)
 		day.Overdraw = true
 		overdraw := compile(t, day)
 		paid, refunded, denies := of(overdraw, "paid", 3), of(plain, "refunded", 4), of(plain, "denies", 11)
-		decisions := make([]backend.Decision, 3)
-		backend.TakeParts(t.Context(), []*backend.Part{part(store, 0, paid, refunded), part(store, 2, denies)}, decisions, background)
+		decisions := takeByParts(t, undos, part(store, paid, refunded), part(store, denies))
 		synctest.Wait()
 		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
 			t.Errorf("told %+v", decisions)
@@ -94,44 +115,25 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 // TestPartsThatCannotBeDecided: a group of which no part may have been charged is ErrNotTaken. Where one part
 // gave no answer, or a refund was made, which cannot be undone for sure, it is not.
 func TestPartsThatCannotBeDecided(t *testing.T) {
-	failing := func(err error) backend.Taker {
-		return storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-			for i := range decisions {
-				decisions[i] = backend.Decision{Err: err}
-			}
-		})
-	}
+	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
 	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))
 	charge := func(key string, cost int64) backend.Charge { return of(tokens(t, 10, algorithms.Day, 10), key, cost) }
+	well := memory.New(memory.Config{})
 	for name, c := range map[string]struct {
-		parts    func(well backend.Taker) []*backend.Part
+		a, b     testPart
 		notTaken bool
 	}{
-		"one was not sent": {func(well backend.Taker) []*backend.Part {
-			return []*backend.Part{part(well, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
-		}, true},
-		"none was sent": {func(backend.Taker) []*backend.Part {
-			return []*backend.Part{part(unsent, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
-		}, true},
-		"no answer, and one not sent": {func(backend.Taker) []*backend.Part {
-			return []*backend.Part{part(unknown, 0, charge("a", 1)), part(unsent, 1, charge("b", 1))}
-		}, false},
-		"one not sent, and no answer": {func(backend.Taker) []*backend.Part {
-			return []*backend.Part{part(unsent, 0, charge("a", 1)), part(unknown, 1, charge("b", 1))}
-		}, false},
-		"a refund, and one not sent": {func(well backend.Taker) []*backend.Part {
-			return []*backend.Part{part(well, 0, charge("a", -1)), part(unsent, 1, charge("b", -1))}
-		}, false},
-		"a refund that waited for others": {func(well backend.Taker) []*backend.Part {
-			return []*backend.Part{part(well, 0, charge("a", -1)), part(unsent, 1, charge("b", 1))}
-		}, true},
+		"one was not sent":                {part(well, charge("a", 1)), part(unsent, charge("b", 1)), true},
+		"none was sent":                   {part(unsent, charge("a", 1)), part(unsent, charge("b", 1)), true},
+		"no answer, and one not sent":     {part(unknown, charge("a", 1)), part(unsent, charge("b", 1)), false},
+		"one not sent, and no answer":     {part(unsent, charge("a", 1)), part(unknown, charge("b", 1)), false},
+		"a refund, and one not sent":      {part(well, charge("a", -1)), part(unsent, charge("b", -1)), false},
+		"a refund that waited for others": {part(well, charge("a", -1)), part(unsent, charge("b", 1)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			background := backend.NewBackground(time.Minute)
-			defer background.Close()
-			decisions := make([]backend.Decision, 2)
-			backend.TakeParts(t.Context(), c.parts(memory.New(memory.Config{})), decisions, background)
-			for i, d := range decisions {
+			undos := backend.NewUndos(time.Minute)
+			defer undos.Close()
+			for i, d := range takeByParts(t, undos, c.a, c.b) {
 				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken {
 					t.Errorf("charge %d: %v", i, d.Err)
 				}

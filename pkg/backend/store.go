@@ -76,7 +76,7 @@ func (b *Batch) know(from, to int) {
 // Finish ends b: it calls Done, and Flush of its Source. A Store that ends several batches at once calls Done of
 // each, and then Flush.
 func (b *Batch) Finish() {
-	source := b.Source
+	source := b.Source // b is the caller's after Done
 	b.Done(b)
 	source.flush()
 }

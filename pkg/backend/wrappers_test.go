@@ -28,7 +28,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 		},
 		"divided": func(t *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			t.Helper()
-			return dividedStore(t, next, next)
+			return backend.Blocking(dividedStore(t, backend.Async(next), backend.Async(next)))
 		},
 		"coalesce": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
 			return backend.Coalesce(next, backend.CoalesceConfig{})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -28,46 +29,153 @@ const (
 
 // claims are those of one Redis.
 type claims struct {
-	client     goredis.UniversalClient
-	keys       keys
-	background *backend.Background
+	client   goredis.UniversalClient
+	keys     keys
+	undos    *backend.Undos
+	timeout  time.Duration // where there is no deadline
+	spawn    func(f func())
+	panicked func(value any)
+	underway *atomic.Int64
 }
 
-// TakeClaimed implements backend.Claimer.
-func (c claims) TakeClaimed(ctx context.Context, charges []backend.Charge, decisions []backend.Decision, take backend.TakeFunc) {
-	once := charges[0].Once
-	mine := newClaim(once)
-	was, err := c.claim(ctx, once, mine)
+// maxClaims is how many groups may be taken by a claim at once.
+const maxClaims = 1024
+
+// Claimed implements backend.Claimer.
+func (c claims) Claimed(next backend.Store) backend.Store { return &claimedStore{c, next} }
+
+// claimedStore takes each group by a claim.
+type claimedStore struct {
+	claims
+	next backend.Store
+}
+
+// Submit implements backend.Store.
+func (s *claimedStore) Submit(b *backend.Batch) {
+	var groups []*claimedGroup
+	pending := new(atomic.Int64)
+	for at := 0; at < len(b.Charges); {
+		n := backend.GroupLen(b.Charges[at:])
+		g := &claimedGroup{
+			claimedStore: s, outer: b, pending: pending, once: b.Charges[at].Once,
+			charges: slices.Clone(b.Charges[at : at+n]), decisions: b.Decisions[at : at+n],
+		}
+		for i := range g.charges {
+			g.charges[i].Once = nil
+		}
+		groups = append(groups, g)
+		at += n
+	}
+	pending.Store(int64(len(groups)))
+	for _, g := range groups {
+		if s.underway.Add(1) > maxClaims {
+			g.end(fmt.Errorf("%w: too many claims of ids are under way", backend.ErrNotTaken))
+			continue
+		}
+		s.spawn(g.take)
+	}
+}
+
+// claimedGroup is a group that is taken by a claim.
+type claimedGroup struct {
+	*claimedStore
+
+	outer     *backend.Batch
+	pending   *atomic.Int64 // the groups of outer that have not ended
+	once      *backend.Once
+	mine      string
+	charges   []backend.Charge // without once
+	decisions []backend.Decision
+	inner     backend.Batch
+}
+
+// take claims the ID, and if nobody has it has the group taken.
+func (g *claimedGroup) take() {
+	ctx, cancel := g.bound()
+	defer cancel()
+	if ctx.Err() != nil {
+		g.end(fmt.Errorf("%w: not sent in time", backend.ErrNotTaken))
+		return
+	}
+	g.mine = newClaim(g.once)
+	was, err := g.claim(ctx, g.once, g.mine)
 	switch {
 	case err != nil:
 		if err = unavailable(fmt.Errorf("claim an id: %w", err)); !errors.Is(err, backend.ErrNotTaken) {
-			c.background.Do(func(ctx context.Context) { _ = c.replace(ctx, once, mine, nil) })
+			g.replaceLater(g.once, g.mine, nil)
 		}
-		fail(decisions, err)
-		return
-	case was != mine:
-		recall(was, once, decisions)
-		return
-	}
-	plain := slices.Clone(charges)
-	for i := range plain {
-		plain[i].Once = nil
-	}
-	take(ctx, plain, decisions)
-	switch err := decisions[0].Err; {
-	case backend.Took(plain, decisions):
-		c.settle(ctx, once, mine, answerOf(once, decisions))
-	case err == nil || errors.Is(err, backend.ErrNotTaken):
-		c.settle(ctx, once, mine, nil)
+		g.end(err)
+	case was != g.mine:
+		recall(was, g.once, g.decisions)
+		g.end(nil)
+	default:
+		g.inner = backend.Batch{
+			Charges: g.charges, Decisions: g.decisions, Deadline: g.outer.Deadline, Detached: g.outer.Detached,
+			Done: g.taken,
+		}
+		g.next.Submit(&g.inner)
 	}
 }
 
-// settle replaces a claim, in the background if there is no time for it now. If that fails too, the claim
-// stays, and nobody is charged twice.
-func (c claims) settle(ctx context.Context, once *backend.Once, mine string, answer []byte) {
-	if c.replace(ctx, once, mine, answer) != nil {
-		c.background.Do(func(ctx context.Context) { _ = c.replace(ctx, once, mine, answer) })
+// taken is Done of the group.
+func (g *claimedGroup) taken(*backend.Batch) {
+	switch err := g.decisions[0].Err; {
+	case backend.Took(g.charges, g.decisions):
+		answer := answerOf(g.once, g.decisions)
+		g.spawn(func() { g.settle(answer) })
+	case err == nil || errors.Is(err, backend.ErrNotTaken):
+		g.spawn(func() { g.settle(nil) })
+	default:
+		g.end(nil)
 	}
+}
+
+// settle replaces the claim, in the background if there is no time for it now. If that fails too, the claim
+// stays, and nobody is charged twice.
+func (g *claimedGroup) settle(answer []byte) {
+	ctx, cancel := g.bound()
+	defer cancel()
+	if g.replace(ctx, g.once, g.mine, answer) != nil {
+		g.replaceLater(g.once, g.mine, answer)
+	}
+	g.end(nil)
+}
+
+// bound is the time there is.
+func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
+	if g.outer.Deadline.IsZero() {
+		return context.WithTimeout(context.Background(), g.timeout)
+	}
+	return context.WithDeadline(context.Background(), g.outer.Deadline)
+}
+
+// end ends the group, with err or its decisions.
+func (g *claimedGroup) end(err error) {
+	defer func() {
+		if p := recover(); p != nil && g.panicked != nil { // in Done: that harms nobody else
+			g.panicked(p)
+		}
+	}()
+	g.underway.Add(-1)
+	if err != nil {
+		fail(g.decisions, err)
+	}
+	if g.pending.Add(-1) == 0 {
+		g.outer.Finish()
+	}
+}
+
+// replaceLater runs replace in the background.
+func (c claims) replaceLater(once *backend.Once, mine string, answer []byte) {
+	if !c.undos.Begin() {
+		return
+	}
+	c.spawn(func() {
+		defer c.undos.End()
+		ctx, cancel := context.WithTimeout(context.Background(), c.undos.Timeout())
+		defer cancel()
+		_ = c.replace(ctx, once, mine, answer)
+	})
 }
 
 // replaceClaim puts an answer in the place of a claim, or deletes the claim if the answer is empty. It

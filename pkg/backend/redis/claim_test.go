@@ -49,13 +49,20 @@ func (l *lostThenLate) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook
 	}
 }
 
-// decided is a TakeFunc that allows or denies all charges.
-func decidedAs(allowed bool) backend.TakeFunc {
-	return func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-		for i := range decisions {
-			decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: allowed}, At: 1}
+// decidedAs is a Store that allows or denies all charges.
+func decidedAs(allowed bool) backend.Store {
+	return submitFunc(func(b *backend.Batch) {
+		for i := range b.Decisions {
+			b.Decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: allowed}, At: 1}
 		}
-	}
+		b.Done(b)
+	})
+}
+
+// takeClaimed takes a group of one charge by a claim in s, and by store.
+func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
+	backend.Take(context.Background(), s.Claimed(store), group, d[:])
+	return d
 }
 
 // TestLateCallsLeaveOthersClaims: a call that deletes or answers a claim is resent because its answer was
@@ -69,34 +76,30 @@ func TestLateCallsLeaveOthersClaims(t *testing.T) {
 			}
 			one, other := connect(), connect()
 			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
-			ask := func(s *Store, take backend.TakeFunc) (d [1]backend.Decision) {
-				s.TakeClaimed(context.Background(), group, d[:], take)
-				return d
-			}
-			ask(other, decidedAs(false)) // the server knows the script from now on
+			takeClaimed(other, group, decidedAs(false)) // the server knows the script from now on
 			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
 			one.client.AddHook(hook)
-			if d := ask(one, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
+			if d := takeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
 				t.Fatalf("got %+v", d)
 			}
 			if allowed {
 				server.Do("FLUSHALL") // the answer has expired
 			}
 			charged := 0
-			ask(other, func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			takeClaimed(other, group, submitFunc(func(b *backend.Batch) {
 				close(hook.late)
 				<-hook.arrived
-				third := ask(other, func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+				third := takeClaimed(other, group, submitFunc(func(b *backend.Batch) {
 					charged++
-					decidedAs(true)(ctx, charges, decisions)
-				})
+					decidedAs(true).Submit(b)
+				}))
 				if !errors.Is(third[0].Err, backend.ErrPending) {
 					t.Errorf("while the second is being decided: got %+v", third)
 				}
 				charged++
-				decidedAs(true)(ctx, charges, decisions)
-			})
-			if d := ask(other, decidedAs(true)); !d[0].Replayed || charged != 1 {
+				decidedAs(true).Submit(b)
+			}))
+			if d := takeClaimed(other, group, decidedAs(true)); !d[0].Replayed || charged != 1 {
 				t.Errorf("charged %d times; then got %+v", charged, d)
 			}
 		})
@@ -131,14 +134,12 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	s.client.AddHook(&unanswered{})
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
-	var d [1]backend.Decision
-	s.TakeClaimed(t.Context(), group, d[:], decidedAs(true))
+	d := takeClaimed(s, group, decidedAs(true))
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
 		t.Fatalf("got %+v", d)
 	}
 	redistest.Eventually(t, "the claim is gone", func() bool {
-		s.TakeClaimed(t.Context(), group, d[:], decidedAs(true))
-		return d[0].Err == nil
+		return takeClaimed(s, group, decidedAs(true))[0].Err == nil
 	})
 }
 
@@ -147,15 +148,15 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	port := redistest.FreePort(t)
 	first := redistest.Start(t)
-	background := backend.NewBackground(10 * time.Second)
-	t.Cleanup(background.Close)
+	undos := backend.NewUndos(10 * time.Second)
+	t.Cleanup(undos.Close)
 	second, err := Open(Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { second.Close() })
-	store := backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
-		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, background)
+	store := backend.Blocking(backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
+		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos))
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
 	for range 10 { // until the circuit breaker is open, and then

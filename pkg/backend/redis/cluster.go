@@ -18,151 +18,156 @@ import (
 // a lane of its own for each master, so that one that fails delays nobody else's.
 //
 // A group whose buckets live in different slots cannot be taken in one step, but by its parts
-// (backend.TakeParts).
+// (backend.Parts).
 type cluster struct {
-	client *goredis.ClusterClient
-	keys   keys
-	now    func() algorithms.Micros
-	lane   func(addr string, n *node) backend.Taker
-	shards shardMemory
+	client  *goredis.ClusterClient
+	keys    keys
+	now     func() algorithms.Micros
+	timeout time.Duration
+	lane    func(addr string, n *node) backend.Store
+	undos   *backend.Undos
 
-	mu    sync.Mutex
-	lanes map[string]laneTo // by address; guarded by mu
+	router                  *backend.Router
+	shards                  *shardStore
+	inSlots, inShards, once backend.Route // of groups that no one step can take: several slots, shards, and once
 
-	unknown    atomic.Pointer[unknown] // nil: the layout is known, or was never asked for
-	reloading  atomic.Bool
-	background *backend.Background
+	mu     sync.Mutex
+	lanes  map[string]*laneTo // by address; guarded by mu, as what follows
+	closed bool
+
+	layout    atomic.Pointer[layout]
+	known     atomic.Bool             // the layout was read once
+	unknown   atomic.Pointer[unknown] // nil: the layout is known, or was never read
+	reloading atomic.Bool
+	work      sync.WaitGroup
+	open      context.Context // ends when the Store is closed
+	end       context.CancelFunc
 }
 
 // laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
 type laneTo struct {
+	backend.Route
+
 	client *goredis.Client
-	store  backend.Taker
 }
 
-// reloadPause is how long after a reload of the cluster's layout another may follow. Without
-// reloads on errors go-redis learns of a failover only after a minute.
-const reloadPause = 200 * time.Millisecond
+// layout is the lanes of slots, each once it is needed, as go-redis knows them. It is replaced whole.
+type layout struct {
+	made  time.Time
+	lanes [slots]atomic.Pointer[laneTo]
+}
 
-// Take implements backend.Taker.
-func (c *cluster) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	if one, lane := c.single(ctx, charges); one {
-		lane.Take(ctx, charges, decisions)
-		c.learn(decisions)
+const (
+	// reloadPause is how long after a reload of the cluster's layout another may follow. Without
+	// reloads on errors go-redis learns of a failover only after a minute.
+	reloadPause = 200 * time.Millisecond
+	// layoutAge is how old a layout may become: go-redis may have learned of another from elsewhere.
+	layoutAge = time.Second
+	// reloadTimeout bounds a reload.
+	reloadTimeout = time.Second
+)
+
+func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr string, n *node) backend.Store, claims claims) *cluster {
+	s := &cluster{client: client, keys: k, now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
+	s.open, s.end = context.WithCancel(context.Background())
+	s.layout.Store(&layout{})
+	s.router = backend.NewRouter(s.route, s.learn)
+	s.shards = newShardStore(s.router, s.undos, c.Clock)
+	s.inShards.Store = s.shards
+	s.inSlots.Store = backend.Parts(s.router, s.part, s.undos)
+	s.once.Store = claims.Claimed(s.router)
+	return s
+}
+
+// close waits for what runs in the background.
+func (c *cluster) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.end()
+	c.work.Wait()
+}
+
+// background runs f, unless c is closed, and reports whether it does.
+func (c *cluster) background(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.work.Go(f)
+	}
+	return !c.closed
+}
+
+// Submit implements backend.Store.
+func (c *cluster) Submit(b *backend.Batch) {
+	if !c.known.Load() && len(b.Charges) > 0 {
+		c.submitUnknown(b)
 		return
 	}
-	var wg sync.WaitGroup
-	for len(charges) > 0 {
-		n := backend.GroupLen(charges)
-		group, answers := charges[:n], decisions[:n]
-		if n == len(decisions) {
-			c.takeGroup(ctx, group, answers)
-		} else {
-			wg.Go(func() { c.takeGroup(ctx, group, answers) })
-		}
-		charges, decisions = charges[n:], decisions[n:]
+	if now, l := time.Now(), c.layout.Load(); now.Sub(l.made) > layoutAge {
+		c.layout.CompareAndSwap(l, &layout{made: now})
 	}
-	wg.Wait()
+	c.router.Submit(b)
 }
 
-// single tells whether all charges belong to one slot, and who is in charge of it.
-func (c *cluster) single(ctx context.Context, charges []backend.Charge) (bool, backend.Taker) {
-	key, slot := c.keys.of(&charges[0])
-	for i := range charges {
-		if len(charges[i].Shards) > 0 {
-			return false, nil
-		}
-		if i > 0 {
-			if _, other := c.keys.of(&charges[i]); other != slot {
-				return false, nil
-			}
-		}
+// route is where a group goes.
+func (c *cluster) route(group []backend.Charge) *backend.Route {
+	slot := c.keys.slotOf(&group[0])
+	single := len(group[0].Shards) == 0
+	for i := 1; i < len(group) && single; i++ {
+		single = len(group[i].Shards) == 0 && c.keys.slotOf(&group[i]) == slot
 	}
-	return true, c.laneOf(ctx, key)
-}
-
-// takeGroup takes a group by its parts: the charges of one slot, or one sharded charge.
-func (c *cluster) takeGroup(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	parts := c.parts(charges)
-	if charges[0].Once != nil && (len(parts) > 1 || len(charges[0].Shards) > 0) {
-		c.claims().TakeClaimed(ctx, charges, decisions, c.takeGroup) // which no one step can remember
-		return
-	}
-	backend.TakeParts(ctx, parts, decisions, c.background)
-}
-
-func (c *cluster) claims() claims { return claims{c.client, c.keys, c.background} }
-
-func (c *cluster) parts(charges []backend.Charge) (parts []*backend.Part) {
-	slots := map[int]*backend.Part{}
-	for i := range charges {
-		_, slot := c.keys.of(&charges[i])
-		p := slots[slot]
-		switch {
-		case len(charges[i].Shards) > 0:
-			p = &backend.Part{Take: c.takeSharded}
-			parts = append(parts, p)
-		case p == nil:
-			p = &backend.Part{Take: c.takeSlot}
-			parts = append(parts, p)
-			slots[slot] = p
+	switch {
+	case single:
+		if lane := c.layout.Load().lanes[slot].Load(); lane != nil {
+			return &lane.Route
 		}
-		p.Add(i, charges[i])
+		return c.findLane(slot, &group[0])
+	case group[0].Once != nil:
+		return &c.once
+	case len(group) == 1:
+		return &c.inShards
+	default:
+		return &c.inSlots
 	}
-	return parts
 }
 
-// takeSharded takes one charge that has shards.
-func (c *cluster) takeSharded(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	c.takeShards(ctx, &charges[0], &decisions[0])
+// part is the number of the part that charge i of a group belongs to: the charges of one slot, or one sharded charge.
+func (c *cluster) part(i int, charge *backend.Charge) int {
+	if len(charge.Shards) > 0 {
+		return slots + i
+	}
+	return c.keys.slotOf(charge)
 }
 
-// takeSlot takes charges of one slot.
-func (c *cluster) takeSlot(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	key, _ := c.keys.of(&charges[0])
-	c.laneOf(ctx, key).Take(ctx, charges, decisions)
-	c.learn(decisions)
-}
-
-// laneOf is the Store for the master that has key.
-func (c *cluster) laneOf(ctx context.Context, key string) backend.Taker {
-	client, err := c.masterOf(ctx, key)
+// findLane notes and returns the lane of a slot, in which charge has its bucket.
+func (c *cluster) findLane(slot int, charge *backend.Charge) *backend.Route {
+	l := c.layout.Load() // before the client is asked, whose answer may be older than the next layout
+	client, err := c.client.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
-		return failing{err}
+		return &backend.Route{Store: failing{err}}
 	}
+	lane := c.laneOf(client)
+	l.lanes[slot].Store(lane)
+	return &lane.Route
+}
+
+// laneOf is the lane to the master of client.
+func (c *cluster) laneOf(client *goredis.Client) *laneTo {
 	addr := client.Options().Addr
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lane := c.lanes[addr]
-	if lane.client != client {
+	if lane == nil || lane.client != client {
 		n := newNode(client, c.keys, c.now)
 		n.elsewhere = func(ctx context.Context, cmd goredis.Cmder) error {
 			c.reload()
 			return c.client.Process(ctx, cmd)
 		}
-		lane = laneTo{client, c.lane(addr, n)}
+		lane = &laneTo{backend.Route{Store: c.lane(addr, n)}, client}
 		c.lanes[addr] = lane
 	}
-	return lane.store
-}
-
-// masterOf is the client of the master that has key. It fails only until the layout is known for the
-// first time; then it is asked for by one Take at a time, each reloadPause, and the others are told
-// at once. (Each Take would wait for it until its deadline.)
-func (c *cluster) masterOf(ctx context.Context, key string) (*goredis.Client, error) {
-	was := c.unknown.Load()
-	if was != nil && (time.Since(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{time.Now(), was.err})) {
-		return nil, was.err
-	}
-	client, err := c.client.MasterForKey(ctx, key)
-	switch {
-	case err != nil:
-		c.unknown.Store(&unknown{time.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
-		c.reload() // which takes the time it needs
-	case was != nil:
-		c.unknown.Store(nil)
-	}
-	return client, err
+	return lane
 }
 
 // unknown is why the layout was not known when last asked for.
@@ -171,9 +176,52 @@ type unknown struct {
 	err error
 }
 
+// submitUnknown submits b though the layout has never been read. That is tried by one batch at a time, each
+// reloadPause, once it has failed; the others fail at once. (Each would wait for it until its deadline.)
+func (c *cluster) submitUnknown(b *backend.Batch) {
+	was := c.unknown.Load()
+	if was != nil && (time.Since(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{time.Now(), was.err})) {
+		b.Fail(unavailable(was.err))
+		return
+	}
+	if b.Waits {
+		c.readLayout(b)
+		return
+	}
+	source := b.Source
+	started := c.background(func() {
+		c.readLayout(b)
+		if source != nil && source.Flush != nil {
+			source.Flush()
+		}
+	})
+	if !started {
+		b.Fail(unavailable(fmt.Errorf("%w: closed", backend.ErrNotTaken)))
+	}
+}
+
+// readLayout has the layout read, and submits b.
+func (c *cluster) readLayout(b *backend.Batch) {
+	end := time.Now().Add(c.timeout)
+	if !b.Deadline.IsZero() {
+		end = b.Deadline
+	}
+	ctx, cancel := context.WithDeadline(c.open, end)
+	defer cancel()
+	if _, err := c.client.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
+		c.unknown.Store(&unknown{time.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
+		c.reload() // which takes the time it needs
+		b.Fail(unavailable(err))
+		return
+	}
+	c.known.Store(true)
+	c.unknown.Store(nil)
+	c.Submit(b)
+}
+
 // learn has the cluster's layout looked at again where a node failed.
-func (c *cluster) learn(decisions []backend.Decision) {
-	if errors.Is(decisions[0].Err, backend.ErrUnavailable) {
+func (c *cluster) learn(b *backend.Batch) {
+	if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
 	}
 }
@@ -183,23 +231,22 @@ func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	started := c.background.Do(func(ctx context.Context) {
+	c.background(func() { // once closed nothing is reloaded
 		defer c.reloading.Store(false)
-		c.client.ReloadState(ctx)
+		ctx, cancel := context.WithTimeout(c.open, reloadTimeout)
+		defer cancel()
+		// Unlike ReloadState it returns when the layout was read.
+		_ = c.client.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil })
+		c.layout.Store(&layout{made: time.Now()})
 		select {
 		case <-time.After(reloadPause):
-		case <-c.background.Closing():
+		case <-c.open.Done():
 		}
 	})
-	if !started {
-		c.reloading.Store(false)
-	}
 }
 
 // failing is a Store that cannot be asked.
 type failing struct{ err error }
 
-// Take implements backend.Taker.
-func (f failing) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	fail(decisions, unavailable(f.err))
-}
+// Submit implements backend.Store.
+func (f failing) Submit(b *backend.Batch) { b.Fail(unavailable(f.err)) }

@@ -43,6 +43,14 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return string(name), k.slot(c, name)
 }
 
+// slotOf is the slot that c's bucket lives in. It makes no name.
+func (k keys) slotOf(c *backend.Charge) int {
+	if c.Slot != 0 {
+		return k.slot(c, nil)
+	}
+	return int(crc(crc(crc(0, k.prefix), "{}"), c.Key) % slots)
+}
+
 // record is the name of the record of c's group, which is taken once, where one step reaches both it
 // and the group's buckets: in a cluster, in their slot.
 func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
@@ -79,12 +87,14 @@ var tags = sync.OnceValue(func() []uint64 {
 
 // slotOf is the slot of a key without a tag, or of a tag: CRC16 (XMODEM) modulo 16384, as the Redis
 // cluster specification has it.
-func slotOf[text string | []byte](s text) int {
-	crc := uint16(0)
+func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
+
+// crc is the CRC16 of what sum is that of, followed by s.
+func crc[text string | []byte](sum uint16, s text) uint16 {
 	for i := range len(s) {
-		crc = crc<<8 ^ crcTable[byte(crc>>8)^s[i]]
+		sum = sum<<8 ^ crcTable[byte(sum>>8)^s[i]]
 	}
-	return int(crc % slots)
+	return sum
 }
 
 var crcTable = func() (table [256]uint16) {

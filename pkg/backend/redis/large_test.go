@@ -129,3 +129,10 @@ func TestLargeGroupsGoApart(t *testing.T) {
 		t.Errorf("a large group: %d charges in the usual way, %d apart", usual, apart)
 	}
 }
+
+// takeFunc is a Store.
+type takeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
+
+func (f takeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+	f(ctx, charges, decisions)
+}

@@ -110,10 +110,10 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 			}
 			second := "redis://" + redistest.Start(t).Addr
 			divided := func() backend.Taker {
-				background := backend.NewBackground(time.Second)
-				t.Cleanup(background.Close)
-				in := func(url string) backend.Taker { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
-				return backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, background)
+				undos := backend.NewUndos(time.Second)
+				t.Cleanup(undos.Close)
+				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
+				return backend.Blocking(backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos))
 			}
 			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -75,6 +76,7 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 type Store struct {
 	backend.Taker
 	claims
+	store   backend.Store
 	config  Config
 	name    string        // the address, master or cluster
 	cluster *cluster      // nil: not a Cluster
@@ -101,7 +103,8 @@ func Open(c Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
-	s.background = backend.NewBackground(max(100*time.Millisecond, 4*c.Timeout))
+	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.crew.Go, c.Panicked, new(atomic.Int64)
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
 	dial := goredis.NewDialer(o)
@@ -113,11 +116,8 @@ func Open(c Config) (*Store, error) {
 		co := clusterOptions(o, u.hosts)
 		client := goredis.NewClusterClient(co)
 		s.client = client
-		s.cluster = &cluster{
-			client: client, keys: k, now: c.Clock, lane: s.lane, shards: shardMemory{now: c.Clock},
-			lanes: map[string]laneTo{}, background: s.background,
-		}
-		s.Taker = s.cluster
+		s.cluster = newCluster(client, k, c, func(addr string, n *node) backend.Store { return backend.Async(s.lane(addr, n)) }, s.claims)
+		s.store = s.cluster
 	case "sentinel":
 		client := s.newFailoverClient(o, dial, u)
 		s.client = client
@@ -127,7 +127,12 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.Taker = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
-	s.Taker = backend.Split(s.Taker, c.Timeout)
+	if s.cluster != nil {
+		s.Taker = backend.Blocking(s.cluster)
+	} else {
+		s.Taker = backend.Split(s.Taker, c.Timeout)
+		s.store = backend.Async(s)
+	}
 	return s, nil
 }
 
@@ -185,6 +190,9 @@ func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, don
 	return backend.Start(l.usual, charges, decisions, done)
 }
 
+// Submit implements backend.Store.
+func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
+
 // Start implements backend.Starter, but in a Cluster.
 func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
 	return backend.Start(s.Taker, charges, decisions, done)
@@ -222,7 +230,10 @@ func (s *Store) Close() error {
 	if s.sentinels != nil {
 		s.sentinels.close()
 	}
-	s.background.Close()
+	s.undos.Close()
+	if s.cluster != nil {
+		s.cluster.close()
+	}
 	s.crew.Close()
 	return s.client.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,10 +81,9 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("with another slot that has not moved", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
-		key, _ := s.cluster.keys.of(&charges[0])
-		lane := s.cluster.laneOf(t.Context(), key) // of the master that had both
+		lane := s.cluster.route(charges[:1]).Store // of the master that had both
 		moved(t, cluster, numbers[0])
-		for i, d := range takeAll(lane, charges) {
+		for i, d := range takeAll(backend.Blocking(lane), charges) {
 			if !d.Allowed || d.Remaining != 99 {
 				t.Errorf("charge %d: got %+v", i, d)
 			}
@@ -152,7 +152,7 @@ func drawPrefersTheFullerShard(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := 1000 * algorithms.Second
-	m := shardMemory{now: func() algorithms.Micros { return now }}
+	m := shardMemory{now: func() algorithms.Micros { return now }, clock: time.Now, random: rand.IntN}
 	sees := func(i int, left int64) {
 		d := backend.Decision{At: now}
 		d.Value = left * shards[i].Unit()
@@ -195,15 +195,56 @@ func drawPrefersTheFullerShard(t *testing.T) {
 
 // gated is a Store that holds refunds until gate is closed.
 type gated struct {
-	next backend.Taker
+	next backend.Store
 	gate chan struct{}
 }
 
-func (g gated) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	if charges[len(charges)-1].Ask.Cost < 0 {
-		<-g.gate
+func (g gated) Submit(b *backend.Batch) {
+	if b.Charges[len(b.Charges)-1].Ask.Cost >= 0 {
+		g.next.Submit(b)
+		return
 	}
-	g.next.Take(ctx, charges, decisions)
+	go func() {
+		<-g.gate
+		b.Deadline = time.Time{}
+		g.next.Submit(b)
+	}()
+}
+
+// submitFunc is a Store.
+type submitFunc func(b *backend.Batch)
+
+func (f submitFunc) Submit(b *backend.Batch) { f(b) }
+
+// robbed is a Store that lets another sidecar consume 8 units of the first shard that is charged a part.
+func robbed(next backend.Store, other *sync.Once) backend.Store {
+	return submitFunc(func(b *backend.Batch) {
+		go func() {
+			if c := b.Charges[0]; c.Ask.Raw && c.Ask.Cost > 0 {
+				other.Do(func() {
+					c.Ask = algorithms.Ask{Cost: 8}
+					backend.Take(context.Background(), next, []backend.Charge{c}, make([]backend.Decision, 1))
+				})
+			}
+			next.Submit(b)
+		}()
+	})
+}
+
+// takeAllShards is one look at all shards of c and one charge of each; then what it has charged in vain is refunded.
+func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
+	done := make(chan struct{})
+	m := &combine{charge: c, memory: &s.cluster.shards.memory, tries: 2}
+	s.cluster.shards.run(m, &backend.Batch{}, func(is backend.Decision) { d = is; close(done) })
+	<-done
+	return d
+}
+
+// takeShard charges shard i of c.
+func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Ask) backend.Decision {
+	part := shardOf(&c, i)
+	part.Ask = ask
+	return takeAll(s, []backend.Charge{part})[0]
 }
 
 // TestUndoOfAWindowThatIsOver: what a denied group charged in other slots, or in shards, is given back only
@@ -220,7 +261,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			gate := make(chan struct{})
 			lane := s.cluster.lane
-			s.cluster.lane = func(addr string, n *node) backend.Taker { return gated{lane(addr, n), gate} }
+			s.cluster.lane = func(addr string, n *node) backend.Store { return gated{lane(addr, n), gate} }
 			a := sharded(t, window, max(2, shards), "undo "+name)
 			if shards == 0 {
 				a.Shards = nil
@@ -237,7 +278,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 				t.Fatalf("the next window: %+v", d)
 			}
 			close(gate)
-			s.background.Close() // waits for the undo
+			s.undos.Close() // waits for the undo
 			if d := takeOne(t, s, a, algorithms.Ask{Look: true}); d.Remaining != 4 {
 				t.Errorf("%d left of 10 after 6, want 4", d.Remaining)
 			}
@@ -258,34 +299,23 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
 			gate, lane := make(chan struct{}), s.cluster.lane
 			var other sync.Once
-			s.cluster.lane = func(addr string, n *node) backend.Taker {
-				next := gated{lane(addr, n), gate}
-				return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-					if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {
-						other.Do(func() { // another sidecar takes most of this shard first
-							mine := charges[0]
-							mine.Ask = algorithms.Ask{Cost: 8}
-							next.Take(ctx, []backend.Charge{mine}, make([]backend.Decision, 1))
-						})
-					}
-					next.Take(ctx, charges, decisions)
-				})
+			s.cluster.lane = func(addr string, n *node) backend.Store {
+				return robbed(gated{lane(addr, n), gate}, &other)
 			}
 			c.Ask = algorithms.Ask{Cost: 15}
-			var d backend.Decision
-			if s.cluster.takeAllShards(t.Context(), &c, &d) || d.Allowed || d.Err != nil {
+			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {
 				t.Fatalf("got %+v", d)
 			}
 			if name == "the next window" {
 				clock.Set(1_000_000_250 * algorithms.Second)
 				for i := range c.Shards {
-					if d := s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: 3}); !d.Allowed {
+					if d := takeShard(s, c, i, algorithms.Ask{Cost: 3}); !d.Allowed {
 						t.Fatalf("shard %d of the next window: %+v", i, d)
 					}
 				}
 			}
 			close(gate)
-			s.background.Close() // waits for the undo
+			s.undos.Close() // waits for the undo
 			if n := sum(values(t, s, c)); n != want {
 				t.Errorf("%d left of 20, want %d", n, want)
 			}

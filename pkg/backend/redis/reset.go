@@ -3,9 +3,9 @@ package redis
 import (
 	"context"
 
-	"github.com/cespare/xxhash/v2"
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -22,7 +22,7 @@ func (s *Store) Reset(ctx context.Context, charge backend.Charge) error {
 		return nil
 	})
 	if s.cluster != nil {
-		s.cluster.shards.forget(charge.Key)
+		s.cluster.shards.memory.forget(charge.Key)
 	}
 	if err != nil {
 		return unavailable(err)
@@ -32,21 +32,40 @@ func (s *Store) Reset(ctx context.Context, charge backend.Charge) error {
 
 // namesOf lists the keys that c's bucket has in Redis.
 func (s *Store) namesOf(c *backend.Charge) []string {
-	k := keys{prefix: s.config.KeyPrefix}
 	if s.cluster == nil || len(c.Shards) == 0 {
-		name, _ := k.of(c)
+		name, _ := s.keys.of(c)
 		return []string{name}
 	}
 	names := make([]string, len(c.Shards))
 	for i := range names {
-		_, names[i] = s.cluster.shard(c, i)
+		part := shardOf(c, i)
+		names[i], _ = s.keys.of(&part)
 	}
 	return names
 }
 
-// forget forgets what was seen of a bucket's shards.
-func (m *shardMemory) forget(key []byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.seen, xxhash.Sum64(key))
+// resetShards resets the shards of a bucket at the same time: others may find some of them reset and some not.
+type resetShards struct {
+	charge backend.Charge
+	memory *shardMemory
+	is     backend.Decision
+}
+
+func (m *resetShards) decision() backend.Decision { return m.is }
+
+func (m *resetShards) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
+	if answers == nil {
+		for i := range m.charge.Shards {
+			part := shardOf(&m.charge, i)
+			part.Group = i
+			charges = append(charges, part)
+		}
+		return charges, nil
+	}
+	m.memory.forget(m.charge.Key)
+	for i := range answers {
+		m.is.Err = backend.Graver(m.is.Err, answers[i].Err)
+	}
+	m.is.Decision = algorithms.Decision{Allowed: m.is.Err == nil}
+	return nil, nil
 }

@@ -56,7 +56,7 @@ func takeOne(tb testing.TB, s backend.Taker, c backend.Charge, ask algorithms.As
 func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
 	tb.Helper()
 	for i := range c.Shards {
-		d := s.cluster.takeShard(context.Background(), &c, i, algorithms.Ask{Look: true})
+		d := takeShard(s, c, i, algorithms.Ask{Look: true})
 		if d.Err != nil {
 			tb.Fatal(d.Err)
 		}
@@ -225,7 +225,7 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Ask{Cost: 40})
 	for i, cost := range []int64{-1, -4, -6} { // make them uneven
-		s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: cost})
+		takeShard(s, c, i, algorithms.Ask{Cost: cost})
 	}
 	if d := takeOne(t, s, c, algorithms.Ask{Cost: -4}); !d.Allowed { // 1 4 6 0
 		t.Errorf("got %+v", d)
@@ -280,7 +280,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
 	for i, cost := range []int64{1, 3, 0, 2} { // make them uneven: 2 0 3 1
-		s.cluster.takeShard(t.Context(), &c, i, algorithms.Ask{Cost: cost})
+		takeShard(s, c, i, algorithms.Ask{Cost: cost})
 	}
 	d := takeOne(t, s, c, algorithms.Ask{Cost: 14, Reserve: true}) // 8 too many: two of each shard
 	left := values(t, s, c)
@@ -308,22 +308,10 @@ func shardsLostARace(t *testing.T, url string) {
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
 	lane := s.cluster.lane
 	var other sync.Once
-	s.cluster.lane = func(addr string, n *node) backend.Taker {
-		next := lane(addr, n)
-		return takeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if charges[0].Ask.Raw && charges[0].Ask.Cost > 0 {
-				other.Do(func() {
-					mine := charges[0]
-					mine.Ask = algorithms.Ask{Cost: 8}
-					next.Take(ctx, []backend.Charge{mine}, make([]backend.Decision, 1))
-				})
-			}
-			next.Take(ctx, charges, decisions)
-		})
-	}
+	s.cluster.lane = func(addr string, n *node) backend.Store { return robbed(lane(addr, n), &other) }
 	c.Ask = algorithms.Ask{Cost: 15}
-	var d backend.Decision
-	if s.cluster.takeAllShards(t.Context(), &c, &d) || d.Allowed || d.Err != nil {
+	d := takeAllShards(s, c)
+	if d.Allowed || d.Err != nil {
 		t.Fatalf("got %+v", d)
 	}
 	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Q*2 })
@@ -331,13 +319,6 @@ func shardsLostARace(t *testing.T, url string) {
 	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
 		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)
 	}
-}
-
-// takeFunc is a Store.
-type takeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
-
-func (f takeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	f(ctx, charges, decisions)
 }
 
 func shardsInAGroup(t *testing.T, url string) {

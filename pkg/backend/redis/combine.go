@@ -1,0 +1,322 @@
+package redis
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// machine is a charge of a sharded bucket that takes several steps. Its Values are in the unit of a shard.
+type machine interface {
+	// step gets the decisions of the charges it returned last, nil at first, and returns the next ones and the
+	// refunds to be made apart from it. No charges: it has ended.
+	step(answers []backend.Decision) (charges []backend.Charge, undo []*refund)
+	// decision is that of the charge, at the end.
+	decision() backend.Decision
+}
+
+// run runs m with batches like b, and calls end with its decision.
+func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
+	var steps backend.Steps
+	steps.Bind(s.next, func(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
+		charges, undo := m.step(answers)
+		for _, u := range undo {
+			s.undo(u)
+		}
+		if len(charges) == 0 {
+			end(m.decision())
+		}
+		return charges, make([]backend.Decision, len(charges))
+	})
+	steps.Run(b)
+}
+
+// undo makes a refund that nobody waits for.
+func (s *shardStore) undo(u *refund) {
+	if !s.undos.Begin() {
+		return
+	}
+	u.charge.Key, u.charge.Canceled = slices.Clone(u.charge.Key), nil
+	s.run(u, &backend.Batch{Deadline: time.Now().Add(s.undos.Timeout()), Detached: true}, func(backend.Decision) { s.undos.End() })
+}
+
+// looks are charges that tell what is in each shard.
+func looks(c *backend.Charge) (charges []backend.Charge) {
+	for i := range c.Shards {
+		part := shardOf(c, i)
+		part.Ask, part.Group = algorithms.Ask{Hash: c.Ask.Hash, Look: true}, i
+		charges = append(charges, part)
+	}
+	return charges
+}
+
+// looked is what is in all shards by the answers to looks, and the latest of their times.
+func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
+	buckets = make([]algorithms.Bucket, len(answers))
+	for i := range answers {
+		m.saw(c.Key, c.Shards, i, &answers[i])
+		if answers[i].Err != nil {
+			return nil, 0, answers[i].Err
+		}
+		buckets[i].Limit = &c.Shards[i]
+		buckets[i].State = algorithms.State{By: &c.Shards[i], Value: answers[i].Value, At: answers[i].At}
+		now = max(now, answers[i].At)
+	}
+	return buckets, now, nil
+}
+
+// planShards decides ask of shards as they were seen, and returns what to ask of each.
+func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Ask) (algorithms.Decision, []algorithms.Ask) {
+	before := slices.Clone(buckets)
+	d := algorithms.TakeShards(now, buckets, ask)
+	asks := make([]algorithms.Ask, len(buckets))
+	for i, b := range buckets {
+		if was := before[i].State; b.State.Value != was.Value || b.State.At != was.At {
+			_, had := b.Limit.Take(was, now, algorithms.Ask{Hash: ask.Hash, Look: true})
+			asks[i] = algorithms.Ask{Cost: had.Value - b.State.Value, Raw: true, Hash: ask.Hash, Reserve: ask.Reserve, Of: partOf(b.Limit, &ask)}
+		}
+	}
+	return d, asks
+}
+
+// partOf is Ask.Of for a shard's part of ask. Of a token bucket the plan has left out what has flowed into
+// all shards since.
+func partOf(l *algorithms.Limit, ask *algorithms.Ask) algorithms.Micros {
+	if l.Kind == algorithms.TokenBucket {
+		return 0
+	}
+	return ask.Of
+}
+
+// combine looks at all shards, decides, and charges each its part. If a part was gone by then, what was charged is
+// refunded, and it looks again, three times at the most: others may take what was seen before it does. Then the answer
+// is a denial until there is enough again of what was there instead.
+type combine struct {
+	charge backend.Charge
+	memory *shardMemory
+
+	tries    int
+	is       backend.Decision
+	now      algorithms.Micros
+	buckets  []algorithms.Bucket // as they were seen last; nil: they are being looked at
+	asks     []algorithms.Ask    // of the shards
+	charging bool
+}
+
+func (m *combine) decision() backend.Decision { return m.is }
+
+func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
+	switch {
+	case answers == nil:
+		return looks(&m.charge), nil
+	case !m.charging:
+		return m.plan(answers), nil
+	}
+	m.charging = false
+	m.tries++
+	stands, undo := m.conclude(answers)
+	if stands || m.is.Err != nil || m.tries == 3 {
+		return nil, undo
+	}
+	return looks(&m.charge), undo
+}
+
+// plan decides by the answers to looks, and returns the charges of the shards.
+func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
+	m.is = backend.Decision{}
+	if m.buckets, m.now, m.is.Err = looked(m.memory, &m.charge, answers); m.is.Err != nil {
+		return nil
+	}
+	m.is.Decision, m.asks = planShards(m.now, m.buckets, m.charge.Ask)
+	m.is.At = m.now
+	if !m.is.Allowed || m.charge.Ask.Look || m.charge.Ask.Cost == 0 {
+		return nil
+	}
+	for i := range m.asks {
+		if m.asks[i].Cost != 0 {
+			part := shardOf(&m.charge, i)
+			part.Ask, part.Group = m.asks[i], i
+			charges = append(charges, part)
+		}
+	}
+	m.charging = len(charges) > 0
+	return charges
+}
+
+// conclude reports whether all charges of the shards were allowed, or else what to refund.
+func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
+	stands = true
+	for n := range answers {
+		m.is.Err = backend.Graver(m.is.Err, answers[n].Err)
+		stands = stands && answers[n].Allowed && answers[n].Err == nil
+	}
+	if stands {
+		return true, nil
+	}
+	if m.is.Err != nil {
+		m.is.Decision = algorithms.Decision{}
+	}
+	n := 0
+	for i := range m.asks {
+		if m.asks[i].Cost == 0 {
+			continue
+		}
+		d, ask := &answers[n], &m.asks[i]
+		n++
+		// As it is, and will be once that is refunded.
+		m.buckets[i].State.Value, m.buckets[i].State.At = d.Value, d.At
+		m.now = max(m.now, d.At)
+		if d.Err != nil || !d.Allowed {
+			continue
+		}
+		m.buckets[i].State.Value += ask.Cost
+		if ask.Cost > 0 {
+			give := algorithms.Ask{Cost: -ask.Cost, Raw: true, Hash: ask.Hash, Of: d.At}
+			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardAsk{i, give}})
+		}
+	}
+	if m.is.Err != nil {
+		return false, undo
+	}
+	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Ask); !is.Allowed {
+		m.is.Decision, m.is.At = is, m.now
+	} else { // it is there again
+		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
+	}
+	return false, undo
+}
+
+// shardAsk is what is asked of a shard.
+type shardAsk struct {
+	shard int
+	ask   algorithms.Ask
+}
+
+// refund gives back to the emptiest shards first. They are not seen all at one moment, and
+// others may fill what was seen to have room: what did not fit is offered to each in turn, twice. (Of
+// 1,300 units that 12 at once took and gave back, 32 were lost when each was given once, now none.)
+type refund struct {
+	charge backend.Charge
+	memory *shardMemory
+	first  *shardAsk // what is given to one shard before all are looked at; nil: nothing
+
+	is    backend.Decision
+	given []shardAsk // what is being given; none: all shards are being looked at
+	rest  int64      // what has not fitted yet
+	whole int64      // all that is to be given
+	order []int      // the shards to be offered the rest
+}
+
+func (m *refund) decision() backend.Decision { return m.is }
+
+func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) {
+	switch {
+	case answers == nil && m.first != nil:
+		return m.give(*m.first), nil
+	case answers == nil:
+		return looks(&m.charge), nil
+	case m.first != nil:
+		return m.afterFirst(answers), nil
+	case m.order == nil:
+		return m.plan(answers), nil
+	}
+	fitted, err := m.fitted(answers)
+	if m.rest -= fitted; err != nil {
+		m.fail(err)
+		return nil, nil
+	}
+	return m.offer(), nil
+}
+
+// afterFirst looks at all shards if what was to be given to the first has not fitted.
+func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
+	fitted, err := m.fitted(answers)
+	ask := m.first.ask
+	m.first = nil
+	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // others may have filled it
+	if err != nil || rest <= 0 {
+		return nil
+	}
+	m.charge.Ask = algorithms.Ask{Cost: -rest, Hash: ask.Hash, Of: ask.Of}
+	return looks(&m.charge)
+}
+
+// plan decides by the answers to looks what to give to which shards.
+func (m *refund) plan(answers []backend.Decision) []backend.Charge {
+	ask := m.charge.Ask
+	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
+	buckets, now, err := looked(m.memory, &m.charge, answers)
+	if err != nil {
+		m.is = backend.Decision{Err: err}
+		return nil
+	}
+	var asks []algorithms.Ask
+	m.is.Decision, asks = planShards(now, buckets, ask)
+	m.is.At = now
+	n := len(m.charge.Shards)
+	m.order = append(m.memory.order(n), m.memory.order(n)...)
+	m.whole = -ask.Cost * m.charge.Shards[0].Unit()
+	m.rest = algorithms.Undone(m.charge.Shards, m.whole, ask.Of, now)
+	var gives []shardAsk
+	for i := range asks {
+		if asks[i].Cost < 0 {
+			gives = append(gives, shardAsk{i, asks[i]})
+		}
+	}
+	if len(gives) == 0 {
+		return m.offer()
+	}
+	return m.give(gives...)
+}
+
+// offer offers the rest to the next shard.
+func (m *refund) offer() []backend.Charge {
+	if m.rest <= 0 || len(m.order) == 0 {
+		return nil
+	}
+	i := m.order[0]
+	m.order = m.order[1:]
+	ask := &m.charge.Ask
+	return m.give(shardAsk{i, algorithms.Ask{Cost: -m.rest, Raw: true, Hash: ask.Hash, Of: partOf(m.charge.Limit, ask)}})
+}
+
+// fail ends m with an error.
+func (m *refund) fail(err error) {
+	if errors.Is(err, backend.ErrNotTaken) && m.rest < m.whole {
+		err = backend.MaybeTaken(err)
+	}
+	m.is = backend.Decision{Err: err}
+}
+
+// give returns the charges that give, and tell by a look before each how much fitted: both are decided in one step,
+// because they are in one batch and of one slot.
+func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
+	m.given = gives
+	for _, g := range gives {
+		look := shardOf(&m.charge, g.shard)
+		look.Ask, look.Group = algorithms.Ask{Hash: g.ask.Hash, Look: true}, len(charges)
+		give := look
+		give.Ask, give.Group = g.ask, len(charges)+1
+		charges = append(charges, look, give)
+	}
+	return charges
+}
+
+// fitted is how much of what was given has fitted, what has flowed in since included, and the gravest error.
+func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
+	for n, g := range m.given {
+		before, after := &answers[2*n], &answers[2*n+1]
+		m.memory.saw(m.charge.Key, m.charge.Shards, g.shard, after)
+		if after.Err != nil {
+			err = backend.Graver(err, after.Err)
+			continue
+		}
+		l := &m.charge.Shards[g.shard]
+		flowed := -g.ask.Cost - algorithms.Undone([]algorithms.Limit{*l}, -g.ask.Cost, g.ask.Of, after.At)
+		fitted += after.Value - before.Value + flowed
+	}
+	return fitted, err
+}

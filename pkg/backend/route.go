@@ -1,0 +1,159 @@
+package backend
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Route is one of the Stores that a Router sends groups to.
+type Route struct{ Store Store }
+
+// Router is a Store that sends each group of a batch to the Store of its buckets, and all groups of one Store
+// as one batch. A batch of one Store alone is not copied.
+type Router struct {
+	find      func(group []Charge) *Route
+	ended     func(b *Batch)
+	divisions sync.Pool
+}
+
+// NewRouter makes a Router. find returns the Route of a group, and must not block. ended, which may be nil, sees
+// each batch that a Store has decided, before the caller does.
+func NewRouter(find func(group []Charge) *Route, ended func(b *Batch)) *Router {
+	r := &Router{find: find, ended: ended}
+	r.divisions.New = func() any { return &division{router: r} }
+	return r
+}
+
+// Submit implements Store.
+func (r *Router) Submit(b *Batch) {
+	if len(b.Charges) == 0 {
+		b.Done(b)
+		return
+	}
+	n := GroupLen(b.Charges)
+	route := r.find(b.Charges[:n])
+	for n < len(b.Charges) {
+		more := GroupLen(b.Charges[n:])
+		if r.find(b.Charges[n:n+more]) != route {
+			r.divide(b, n, route)
+			return
+		}
+		n += more
+	}
+	if r.ended == nil {
+		route.Store.Submit(b)
+		return
+	}
+	d := r.divisions.Get().(*division)
+	d.outer = b
+	p := d.part(route)
+	p.batch = *b
+	p.batch.Done = p.done
+	d.submit()
+}
+
+// divide submits b as several batches. The first same charges are of route.
+func (r *Router) divide(b *Batch, same int, route *Route) {
+	d := r.divisions.Get().(*division)
+	d.outer = b
+	d.part(route).add(b.Charges[:same], 0)
+	for at := same; at < len(b.Charges); {
+		group := b.Charges[at:][:GroupLen(b.Charges[at:])]
+		d.part(r.find(group)).add(group, at)
+		at += len(group)
+	}
+	for _, p := range d.parts[:d.used] {
+		if cap(p.decisions) < len(p.charges) {
+			p.decisions = make([]Decision, cap(p.charges))
+		}
+		p.decisions = p.decisions[:len(p.charges)]
+		clear(p.decisions)
+		p.batch = Batch{
+			Charges: p.charges, Decisions: p.decisions, Deadline: b.Deadline, Detached: b.Detached,
+			Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
+		}
+	}
+	d.submit()
+}
+
+// division is a batch under way in one or several Stores. It is reused.
+type division struct {
+	router  *Router
+	outer   *Batch
+	parts   []*divisionPart
+	used    int          // so many of parts
+	pending atomic.Int32 // parts that have not ended
+}
+
+// divisionPart is the groups of one Store.
+type divisionPart struct {
+	division  *division
+	route     *Route
+	batch     Batch
+	charges   []Charge // copies, and so on; none: the batch has the slices of the outer one
+	decisions []Decision
+	of        []int32 // the numbers of charges in the outer batch
+	groups    int
+	done      func(*Batch)
+}
+
+// part returns the part of route, which may be new.
+func (d *division) part(route *Route) *divisionPart {
+	for _, p := range d.parts[:d.used] {
+		if p.route == route {
+			return p
+		}
+	}
+	if d.used == len(d.parts) {
+		p := &divisionPart{division: d}
+		p.done = p.ended
+		d.parts = append(d.parts, p)
+	}
+	p := d.parts[d.used]
+	d.used++
+	p.route = route
+	return p
+}
+
+// add appends whole groups, which start at a number of the outer batch.
+func (p *divisionPart) add(charges []Charge, at int) {
+	for i := range charges {
+		if i == 0 || charges[i].Group != charges[i-1].Group {
+			p.groups++ // groups that were apart in the outer batch may have the same number
+		}
+		p.charges = append(p.charges, charges[i])
+		p.charges[len(p.charges)-1].Group = p.groups
+		p.of = append(p.of, int32(at+i))
+	}
+}
+
+// submit submits all parts. d may be of another batch when it returns.
+func (d *division) submit() {
+	n := d.used
+	d.pending.Store(int32(n))
+	for i := range n {
+		p := d.parts[i]
+		p.route.Store.Submit(&p.batch)
+	}
+}
+
+// ended is Done of a part's batch.
+func (p *divisionPart) ended(*Batch) {
+	d := p.division
+	if see := d.router.ended; see != nil {
+		see(&p.batch)
+	}
+	for i, at := range p.of {
+		d.outer.Decisions[at] = p.decisions[i]
+	}
+	clear(p.charges) // limits of a configuration that is gone are not kept alive
+	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0
+	p.batch, p.route = Batch{}, nil
+	if d.pending.Add(-1) > 0 {
+		return
+	}
+	b := d.outer
+	d.outer, d.used = nil, 0
+	d.router.divisions.Put(d)
+	b.Done(b)
+}
