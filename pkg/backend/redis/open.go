@@ -191,7 +191,13 @@ func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, don
 }
 
 // Submit implements backend.Store.
-func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
+func (s *Store) Submit(b *backend.Batch) {
+	if len(b.Charges) > 0 && b.Charges[0].Reset { // until the lanes reset buckets
+		backend.Async(s).Submit(b)
+		return
+	}
+	s.store.Submit(b)
+}
 
 // Start implements backend.Starter, but in a Cluster.
 func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
