@@ -1,6 +1,8 @@
 package admin
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -123,6 +125,11 @@ func TestIndexShowsWhatIsDenied(t *testing.T) {
 	policy := w.Header().Get("Content-Security-Policy")
 	if strings.Contains(policy, "unsafe") || !strings.HasPrefix(policy, "default-src 'none'; ") || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Referrer-Policy") != "no-referrer" {
 		t.Errorf("%v", w.Header())
+	}
+	_, rest, _ := strings.Cut(body, "<style>")
+	style, _, _ := strings.Cut(rest, "</style>")
+	if digest := sha256.Sum256([]byte(style)); style == "" || !strings.Contains(policy, "style-src 'sha256-"+base64.StdEncoding.EncodeToString(digest[:])+"'") {
+		t.Errorf("the policy does not allow the page's own style: %s", policy)
 	}
 	c := config(t)
 	c.Denied = func(int) (time.Time, []denials.Denied) { return time.Unix(0, 0), nil }

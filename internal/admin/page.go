@@ -6,7 +6,7 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"fmt"
-	"html"
+	"html/template"
 	"net/http"
 	"strings"
 	"time"
@@ -15,74 +15,83 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-//go:embed head.html
-var head string
+//go:embed page.html
+var pageText string
 
-// policy lets a browser take from the page its own style, and nothing else from anywhere.
+var page = template.Must(template.New("page").Parse(pageText))
+
+// policy lets a browser use the page's own style, and nothing else from anywhere.
 var policy = func() string {
-	_, rest, _ := strings.Cut(head, "<style>")
+	_, rest, _ := strings.Cut(pageText, "<style>")
 	style, _, _ := strings.Cut(rest, "</style>")
 	digest := sha256.Sum256([]byte(style))
 	return "default-src 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(digest[:]) +
 		"'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 }()
 
-const day = "2006-01-02 15:04:05 UTC"
+// view is what page.html shows.
+type view struct {
+	Version string
+	Loaded  *loaded  // nil: no configuration yet
+	Refused *refused // nil: none was
+	Since   string
+	Denied  []deniedRow
+	Limits  []limitRow
+}
 
-// page writes HTML. Not html/template: it finds methods by names that the linker cannot see, which
-// keeps every method of every package in the program: eight megabytes.
-type page struct{ bytes.Buffer }
+type loaded struct{ At, Paths, Hash string }
 
-// print writes markup; the arguments are text.
-func (p *page) print(markup string, texts ...any) {
-	for i, text := range texts {
-		texts[i] = html.EscapeString(fmt.Sprint(text))
-	}
-	fmt.Fprintf(p, markup, texts...)
+type refused struct{ At, Stays, Problems string }
+
+type deniedRow struct{ Times, Why, Domain, Limit, Key, Last string }
+
+type limitRow struct {
+	Domain, Name, Words, Modes, Place string
+	Allowed, Denied                   uint64
 }
 
 func (c *Config) index(w http.ResponseWriter, _ *http.Request) {
-	var p page
-	p.WriteString(head)
-	p.print("<h1>rlsidecar <small>%s</small></h1>\n", c.Version)
-	p.print(`<p><a href="/metrics">metrics</a> · <a href="/rlconfig">rlconfig</a> · <a href="/debug/pprof/">profiles</a></p>` + "\n")
-	c.configuration(&p)
-	c.denied(&p)
-	c.limits(&p)
-	p.print("</html>\n")
+	v := view{Version: c.Version, Limits: c.limits()}
+	v.Loaded, v.Refused = c.configuration()
+	v.Since, v.Denied = c.denied()
+	var body bytes.Buffer
+	if err := page.Execute(&body, v); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
 	header.Set("Content-Security-Policy", policy)
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Cache-Control", "no-store")
-	_, _ = p.WriteTo(w) // an error is the reader's
+	_, _ = body.WriteTo(w) // an error is the reader's
 }
 
-// configuration tells which is in use, and what was wrong with a later one.
-func (c *Config) configuration(p *page) {
-	p.print("<h2>Configuration</h2>\n")
+// configuration is the one in use, and what was wrong with a later one.
+func (c *Config) configuration() (in *loaded, out *refused) {
 	reload, stays := c.Reload(), ""
-	if s := c.Current(); reload.Loaded.IsZero() || s == nil {
-		p.print("<p>There is none yet.</p>\n")
-	} else {
-		p.print("<p>Loaded %s from %s <small>%.12s</small></p>\n", at(reload.Loaded), strings.Join(reload.Paths, ", "), s.Hash)
+	if s := c.Current(); s != nil && !reload.Loaded.IsZero() {
+		in = &loaded{at(reload.Loaded), strings.Join(reload.Paths, ", "), fmt.Sprintf("%.12s", s.Hash)}
 		stays = "; the one before it stays in use"
 	}
 	if len(reload.Stale) > 0 {
 		stays = " for these domains, which stay as they were before, or are answered by on_backend_failure if they never were without a mistake: " + strings.Join(reload.Stale, ", ")
 	}
 	if !reload.Failed.IsZero() {
-		p.print("<p>The one found %s was refused%s:</p>\n<pre>%s</pre>\n", at(reload.Failed), stays, reload.Problems)
+		out = &refused{at(reload.Failed), stays, reload.Problems}
 	}
+	return in, out
 }
+
+const day = "2006-01-02 15:04:05 UTC"
 
 func at(t time.Time) string { return t.UTC().Format(day) }
 
 // mostShown is how many keys the page shows.
 const mostShown = 50
 
-// reasons are denials' in words.
+// reasons are the reasons of denials in words.
 var reasons = map[string]string{
 	denials.Limit:    "the limit was reached",
 	denials.Never:    "it asked for more than the limit can ever give",
@@ -93,28 +102,22 @@ var reasons = map[string]string{
 }
 
 // denied lists the keys denied most.
-func (c *Config) denied(p *page) {
-	since, top := c.Denied(mostShown)
-	p.print("<h2>Denied most <small>since %s</small></h2>\n<table>\n"+
-		`<tr><th class="n">times<th>why<th>domain<th>limit<th>key<th>last`+"\n", at(since))
+func (c *Config) denied() (since string, rows []deniedRow) {
+	from, top := c.Denied(mostShown)
 	for _, d := range top {
-		orMore, cut := "", ""
+		times, key := fmt.Sprint(d.Times), shown(&d)
 		if !d.Exact {
-			orMore = " or more"
+			times += " or more"
 		}
 		if d.Cut {
-			cut = "…"
+			key += "…"
 		}
-		p.print(`<tr><td class="n">%v%s<td>%s<td>%s<td>%s<td>%s%s<td><small>%s</small>`+"\n",
-			d.Times, orMore, reasons[d.Why], descriptors.Printable(d.Domain), descriptors.Printable(d.Limit), shown(&d), cut, at(d.Last))
+		rows = append(rows, deniedRow{times, reasons[d.Why], descriptors.Printable(d.Domain), descriptors.Printable(d.Limit), key, at(d.Last)})
 	}
-	if len(top) == 0 {
-		p.print(`<tr><td colspan="6">nobody` + "\n")
-	}
-	p.print("</table>\n")
+	return at(from), rows
 }
 
-// shown is a key as text, whatever bytes it is of.
+// shown is a key as text, whatever bytes it has.
 func shown(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptors.Format(d.Entries)
@@ -127,31 +130,27 @@ func shown(d *denials.Denied) string {
 }
 
 // limits lists them; a named limit is counted once, wherever it is used.
-func (c *Config) limits(p *page) {
-	p.print("<h2>Limits</h2>\n<table>\n" +
-		`<tr><th>domain<th>limit<th>what it allows<th><th class="n">allowed<th class="n">denied<th>at` + "\n")
+func (c *Config) limits() (rows []limitRow) {
+	s := c.Current()
+	if s == nil {
+		return nil
+	}
 	seen := map[string]bool{}
-	if s := c.Current(); s != nil {
-		for _, l := range s.Policies {
-			key := l.Domain + "\x00" + l.Name
-			if seen[key] {
-				continue
-			}
-			seen[key] = true
-			var modes []string
-			if l.Shadow {
-				modes = append(modes, "shadow")
-			}
-			if l.Quota {
-				modes = append(modes, "quota")
-			}
-			allowed, denied := c.Counts(l)
-			p.print(`<tr><td>%s<td>%s<td>%s<td>%s<td class="n">%v<td class="n">%v<td><small>%s</small>`+"\n",
-				l.Domain, l.Name, l.Words(), strings.Join(modes, " "), allowed, denied, l.Place)
+	for _, l := range s.Policies {
+		key := l.Domain + "\x00" + l.Name
+		if seen[key] {
+			continue
 		}
+		seen[key] = true
+		var modes []string
+		if l.Shadow {
+			modes = append(modes, "shadow")
+		}
+		if l.Quota {
+			modes = append(modes, "quota")
+		}
+		allowed, denied := c.Counts(l)
+		rows = append(rows, limitRow{l.Domain, l.Name, l.Words(), strings.Join(modes, " "), l.Place, allowed, denied})
 	}
-	if len(seen) == 0 {
-		p.print(`<tr><td colspan="7">none` + "\n")
-	}
-	p.print("</table>\n")
+	return rows
 }

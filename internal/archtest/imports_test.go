@@ -44,12 +44,7 @@ var forbidden = map[edge]string{
 	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 stays apart from what the messages mean",
 	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 stays apart from what the messages mean",
 	{"internal/server", "cmd"}:                  "the program starts the server",
-	{"internal", "html/template"}:               largeProgram,
-	{"internal", "text/template"}:               largeProgram,
-	{"cmd", "text/template"}:                    largeProgram,
 }
-
-const largeProgram = "it finds methods by names that the linker cannot see, so that every method of every package stays in the program: scripts/build.sh"
 
 // only says of a dependency which packages may import it, each with the reason.
 var only = map[string]map[string]string{

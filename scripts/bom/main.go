@@ -51,7 +51,10 @@ func run(program, sbom, licenses string) error {
 		return err
 	}
 	parts := []part{{path: "std", version: strings.TrimPrefix(info.GoVersion, "go")}}
-	for _, m := range info.Deps { // sorted; of one that is replaced, what it stands for
+	for _, m := range info.Deps { // sorted
+		if m.Replace != nil {
+			return fmt.Errorf("%s has %s in place of %s: what is released must be what its modules say", program, m.Replace.Path, m.Path)
+		}
 		parts = append(parts, part{path: m.Path, version: m.Version, sum: m.Sum})
 	}
 	for i := range parts {
