@@ -141,3 +141,100 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 		})
 	}
 }
+
+// TestPartsByScript has three parts allow, deny, be not sent or get no answer, in every combination and order, with and
+// without a refund among them.
+func TestPartsByScript(t *testing.T) {
+	answers := [4]backend.Decision{
+		{Decision: algorithms.Decision{Allowed: true}, At: 7}, {}, {Err: backend.ErrNotTaken}, {Err: backend.ErrUnavailable},
+	}
+	limit := tokens(t, 10, algorithms.Day, 10)
+	for script := range 4 * 4 * 4 {
+		for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+			for refund := range 4 { // 3: none
+				p := scriptedParts{answers: [3]backend.Decision{answers[script%4], answers[script/4%4], answers[script/16]}, refund: refund}
+				if p.run(t, limit, order); t.Failed() {
+					t.Fatalf("script %d, order %v, refund %d", script, order, refund)
+				}
+			}
+		}
+	}
+}
+
+type scriptedParts struct {
+	answers [3]backend.Decision
+	refund  int
+}
+
+func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
+	t.Helper()
+	var held [3]*backend.Batch
+	var undone [3]int
+	var charges []backend.Charge
+	var stores []backend.Store
+	undos := backend.NewUndos(time.Minute)
+	for i := range held {
+		cost := int64(1)
+		if i == p.refund {
+			cost = -1
+		}
+		charges = append(charges, of(limit, string(rune('a'+i)), cost))
+		stores = append(stores, submitFunc(func(b *backend.Batch) {
+			if !b.Detached {
+				held[i] = b
+				return
+			}
+			if u := b.Charges[0]; u.Ask.Cost != -cost || u.Ask.Of != 7 || u.Ask.Look {
+				t.Errorf("part %d is undone by %+v", i, u.Ask)
+			}
+			undone[i]++
+			b.Done(b)
+		}))
+	}
+	s := backend.Parts(byFirstByte(stores...), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+	outer, done := submit(s, charges)
+	answer := func(i int) {
+		held[i].Decisions[0] = p.answers[i]
+		held[i].Done(held[i])
+	}
+	all, failed := true, error(nil)
+	for _, i := range order {
+		if i != p.refund {
+			if p.refund < 3 && held[p.refund] != nil {
+				t.Error("the refund has not waited")
+			}
+			answer(i)
+			all = all && p.answers[i].Allowed
+			failed = backend.Graver(failed, p.answers[i].Err)
+		}
+	}
+	if p.refund < 3 {
+		if look := held[p.refund].Charges[0].Ask.Look; look == all {
+			t.Errorf("all others allowed it: %v; the refund is a look: %v", all, look)
+		}
+		answer(p.refund)
+		failed = backend.Graver(failed, p.answers[p.refund].Err)
+	}
+	p.check(t, outer, all, failed, undone)
+	if undos.Close(); *done != 1 {
+		t.Errorf("done %d times", *done)
+	}
+}
+
+// check checks the decisions, and what was undone; all: all but the refund were allowed.
+func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
+	t.Helper()
+	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)
+	for i, d := range outer.Decisions {
+		if want := p.answers[i].Allowed && failed == nil; !errors.Is(d.Err, failed) || d.Allowed != want {
+			t.Errorf("part %d: got %+v, want allowed %v, %v", i, d, want, failed)
+		}
+		want := 0
+		if p.answers[i].Allowed && !whole && (i != p.refund || all) {
+			want = 1
+		}
+		if undone[i] != want {
+			t.Errorf("part %d was undone %d times, want %d", i, undone[i], want)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// heldShards is a Store of shards in memory that keeps batches until a test decides them.
+type heldShards struct {
+	memory  *memory.Store
+	waiting []*backend.Batch
+}
+
+func (h *heldShards) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
+
+// decide has charges decided, each of the bucket that its slot chooses.
+func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
+	charges, decisions := slices.Clone(charges), make([]backend.Decision, len(charges))
+	for i := range charges {
+		charges[i].Key = append(strconv.AppendUint(nil, charges[i].Slot, 10), charges[i].Key...)
+	}
+	h.memory.Submit(&backend.Batch{Charges: charges, Decisions: decisions, Done: func(*backend.Batch) {}})
+	return decisions
+}
+
+// next decides batch i, or fails it with err: before its charges were made, or else after that.
+func (h *heldShards) next(i int, err error) {
+	b := h.waiting[i]
+	h.waiting = slices.Delete(h.waiting, i, i+1)
+	if errors.Is(err, backend.ErrNotTaken) {
+		b.Fail(err)
+		return
+	}
+	decisions := h.decide(b.Charges)
+	if err != nil {
+		b.Fail(err)
+		return
+	}
+	copy(b.Decisions, decisions)
+	b.Done(b)
+}
+
+// left is the sum of all shards of c.
+func (h *heldShards) left(c backend.Charge) (n int64) {
+	for i := range c.Shards {
+		part := shardOf(&c, i)
+		part.Ask = algorithms.Ask{Look: true}
+		n += h.decide([]backend.Charge{part})[0].Value
+	}
+	return n / c.Shards[0].Unit()
+}
+
+// simulated is a Store of sharded buckets without Redis, on a clock that stands still.
+func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *backend.Undos) {
+	now := 1000 * algorithms.Second
+	clock := func() algorithms.Micros { return now }
+	h = &heldShards{memory: memory.New(memory.Config{Clock: clock})}
+	undos = backend.NewUndos(time.Minute)
+	s = newShardStore(h, undos, clock)
+	s.memory.clock = func() time.Time { return time.UnixMicro(int64(now)) }
+	s.memory.random = rng.IntN
+	return s, h, undos
+}
+
+// TestShardsAgainstAModel charges random costs to a sharded bucket, and refunds some, while the answers of its
+// shards come in random order, are lost, or the charges are not sent. It never gives more than its limit, whatever
+// happens. Where no answer is lost, all that is missing in the end belongs to charges that were allowed; and a
+// charge that is decided alone is allowed exactly if the units are there.
+func TestShardsAgainstAModel(t *testing.T) {
+	for _, mode := range []string{"alone", "at once", "lossy"} {
+		for seed := range uint64(300) {
+			t.Run(fmt.Sprintf("%s, seed %d", mode, seed), func(t *testing.T) {
+				shardsAgainstAModel(t, rand.New(rand.NewPCG(seed, 2)), mode)
+			})
+		}
+	}
+}
+
+func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
+	t.Helper()
+	const limit = 60
+	s, h, undos := simulated(rng)
+	c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: limit, Period: algorithms.Day, Start: new(algorithms.Micros)}, 2+rng.IntN(5), "k")
+	var taken int64 // by what was allowed, less what was refunded for sure
+	next := func() {
+		var err error
+		if mode == "lossy" {
+			err = []error{backend.ErrUnavailable, backend.ErrNotTaken, nil, nil, nil, nil, nil, nil}[rng.IntN(8)]
+		}
+		h.next(rng.IntN(len(h.waiting)), err)
+	}
+	pending := 0
+	submit := func() {
+		batch := make([]backend.Charge, 1+rng.IntN(2))
+		if mode == "alone" {
+			batch = batch[:1]
+		}
+		for i := range batch {
+			batch[i] = c
+			batch[i].Group = i
+			if batch[i].Ask.Cost = 1 + rng.Int64N(9); rng.IntN(8) == 0 {
+				batch[i].Ask.Cost = 1 + rng.Int64N(limit)
+			} else if mode != "lossy" && taken > 4 && rng.IntN(4) == 0 {
+				batch[i].Ask.Cost = -1 - rng.Int64N(4)
+				taken += batch[i].Ask.Cost
+			}
+		}
+		there := h.left(c)
+		pending++
+		s.Submit(&backend.Batch{Charges: batch, Decisions: make([]backend.Decision, len(batch)), Done: func(b *backend.Batch) {
+			pending--
+			for i, d := range b.Decisions {
+				cost := b.Charges[i].Ask.Cost
+				if d.Allowed && cost > 0 {
+					taken += cost
+				}
+				if mode == "alone" && (d.Err != nil || cost > 0 && d.Allowed != (cost <= there)) {
+					t.Errorf("%d of %d: got %+v", cost, there, d)
+				}
+			}
+		}})
+	}
+	for range 30 {
+		submit()
+		for len(h.waiting) > 0 && (mode == "alone" || rng.IntN(3) > 0) {
+			next()
+		}
+	}
+	for len(h.waiting) > 0 {
+		next()
+	}
+	undos.Close()
+	n := h.left(c)
+	if pending != 0 || taken > limit || n > limit-taken || mode != "lossy" && n != limit-taken {
+		t.Errorf("%d batches pending; %d of %d taken, %d left", pending, taken, limit, n)
+	}
+}
+
+// TestResetOfShards: one reset for each shard; the error is the gravest.
+func TestResetOfShards(t *testing.T) {
+	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
+	defer undos.Close()
+	c := sharded(t, windowSpec(30), 3, "k")
+	c.Reset = true
+	var d backend.Decision
+	reset := func() *backend.Batch {
+		b := &backend.Batch{Charges: []backend.Charge{c}, Decisions: make([]backend.Decision, 1)}
+		b.Done = func(b *backend.Batch) { d = b.Decisions[0] }
+		s.Submit(b)
+		return h.waiting[0]
+	}
+	inner := reset()
+	slots := map[uint64]bool{}
+	for _, part := range inner.Charges {
+		if !part.Reset || len(part.Shards) > 0 {
+			t.Errorf("got %+v", part)
+		}
+		slots[part.Slot] = true
+	}
+	if len(slots) != 3 {
+		t.Errorf("%d shards", len(slots))
+	}
+	h.next(0, nil)
+	if d.Err != nil || !d.Allowed {
+		t.Errorf("got %+v", d)
+	}
+	inner = reset()
+	h.waiting = nil
+	inner.Decisions[1].Err = backend.ErrNotTaken
+	inner.Decisions[2].Err = backend.ErrUnavailable
+	inner.Done(inner)
+	if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed {
+		t.Errorf("got %+v", d)
+	}
+}

@@ -1,0 +1,247 @@
+package backend_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// held is a Store that keeps batches until a test decides them.
+type held struct {
+	next    backend.Store
+	waiting []*backend.Batch
+}
+
+func (h *held) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
+
+// take removes batch i.
+func (h *held) take(i int) *backend.Batch {
+	b := h.waiting[i]
+	h.waiting = slices.Delete(h.waiting, i, i+1)
+	return b
+}
+
+// decide has batch i decided by next.
+func (h *held) decide(i int) { h.next.Submit(h.take(i)) }
+
+// lose has batch i decided by next, and fails it: the answer was lost.
+func (h *held) lose(i int) {
+	b := h.take(i)
+	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
+	b.Fail(backend.ErrUnavailable)
+}
+
+// byFirstByte routes groups by the first byte of their key: "a" to the first Store.
+func byFirstByte(stores ...backend.Store) *backend.Router {
+	routes := make([]backend.Route, len(stores))
+	for i := range stores {
+		routes[i].Store = stores[i]
+	}
+	return backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[group[0].Key[0]-'a'] }, nil)
+}
+
+// submit submits charges and returns the batch and how often it was done.
+func submit(s backend.Store, charges []backend.Charge) (b *backend.Batch, done *int) {
+	done = new(int)
+	b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Done: func(*backend.Batch) { *done++ }}
+	s.Submit(b)
+	return b, done
+}
+
+func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
+	a, b := &held{}, &held{}
+	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "a2", 1)}
+	charges[1].Group = 1
+	outer, _ := submit(byFirstByte(a, b), charges)
+	if len(a.waiting) != 1 || len(b.waiting) != 0 || a.waiting[0] != outer {
+		t.Errorf("%d and %d batches", len(a.waiting), len(b.waiting))
+	}
+}
+
+// TestADividedBatchEndsWithItsLastPart decides the parts in every order.
+func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
+	limit := tokens(t, 10, algorithms.Day, 10)
+	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+		store := memory.New(memory.Config{Clock: wall})
+		parts := [3]*held{{next: store}, {next: store}, {next: store}}
+		router := byFirstByte(parts[0], parts[1], parts[2])
+		// Groups that are apart may have the same number. One of two charges is too large for its bucket.
+		charges := []backend.Charge{of(limit, "a1", 1), of(limit, "b1", 2), of(limit, "a2", 3), of(limit, "a3", 11), of(limit, "c1", 4), of(limit, "b2", 5)}
+		for i, group := range []int{0, 1, 0, 0, 2, 0} {
+			charges[i].Group = group
+		}
+		b, done := submit(router, charges)
+		for i, part := range order {
+			if *done != 0 {
+				t.Fatalf("done after %d of 3 parts", i)
+			}
+			inner := parts[part].waiting[0]
+			if inner.Waits || inner.Source != b.Source {
+				t.Errorf("%+v", inner)
+			}
+			parts[part].decide(0)
+		}
+		if *done != 1 {
+			t.Fatalf("done %d times", *done)
+		}
+		for i, want := range []struct {
+			allowed   bool
+			remaining int64
+		}{{true, 9}, {true, 8}, {true, 10}, {false, 10}, {true, 6}, {true, 5}} {
+			if d := b.Decisions[i]; d.Err != nil || d.Remaining != want.remaining || d.Allowed != want.allowed {
+				t.Errorf("order %v, charge %d: got %+v, want %+v", order, i, d, want)
+			}
+		}
+	}
+}
+
+func TestADividedBatchPassesItsTermsOn(t *testing.T) {
+	a, b := &held{}, &held{}
+	router := byFirstByte(a, b)
+	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1)}
+	charges[1].Group = 1
+	outer := backend.Batch{
+		Charges: charges, Decisions: make([]backend.Decision, 2), Deadline: time.Now(), Detached: true, Waits: true,
+		Source: &backend.Source{}, Done: func(*backend.Batch) {},
+	}
+	router.Submit(&outer)
+	for _, in := range []*backend.Batch{a.waiting[0], b.waiting[0]} {
+		if in.Deadline != outer.Deadline || !in.Detached || in.Source != outer.Source || in.Waits {
+			t.Errorf("got %+v", in)
+		}
+	}
+}
+
+func TestManyPartsInMemory(t *testing.T) {
+	undos := backend.NewUndos(time.Minute)
+	defer undos.Close()
+	store := memory.New(memory.Config{Clock: wall})
+	s := backend.Parts(store, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+	limit := tokens(t, 10_000, algorithms.Day, 10_000)
+	for range 5_000 {
+		b, done := submit(s, []backend.Charge{of(limit, "a", 1), of(limit, "b", -1), of(limit, "c", 1)})
+		if *done != 1 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed {
+			t.Fatalf("done %d times, %+v", *done, b.Decisions)
+		}
+	}
+	if n := left(t, store, of(limit, "a", 0)); n != 5_000 {
+		t.Errorf("%d left", n)
+	}
+}
+
+// TestPartsAgainstAModel takes random groups by parts over three Stores, whose answers come in random order, late,
+// or never. No bucket gives more than its limit, whatever happens; and where no answer is lost, all that is missing
+// in the end belongs to groups that were allowed.
+func TestPartsAgainstAModel(t *testing.T) {
+	for _, lossy := range []bool{false, true} {
+		for seed := range uint64(300) {
+			t.Run(fmt.Sprintf("lossy %v, seed %d", lossy, seed), func(t *testing.T) {
+				partsAgainstAModel(t, rand.New(rand.NewPCG(seed, 1)), lossy)
+			})
+		}
+	}
+}
+
+func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
+	t.Helper()
+	const keys, limited = 6, 20
+	undos := backend.NewUndos(time.Minute)
+	now := 1000 * algorithms.Second
+	store := memory.New(memory.Config{Clock: func() algorithms.Micros { return now }})
+	h := &held{next: store}
+	routes := [3]backend.Route{{Store: h}, {Store: h}, {Store: h}}
+	number := func(c *backend.Charge) int { return int(c.Key[0]) % len(routes) }
+	router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[number(&group[0])] }, nil)
+	s := backend.Parts(router, func(_ int, c *backend.Charge) int { return number(c) }, undos)
+	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: limited, Period: algorithms.Day, Start: new(algorithms.Micros)})
+	var batches []*backend.Batch
+	var dones []*int
+	decide := func() {
+		i := rng.IntN(len(h.waiting))
+		switch {
+		case lossy && rng.IntN(10) == 0:
+			h.lose(i)
+		case lossy && rng.IntN(10) == 0:
+			h.take(i).Fail(backend.ErrNotTaken)
+		default:
+			h.decide(i)
+		}
+	}
+	for range 40 {
+		var charges []backend.Charge
+		for group := range 1 + rng.IntN(3) {
+			for _, k := range rng.Perm(keys)[:1+rng.IntN(4)] {
+				c := of(limit, string(rune('a'+k)), 1+rng.Int64N(3))
+				c.Group = group
+				charges = append(charges, c)
+			}
+		}
+		b, done := submit(s, charges)
+		batches, dones = append(batches, b), append(dones, done)
+		for len(h.waiting) > 0 && rng.IntN(3) > 0 {
+			decide()
+		}
+	}
+	for len(h.waiting) > 0 {
+		decide()
+	}
+	undos.Close()
+	var taken [keys]int64
+	for i, b := range batches {
+		if *dones[i] != 1 {
+			t.Fatalf("batch %d is done %d times", i, *dones[i])
+		}
+		for at := 0; at < len(b.Charges); {
+			end := at + backend.GroupLen(b.Charges[at:])
+			allowed := !slices.ContainsFunc(b.Decisions[at:end], func(d backend.Decision) bool { return !d.Allowed })
+			for j := at; j < end && allowed; j++ {
+				taken[b.Charges[j].Key[0]-'a'] += b.Charges[j].Ask.Cost
+			}
+			at = end
+		}
+	}
+	for k := range keys {
+		n := left(t, store, of(limit, string(rune('a'+k)), 0))
+		if taken[k] > limited || n > limited-taken[k] || !lossy && n != limited-taken[k] {
+			t.Errorf("bucket %c: groups took %d of %d, %d left", 'a'+k, taken[k], limited, n)
+		}
+	}
+}
+
+// TestUndosAreBounded: 1,024 calls at once; Close waits for them.
+func TestUndosAreBounded(t *testing.T) {
+	undos := backend.NewUndos(time.Minute)
+	h := &held{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
+	key := []byte("key")
+	for range 1100 {
+		undos.Submit(h, []backend.Charge{{Key: key}})
+	}
+	key[0] = 'x' // it is the caller's again
+	if n := len(h.waiting); n != 1024 || undos.Dropped() != 76 {
+		t.Errorf("%d calls, %d dropped", n, undos.Dropped())
+	}
+	if b := h.waiting[0]; !b.Detached || string(b.Charges[0].Key) != "key" || b.Deadline.IsZero() {
+		t.Errorf("got %+v", b)
+	}
+	closed := make(chan struct{})
+	go func() { undos.Close(); close(closed) }()
+	for len(h.waiting) > 1 {
+		h.decide(0)
+	}
+	select {
+	case <-closed:
+		t.Error("Close has not waited")
+	default:
+	}
+	h.decide(0)
+	<-closed
+	if undos.Begin() {
+		t.Error("begun after Close")
+	}
+}
