@@ -179,7 +179,7 @@ func (s *server) backendFailed() func(error) {
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
 	if s.stack.lease != nil {
-		s.stack.lease.Forget(context.Background()) // while the numbers it was lent under are in use
+		s.stack.lease.Forget() // while the numbers it was lent under are in use
 	}
 	s.limiter.Swap(snapshot)
 	if s.stack.denied != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -44,7 +43,7 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 	if c.Clocks == nil {
 		c.Clocks = systemClocks()
 	}
-	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), wake: make(chan struct{}, 1), background: NewBackground(c.Timeout)}
+	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), wake: make(chan struct{}, 1), aheads: NewUndos(c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].loans = map[string]*loan{}
@@ -68,14 +67,13 @@ type LeaseConfig struct {
 
 // LeaseStore is the Store that Lease makes.
 type LeaseStore struct {
-	next       Store
-	config     LeaseConfig
-	elapsed    *elapsed
-	wake       chan struct{} // there are loans again
-	hot        atomic.Bool   // there may be loans
-	background *Background
-	trips      sync.Pool
-	shards     [leaseShards]leaseShard
+	next    Store
+	config  LeaseConfig
+	elapsed *elapsed
+	wake    chan struct{} // there are loans again
+	aheads  *Undos        // what is being borrowed ahead
+	trips   sync.Pool
+	shards  [leaseShards]leaseShard
 }
 
 // Submit implements Store.
@@ -423,14 +421,14 @@ func (s *LeaseStore) Run(ctx context.Context) {
 				return
 			case <-time.After(turn):
 			}
-			rest = s.GiveBack(ctx)
+			rest = s.GiveBack()
 		}
 	}
 }
 
 // GiveBack gives back what is left of loans whose time is over, and returns how many keys it still
 // keeps an eye on. Run calls it.
-func (s *LeaseStore) GiveBack(ctx context.Context) (keys int) {
+func (s *LeaseStore) GiveBack() (keys int) {
 	now := s.now()
 	var backs []Charge
 	for i := range s.shards {
@@ -441,20 +439,19 @@ func (s *LeaseStore) GiveBack(ctx context.Context) (keys int) {
 		keys += len(sh.loans)
 		sh.mu.Unlock()
 	}
-	s.hot.Store(keys > 0)
-	s.giveBack(ctx, backs)
+	s.giveBack(backs)
 	return keys
 }
 
 // Close borrows no more, and gives back everything that is on loan.
 func (s *LeaseStore) Close() {
-	s.background.Close()
-	s.Forget(context.Background())
+	s.aheads.Close()
+	s.Forget()
 }
 
 // Forget gives back everything that is on loan, and forgets which keys are hot. What is being
 // borrowed meanwhile is dropped.
-func (s *LeaseStore) Forget(ctx context.Context) {
+func (s *LeaseStore) Forget() {
 	now := s.now()
 	var backs []Charge
 	for i := range s.shards {
@@ -468,21 +465,16 @@ func (s *LeaseStore) Forget(ctx context.Context) {
 		}
 		sh.mu.Unlock()
 	}
-	s.giveBack(ctx, backs)
+	s.giveBack(backs)
 }
 
-// giveBack sends backs. What does not arrive is lost: whether it did is not known.
-func (s *LeaseStore) giveBack(ctx context.Context, backs []Charge) {
-	if len(backs) == 0 {
-		return
-	}
-	const most = 256 // of one Take
-	ctx, cancel := context.WithTimeout(patiently(ctx), s.config.Timeout)
-	defer cancel()
-	for part := range slices.Chunk(backs, most) {
+// giveBack submits backs, and waits for the decisions. What does not arrive is lost: whether it did is not known.
+func (s *LeaseStore) giveBack(backs []Charge) {
+	until := time.Now().Add(s.config.Timeout)
+	for part := range slices.Chunk(backs, maxBacks) {
 		for i := range part {
 			part[i].Group = i
 		}
-		Take(ctx, s.next, part, make([]Decision, len(part)))
+		submitAndWait(s.next, Batch{Charges: part, Decisions: make([]Decision, len(part)), Deadline: until, Detached: true})
 	}
 }

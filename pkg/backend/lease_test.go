@@ -336,7 +336,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease is over, and the key is still a hot one
-				if s.GiveBack(t.Context()); s.Stats().Lent != 0 || s.Stats().Keys != 1 {
+				if s.GiveBack(); s.Stats().Lent != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("%+v", s.Stats())
 				}
 				// Another sidecar takes all but one unit, which this one does not know.
@@ -386,7 +386,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 			time.Sleep(ms)
 		}
 		<-done
-		s.GiveBack(t.Context())
+		s.GiveBack()
 		for _, take := range asked.all() {
 			for _, c := range take {
 				if c.Ask.Cost == -1 && c.Ask.Of == of {
@@ -498,7 +498,7 @@ func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
 		take(t.Context(), s, c) // lends
 		lent, before := s.Stats().Lent, left(t, below, c)
 		time.Sleep(100 * ms) // 10 flow in
-		s.Forget(t.Context())
+		s.Forget()
 		if keys := s.Stats().Keys; keys != 0 {
 			t.Errorf("%d keys are still hot ones", keys)
 		}
@@ -635,7 +635,7 @@ func TestResetDropsTheLoan(t *testing.T) {
 		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
 			t.Fatal(err)
 		}
-		s.Forget(t.Context())
+		s.Forget()
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
 			t.Errorf("%d are left, %+v", rest, s.Stats())
 		}
@@ -646,10 +646,11 @@ func TestResetDropsTheLoan(t *testing.T) {
 type lateAhead struct{ *memory.Store }
 
 func (s lateAhead) Submit(b *backend.Batch) {
-	if b.Detached {
-		time.Sleep(40 * ms)
+	if !b.Detached || b.Waits {
+		s.Store.Submit(b)
+		return
 	}
-	s.Store.Submit(b)
+	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
 // What is being borrowed ahead when a bucket is reset, and what waits to be given back, are not the new one's.

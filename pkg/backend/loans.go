@@ -2,7 +2,6 @@ package backend
 
 import (
 	"bytes"
-	"context"
 	"math"
 	"slices"
 	"sync"
@@ -137,28 +136,26 @@ func (s *LeaseStore) submitOne(b *Batch) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	l := sh.find(c)
-	switch {
-	case l == nil:
-		if l = sh.warm(c, hash, now); l != nil {
-			s.wakeRun()
+	if l == nil {
+		if l = sh.warm(c, hash, now); l == nil {
+			sh.mu.Unlock()
+			s.next.Submit(b)
+			return
 		}
-	case s.spend(sh, l, c, now):
+		s.wakeRun()
+	} else if enough, next := s.spend(sh, l, c, now); enough {
 		sh.stats.Served++
 		b.Decisions[0] = l.answer(now)
 		sh.mu.Unlock()
+		next.submit()
 		b.Done(b)
 		return
-	case l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0:
+	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0 {
 		sh.mu.Unlock()
 		s.submitGroups(b)
 		return
-	default:
+	} else {
 		l.count(c.Ask.Cost, now)
-	}
-	if l == nil {
-		sh.mu.Unlock()
-		s.next.Submit(b)
-		return
 	}
 	was := l.seen.At
 	sh.mu.Unlock()
@@ -183,23 +180,24 @@ func (s *LeaseStore) saw(t *leaseTrip) {
 	}
 }
 
-// spend takes c's cost of what is on loan in l, if that is enough. The lock of its shard, sh, is held.
-func (s *LeaseStore) spend(sh *leaseShard, l *loan, c *Charge, now time.Duration) bool {
+// spend takes c's cost of what is on loan in l, if that is enough. The lock of its shard, sh, is held; what is to be
+// borrowed ahead is to be submitted without it.
+func (s *LeaseStore) spend(sh *leaseShard, l *loan, c *Charge, now time.Duration) (enough bool, next *ahead) {
 	if l.lots[1].left > 0 && (l.lots[0].left == 0 || now >= l.lots[0].until) {
 		sh.turn(l, now)
 	}
 	first, second := &l.lots[0], &l.lots[1]
 	if first.left+second.left < c.Ask.Cost || now >= first.until {
-		return false
+		return false, nil
 	}
 	n := min(first.left, c.Ask.Cost)
 	first.left -= n
 	second.left -= c.Ask.Cost - n
 	l.count(c.Ask.Cost, now)
 	if first.left <= l.low || now >= l.early {
-		s.borrowAhead(sh, l, c.Ask.Cost, now)
+		next = s.borrowAhead(sh, l, c.Ask.Cost, now)
 	}
-	return true
+	return true, next
 }
 
 // spent is units that were taken of a lot, as it was before.
@@ -264,6 +262,8 @@ func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p lea
 	if !canLease(c) {
 		return p
 	}
+	var next *ahead
+	defer func() { next.submit() }() // after the lock is released
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -272,7 +272,7 @@ func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p lea
 		return p
 	}
 	was := l.lots
-	if p.spent = s.spend(sh, l, c, now); !p.spent {
+	if p.spent, next = s.spend(sh, l, c, now); !p.spent {
 		return p
 	}
 	if l.lots[0].serial != was[0].serial { // the next had its turn
@@ -337,7 +337,6 @@ func (s *LeaseStore) borrow(c *Charge, ending, may bool, backs []Charge, now tim
 	if l.asking || !ending && l.left() >= c.Ask.Cost && now < l.lots[0].until {
 		return l, 0, backs
 	}
-	s.hot.Store(true)
 	backs = sh.takeBack(backs, l, now)
 	if may {
 		units = l.want(c.Ask.Cost, now)
@@ -347,25 +346,48 @@ func (s *LeaseStore) borrow(c *Charge, ending, may bool, backs []Charge, now tim
 	return l, units, backs
 }
 
-// borrowAhead borrows the next lot of l in the background; the lock of its shard, sh, is held.
-func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.Duration) {
+// ahead is units of a bucket that are being borrowed while there is still something on loan.
+type ahead struct {
+	store  *LeaseStore
+	shard  *leaseShard
+	loan   *loan
+	units  int64
+	asked  time.Duration
+	batch  Batch
+	charge [1]Charge
+	answer [1]Decision
+}
+
+// borrowAhead prepares to borrow the next lot of l; the lock of its shard, sh, is held. What it returns is to be
+// submitted without that lock; nil: nothing is.
+func (s *LeaseStore) borrowAhead(sh *leaseShard, l *loan, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.want(cost, now)
-	if units == 0 {
+	if units == 0 || !s.aheads.Begin() {
+		return nil
+	}
+	l.ahead = make(chan struct{})
+	l.lending += units
+	a := &ahead{store: s, shard: sh, loan: l, units: units}
+	c := &a.charge[0]
+	*c = l.charge
+	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
+	return a
+}
+
+// submit submits a, which may be nil.
+func (a *ahead) submit() {
+	if a == nil {
 		return
 	}
-	c := l.charge
-	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
-	started := s.background.Do(func(ctx context.Context) {
-		asked := s.now()
-		var d [1]Decision
-		Take(ctx, s.next, []Charge{c}, d[:])
-		s.lentAhead(sh, l, units, &d[0], asked)
-	})
-	if started {
-		l.ahead = make(chan struct{})
-		l.lending += units
+	s := a.store
+	a.asked = s.now()
+	a.batch = Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: time.Now().Add(s.config.Timeout), Detached: true}
+	a.batch.Done = func(*Batch) {
+		s.lentAhead(a.shard, a.loan, a.units, &a.answer[0], a.asked)
+		s.aheads.End()
 	}
+	s.next.Submit(&a.batch)
 }
 
 // lentAhead notes that so many units were lent in the background, or not, by the answer d.

@@ -94,15 +94,21 @@ func (b *Batch) Fail(err error) {
 // Take submits charges to s and waits for the decisions. The deadline of ctx is that of the Batch; its
 // cancellation is not noticed meanwhile, because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
-	w := waiters.Get().(*waiter)
-	w.batch = Batch{Charges: charges, Decisions: decisions, Waits: true, Done: w.done, Detached: Unwaited(ctx)}
+	b := Batch{Charges: charges, Decisions: decisions, Detached: Unwaited(ctx)}
 	if end, ok := ctx.Deadline(); ok {
-		w.batch.Deadline = end
+		b.Deadline = end
 	}
 	if ctx.Err() != nil {
-		w.batch.Deadline = time.Now()
+		b.Deadline = time.Now()
 	}
-	w.ended = false
+	submitAndWait(s, b)
+}
+
+// submitAndWait submits b, without Done, to s and waits for its end.
+func submitAndWait(s Store, b Batch) {
+	w := waiters.Get().(*waiter)
+	w.batch, w.ended = b, false
+	w.batch.Waits, w.batch.Done = true, w.done
 	s.Submit(&w.batch)
 	w.mu.Lock()
 	for !w.ended {
