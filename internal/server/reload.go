@@ -132,3 +132,15 @@ func (s *server) lastReload() admin.Reload {
 	defer s.mu.Unlock()
 	return s.reload
 }
+
+// swap makes snapshot the configuration in use.
+func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
+	s.stack.memory.SetOwners(limits)
+	if s.stack.lease != nil {
+		s.stack.lease.Forget() // while the numbers it was lent under are in use
+	}
+	s.limiter.Swap(snapshot)
+	if s.stack.denied != nil {
+		s.stack.denied.Forget() // a higher limit counts at once
+	}
+}

@@ -1,240 +1,67 @@
 package server
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
-	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/rarely"
-	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
-// Redis says which Redis keeps the buckets.
-type Redis struct {
-	// URL as redis.Config has it; "": buckets are kept in memory.
-	URL string
-	// PerSecondURL is where the buckets of limits by the second are instead, as of the reference
-	// server's REDIS_PERSECOND; "": at URL. What follows is of both, but PasswordFile of URL only.
-	PerSecondURL string
-	KeyPrefix    string
-	PasswordFile string
-	// Timeout bounds each question to it.
-	Timeout time.Duration
-	// WaitReplicas is how many replicas must confirm a charge before it counts.
-	WaitReplicas int
-	// CA, Cert and Key are files, for the rediss forms; Cert and Key are read again for every new
-	// connection.
-	CA, Cert, Key string
-	// SkipHostname takes any name in the server's certificate, which must still be signed by the CA.
-	SkipHostname bool
-}
+// answerMargin is the time kept of a caller's deadline to give the answer in: a late one opens Envoy's gate.
+const answerMargin = 2 * time.Millisecond
 
-const (
-	// answerMargin is the time kept of a caller's deadline to give the answer in: a late one opens
-	// Envoy's gate.
-	answerMargin = 2 * time.Millisecond
-	// firstAnswer is how long readiness waits for Redis to answer once: a cold connection must not
-	// deny everybody. It never depends on Redis again.
-	firstAnswer = 3 * time.Second
-	// leaseTimeout bounds borrowing ahead, and giving back what is on loan. What does not arrive in time
-	// is lost: the limits stay under by it.
-	leaseTimeout = time.Second
-)
-
-// stack is the stores, from what the limiter asks down to the wire.
+// stack is the Stores, from the one that the limiter asks down to the servers.
 type stack struct {
 	top    backend.Store
 	memory *memory.Store        // all buckets; with Redis those that stand in for it
 	denied *backend.DeniedStore // nil: in memory
 	lease  *backend.LeaseStore  // nil: in memory
 	redis  []*redis.Store       // one, or that for limits by the second too; none: in memory
-	// undo is what is given back where a request's limits are in both.
-	undo *backend.Undos
+	undos  *backend.Undos       // refunds where a request's limits are in both; nil: there is one
 }
 
-// newStack builds the stores. A charge meets them in the order of the lines below, top to bottom;
-// each must not care about those above it.
-func (s *server) newStack() (stack, error) {
+// newStack makes the Stores, from the bottom to the top. A batch passes them from the top to the bottom.
+func (s *server) newStack() (st stack, err error) {
 	c := s.config.Redis
-	st := stack{memory: memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})}
+	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
 	s.metrics.WatchMemory(st.memory.Stats)
-	if c.URL == "" {
-		if c.PerSecondURL != "" {
-			return st, errors.New("there is a redis for limits by the second, but none for the others: give --redis-url too")
-		}
-		st.top = st.memory
+	st.top = st.memory
+	switch {
+	case c.URL == "" && c.PerSecondURL == "":
 		return st, nil
+	case c.URL == "":
+		return st, errors.New("there is a redis for limits by the second, but none for the others: give --redis-url too")
 	}
-	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("says", text)) })
-	opened, closed := s.metrics.WatchBreakers()
-	var err error
-	st.redis, err = c.open(func(server string, open bool) {
-		if open {
-			opened(server)
-			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
-		} else {
-			closed(server)
-			s.log.Info("redis answers again", zap.String("server", server))
-		}
-	}, s.storePanicked)
-	if err != nil {
+	if st.redis, err = s.openRedis(); err != nil {
 		return st, err
 	}
-	buckets := backend.Taker(st.redis[0])
+	st.top = st.redis[0] // it has a lane to each server: a queue, a breaker and connections
 	if len(st.redis) > 1 {
-		st.undo = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
-		buckets = backend.Blocking(backend.Divided(st.redis[0], st.redis[1], bySecond, st.undo))
+		st.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+		st.top = backend.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
-	// What Redis costs, and how often it fails. Above it what outlives an outage: remembered denials,
-	// and over them loans, for what is on loan here is there though Redis said no.
-	st.denied = backend.Denied(s.metrics.Backend(backend.Async(buckets), c.Timeout, s.backendFailed()), backend.DeniedConfig{})
+	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
+	// These outlive an outage of Redis. A lease comes before a remembered denial: its units are there, even though Redis
+	// denied.
+	st.denied = backend.Denied(st.top, backend.DeniedConfig{})
 	st.lease = backend.Lease(st.denied, backend.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
-	// Outermost, so that whatever happens below, the answer is in time.
+	// Outermost: whatever happens below it, the answer is in time.
 	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 
-// bySecond tells whether c is of a limit by the second, as the reference server has it.
-func bySecond(c *backend.Charge) bool {
-	l := c.Limit
-	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
-}
-
-// close gives back what is on loan, nobody asking any more, and ends all connections.
+// close gives back what is on loan, and ends all connections. Nothing may be submitted any more.
 func (st *stack) close() {
 	if st.lease != nil {
 		st.lease.Close()
 	}
-	if st.undo != nil {
-		st.undo.Close()
+	if st.undos != nil {
+		st.undos.Close()
 	}
 	for _, r := range st.redis {
 		r.Close()
-	}
-}
-
-// OpenRedis makes the stores that a server with c would have. The error is of c.
-func OpenRedis(c Redis) ([]*redis.Store, error) {
-	redis.LogTo(func(string) {}) // what matters comes back as an error
-	return c.open(nil, nil)
-}
-
-func (c Redis) open(changed func(server string, open bool), panicked func(value any)) (stores []*redis.Store, err error) {
-	conf, err := c.tls()
-	if err != nil {
-		return nil, err
-	}
-	first := redis.Config{
-		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile,
-		WaitReplicas: c.WaitReplicas, TLS: conf, Changed: changed, Panicked: panicked,
-	}
-	configs := []redis.Config{first}
-	if c.PerSecondURL != "" {
-		second := first
-		second.URL, second.PasswordFile = c.PerSecondURL, ""
-		configs = append(configs, second)
-	}
-	for i, conf := range configs {
-		store, err := redis.Open(conf)
-		if err != nil {
-			if i > 0 {
-				err = fmt.Errorf("limits by the second: %w", err)
-			}
-			for _, s := range stores {
-				s.Close()
-			}
-			return nil, err
-		}
-		stores = append(stores, store)
-	}
-	return stores, nil
-}
-
-// storePanicked logs a panic on a goroutine that serves many requests. Theirs has failed.
-func (s *server) storePanicked(value any) {
-	s.log.Error("panic while Redis was asked; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
-}
-
-// backendFailed logs why Redis could not decide, once a second at most.
-func (s *server) backendFailed() func(error) {
-	log := rarely.Log(s.log, time.Second)
-	return func(err error) {
-		log.Warn("redis could not decide; limits answer by on_backend_failure", zap.Error(err))
-	}
-}
-
-// swap makes snapshot the configuration in use.
-func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
-	s.stack.memory.SetOwners(limits)
-	if s.stack.lease != nil {
-		s.stack.lease.Forget() // while the numbers it was lent under are in use
-	}
-	s.limiter.Swap(snapshot)
-	if s.stack.denied != nil {
-		s.stack.denied.Forget() // a higher limit counts at once
-	}
-}
-
-// waitForBackend waits for Redis to answer once, but not for long.
-func (s *server) waitForBackend(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
-	defer cancel()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for _, r := range s.stack.redis {
-		wg.Go(func() { s.waitForRedis(ctx, r) })
-	}
-}
-
-func (s *server) waitForRedis(ctx context.Context, r *redis.Store) {
-	if err := r.Ping(ctx); err != nil {
-		s.log.Error("redis does not answer; starting all the same: limits answer by on_backend_failure until it does", zap.Error(err))
-		return
-	}
-	for _, f := range r.Examine(ctx) {
-		if f.Severity != redis.Fine {
-			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
-		}
-		s.metrics.Examined(f.Check, f.Severity == redis.Fine)
-	}
-}
-
-// tls is the configuration of the files; nil if there are none.
-func (c Redis) tls() (*tls.Config, error) {
-	if c.CA == "" && c.Cert == "" && c.Key == "" && !c.SkipHostname {
-		return nil, nil
-	}
-	if (c.Cert == "") != (c.Key == "") {
-		return nil, errors.New("a client certificate for redis needs both --redis-tls-cert and --redis-tls-key")
-	}
-	conf, err := tlsfiles.Client("redis", c.CA, c.Cert, c.Key)
-	if err == nil && c.SkipHostname {
-		anyName(conf)
-	}
-	return conf, err
-}
-
-// anyName makes conf verify all of a certificate but the name.
-func anyName(conf *tls.Config) {
-	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection does it
-	conf.VerifyConnection = func(state tls.ConnectionState) error {
-		between := x509.NewCertPool()
-		for _, c := range state.PeerCertificates[1:] {
-			between.AddCert(c)
-		}
-		_, err := state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: conf.RootCAs, Intermediates: between})
-		return err
 	}
 }
