@@ -153,14 +153,14 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// noStore answers nothing: what is asked of it is looked at, not the answer.
+// noStore decides nothing: only the charges are looked at.
 type noStore struct{}
 
-func (noStore) Take(context.Context, []backend.Charge, []backend.Decision) {}
+func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
 // explain says what becomes of each descriptor of one request.
 func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []limiter.Descriptor) ([]explained, error) {
-	l := limiter.New(noStore{}, nil)
+	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
 	call := limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: request}}
 	if err := l.Check(ctx, &call); err != nil {

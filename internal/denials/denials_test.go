@@ -1,7 +1,6 @@
 package denials
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,19 +38,15 @@ type asker struct {
 
 type away struct{ err error }
 
-func (a away) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	for i := range charges {
-		decisions[i].Err = a.err
-	}
-}
+func (a away) Submit(b *backend.Batch) { b.Fail(a.err) }
 
-func newAsker(tb testing.TB, store backend.Taker) *asker {
+func newAsker(tb testing.TB, store backend.Store) *asker {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {
 		tb.Fatal(problems)
 	}
-	a := &asker{limiter: limiter.New(store, nil), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
+	a := &asker{limiter: limiter.New(store, limiter.Config{}), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
 	a.Recorder = New(func() time.Time { return a.clock })
 	a.limiter.Swap(s)
 	return a
@@ -188,8 +183,7 @@ func TestFailuresAreTold(t *testing.T) {
 		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
 	}
 	a := newAsker(t, away{})
-	a.limiter = limiter.New(away{}, nil)
-	a.limiter.AnswerEarly(descriptors.Deny)
+	a.limiter = limiter.New(away{}, limiter.Config{NoConfig: new(descriptors.Deny)})
 	a.ask(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
 	a.Unrouted()

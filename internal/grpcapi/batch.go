@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -9,20 +10,21 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many requests with one Take of the store, each as ShouldRateLimit over gRPC would be.
-// It is for doors that have several at hand, and is used again and again so that a request costs no
+// Batch answers many requests with one Batch of the store, each as ShouldRateLimit over gRPC would be.
+// It is for listeners that have several at hand, and is used again and again so that a request costs no
 // allocation. Requests are numbered from 0 in the order of Add.
 //
-// Reset, Add, Take, then Finish and Append for each. Where Take lasts longer than a request can
-// wait, GiveUp takes the place of Finish for it; that may be while Take is under way.
+// Reset, Add, Submit, then Finish and Append for each: after done, or after Submit for those that are Known.
 type Batch struct {
 	server   *Server
+	limiter  *limiter.Limiter
 	checks   *limiter.Batch
 	requests []*batched
 	used     int
-	panicked any // what Take did
+	panicked any // the value with which Submit panicked
 	known    knownLimits
 	weight   int
 }
@@ -46,7 +48,7 @@ const (
 
 // NewBatch makes an empty Batch, whose requests are put to l.
 func (s *Server) NewBatch(l *limiter.Limiter) *Batch {
-	return &Batch{server: s, checks: l.NewBatch()}
+	return &Batch{server: s, limiter: l, checks: l.NewBatch()}
 }
 
 func (s *Server) newBatched() *batched {
@@ -55,21 +57,26 @@ func (s *Server) newBatched() *batched {
 
 // Reset empties b. Messages that were added are not looked at again.
 func (b *Batch) Reset() {
+	if b.panicked != nil { // the store may still hold parts of it
+		*b = *b.server.NewBatch(b.limiter)
+		return
+	}
 	for i, r := range b.requests[:b.used] {
 		if r.large() {
 			b.requests[i] = b.server.newBatched()
 		}
 	}
-	b.used, b.weight, b.panicked = 0, 0, nil
+	b.used, b.weight = 0, 0
 	b.checks.Reset()
 }
 
 // Len is how many requests there are.
 func (b *Batch) Len() int { return b.used }
 
-// Add adds a RateLimitRequest, which stays what it is until Reset. It arrived at some time, and is
-// waited for as long as left; 0: for ever, negative: no more.
-func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
+// Add adds a RateLimitRequest, which must stay unchanged until Reset. It arrived at some time, and the caller waits
+// for as long as left; 0: for ever, negative: no longer. canceled, where it is not nil, becomes true when the caller
+// has gone.
+func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
 	if b.used == len(b.requests) {
 		b.requests = append(b.requests, b.server.newBatched())
 	}
@@ -91,7 +98,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration) {
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
-	r.call.Request.Hold, r.call.Arrived = b.server.held.LongestFor(left), arrived
+	r.call.Request.Hold, r.call.Arrived, r.call.Canceled = b.server.held.LongestFor(left), arrived, canceled
 	planned, err := b.checks.Add(&r.call)
 	if !planned {
 		r.answered(b.server, err)
@@ -133,47 +140,25 @@ func (b *Batch) deny(r *batched) {
 	}
 }
 
-// Now takes the request that was added last, if that needs no waiting; it is to be finished then, without
-// Take. Otherwise it is as if it had not been added.
-func (b *Batch) Now() (taken bool) {
-	r := b.requests[b.used-1]
-	if r.state != toFinish {
-		return true
-	}
+// Submit has the store decide all requests, by deadline where it is not zero. done is called once, from any goroutine,
+// and possibly before Submit returns. It must not block, or acquire a lock that is held around Submit.
+func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	defer func() {
 		if p := recover(); p != nil {
-			b.server.panicked(p)
-			r.fail(nil)
-			taken = true
+			b.panicked = p
 		}
 	}()
-	if b.checks.Now(&r.call) {
-		return true
-	}
-	b.used--
-	b.weight -= r.weight
-	return false
+	b.checks.Submit(deadline, source, done)
 }
 
-// Take asks the store about all requests.
-func (b *Batch) Take(ctx context.Context) {
-	defer func() { b.panicked = recover() }()
-	b.checks.Take(ctx)
+// Known reports whether request i can be finished before done. It may be called after Submit.
+func (b *Batch) Known(i int) bool {
+	r := b.requests[i]
+	return r.state != toFinish || b.panicked != nil || b.checks.Known(&r.call)
 }
 
-// Start is Take, but does not wait: done is called when requests may be finished. false: it cannot, and
-// Take comes next.
-func (b *Batch) Start(done func()) (started bool) {
-	defer func() {
-		if p := recover(); p != nil {
-			started = false // Take finds the same
-		}
-	}()
-	return b.checks.Start(done)
-}
-
-// Finish answers request i from what Take brought.
-func (b *Batch) Finish(ctx context.Context, i int) {
+// Finish answers request i from what the store has decided.
+func (b *Batch) Finish(i int) {
 	r := b.requests[i]
 	if r.state != toFinish {
 		return
@@ -184,18 +169,7 @@ func (b *Batch) Finish(ctx context.Context, i int) {
 		return
 	}
 	defer b.deny(r)
-	b.checks.Finish(ctx, &r.call)
-	r.answered(b.server, nil)
-}
-
-// GiveUp answers request i as its limits say for a store that failed with err.
-func (b *Batch) GiveUp(ctx context.Context, i int, err error) {
-	r := b.requests[i]
-	if r.state != toFinish {
-		return
-	}
-	defer b.deny(r)
-	b.checks.GiveUp(ctx, &r.call, err)
+	b.checks.Finish(&r.call)
 	r.answered(b.server, nil)
 }
 

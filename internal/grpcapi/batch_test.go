@@ -29,12 +29,12 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	for _, after := range []*limiter.Snapshot{snapshot(hourly(9)), snapshot(hourly(7))} {
 		batch.Reset()
 		first := l.Current().Policies[0].Limit.Rate
-		batch.Add(message, time.Now(), 0)
+		batch.Add(message, time.Now(), 0, nil)
 		l.Swap(after)
-		batch.Add(message, time.Now(), 0)
-		batch.Take(t.Context())
+		batch.Add(message, time.Now(), 0, nil)
+		submit(batch)
 		for i, want := range []int64{first, after.Policies[0].Limit.Rate} {
-			batch.Finish(t.Context(), i)
+			batch.Finish(i)
 			data, err := batch.Append(nil, i)
 			if err != nil {
 				t.Fatal(err)

@@ -136,22 +136,21 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	}
 }
 
-// slowStore answers once the channel is closed, unless there is no time.
+// slowStore answers once the channel is closed, unless there is no time. The goroutine that submits waits.
 type slowStore chan struct{}
 
-func (s slowStore) Take(ctx context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	if ctx.Err() != nil {
-		for i := range decisions {
-			decisions[i].Err = backend.ErrUnavailable
-		}
+func (s slowStore) Submit(b *backend.Batch) {
+	if !b.Deadline.IsZero() && !time.Now().Before(b.Deadline) {
+		b.Fail(backend.ErrUnavailable)
 		return
 	}
 	<-s
+	b.Done(b)
 }
 
 func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
 	tb.Helper()
-	l := limiter.New(s, nil)
+	l := limiter.New(s, limiter.Config{})
 	l.Swap(snapshot(&descriptors.Policy{
 		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
 	}))

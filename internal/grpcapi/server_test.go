@@ -110,9 +110,13 @@ func askInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResp
 	if ok {
 		left = time.Until(deadline)
 	}
-	b.Add(wire, time.Now(), left)
-	b.Take(ctx)
-	b.Finish(ctx, 0)
+	var canceled atomic.Bool
+	canceled.Store(ctx.Err() != nil && !ok)
+	b.Add(wire, time.Now(), left, &canceled)
+	done := make(chan struct{})
+	b.Submit(deadline, nil, func() { close(done) })
+	<-done
+	b.Finish(0)
 	if d := b.Hold(0); d > 0 {
 		turn := make(chan struct{})
 		stop := s.Later(d, func() { close(turn) })
@@ -159,7 +163,7 @@ func request(keys ...string) []byte {
 }
 
 func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
-	l := limiter.New(memory.New(memory.Config{}), nil)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 	l.Swap(snapshot(policies...))
 	return l
 }
@@ -167,13 +171,14 @@ func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
 // storeFunc is a Store made of a function, of one limit "k".
 type storeFunc func(decisions []backend.Decision)
 
-func (f storeFunc) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	f(decisions)
+func (f storeFunc) Submit(b *backend.Batch) {
+	f(b.Decisions)
+	b.Done(b)
 }
 
 func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
 	tb.Helper()
-	l := limiter.New(f, nil)
+	l := limiter.New(f, limiter.Config{})
 	l.Swap(snapshot(&descriptors.Policy{
 		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
 	}))
@@ -182,7 +187,7 @@ func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limi
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
-		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), nil), Options{})
+		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), limiter.Config{}), Options{})
 		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
 		for _, c := range []struct {
 			wire []byte
@@ -514,18 +519,23 @@ func BenchmarkBatch(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*many), "ns/request")
 }
 
+// submit submits b to a store that decides at once.
+func submit(b *Batch) {
+	b.Submit(time.Time{}, nil, func() {})
+}
+
 // batchOf returns what asks n questions and prints the answers.
 func batchOf(s *Server, n int) (ask func()) {
 	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {
 		batch.Reset()
 		for range n {
-			batch.Add(message, now, 0)
+			batch.Add(message, now, 0, nil)
 		}
-		batch.Take(context.Background())
+		submit(batch)
 		out := room
 		for i := range n {
-			batch.Finish(context.Background(), i)
+			batch.Finish(i)
 			out, _ = batch.Append(out, i)
 		}
 	}

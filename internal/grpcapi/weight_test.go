@@ -65,12 +65,12 @@ func TestWeightBoundsWhatIsHeld(t *testing.T) {
 				t.Fatal(err)
 			}
 			wire += len(message)
-			b.Add(message, time.Now(), 0)
+			b.Add(message, time.Now(), 0, nil)
 		}
-		b.Take(t.Context())
+		submit(b)
 		sum := held(reflect.ValueOf(b.checks).Elem())
 		for i, r := range b.requests[:b.used] {
-			b.Finish(t.Context(), i)
+			b.Finish(i)
 			own := held(reflect.ValueOf(&r.call.Request).Elem()) + held(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.asks)*int(reflect.TypeFor[ask]().Size())
 			sum += own + 2*len(r.wire)
 		}

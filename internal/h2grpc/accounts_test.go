@@ -7,17 +7,17 @@ import (
 	"strconv"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // TestAnswersWithoutRoomAreForgotten: an answer that is reset because too many bytes wait for the client's
 // window does not count as a request under way.
 func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &echo{starts: true}
-		c := dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Late = 2, time.Minute, errLate }),
+		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		for range 2 { // fill all the room there is
 			c.ask("long " + strconv.Itoa(maxStuck/2-prefixLen))
@@ -105,25 +105,31 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 	})
 }
 
-// TestAPanicDeniesOneRequest, and harms no other, nor what follows on the connection.
+// TestAPanicDeniesOneRequest, and harms no other, nor what follows on the connection. One of Submit denies all that
+// were submitted together.
 func TestAPanicDeniesOneRequest(t *testing.T) {
-	for name, config := range map[string]Config{
-		"answered at once": {},
-		"in flight":        {Flights: 2, Timeout: time.Minute, Late: errLate},
+	for name, store := range map[string]func() backend.Store{
+		"answered at once": func() backend.Store { return nil },
+		"submitted":        func() backend.Store { return newSlowStore(ms) },
 	} {
-		for _, f := range []string{"Finish", "Hold", "Append"} {
+		for _, f := range []string{"Submit", "Finish", "Hold", "Append"} {
 			t.Run(name+", "+f, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					m := &echo{starts: true}
-					c := dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Late = config.Flights, config.Timeout, config.Late }))
-					for range 5 { // more than there are flights
+					m := &echo{}
+					m.store = store()
+					c := dial(t, serve(t, m))
+					for range 5 {
 						before, bad, after := c.ask("before"), c.ask("panic in "+f), c.ask("after")
 						c.flush()
 						for id, want := range map[uint32]string{before: "before", bad: "denied", after: "after"} {
+							if f == "Submit" {
+								want = "denied"
+							}
 							if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
 								t.Errorf("%+v, want %q", r, want)
 							}
 						}
+						c.must("next", "next")
 					}
 					if want := []any{f, f, f, f, f}; !slices.Equal(m.panicked, want) {
 						t.Errorf("reported: %v", m.panicked)
@@ -134,12 +140,12 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-// TestAPanicInGivingUpDenies: the request whose time is over, and no other.
-func TestAPanicInGivingUpDenies(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
-		m.delay.Store(int64(20 * ms))
+// TestAPanicAboutALateRequestDenies it, and no other.
+func TestAPanicAboutALateRequestDenies(t *testing.T) {
+	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+		s.delay.Store(int64(20 * ms))
 		for range 4 { // two are in flight, two wait
-			bad, late := c.ask("panic in GiveUp"), c.ask("late")
+			bad, late := c.ask("panic in Finish"), c.ask("late")
 			c.flush()
 			synctest.Wait()
 			defer func() {

@@ -7,22 +7,39 @@ import (
 	"context"
 	"net/http"
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // TestARequestAllocatesNothing from what is read to what is written, and is one write with those that
 // came with it. The race detector makes pools forget, so this test is not for it.
 func TestARequestAllocatesNothing(t *testing.T) {
-	answered := Config{Method: &echo{}}
+	answered := Config{Method: &echo{}, Inline: true}
 	t.Run("all fields are in the table", func(t *testing.T) { allocates(t, answered, "", 0) })
 	t.Run("the path is not, as Envoy sends it", func(t *testing.T) { allocates(t, answered, ":path", 0) })
-	// A flight costs a few, which its riders share.
-	started := Config{Method: &echo{starts: true}, Flights: 2, Timeout: time.Minute, Late: errLate}
-	t.Run("it is started", func(t *testing.T) { allocates(t, started, "", 8) })
+	submitted := Config{Method: &echo{store: newHandedOver()}}
+	t.Run("another goroutine decides", func(t *testing.T) { allocates(t, submitted, "", 0) })
 }
+
+// handedOver is a Store that another goroutine has decide.
+type handedOver chan *backend.Batch
+
+func newHandedOver() handedOver {
+	s := make(handedOver)
+	go func() {
+		for b := range s {
+			source := b.Source
+			b.Done(b)
+			source.Flush()
+		}
+	}()
+	return s
+}
+
+func (s handedOver) Submit(b *backend.Batch) { s <- b }
 
 // allocates asks 16 at a time, and wants them to cost so many allocations together.
 func allocates(t *testing.T, config Config, apart string, most float64) {

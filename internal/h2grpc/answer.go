@@ -52,7 +52,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		}
 		if s == nil {
 			s = &stream{id: id, ended: true}
-			c.streams[id] = s
+			c.open[id] = s
 		}
 		c.getStuck(s, rest, plainBlocks.trailers)
 		return
@@ -145,12 +145,12 @@ func (c *conn) hold(id uint32, s *stream, b Batch, i int, arrived time.Time, d a
 	answer, status := c.encode(nil, b, i)
 	if s == nil {
 		s = &stream{id: id, ended: true}
-		c.streams[id] = s
+		c.open[id] = s
 	}
 	s.state = holding
 	s.stop = c.server.config.Method.Later(d, func() {
 		c.mu.Lock()
-		if c.streams[id] != s || c.closed {
+		if c.open[id] != s || c.closed {
 			c.mu.Unlock()
 			return
 		}

@@ -83,7 +83,7 @@ func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() 
 					near, far = certificates(t)
 				}
 				l := listenPipes()
-				s := New(Config{Path: path, Method: &echo{}, TLS: far})
+				s := New(Config{Path: path, Method: &echo{}, Inline: true, TLS: far})
 				served := make(chan error)
 				go func() { served <- s.Serve(l) }()
 				test(t, s, func() *client { return l.dial(t, near) })
@@ -170,7 +170,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 	}
 }
 
-// TestNoLockIsHeldWhileTLSCloses: whoever completes a request of that connection does not wait for its client.
+// TestNoLockIsHeldWhileTLSCloses: a goroutine that completes a request of that connection does not wait for its client.
 func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
 		c := dial()
@@ -195,7 +195,7 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(Config{Path: path, Method: &echo{}, Tick: 10 * time.Millisecond})
+	s := New(Config{Path: path, Method: &echo{}, Inline: true, Tick: 10 * time.Millisecond})
 	served := make(chan error)
 	go func() { served <- s.Serve(nonblock.Listener(smallBuffers{l})) }()
 	connect := func() *client {

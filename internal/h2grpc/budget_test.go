@@ -2,12 +2,12 @@ package h2grpc
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,23 +16,24 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// scale is a Method whose messages are numbers: what they weigh. Its Store takes one batch after the other, in
-// the order of Start, each for as long as its weight says, as one Redis does.
+// scale is a Method whose messages are numbers: what they weigh. Its Store decides one batch after the other, in
+// the order of Submit, each for as long as its weight says, as one Redis does.
 type scale struct {
 	echo
 	unit time.Duration // how long it takes for each 256 of weight, begun ones too
 
-	mu      sync.Mutex
-	held    int // the weight of all that is decoded and not reset
-	inAir   int
-	most    struct{ held, inAir, batch int }
-	free    time.Time // when the Store has nothing to do
-	started int       // batches
+	mu        sync.Mutex
+	held      int // the weight of all that is decoded and not reset
+	submitted int // and of what is submitted and not done
+	most      struct{ held, submitted, batch int }
+	free      time.Time // when the Store has nothing to do
+	batches   int
 }
 
-func (m *scale) NewBatch() Batch { return &scaleBatch{echoBatch: echoBatch{method: &m.echo}, scale: m} }
+func (m *scale) NewBatch() Batch { return &scaleBatch{echoBatch: *newEchoBatch(&m.echo), scale: m} }
 
 type scaleBatch struct {
 	echoBatch
@@ -40,8 +41,8 @@ type scaleBatch struct {
 	weight int
 }
 
-func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration) {
-	b.echoBatch.Add(bytes.Clone(message), arrived, left)
+func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
+	b.echoBatch.Add(bytes.Clone(message), arrived, left, canceled)
 	w, _ := strconv.Atoi(string(message))
 	b.weight += w
 	b.scale.mu.Lock()
@@ -60,40 +61,58 @@ func (b *scaleBatch) Reset() {
 
 func (b *scaleBatch) Weight() int { return b.weight }
 
-func (b *scaleBatch) Take(context.Context) { b.count() }
-
-func (b *scaleBatch) count() {
-	m := b.scale
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.most.batch = max(m.most.batch, b.weight)
-}
-
-func (b *scaleBatch) Start(done func()) bool {
-	b.count()
+func (b *scaleBatch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	m, w := b.scale, b.weight
 	m.mu.Lock()
+	m.most.batch = max(m.most.batch, w)
+	m.batches++
+	if late := !deadline.IsZero() && !time.Now().Before(deadline); !late { // such a batch is done at once
+		m.submitted += w
+		m.most.submitted = max(m.most.submitted, m.submitted)
+		all := done
+		done = func() {
+			m.mu.Lock()
+			m.submitted -= w
+			m.mu.Unlock()
+			all()
+		}
+	}
+	m.mu.Unlock()
+	b.inner.Done = func(*backend.Batch) { b.done() }
+	b.echoBatch.Submit(deadline, source, done)
+}
+
+// queue is the Store of a scale.
+type queue struct{ scale *scale }
+
+func (s queue) Submit(b *backend.Batch) {
+	m, w := s.scale, 0
+	for i := range b.Charges {
+		n, _ := strconv.Atoi(string(b.Charges[i].Key))
+		w += n
+	}
+	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.started++
-	m.inAir += w
-	m.most.inAir = max(m.most.inAir, m.inAir)
-	if now := time.Now(); m.free.Before(now) {
+	now := time.Now()
+	if m.free.Before(now) {
 		m.free = now
 	}
+	if !b.Deadline.IsZero() && !m.free.Before(b.Deadline) { // it is not sent when it is its turn
+		source := b.Source
+		time.AfterFunc(time.Until(b.Deadline), func() {
+			b.Fail(backend.ErrNotTaken)
+			source.Flush()
+		})
+		return
+	}
 	m.free = m.free.Add(time.Duration((w+255)/256) * m.unit)
-	time.AfterFunc(time.Until(m.free), func() {
-		m.mu.Lock()
-		m.inAir -= w
-		m.mu.Unlock()
-		done()
-	})
-	return true
+	time.AfterFunc(time.Until(m.free), b.Finish)
 }
 
 func (b *scaleBatch) Hold(int) algorithms.Micros { return 0 }
 
 func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
-	if errors.Is(b.late[i], errLate) {
+	if errors.Is(b.late[i], backend.ErrUnavailable) {
 		return append(to, "late"...), nil
 	}
 	return append(to, "ok"...), nil
@@ -128,17 +147,16 @@ func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGrou
 }
 
 // TestGreedyConnectionsHarmOnlyThemselves: connections that send much more than the Store can take have their
-// surplus denied as late. What is decoded for them and what waits at the Store has a bound, and a client with
+// surplus denied as late. What is decoded for them and what is submitted has a bound, and a client with
 // small requests gets each of its answers in time.
 func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	for _, many := range []int{1, 20} {
 		t.Run(strconv.Itoa(many), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				const flights, weight, requests = 3, 100, 2000
+				const weight, requests = 100, 2000
 				m := &scale{unit: 600 * time.Microsecond}
-				l := serve(t, &m.echo, func(c *Config) {
-					c.Method, c.Flights, c.Timeout, c.Margin, c.Late = m, flights, 10*ms, 2*ms, errLate
-				})
+				m.store = inTime(queue{m}, 10*ms, 2*ms)
+				l := serve(t, &m.echo, func(c *Config) { c.Method, c.Patience = m, 10*ms })
 				var all []*sync.WaitGroup
 				for range many {
 					all = append(all, greedy(t, dial(t, l), strconv.Itoa(weight), requests))
@@ -156,15 +174,15 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 				if m.most.batch >= maxWeight+weight {
 					t.Errorf("a call of the Store weighs %d", m.most.batch)
 				}
-				if most := maxAloft + ownAloft*(many+1); m.most.inAir > most {
-					t.Errorf("%d was in the air, want at most %d", m.most.inAir, most)
+				if most := maxOutstanding + ownOutstanding*(many+1); m.most.submitted > most {
+					t.Errorf("%d was submitted, want at most %d", m.most.submitted, most)
 				}
-				// Each has its flights, the one that is filled, and one batch of those that are given up.
-				if most := (many + 1) * (flights + 3) * (maxWeight + weight); m.most.held > most {
+				// Beside what is submitted each has one batch that waits for its turn.
+				if most := maxOutstanding + (many+1)*(ownOutstanding+maxWeight+weight); m.most.held > most {
 					t.Errorf("%d was decoded, want at most %d", m.most.held, most)
 				}
-				if m.held != 0 || m.inAir != 0 || m.started == 0 {
-					t.Errorf("%d is left decoded, %d in the air, of %d batches", m.held, m.inAir, m.started)
+				if m.held != 0 || m.submitted != 0 || m.batches == 0 {
+					t.Errorf("%d is left decoded, %d submitted, of %d batches", m.held, m.submitted, m.batches)
 				}
 				t.Logf("most: %+v", m.most)
 			})
@@ -187,9 +205,9 @@ func TestABatchInMemoryIsBounded(t *testing.T) {
 // TestNothingIsDecodedUnderALock: while a request is decoded, whatever that takes, the connection can be
 // drained, watched and closed.
 func TestNothingIsDecodedUnderALock(t *testing.T) {
-	for _, flights := range []int{0, 2} {
+	for _, inline := range []bool{true, false} {
 		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}
-		s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Flights: flights, Timeout: time.Hour, Late: errLate})
+		s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Inline: inline})
 		nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
 		s.start(nc)
 		c := newClient(t, nil)
@@ -214,7 +232,7 @@ type stopped struct {
 }
 
 func (m *stopped) NewBatch() Batch {
-	return &stoppedBatch{echoBatch: echoBatch{method: &m.echo}, stopped: m}
+	return &stoppedBatch{echoBatch: *newEchoBatch(&m.echo), stopped: m}
 }
 
 type stoppedBatch struct {
@@ -222,10 +240,10 @@ type stoppedBatch struct {
 	stopped *stopped
 }
 
-func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration) {
+func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
 	b.stopped.at <- struct{}{}
 	<-b.stopped.on
-	b.echoBatch.Add(message, arrived, left)
+	b.echoBatch.Add(message, arrived, left, canceled)
 }
 
 // TestTheProcessHoldsABoundedNumberOfBytes: of requests that do not come to their end, over many connections.
@@ -273,7 +291,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 // TestALongHeaderBlockIsDecodedWithoutTheLock: another goroutine finds the lock free while the block is decoded, and
 // the connection, which is draining, does not end before the request is answered.
 func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
-	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)})
+	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true})
 	c := newConn(s, &tape{out: make(chan int, 100)})
 	free := false
 	c.heads.decoder.SetEmitFunc(func(f hpack.HeaderField) {

@@ -1,7 +1,6 @@
 package h2grpc
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -10,11 +9,13 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// conn is a connection. Who reads it does nearly all of the work; what else has a part in it (flights,
-// streams that were handed over, held answers, the watch) only adds to what is to be written, and
-// writes it if nobody else is at it.
+// conn is a connection. The goroutine that reads it does nearly all of the work; the others (those that complete
+// operations, handlers, held answers, the watch) only add to what is to be written, and write it if no other does.
+// What is in several parts is guarded by mu, but for what is the reader's own.
 type conn struct {
 	server *Server
 	socket net.Conn             // is closed, which never waits; closing TLS would write
@@ -22,79 +23,101 @@ type conn struct {
 	tls    *tls.ConnectionState // nil: no TLS
 
 	// The reader's own.
-	heads    *headReader
-	block    openBlock
-	settled  bool // the client's first SETTINGS have come
-	now      time.Time
-	batch    Batch    // nil while there is nothing to ask
-	ready    []uint32 // room of takeNow
-	finished []bool   // room of take and takeNow
-	received int      // bytes the client's window for the connection has not got back
+	heads   *headReader
+	block   openBlock
+	settled bool // the client's first SETTINGS have come
+	now     time.Time
 
-	aloft int // the weight of its flights in the air; guarded by aloft.mu
+	share  share // guarded by outstanding.mu
+	source backend.Source
 
 	mu      sync.Mutex
-	arrived []arrival  // whole requests; only the reader adds some, and has them answered before it lets go of mu
-	taking  int        // that are being decoded, or taken, by the reader
-	changed *sync.Cond // out, windows or streams have
+	changed *sync.Cond // out, windows, streams or operations have
+	greeted bool       // from now on may be written
+	closed  bool       // nothing is read or written any more
+	outgoing
+	flow
+	streams
+	requests
+	life
+}
+
+// outgoing is what is to be written.
+type outgoing struct {
 	table   table
 	out     []byte // to be written
 	spare   []byte // what out may be next
 	writing bool
-	writes  uint64 // how many there have been
-	greeted bool   // from now on may be written
-	closed  bool   // nothing is read or written any more
+	writes  uint64    // how many there have been
+	seen    uint64    // what writes was when the watch first saw the write under way
+	seenAt  time.Time // when that was
+}
 
-	window  int64     // what the client takes on the connection
-	initial int64     // and on a stream from its start
-	stalled []*stream // wait for window
-	fresh   stream    // the one opened last; only in streams when others come in between
-	streams map[uint32]*stream
-	free    []*stream  // of none of the client's
-	last    uint32     // the greatest stream there has been
-	undead  int        // streams that were reset, but what they asked for is under way
-	others  int        // streams that are handed over
-	gone    [64]uint32 // streams that were reset here: what the client had sent by then is ignored
-	goneAt  int        // where in gone the next goes
-	// Bytes of requests that are not whole, and of those that wait for a flight.
-	buffered, boarded int
-	counted           int // how much of these, and of stuck, is counted in Server.held
-	stuck             int // bytes of answers that the client's windows do not let through
+// flow is how much the client may send, and how much it takes.
+type flow struct {
+	received int       // bytes that the client may not send again yet; the reader's own
+	window   int64     // what the client takes on the connection
+	initial  int64     // and on a stream from its start
+	stalled  []*stream // wait for window
+	stuck    int       // bytes of answers that the client's windows do not let through
+}
 
-	flying  int       // flights under way
-	filling *flight   // takes requests; nil: none yet
-	queue   []*flight // full, and waiting
-	inAir   []*flight
-	timer   *time.Timer
-	timerAt time.Time // when timer fires; zero: it does not
+// streams are those of the client.
+type streams struct {
+	fresh  stream // the one opened last; only in open when others come in between
+	open   map[uint32]*stream
+	free   []*stream  // of none of the client's
+	last   uint32     // the greatest stream there has been
+	others int        // streams that are handed over
+	gone   [64]uint32 // streams that were reset here: what the client had sent by then is ignored
+	goneAt int        // where in gone the next goes
+}
 
-	born      time.Time
-	age       time.Duration // when to end; 0: never
-	old       bool          // it is ending because of its age
-	seenLast  uint32        // what last was when the watch looked
-	usedAt    time.Time     // when a request was last seen under way
-	heard     time.Time     // when the client was last heard of
-	asked     bool          // whether it is there still
-	calm      int           // see the constant
-	pinged    time.Time
-	strikes   int
-	answered  bool // a part of an answer was written since the last ping
+// requests are those that are not answered.
+type requests struct {
+	arrived    []arrival // whole ones; only the reader adds some, and submits them before it releases mu
+	taking     int       // that the reader is decoding, or submitting
+	operations int       // that the Store has
+	undead     int       // requests in these whose streams were reset
+	// Bytes of requests that are not whole, and of those in operations.
+	buffered, submitted int
+	counted             int // how much of these, and of stuck, is counted in Server.held
+}
+
+// life is when the connection ends.
+type life struct {
+	born     time.Time
+	age      time.Duration // when to end; 0: never
+	old      bool          // it is ending because of its age
+	seenLast uint32        // what last was when the watch looked
+	usedAt   time.Time     // when the watch last saw a request under way
+
+	heard    time.Time // when the client last sent anything
+	asked    bool      // a ping asks whether it is there still
+	calm     int       // see the constant
+	pinged   time.Time
+	strikes  int
+	answered bool // a part of an answer was written since the last ping
+
 	draining  bool
 	drained   time.Time // when
-	seen      uint64    // what writes was when the watch first saw the write under way
-	seenAt    time.Time
-	finalized bool   // the client knows which streams are answered
-	final     uint32 // the last of them
-	leaving   bool   // and all of them are
+	finalized bool      // the client knows which streams are answered
+	final     uint32    // the last of them
+	leaving   bool      // and all of them are
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
-	c := &conn{
-		server: s, socket: nc, nc: nc, heads: newHeadReader(s.config.Path),
-		table: table{size: 4096}, window: 65535, initial: 65535,
-		streams: map[uint32]*stream{}, born: time.Now(), calm: calm,
-	}
+	c := &conn{server: s, socket: nc, nc: nc, heads: newHeadReader(s.config.Path)}
 	c.changed = sync.NewCond(&c.mu)
+	c.source.Flush = func() {
+		c.mu.Lock()
+		c.flushSoon()
+	}
+	c.share.room = make(chan struct{}, 1)
+	c.table = table{size: 4096}
+	c.window, c.initial = 65535, 65535
+	c.open = map[uint32]*stream{}
+	c.born, c.calm = time.Now(), calm
 	c.heard, c.usedAt = c.born, c.born
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
@@ -173,11 +196,6 @@ func (c *conn) read() error {
 		c.heard, c.asked = c.now, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
-		c.takeOff()
-		if c.batch != nil {
-			c.server.batches.Put(c.batch)
-			c.batch = nil
-		}
 		if c.fresh.id != 0 {
 			c.park()
 		}
@@ -191,13 +209,12 @@ func (c *conn) read() error {
 	}
 }
 
-// awaitRoom waits while there is so much to be written, or waiting for its turn, that nothing more is
-// to be read.
+// awaitRoom waits while there is so much to be written, or submitted, that nothing more is to be read.
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count()
-	for !c.closed && (c.writing && len(c.out) > maxOut || c.boarded > c.allowance()) {
+	for !c.closed && (c.writing && len(c.out) > maxOut || c.submitted > c.allowance()) {
 		c.changed.Wait()
 		c.count()
 	}
@@ -205,7 +222,7 @@ func (c *conn) awaitRoom() {
 
 // count brings Server.held up to date. c.mu is held.
 func (c *conn) count() {
-	if n := c.buffered + c.boarded + c.stuck; n != c.counted {
+	if n := c.buffered + c.submitted + c.stuck; n != c.counted {
 		c.server.held.Add(int64(n - c.counted))
 		c.counted = n
 	}
@@ -400,13 +417,10 @@ func (c *conn) shut() {
 func (c *conn) close() {
 	c.mu.Lock()
 	c.shut()
-	for _, s := range c.streams {
+	for _, s := range c.open {
 		c.drop(s)
 	}
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-	for c.flying > 0 || c.others > 0 { // they end soon: nobody waits for them
+	for c.operations > 0 || c.others > 0 { // they end soon: nobody waits for them
 		c.changed.Wait()
 	}
 	c.server.held.Add(-int64(c.counted))
@@ -414,6 +428,3 @@ func (c *conn) close() {
 	c.mu.Unlock()
 	c.server.gone(c)
 }
-
-// context of what is asked for this connection.
-func (c *conn) context() context.Context { return c.server.context }

@@ -97,8 +97,8 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	cost := 1
 	if initial != c.initial { // once a frame, however often it says so
 		c.initial = initial
-		cost += len(c.streams) / streamsLookedAt
-		for _, s := range c.streams {
+		cost += len(c.open) / streamsLookedAt
+		for _, s := range c.open {
 			switch {
 			case c.initial+s.window > math.MaxInt32:
 				return &connError{http2.ErrCodeFlowControl, "window too large"}
@@ -230,7 +230,7 @@ func (c *conn) tick(now time.Time) {
 		c.asked = true
 		c.out = appendPing(c.out, 0, [8]byte{})
 	}
-	for id, s := range c.streams {
+	for id, s := range c.open {
 		if s.state == coming && late(s.opened, comingTimeout(s.head.timeout)) {
 			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
 		}

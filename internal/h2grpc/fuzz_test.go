@@ -28,16 +28,13 @@ func FuzzFrames(f *testing.F) {
 	_ = c.to.WritePing(false, [8]byte{})
 	f.Add(append([]byte(nil), c.out.Bytes()...), false)
 	f.Add(append([]byte(nil), c.out.Bytes()...), true)
-	f.Fuzz(func(t *testing.T, frames []byte, flights bool) {
+	f.Fuzz(func(t *testing.T, frames []byte, queued bool) {
 		synctest.Test(t, func(t *testing.T) {
 			m := &echo{}
-			l := serve(t, m, func(c *Config) {
-				if flights {
-					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
-					m.delay.Store(int64(time.Millisecond))
-					m.starts = len(frames)%2 == 0
-				}
-			})
+			if queued {
+				m.store = inTime(newSlowStore(time.Millisecond), 5*time.Millisecond, time.Millisecond)
+			}
+			l := serve(t, m)
 			nc, err := l.Dial()
 			if err != nil {
 				t.Fatal(err)
@@ -149,16 +146,13 @@ func FuzzClients(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 10, 0, 0, 4, 0, 10, 3}, false)
 	f.Add([]byte{7, 0, 0, 4, 0, 5, 3, 10, 1, 7, 3, 10, 1}, true)
 	f.Add([]byte{2, 0, 1, 0, 3, 0, 1, 3, 0, 10, 2, 3, 0, 0, 0, 0, 1, 1, 10, 4}, true)
-	f.Fuzz(func(t *testing.T, steps []byte, flights bool) {
+	f.Fuzz(func(t *testing.T, steps []byte, queued bool) {
 		synctest.Test(t, func(t *testing.T) {
 			m := &echo{}
-			s, l := start(t, func(c *Config) {
-				if flights {
-					c.Flights, c.Timeout, c.Margin, c.Late = 2, 5*time.Millisecond, time.Millisecond, errLate
-					m.delay.Store(int64(3 * time.Millisecond))
-					m.starts = len(steps)%2 == 0
-				}
-			})
+			if queued {
+				m.store = inTime(newSlowStore(3*time.Millisecond), 5*time.Millisecond, time.Millisecond)
+			}
+			s, l := start(t, func(c *Config) { c.Method, c.Inline, c.Patience = m, !queued, 5*time.Millisecond })
 			c := dial(t, l)
 			synctest.Wait()
 			conn := s.all()[0]
@@ -202,7 +196,7 @@ func FuzzClients(f *testing.F) {
 			}
 			s.Stop(t.Context())
 			conn.consistent(t)
-			if len(conn.streams)+conn.stuck+conn.undead+conn.others+conn.flying > 0 || m.room.Held() > 0 {
+			if len(conn.open)+conn.stuck+conn.undead+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Held() > 0 {
 				t.Errorf("left over: %+v", conn)
 			}
 		})
@@ -215,7 +209,7 @@ func (c *conn) consistent(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var buffered, stuckBytes, queued int
-	for _, s := range c.streams {
+	for _, s := range c.open {
 		buffered += s.buffered
 		if s.state == stuck {
 			stuckBytes += len(s.rest)
@@ -224,8 +218,8 @@ func (c *conn) consistent(t *testing.T) {
 			queued++
 		}
 	}
-	if c.buffered != buffered || c.stuck != stuckBytes || len(c.stalled) != queued || c.boarded != 0 {
-		t.Errorf("%d of %d bytes buffered, %d of %d stuck, %d of %d queued, %d boarded",
-			c.buffered, buffered, c.stuck, stuckBytes, len(c.stalled), queued, c.boarded)
+	if c.buffered != buffered || c.stuck != stuckBytes || len(c.stalled) != queued || c.submitted != 0 {
+		t.Errorf("%d of %d bytes buffered, %d of %d stuck, %d of %d queued, %d submitted",
+			c.buffered, buffered, c.stuck, stuckBytes, len(c.stalled), queued, c.submitted)
 	}
 }

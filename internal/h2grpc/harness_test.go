@@ -21,22 +21,19 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/hold"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message, unless that tells it otherwise: "fail", "hold" (for a
-// second), "long N" (N bytes), "panic in F" (where F is a method of the Batch).
+// second), "long N" (N bytes), "panic in F" (where F is a method of the Batch), or it is late.
 type echo struct {
 	room  hold.Room
-	delay atomic.Int64 // how long Take takes
-	ready atomic.Bool  // what starts with "now" needs no Take
-
-	starts bool         // it can be started, and need not be waited for
-	landed atomic.Int64 // how many of what was started is over
+	store backend.Store // decides, but for what starts with "now"; nil: all is known at once
 
 	mu       sync.Mutex
-	takes    []int // how many requests each had
+	batches  []int // how many requests each had
 	panicked []any
 }
 
@@ -46,24 +43,14 @@ func (m *echo) Panicked(value any) {
 	m.panicked = append(m.panicked, value)
 }
 
-// panicIn panics if request i says that f does.
-func (b *echoBatch) panicIn(f string, i int) {
-	if string(b.messages[i]) == "panic in "+f {
-		panic(f)
-	}
-}
-
-var errLate = errors.New("late")
-
-// taken is how many requests each Take had so far.
-func (m *echo) taken() []int {
+// submitted is how many requests each batch had so far.
+func (m *echo) submitted() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Clone(m.takes)
+	return slices.Clone(m.batches)
 }
 
-func (m *echo) NewBatch() Batch    { return &echoBatch{method: m} }
-func (m *echo) Ready() bool        { return m.ready.Load() }
+func (m *echo) NewBatch() Batch    { return newEchoBatch(m) }
 func (m *echo) Denial() []byte     { return []byte("denied") }
 func (m *echo) Answered(time.Time) {}
 func (m *echo) Later(d algorithms.Micros, answer func()) func() {
@@ -74,60 +61,73 @@ type echoBatch struct {
 	method   *echo
 	messages [][]byte
 	late     []error
+	of       []int // the charge of each request; -1: none
+	inner    backend.Batch
+	done     func()
 }
 
-func (b *echoBatch) Reset() { b.messages, b.late = b.messages[:0], b.late[:0] }
+func newEchoBatch(m *echo) *echoBatch {
+	b := &echoBatch{method: m}
+	b.inner.Done = func(*backend.Batch) { b.done() }
+	return b
+}
 
-func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration) {
+func (b *echoBatch) Reset() {
+	b.messages, b.late, b.of = b.messages[:0], b.late[:0], b.of[:0]
+	b.inner.Charges = b.inner.Charges[:0]
+}
+
+func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, canceled *atomic.Bool) {
 	var late error
 	if left < 0 {
 		late = context.DeadlineExceeded
 	}
-	b.messages, b.late = append(b.messages, message), append(b.late, late)
+	of := -1
+	if late == nil && !bytes.HasPrefix(message, []byte("now")) {
+		of = len(b.inner.Charges)
+		b.inner.Charges = append(b.inner.Charges, backend.Charge{Key: message, Group: of, Ask: algorithms.Ask{Cost: 1}, Canceled: canceled})
+	}
+	b.messages, b.late, b.of = append(b.messages, message), append(b.late, late), append(b.of, of)
 }
 
 func (b *echoBatch) Weight() int { return len(b.messages) }
 
-func (b *echoBatch) Now() bool {
-	last := len(b.messages) - 1
-	if bytes.HasPrefix(b.messages[last], []byte("now")) {
-		return true
+func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func()) {
+	for i := range b.messages {
+		b.panicIn("Submit", i)
 	}
-	b.messages, b.late = b.messages[:last], b.late[:last]
-	return false
-}
-
-func (b *echoBatch) Take(context.Context) { time.Sleep(b.took()) }
-
-// took counts a Take, and tells how long it takes.
-func (b *echoBatch) took() time.Duration {
-	delay := time.Duration(b.method.delay.Load())
-	if delay > 0 {
-		b.method.mu.Lock()
-		b.method.takes = append(b.method.takes, len(b.messages))
-		b.method.mu.Unlock()
-	}
-	return delay
-}
-
-func (b *echoBatch) Start(done func()) bool {
-	if !b.method.starts {
-		return false
-	}
-	delay := b.took()
-	go func() {
-		time.Sleep(delay)
+	n := len(b.inner.Charges)
+	if n == 0 || b.method.store == nil {
+		b.inner.Decisions = nil
 		done()
-		b.method.landed.Add(1)
-	}()
-	return true
+		return
+	}
+	b.method.mu.Lock()
+	b.method.batches = append(b.method.batches, n)
+	b.method.mu.Unlock()
+	b.done = done
+	b.inner.Decisions = slices.Grow(b.inner.Decisions[:0], n)[:n]
+	clear(b.inner.Decisions)
+	b.inner.Known = slices.Grow(b.inner.Known[:0], n)[:n]
+	clear(b.inner.Known)
+	b.inner.Deadline, b.inner.Source = deadline, source
+	b.method.store.Submit(&b.inner)
 }
 
-func (b *echoBatch) Finish(_ context.Context, i int) { b.panicIn("Finish", i) }
+func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]] }
 
-func (b *echoBatch) GiveUp(_ context.Context, i int, late error) {
-	b.panicIn("GiveUp", i)
-	b.late[i] = late
+// panicIn panics if request i says that f does.
+func (b *echoBatch) panicIn(f string, i int) {
+	if string(b.messages[i]) == "panic in "+f {
+		panic(f)
+	}
+}
+
+func (b *echoBatch) Finish(i int) {
+	b.panicIn("Finish", i)
+	if of := b.of[i]; of >= 0 && b.inner.Decisions != nil {
+		b.late[i] = b.inner.Decisions[of].Err
+	}
 }
 
 func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
@@ -135,7 +135,7 @@ func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
 	message := b.messages[i]
 	n, long := bytes.CutPrefix(message, []byte("long "))
 	switch {
-	case errors.Is(b.late[i], errLate):
+	case errors.Is(b.late[i], backend.ErrUnavailable):
 		return append(to, "late"...), nil
 	case b.late[i] != nil:
 		return to, &Status{4, b.late[i].Error()}
@@ -182,6 +182,7 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	for _, e := range edit {
 		e(&c)
 	}
+	c.Inline = m.store == nil
 	s, l := New(c), bufconn.Listen(1<<20)
 	servers.Store(l, s)
 	served := make(chan error, 1)

@@ -20,7 +20,7 @@ import (
 // start is serve for tests that stop the server themselves.
 func start(t *testing.T, edit ...func(*Config)) (*Server, *bufconn.Listener) {
 	t.Helper()
-	c := Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others)}
+	c := Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true}
 	for _, e := range edit {
 		e(&c)
 	}
@@ -278,24 +278,20 @@ func TestResetsFreeWhatIsHeld(t *testing.T) {
 
 const ms = time.Millisecond
 
-// slow tests a server whose Method takes 3 ms, waited for and started; requests may wait for 10, and 2 are kept
-// of the caller's deadline.
-func slow(t *testing.T, test func(*testing.T, *echo, *client)) {
+// slow tests a server whose Store takes 3 ms; requests may wait for 10, and 2 are kept of the caller's deadline.
+func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	t.Helper()
-	for name, starts := range map[string]bool{"waited for": false, "started": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				m := &echo{starts: starts}
-				m.delay.Store(int64(3 * ms))
-				test(t, m, dial(t, serve(t, m, func(c *Config) { c.Flights, c.Timeout, c.Margin, c.Late = 2, 10*ms, 2*ms, errLate })))
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSlowStore(3 * ms)
+		defer s.drain()
+		m := &echo{store: inTime(s, 10*ms, 2*ms)}
+		test(t, m, s, dial(t, serve(t, m, func(c *Config) { c.Patience = 10 * ms })))
+	})
 }
 
-func TestWhatNeedsNoWaitingDoesNotWaitForAFlight(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
-		m.ready.Store(true)
+// TestKnownAnswersLeaveAtOnce, also where they came together with requests that the Store must be asked about.
+func TestKnownAnswersLeaveAtOnce(t *testing.T) {
+	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()
 		var slow, now []uint32
 		for i := range 3 { // in one write
@@ -313,43 +309,37 @@ func TestWhatNeedsNoWaitingDoesNotWaitForAFlight(t *testing.T) {
 				t.Errorf("slow %d, after %v: %+v", i, time.Since(start), r)
 			}
 		}
-		if n := m.taken(); !slices.Equal(n, []int{3}) {
-			t.Errorf("taken %v", n)
-		}
 		// Who resets one that is about to be answered gets neither an answer nor another's.
 		id := c.ask("now gone")
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.must("now after it", "now after it")
-		m.ready.Store(false)
-		c.must("now", "now")
-		if n := m.taken(); !slices.Equal(n, []int{3, 1}) {
-			t.Errorf("taken %v", n)
+		c.must("then", "then")
+		if n := m.submitted(); !slices.Equal(n, []int{3, 1}) {
+			t.Errorf("submitted %v", n)
 		}
 	})
 }
 
-func TestRequestsRideTogether(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+// TestOneReadIsOneBatch of those that have the same deadline, up to a bound.
+func TestOneReadIsOneBatch(t *testing.T) {
+	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		var ids []uint32
-		for i := range 20 { // one each 0.5 ms: two fly, those that come meanwhile wait
-			ids = append(ids, c.ask(fmt.Sprint(i)))
-			c.flush()
-			time.Sleep(ms / 2)
+		want := map[uint32]string{}
+		for i := range 20 {
+			timeout := []string{"20m", "30m"}[i%2]
+			id := c.ask(fmt.Sprint(i), "grpc-timeout", timeout)
+			ids, want[id] = append(ids, id), fmt.Sprint(i)
 		}
-		for i, id := range ids {
-			if r := c.answer(id); r.message() != fmt.Sprint(i) {
-				t.Errorf("%d: %+v", i, r)
+		c.flush()
+		for _, id := range ids {
+			if r := c.answer(id); r.message() != want[id] {
+				t.Errorf("%+v", r)
 			}
 		}
-		if sum := 0; true {
-			for _, n := range m.taken() {
-				sum += n
-			}
-			if sum != 20 || len(m.taken()) > 10 {
-				t.Errorf("%v", m.taken())
-			}
+		if n := m.submitted(); !slices.Equal(n, []int{10, 10}) {
+			t.Errorf("submitted %v", n)
 		}
-		for range 3 * maxBatch { // no flight is overloaded
+		for range 3 * maxBatch {
 			c.ask("m")
 		}
 		done := make(chan error)
@@ -364,21 +354,20 @@ func TestRequestsRideTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if most := slices.Max(m.taken()); most != maxBatch {
+		if most := slices.Max(m.submitted()); most != maxBatch {
 			t.Errorf("%d together", most)
 		}
 	})
 }
 
-// TestAnswersAreInTime: by the timeout, or by the caller's deadline, in the air and before.
+// TestAnswersAreInTime: by the timeout, or by the caller's deadline, whether the request was sent or waits.
 func TestAnswersAreInTime(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
-		m.delay.Store(int64(time.Hour))
-		defer func() { time.Sleep(3 * time.Hour) }() // until all flights have landed
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+		s.delay.Store(int64(time.Hour))
 		for _, test := range []struct {
 			timeout string
 			want    time.Duration
-		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on no flight is free
+		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on the store is busy
 			id := c.ask("m", "grpc-timeout", test.timeout)
 			c.flush()
 			began := time.Now()
@@ -389,10 +378,10 @@ func TestAnswersAreInTime(t *testing.T) {
 				t.Errorf("%s: after %v, want %v", test.timeout, took, test.want)
 			}
 		}
-		if !slices.Equal(m.taken(), []int{1, 1}) {
-			t.Errorf("%v", m.taken())
+		if !slices.Equal(s.taken(), []int{1, 1}) {
+			t.Errorf("%v", s.taken())
 		}
-		m.delay.Store(0)
+		s.delay.Store(0)
 		gone := c.ask("m", "grpc-timeout", "1n")
 		c.flush()
 		if r := c.answer(gone); r.message() != "late" && r.fields["grpc-status"] != "4" {
@@ -412,18 +401,17 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 		c.flush()
 		return c.answer(id)
 	}
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
-		m.delay.Store(int64(time.Second))
-		defer time.Sleep(2 * time.Second) // until all flights have landed
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
+		s.delay.Store(int64(time.Second))
 		began := time.Now()
 		if r := ask(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 are kept for the answer
 			t.Errorf("%+v after %v", r, time.Since(began))
 		}
-		if n := len(m.taken()); n != 1 {
+		if n := len(s.taken()); n != 1 {
 			t.Errorf("%d were taken", n)
 		}
-		if r := ask(c, "9m", 8*ms); r.message() != "late" || len(m.taken()) != 1 {
-			t.Errorf("no time is left: %+v, taken %v", r, m.taken())
+		if r := ask(c, "9m", 8*ms); r.message() != "late" || len(s.taken()) != 1 {
+			t.Errorf("no time is left: %+v, taken %v", r, s.taken())
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -458,7 +446,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 }
 
 func TestAShortDeadlineIsNobodyElses(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
@@ -470,8 +458,8 @@ func TestAShortDeadlineIsNobodyElses(t *testing.T) {
 	})
 }
 
-func TestResetsInTheAir(t *testing.T) {
-	slow(t, func(t *testing.T, _ *echo, c *client) { //nolint:thelper // it is the test
+func TestResetsOfSubmittedRequests(t *testing.T) {
+	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		for range 5 * maxStreams / 1000 { // more than there may be at once
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
@@ -495,14 +483,15 @@ func TestResetsInTheAir(t *testing.T) {
 	})
 }
 
-// TestWhoeverLandsAFlightDoesNotWaitForTheClient, which gets all once it reads.
-func TestWhoeverLandsAFlightDoesNotWaitForTheClient(t *testing.T) {
-	m := &echo{starts: true}
+// TestCompletingDoesNotWaitForTheClient, which gets all once it reads.
+func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
+	store := newSlowStore(1)
+	m := &echo{store: store}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others), Flights: 2, Timeout: time.Minute, Late: errLate})
+	s := New(Config{Path: path, Method: m, Others: http.HandlerFunc(others)})
 	go s.Serve(nonblock.Listener(l)) //nolint:errcheck // Stop ends it
 	t.Cleanup(func() { s.Stop(t.Context()) })
 	nc, err := net.Dial("tcp", l.Addr().String())
@@ -511,19 +500,18 @@ func TestWhoeverLandsAFlightDoesNotWaitForTheClient(t *testing.T) {
 	}
 	c := greet(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
-	m.delay.Store(1)
 	var ids []uint32
 	for range 60 { // more than the kernel keeps
 		ids = append(ids, c.ask("long 200000"))
 		c.flush()
 		time.Sleep(ms)
 	}
-	settled := func() bool { return len(m.taken()) > 1 && int(m.landed.Load()) == len(m.taken()) }
+	settled := func() bool { return len(m.submitted()) > 1 && int(store.ended.Load()) == len(m.submitted()) }
 	for end := time.Now().Add(time.Minute); !settled() && time.Now().Before(end); {
 		time.Sleep(ms)
 	}
 	if !settled() {
-		t.Errorf("%d have landed of %d", m.landed.Load(), len(m.taken()))
+		t.Errorf("%d have ended of %d", store.ended.Load(), len(m.submitted()))
 	}
 	for i, id := range ids {
 		if n := len(c.answer(id).message()); n != 200_000 {

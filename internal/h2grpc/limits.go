@@ -34,8 +34,8 @@ const (
 	streamWindow = maxMessage + 64<<10
 	// connWindow is what it may send on the connection before it hears of us.
 	connWindow = 4 * streamWindow
-	// maxBuffered bounds the bytes of requests that are not whole, or wait for their turn. One more that
-	// is not whole is denied.
+	// maxBuffered bounds the bytes of requests that are not whole, and those of requests that are submitted. One more
+	// that is not whole is denied; while there are more of the others nothing is read.
 	maxBuffered = 2 * streamWindow
 	// maxStuck bounds the bytes of answers that the client's windows do not let through; one more is
 	// reset. maxOut comes before it where the client reads slowly.
@@ -48,12 +48,12 @@ const (
 	// maxBatch is how many requests are put to the method together, and maxWeight of which weight, but for one
 	// request alone. A Store takes so many charges in one call. What is decoded takes about 1 KiB for each.
 	maxBatch, maxWeight = 256, 256
-	// maxAloft is the weight of all that is in the air: a few calls of the Store's, because more would only wait
-	// there. A connection may always have ownAloft.
-	maxAloft, ownAloft = 2048, 64
+	// maxOutstanding is the weight of all that is submitted and not answered: a few calls of the Store's, because more
+	// would only wait there. A connection may always have ownOutstanding.
+	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxHeld bounds the bytes that all connections together keep of requests that are not whole or wait, and of
-	// answers that wait for the client. Beyond it the connections that keep most are treated as if they had
+	// maxHeld bounds the bytes that all connections together keep of requests that are not whole or are submitted, and
+	// of answers that wait for the client. Beyond it the connections that keep most are treated as if they had
 	// reached their own bounds, an equal share of maxHeld, but at least ownHeld. So all together keep at most
 	// twice as much.
 	maxHeld, ownHeld = 32 << 20, 64 << 10

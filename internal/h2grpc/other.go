@@ -113,7 +113,7 @@ func (c *conn) handlerEnds(w *responseWriter) {
 	}
 	w.stream.other.cancel(nil)
 	c.mu.Lock()
-	if s := w.stream; w.broken && c.streams[s.id] == s && !c.closed {
+	if s := w.stream; w.broken && c.open[s.id] == s && !c.closed {
 		c.abort(s.id, http2.ErrCodeInternal)
 	}
 	c.others--
@@ -185,7 +185,7 @@ func (b *body) Close() error {
 // consumed gives the client its window back.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
-	if c.streams[s.id] != s {
+	if c.open[s.id] != s {
 		c.mu.Unlock()
 		return
 	}
@@ -238,7 +238,7 @@ func (w *responseWriter) WriteHeader(code int) {
 func (w *responseWriter) headers(block []byte, end bool) {
 	c, s := w.conn, w.stream
 	c.mu.Lock()
-	if c.streams[s.id] != s || c.closed {
+	if c.open[s.id] != s || c.closed {
 		c.mu.Unlock()
 		return
 	}
@@ -258,7 +258,7 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 		c.mu.Lock()
 		n := 0
 		for {
-			if c.streams[s.id] != s || c.closed {
+			if c.open[s.id] != s || c.closed {
 				c.mu.Unlock()
 				return written, errGone
 			}
@@ -299,7 +299,7 @@ func (w *responseWriter) finish() {
 	}
 	c, s := w.conn, w.stream
 	c.mu.Lock()
-	if c.streams[s.id] == s && !c.closed {
+	if c.open[s.id] == s && !c.closed {
 		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, s.id)
 		c.over(s)
 	}

@@ -23,46 +23,40 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Method answers the requests of one unary method.
 type Method interface {
 	NewBatch() Batch
-	// Ready tells whether Batch.Now may answer anything now.
-	Ready() bool
 	// Denial is the answer to requests that are too much to be looked at.
 	Denial() []byte
 	// Later calls answer after d, unless it is stopped before.
 	Later(d algorithms.Micros, answer func()) (stop func())
 	// Answered is told of each answer to a request that arrived then.
 	Answered(arrived time.Time)
-	// Panicked reports what Finish, GiveUp, Hold or Append of a Batch panicked with; the request is denied. Or
-	// what Config.Others did; the stream is reset.
+	// Panicked reports the value with which a Batch panicked; its requests are denied, or the one request that it
+	// panicked about. Or that with which Config.Others panicked; the stream is reset.
 	Panicked(value any)
 }
 
-// Batch answers many requests together: Add each, Take once, then Finish and Append each; from Reset on
-// it is empty again. Requests are numbered from 0.
+// Batch answers many requests together: Add each, Submit once, then Finish and Append each; from Reset on
+// it is empty again. Requests are numbered from 0. It is used by one goroutine at a time.
 type Batch interface {
 	Reset()
-	// Add adds a message, which stays what it is until Reset. The caller waits for as long as left; 0: for
-	// ever, negative: no more.
-	Add(message []byte, arrived time.Time, left time.Duration)
-	// Now takes the message that was added last, if that needs no waiting: Take is not called for it then.
-	// Otherwise it is as if it had not been added. With Config.Flights only.
-	Now() bool
-	// Take may wait, where Config.Flights says so.
-	Take(ctx context.Context)
-	// Start is Take, but returns at once; done is called once requests may be finished, not before it has
-	// returned, by a goroutine that is not to be kept. false: it cannot. With Config.Flights only.
-	Start(done func()) bool
-	Finish(ctx context.Context, i int)
-	// GiveUp takes the place of Finish, and may be called while Take is under way.
-	GiveUp(ctx context.Context, i int, late error)
+	// Add adds a message, which stays unchanged until Reset. The caller waits for as long as left; 0: for
+	// ever, negative: no longer. canceled becomes true when the client has gone; nil with Config.Inline.
+	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool)
+	// Submit has all requests decided, by deadline where it is not zero. done is called once, from any goroutine, and
+	// possibly before Submit returns; with Config.Inline always. When it is called after Submit has returned,
+	// source.Flush must be called later.
+	Submit(deadline time.Time, source *backend.Source, done func())
+	// Known reports whether request i can be finished before done. It is called after Submit.
+	Known(i int) bool
+	Finish(i int)
 	// Append appends the answer; an error is a status, and nothing has been appended.
 	Append(to []byte, i int) ([]byte, *Status)
-	// Weight is how much was added, but for what Now has taken back: a charge, and a descriptor without one,
-	// weighs 1.
+	// Weight is how much was added: a charge, and a descriptor without one, weighs 1.
 	Weight() int
 	// Hold is how long the answer is to be held back.
 	Hold(i int) algorithms.Micros
@@ -82,13 +76,12 @@ type Config struct {
 	// Others answers all other streams.
 	Others http.Handler
 
-	// Flights is how many Takes of one connection may be under way; 0: Take does not wait, and is called
-	// by who reads the connection.
-	Flights int
-	// Timeout is for how long a request may wait for Take, and Margin what is kept of its caller's
-	// deadline to give the answer in. Late is what it is then given up with. With Flights only.
-	Timeout, Margin time.Duration
-	Late            error
+	// Inline says that Batch.Submit calls done before it returns. Then messages are not copied, and deadlines are
+	// the Method's own business.
+	Inline bool
+	// Patience is how long a request may wait to be submitted where much is outstanding; 0: as long as its caller
+	// waits.
+	Patience time.Duration
 
 	// TLS of the connections; nil: none.
 	TLS *tls.Config
@@ -108,12 +101,11 @@ type Server struct {
 	config  Config
 	context context.Context // of all that is handed over
 	cancel  context.CancelFunc
-	batches sync.Pool
-	flights sync.Pool
 
-	aloft aloft
-	held  atomic.Int64 // bytes of requests and answers that connections keep: conn.counted
-	count atomic.Int64 // connections
+	operations  sync.Pool
+	outstanding outstanding
+	held        atomic.Int64 // bytes of requests and answers that connections keep: conn.counted
+	count       atomic.Int64 // connections
 
 	goroutines sync.WaitGroup
 	stopped    chan struct{}
@@ -143,8 +135,7 @@ func New(c Config) *Server {
 	s.empty = sync.NewCond(&s.mu)
 	s.end = sync.OnceFunc(func() { close(s.stopped) })
 	s.context, s.cancel = context.WithCancel(context.Background())
-	s.batches.New = func() any { return c.Method.NewBatch() }
-	s.flights.New = func() any { return &flight{batch: c.Method.NewBatch()} }
+	s.operations.New = func() any { return newOperation(c.Method.NewBatch()) }
 	s.goroutines.Go(s.watch)
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -31,6 +32,8 @@ type stream struct {
 	// queued: in conn.stalled.
 	queued bool
 	stop   func() // of an answer that is held
+	// canceled, while the answer is waited for, tells the Store that nobody wants it any more.
+	canceled *atomic.Bool
 	// other is set where the stream is handed over.
 	other *other
 }
@@ -50,7 +53,7 @@ func (c *conn) find(id uint32) *stream {
 	if c.fresh.id == id && id != 0 {
 		return &c.fresh
 	}
-	return c.streams[id]
+	return c.open[id]
 }
 
 // park makes a stream of its own of the one opened last.
@@ -58,15 +61,15 @@ func (c *conn) park() *stream {
 	s := c.unused()
 	*s = c.fresh
 	c.fresh = stream{}
-	c.streams[s.id] = s
+	c.open[s.id] = s
 	return s
 }
 
-// adopt makes a stream of a whole request that needed none so far.
-func (c *conn) adopt(id uint32) *stream {
+// keep makes a stream of a whole request that needed none so far.
+func (c *conn) keep(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
-	c.streams[id] = s
+	c.open[id] = s
 	return s
 }
 
@@ -80,8 +83,8 @@ func (c *conn) unused() (s *stream) {
 	return s
 }
 
-// recycle keeps s, which is over, for another request. Nobody may know it any more: who lands its flight asks
-// only before it is answered, but what holds answers back, or has been handed over, may ask later.
+// recycle keeps s, which is over, for another request. Nothing may refer to it any more: its operation does so only
+// until it is answered, but a held answer, or a handler, may do so later.
 func (c *conn) recycle(s *stream) {
 	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
 		*s = stream{}
@@ -103,12 +106,15 @@ func (c *conn) drop(s *stream) {
 		c.fresh = stream{}
 		return
 	}
-	delete(c.streams, s.id)
+	delete(c.open, s.id)
 	c.buffered -= s.buffered
 	s.buffered = 0
 	switch s.state {
 	case waiting:
-		c.undead++ // until its flight has landed
+		c.undead++ // until its operation is completed
+		if s.canceled != nil {
+			s.canceled.Store(true)
+		}
 	case holding:
 		s.stop()
 	case handed:
@@ -122,7 +128,7 @@ func (c *conn) drop(s *stream) {
 
 // busy tells whether something is still to be answered.
 func (c *conn) busy() bool {
-	return len(c.streams) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
+	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
 }
 
 // abort resets a stream, which may be among those that are about to be answered. What the client has
@@ -229,7 +235,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	case h.malformed:
 		c.abort(id, http2.ErrCodeProtocol)
 		return c.idle(1)
-	case len(c.streams)+c.undead+len(c.arrived) >= maxStreams:
+	case len(c.open)+c.undead+len(c.arrived) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.idle(1)
 	}
@@ -482,94 +488,31 @@ func (c *conn) request(s *stream, message []byte) {
 	}
 }
 
-// answerReady puts the requests that have arrived to the Method. Only the reader finds any. c.mu is held, and
-// released while they are decoded and taken, because others wait for it who serve other connections.
+// answerReady submits the requests that have arrived. Only the reader finds any. c.mu is held, and released while they
+// are decoded and submitted, because goroutines that serve other connections wait for it.
 func (c *conn) answerReady() {
 	if len(c.arrived) == 0 {
 		return
 	}
 	list := c.arrived
-	c.arrived = nil // who resets one of them comes here again
-	for rest := list; len(rest) > 0 && !c.closed; {
+	c.arrived = nil // a reset of one of them comes here again
+	rest := list
+	for len(rest) > 0 && !c.closed {
 		c.taking = len(rest)
-		if c.server.config.Flights == 0 {
-			rest = rest[c.take(rest):]
-			continue
+		rest = rest[c.submit(rest):]
+	}
+	for i := range rest { // of a connection that was closed: nothing waits for these
+		if s := rest[i].stream; s != nil {
+			s.state = coming
 		}
-		if c.server.config.Method.Ready() {
-			rest = c.takeNow(rest)
-		}
-		for i := range rest {
-			if rest[i].stream == nil {
-				rest[i].stream = c.adopt(rest[i].id)
-			}
-		}
-		c.board(rest)
-		rest = nil
 	}
 	c.taking = 0
 	clear(list)
 	c.arrived = list[:0]
 }
 
-// take answers as many requests, from the first, as one batch may have, and returns how many. c.mu is held, and
-// released meanwhile.
-func (c *conn) take(list []arrival) (n int) {
-	if c.batch == nil {
-		c.batch = c.server.batches.Get().(Batch)
-	}
-	b, now, ctx, finished := c.batch, c.now, c.context(), c.finished[:0]
-	c.mu.Unlock()
-	for ; n < len(list) && (n == 0 || b.Weight() < maxWeight); n++ {
-		b.Add(list[n].message, now, list[n].left)
-	}
-	b.Take(ctx)
-	for i := range n {
-		finished = append(finished, c.attempt(func() { b.Finish(ctx, i) }))
-	}
-	c.mu.Lock()
-	for i := range n {
-		c.answer(list[i].id, c.streams[list[i].id], b, i, now, finished[i])
-	}
-	b.Reset()
-	c.finished = finished
-	return n
-}
-
-// takeNow answers the requests that need no waiting, and returns the others, in their order. c.mu is held, and
-// released meanwhile.
-func (c *conn) takeNow(list []arrival) (others []arrival) {
-	if c.batch == nil {
-		c.batch = c.server.batches.Get().(Batch)
-	}
-	b, now, ctx := c.batch, c.now, c.context()
-	others = list[:0]
-	for rest := list; len(rest) > 0; {
-		ids, finished := c.ready[:0], c.finished[:0]
-		c.mu.Unlock()
-		n := 0
-		for ; n < len(rest) && b.Weight() < maxWeight; n++ {
-			if b.Add(rest[n].message, now, rest[n].left); b.Now() {
-				ids = append(ids, rest[n].id)
-			} else {
-				others = append(others, rest[n])
-			}
-		}
-		rest = rest[n:]
-		for i := range ids {
-			finished = append(finished, c.attempt(func() { b.Finish(ctx, i) }))
-		}
-		c.mu.Lock()
-		for i, id := range ids {
-			c.answer(id, c.streams[id], b, i, now, finished[i])
-		}
-		b.Reset()
-		c.ready, c.finished = ids, finished
-	}
-	return others
-}
-
-// answer answers request i of b, which s asked, where it had to be kept. Unless it is finished it is denied.
+// answer answers request i of b, whose stream is s, where it needed one. Unless it is finished it is denied. c.mu is
+// held.
 func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time, finished bool) {
 	if s != nil {
 		c.forgetBody(s)

@@ -26,3 +26,6 @@ func (c *tape) Write(b []byte) (int, error) { c.out <- len(b); return len(b), ni
 func (c *tape) Close() error                { return nil }
 func (c *tape) SetDeadline(time.Time) error { return nil }
 func (c *tape) RemoteAddr() net.Addr        { return &net.UnixAddr{} }
+
+// WriteOnce is that of a nonblock.Conn.
+func (c *tape) WriteOnce(b []byte) (int, error) { return c.Write(b) }

@@ -11,9 +11,9 @@ import (
 )
 
 // TestWithoutTimeNothingIsCharged: a request whose deadline leaves no time for an answer from the store is not
-// put to it, whoever comes with it.
+// charged, whatever else comes with it.
 func TestWithoutTimeNothingIsCharged(t *testing.T) {
-	slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
 			alone := c.ask("m", "grpc-timeout", timeout)
 			c.flush()
@@ -21,7 +21,7 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 				t.Errorf("%s: %+v", timeout, r)
 			}
 		}
-		if n := m.taken(); len(n) > 0 {
+		if n := s.taken(); len(n) > 0 {
 			t.Errorf("taken %v", n)
 		}
 		short, long := c.ask("short", "grpc-timeout", "1m"), c.ask("long", "grpc-timeout", "1S")
@@ -32,14 +32,14 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 		if r := c.answer(long); r.message() != "long" {
 			t.Errorf("%+v", r)
 		}
-		if n := m.taken(); !slices.Equal(n, []int{1}) {
+		if n := s.taken(); !slices.Equal(n, []int{1}) {
 			t.Errorf("taken %v", n)
 		}
 	})
 }
 
-// TestNobodyWaitsNothingIsCharged: requests that wait for their flight, and that the client resets or whose
-// connection ends meanwhile, are not put to the store.
+// TestNobodyWaitsNothingIsCharged: requests that wait in the store's queue, and that the client resets or whose
+// connection ends meanwhile, are not charged.
 func TestNobodyWaitsNothingIsCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {
@@ -51,16 +51,16 @@ func TestNobodyWaitsNothingIsCharged(t *testing.T) {
 		"connection ended": func(c *client, _ []uint32) { c.nc.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			slow(t, func(t *testing.T, m *echo, c *client) { //nolint:thelper // it is the test
+			slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 				ask := func() (id uint32) {
 					id = c.ask("m")
 					c.flush()
 					synctest.Wait()
 					return id
 				}
-				flying := []uint32{ask(), ask()}
+				sent := []uint32{ask(), ask()}
 				var waiting []uint32
-				for range 2*maxBatch + 1 { // three flights
+				for range 2*maxBatch + 1 { // three batches
 					waiting = append(waiting, c.ask(fmt.Sprint("waits ", len(waiting))))
 				}
 				c.flush()
@@ -68,14 +68,14 @@ func TestNobodyWaitsNothingIsCharged(t *testing.T) {
 				leave(c, waiting)
 				synctest.Wait()
 				if name == "reset" {
-					for _, id := range flying {
+					for _, id := range sent {
 						c.answer(id)
 					}
 					c.must("m", "m")
 				}
 				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
-				time.Sleep(time.Second) // what flies lands
-				if n := m.taken(); !slices.Equal(n, want) {
+				time.Sleep(time.Second) // until all has ended
+				if n := s.taken(); !slices.Equal(n, want) {
 					t.Errorf("taken %v, want %v", n, want)
 				}
 			})

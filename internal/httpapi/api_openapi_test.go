@@ -137,7 +137,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	show[400] = sample{h: h, method: "GET", path: "/v1/limits/few?x=1"}
 	show[404] = sample{h: h, method: "GET", path: "/v1/limits/nope"}
 	list := common("GET", "/v1/limits", "")
-	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), nil)}}), method: "GET", path: "/v1/limits"}
+	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}}), method: "GET", path: "/v1/limits"}
 	return map[string]map[string]map[int]sample{
 		"/v1/limit": {"post": limit}, "/v1/check": {"post": ask("/v1/check")},
 		"/v1/reset":  {"post": post("/v1/reset", `{"name":"few","key":"gone"}`)},

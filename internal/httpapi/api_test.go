@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,14 +46,13 @@ limits:
 `
 
 // apiOver is the API over a store on a clock of the test's.
-func apiOver(tb testing.TB, store backend.Taker, edit ...func(*API)) http.Handler {
+func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
 	if problems.Bad() {
 		tb.Fatal(problems)
 	}
-	l := limiter.New(store, nil)
-	l.StandIn(memory.New(memory.Config{}))
+	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{})})
 	l.Swap(snapshot)
 	a := &API{Limiter: l, Headers: HeaderSets{X: true}, Now: func() time.Time { return time.UnixMicro(int64(storetest.Start)) }}
 	for _, e := range edit {
@@ -307,17 +305,13 @@ func TestResetForgetsOneBucket(t *testing.T) {
 		exchangeStep{0, "/v1/reset", `{"name":"few","count":1}`, 400, `unknown field "count"`},
 		exchangeStep{0, "/v1/reset", `{`, 400, `is not JSON, at byte 1: unexpected end of JSON input`},
 	)
-	exchangeStep{0, "/v1/reset", `{"name":"few"}`, 503, `reset a bucket of limit "few": the backend cannot forget a bucket`}.check(t, apiOver(t, broken{backend.ErrFull}))
+	exchangeStep{0, "/v1/reset", `{"name":"few"}`, 503, `reset a bucket of limit "few": no room for another bucket`}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
 
 // broken is a store that cannot decide.
 type broken struct{ err error }
 
-func (b broken) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	for i := range decisions {
-		decisions[i] = backend.Decision{Err: b.err}
-	}
-}
+func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
 
 func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 	away := apiOver(t, broken{fmt.Errorf("%w: gone", backend.ErrUnavailable)})
@@ -465,7 +459,7 @@ func TestManyClientsGetExactlyTheLimit(t *testing.T) {
 }
 
 func TestWithoutConfigurationIsUnavailable(t *testing.T) {
-	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), nil)}})
+	h := New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}})
 	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 }

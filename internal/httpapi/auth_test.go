@@ -43,7 +43,7 @@ func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
 // authDoor is an Auth that asks a store in memory.
 func authDoor(tb testing.TB, yaml string) (*Auth, *refusals) {
 	tb.Helper()
-	l := limiter.New(memory.New(memory.Config{}), nil)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 	l.Swap(authSnapshot(tb, yaml))
 	r := &refusals{}
 	return &Auth{Limiter: l, Observer: r, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}, r
@@ -464,11 +464,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 // away is a store that cannot decide.
 type away struct{}
 
-func (away) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	for i := range charges {
-		decisions[i].Err = backend.ErrUnavailable
-	}
-}
+func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestBackendAway(t *testing.T) {
 	for policy, want := range map[string]string{
@@ -478,8 +474,7 @@ func TestBackendAway(t *testing.T) {
 		"local": `200 RateLimit-Policy="x";q=3;w=60 RateLimit="x";r=2;t=20 X-RateLimit-Limit=3 X-RateLimit-Remaining=2 X-RateLimit-Reset=20 X-RateLimit-Reason=backend-failure Content-Length=0`,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			l := limiter.New(away{}, nil)
-			l.StandIn(memory.New(memory.Config{}))
+			l := limiter.New(away{}, limiter.Config{Local: memory.New(memory.Config{})})
 			l.Swap(authSnapshot(t, `
 domain: d
 limits: {x: {algorithm: token_bucket, rate: 30, period: 1m, on_backend_failure: `+policy+`, local_share: 10%}}
@@ -694,7 +689,7 @@ auth:
       descriptors: [[{key: p, from: path}], [{key: ip, from: client_ip}], [{key: o, from: host}, {key: v, from: "query:api_key"}]]
     - descriptors: [[{key: o, from: method}, {key: v, from: "header:X-User"}], [{key: o, value: c}, {key: v, from: "cookie:sid"}], [{key: o, value: j}, {key: v, from: "jwt:sub"}]]
 `)
-	l := limiter.New(memory.New(memory.Config{MaxKeys: 1000}), nil)
+	l := limiter.New(memory.New(memory.Config{MaxKeys: 1000}), limiter.Config{})
 	l.Swap(s)
 	f.Fuzz(func(t *testing.T, uri, user, forwarded, cookies, token, host string) {
 		const marker = "zq7injected"

@@ -34,9 +34,9 @@ descriptors:
 `
 
 // operator is what an operator asks of a limiter over store, and the limiter.
-func operator(tb testing.TB, store backend.Taker) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
+func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
 	tb.Helper()
-	l := limiter.New(store, nil)
+	l := limiter.New(store, limiter.Config{})
 	l.Swap(authSnapshot(tb, operated))
 	core, logs := observer.New(zap.InfoLevel)
 	top := func(n int) (time.Time, []denials.Denied) {
@@ -176,7 +176,7 @@ func TestOperatorsMistakes(t *testing.T) {
 	if w := call(h, "POST", "/api/reset?limit=send&key=bob", "", "Sec-Fetch-Site", "cross-site"); w.Code != 403 {
 		t.Errorf("a page of another site: %d", w.Code)
 	}
-	h = (&Operator{Limiter: limiter.New(memory.New(memory.Config{}), nil), Log: zap.NewNop()}).Handler()
+	h = (&Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Log: zap.NewNop()}).Handler()
 	for _, line := range []string{"GET /api/buckets?limit=send", "POST /api/reset?limit=send"} {
 		method, path, _ := strings.Cut(line, " ")
 		if w := call(h, method, path, ""); w.Code != 503 {

@@ -39,7 +39,7 @@ func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authDoor(t, quotas)
 		recorder := denials.New(time.Now)
-		l := limiter.New(memory.New(memory.Config{}), observers{recorder})
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: observers{recorder}})
 		l.Swap(authSnapshot(t, quotas))
 		d.Limiter = l
 		h := d.handler()
@@ -91,7 +91,7 @@ func (o observers) Observe(c *limiter.Call) {
 // The same by the API for applications.
 func TestAQuotaThatDoesNotDenySaysNothingToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := limiter.New(memory.New(memory.Config{}), nil)
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 		l.Swap(authSnapshot(t, quotas))
 		h := New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
 		const all = `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`
@@ -114,7 +114,7 @@ func TestAQuotaThatDoesNotDenySaysNothingToApplications(t *testing.T) {
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authDoor(t, quotas)
-		l := limiter.New(partly{memory.New(memory.Config{})}, nil)
+		l := limiter.New(partly{memory.New(memory.Config{})}, limiter.Config{})
 		l.Swap(authSnapshot(t, quotas))
 		d.Limiter = l
 		for range 2 {
@@ -132,7 +132,9 @@ func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 // partly is a store that cannot decide on the plain limit.
 type partly struct{ *memory.Store }
 
-func (p partly) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+func (p partly) Submit(b *backend.Batch) {
+	defer b.Done(b)
+	charges, decisions := b.Charges, b.Decisions
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
 		if strings.HasSuffix(charges[0].Owner, "plain") {
@@ -140,7 +142,7 @@ func (p partly) Take(ctx context.Context, charges []backend.Charge, decisions []
 				decisions[i].Err = backend.ErrUnavailable
 			}
 		} else {
-			p.Store.Take(ctx, charges[:n], decisions[:n])
+			backend.Take(context.Background(), p.Store, charges[:n], decisions[:n])
 		}
 		charges, decisions = charges[n:], decisions[n:]
 	}

@@ -1,37 +1,47 @@
 package limiter
 
 import (
-	"context"
-	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many Calls with one Take of the store, each as Check would, in the order in which
-// they were added. It is for one goroutine, but for GiveUp, and is kept to be used again.
+// Batch answers many Calls with one Batch of the store, each as Check would, in the order in which
+// they were added. It is for one goroutine at a time, and is kept to be used again.
 //
 //	b.Reset()
 //	b.Add(c) for each c
-//	b.Take(ctx)
-//	b.Finish(ctx, c) for each c whose Add has said so
+//	b.Submit(deadline, source, done)
+//	b.Finish(c) for each c that Add has planned: after done, or after Submit where c is Known
 type Batch struct {
 	limiter   *Limiter
 	charges   []backend.Charge
 	decisions []backend.Decision
+	known     []bool
 	groups    int
 	last      *Call // added; nil: none
+
+	inner backend.Batch
+	done  func()
+	ended atomic.Bool
 }
 
 // span is a part of Batch.charges.
 type span struct{ from, to int }
 
 // NewBatch makes an empty Batch.
-func (l *Limiter) NewBatch() *Batch { return &Batch{limiter: l} }
+func (l *Limiter) NewBatch() *Batch {
+	b := &Batch{limiter: l}
+	b.inner.Done = func(*backend.Batch) { b.end() }
+	return b
+}
 
 // Reset empties b. Its Calls may be used for something else from now on.
 func (b *Batch) Reset() {
 	clear(b.charges) // limits of a configuration that is gone are not kept alive
-	b.charges, b.decisions, b.groups, b.last = b.charges[:0], b.decisions[:0], 0, nil
+	b.charges, b.decisions, b.known, b.groups, b.last = b.charges[:0], b.decisions[:0], b.known[:0], 0, nil
+	b.inner, b.done = backend.Batch{Done: b.inner.Done}, nil
 }
 
 // Add plans c. Where it is not planned it is answered already, or the error is Check's.
@@ -63,63 +73,59 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 // Charges is how many charges there are.
 func (b *Batch) Charges() int { return len(b.charges) }
 
-// Now takes c, which was added last and is planned, if the store can answer it without waiting; then
-// Finish comes next, and not Take. Otherwise it is as if c had not been added.
-func (b *Batch) Now(c *Call) bool {
-	from, to := c.inBatch.from, c.inBatch.to
-	if from == to { // nothing is charged
-		return true
+// Submit has the store decide all Calls, by deadline where it is not zero. done is called once, as that of a
+// backend.Batch: from any goroutine, and possibly before Submit returns. It must not block, or acquire a lock that is
+// held around Submit. If Submit panics, done has been called, and b is not to be used again.
+func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
+	b.done = done
+	b.ended.Store(false)
+	if len(b.charges) == 0 {
+		b.end()
+		return
 	}
-	b.decisions = slices.Grow(b.decisions[:from], to-from)[:to]
-	clear(b.decisions[from:])
-	if early, ok := b.limiter.store.(backend.Early); ok && early.TakeEarly(b.charges[from:], b.decisions[from:]) {
-		return true
-	}
-	clear(b.charges[from:])
-	b.charges, b.decisions, b.last = b.charges[:from], b.decisions[:from], nil
-	return false
-}
-
-// Take asks the store.
-func (b *Batch) Take(ctx context.Context) {
-	if len(b.charges) > 0 {
-		b.decide()
-		b.limiter.store.Take(ctx, b.charges, b.decisions)
-	}
-}
-
-// decide makes room for the decisions.
-func (b *Batch) decide() {
 	n := len(b.charges)
 	if cap(b.decisions) < n {
 		b.decisions = make([]backend.Decision, n, 2*n)
+		b.known = make([]bool, n, 2*n)
 	}
-	b.decisions = b.decisions[:n]
+	b.decisions, b.known = b.decisions[:n], b.known[:n]
 	clear(b.decisions)
+	clear(b.known)
+	b.inner.Charges, b.inner.Decisions, b.inner.Known = b.charges, b.decisions, b.known
+	b.inner.Deadline, b.inner.Source = deadline, source
+	returned := false
+	defer func() {
+		if !returned {
+			b.end()
+		}
+	}()
+	b.limiter.store.Submit(&b.inner)
+	returned = true
 }
 
-// Start is Take, but does not wait: done is called when Finish may be. false: the store cannot do so, and
-// Take comes next.
-func (b *Batch) Start(done func()) bool {
-	if len(b.charges) == 0 {
-		return false
+// end calls done, once.
+func (b *Batch) end() {
+	if b.ended.CompareAndSwap(false, true) {
+		b.done()
 	}
-	b.decide()
-	return backend.Start(b.limiter.store, b.charges, b.decisions, done)
 }
 
-// Finish answers c, which is planned, after Take.
-func (b *Batch) Finish(ctx context.Context, c *Call) {
+// Known reports whether c, which is planned, can be finished before done, because nothing is charged for it, or the
+// store has decided it already. It may be called after Submit.
+func (b *Batch) Known(c *Call) bool {
+	for i := c.inBatch.from; i < c.inBatch.to; i++ {
+		if !b.known[i] || b.decisions[i].Err != nil { // a failure is finished when b is: it may be decided anew
+			return false
+		}
+	}
+	return true
+}
+
+// Finish answers c, which is planned.
+func (b *Batch) Finish(c *Call) {
 	c.decisions = b.decisions[c.inBatch.from:c.inBatch.to]
-	b.limiter.finish(ctx, c)
-}
-
-// GiveUp answers c, which is planned, without the store's answer, as if that had been err: it wraps
-// backend.ErrUnavailable. It takes the place of Finish, and may be called while Take is under way.
-func (b *Batch) GiveUp(ctx context.Context, c *Call, err error) {
-	c.decisions = make([]backend.Decision, len(c.charges)) // the store may be writing to the Batch's
-	for i := range c.decisions {
-		c.decisions[i].Err = err
+	b.limiter.answer(c)
+	if !c.Failed || c.Canceled == nil || !c.Canceled.Load() {
+		b.limiter.observe(c)
 	}
-	b.limiter.finish(ctx, c)
 }

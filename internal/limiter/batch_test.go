@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -14,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -83,10 +86,8 @@ func told(c *limiter.Call, err error) any {
 // TestABatchIsItsCallsOneByOne compares the two on the same stores and the same clock.
 func TestABatchIsItsCallsOneByOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		alone, together := newBench(t, batched), newBench(t, batched)
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
-		alone.SetModes(modes)
-		together.SetModes(modes)
+		alone, together := newBench(t, batched, modes), newBench(t, batched, modes)
 		batch := together.NewBatch()
 		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
 			alone.now += algorithms.Micros(rapid.Int64Range(0, 1_500_000).Draw(rt, "passed"))
@@ -114,9 +115,9 @@ func TestABatchIsItsCallsOneByOne(t *testing.T) {
 					planned = append(planned, c)
 				}
 			}
-			batch.Take(t.Context())
+			submit(rt, batch)
 			for _, c := range planned {
-				batch.Finish(t.Context(), c)
+				batch.Finish(c)
 			}
 			for i, c := range calls {
 				if diff := cmp.Diff(told(answers[i], want[i]), told(c, errs[i]), cmpopts.EquateErrors(), cmpopts.EquateEmpty()); diff != "" {
@@ -127,37 +128,175 @@ func TestABatchIsItsCallsOneByOne(t *testing.T) {
 	})
 }
 
-// TestGivenUpCallsAreAnsweredByPolicy, also while the store is still being asked.
-func TestGivenUpCallsAreAnsweredByPolicy(t *testing.T) {
-	b := newBench(t, batched)
-	batch := b.NewBatch()
+// submit submits b to a store that decides at once.
+func submit(t interface{ Fatal(args ...any) }, b *limiter.Batch) {
+	done := 0
+	b.Submit(time.Time{}, nil, func() { done++ })
+	if done != 1 {
+		t.Fatal(done, "times done")
+	}
+}
+
+// held is a store that keeps batches until they are completed.
+type held struct{ batches []*backend.Batch }
+
+func (s *held) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
+
+// callOf is a call of one descriptor of domain d.
+func callOf(key string) *limiter.Call {
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+	return c
+}
+
+// over is a Limiter over a store, with buckets of its own.
+func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
+	t.Helper()
+	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), Observer: observer})
+	l.Swap(s)
+	return l
+}
+
+// TestFailedCallsAreAnsweredByPolicy, whatever the store knows of the others.
+func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
+	store := &held{}
+	batch := over(t, store, nil).NewBatch()
 	var calls []*limiter.Call
 	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
-		c := &limiter.Call{}
-		c.Request.Domain = "d"
-		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+		c := callOf(key)
 		if planned, err := batch.Add(c); !planned || err != nil {
 			t.Fatal(key, planned, err)
 		}
 		calls = append(calls, c)
 	}
+	done := 0
+	batch.Submit(time.Time{}, nil, func() { done++ })
 	late := fmt.Errorf("%w: late", backend.ErrUnavailable)
-	done := make(chan struct{})
-	go func() { batch.Take(t.Context()); close(done) }()
+	store.batches[0].Fail(late)
 	var denied []bool
 	for _, c := range calls {
-		batch.GiveUp(t.Context(), c, late)
+		batch.Finish(c)
 		denied = append(denied, c.Denied)
 	}
-	<-done
-	if want := []bool{true, false, false, true, false, false}; !slices.Equal(denied, want) {
-		t.Errorf("denied %v, want %v", denied, want)
+	if want := []bool{true, false, false, true, false, false}; !slices.Equal(denied, want) || done != 1 {
+		t.Errorf("denied %v, want %v; %d times done", denied, want, done)
 	}
 	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
 		t.Errorf("%+v", calls[3].Verdict)
 	}
 }
+
+// TestABatchIsSubmittedOnce with all its charges, its deadline and its source; calls of which all groups are known, or
+// that charge nothing, can be finished before it is done.
+func TestABatchIsSubmittedOnce(t *testing.T) {
+	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
+	deadline, source := time.Unix(1, 0), &backend.Source{}
+	known := knownStore{store, map[int]backend.Decision{1: {Decision: algorithms.Decision{Allowed: true}}, 2: {Err: backend.ErrNotTaken}}}
+	batch := over(t, known, nil).NewBatch()
+	for _, c := range calls {
+		c.Canceled = new(atomic.Bool)
+		if planned, err := batch.Add(c); !planned || err != nil {
+			t.Fatal(planned, err)
+		}
+	}
+	batch.Submit(deadline, source, func() {})
+	b := store.batches[0]
+	if len(store.batches) != 1 || len(b.Charges) != 3 || !b.Deadline.Equal(deadline) || b.Source != source || b.Charges[2].Canceled != calls[3].Canceled {
+		t.Errorf("%d batches, %+v", len(store.batches), b)
+	}
+	var finished []bool
+	for _, c := range calls {
+		finished = append(finished, batch.Known(c))
+	}
+	// What failed may be decided by buckets of this process: the store must not have it any more.
+	if want := []bool{false, true, true, false}; !slices.Equal(finished, want) {
+		t.Errorf("known %v, want %v", finished, want)
+	}
+	if batch.Finish(calls[1]); calls[1].Denied || len(calls[1].Statuses) != 1 {
+		t.Errorf("%+v", calls[1].Verdict)
+	}
+}
+
+// knownStore knows some decisions at once.
+type knownStore struct {
+	next  backend.Store
+	known map[int]backend.Decision
+}
+
+func (s knownStore) Submit(b *backend.Batch) {
+	for i, d := range s.known {
+		b.Known[i], b.Decisions[i] = true, d
+	}
+	s.next.Submit(b)
+}
+
+// TestAStoreThatPanicsHasEndedTheBatch, whether it calls Done afterwards or not.
+func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
+	store := &held{}
+	batch := over(t, panics{store}, nil).NewBatch()
+	if _, err := batch.Add(callOf("a")); err != nil {
+		t.Fatal(err)
+	}
+	done := 0
+	func() {
+		defer func() {
+			if p := recover(); p != "in the store" {
+				t.Errorf("%v", p)
+			}
+		}()
+		batch.Submit(time.Time{}, nil, func() { done++ })
+	}()
+	store.batches[0].Fail(backend.ErrUnavailable)
+	if done != 1 {
+		t.Errorf("%d times done", done)
+	}
+}
+
+type panics struct{ backend.Store }
+
+func (s panics) Submit(b *backend.Batch) {
+	s.Store.Submit(b)
+	panic("in the store")
+}
+
+// TestACanceledCallIsNotObserved where the failure policy has answered it: nobody gets that answer.
+func TestACanceledCallIsNotObserved(t *testing.T) {
+	for _, c := range []struct{ canceled, failed, observed bool }{
+		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
+	} {
+		store, o := &held{}, &counts{}
+		batch := over(t, store, o).NewBatch()
+		call := callOf("a")
+		call.Canceled = new(atomic.Bool)
+		if _, err := batch.Add(call); err != nil {
+			t.Fatal(err)
+		}
+		batch.Submit(time.Time{}, nil, func() {})
+		call.Canceled.Store(c.canceled)
+		if c.failed {
+			store.batches[0].Fail(backend.ErrNotTaken)
+		} else {
+			store.batches[0].Decisions[0].Allowed = true
+			store.batches[0].Finish()
+		}
+		batch.Finish(call)
+		if (o.calls > 0) != c.observed {
+			t.Errorf("%+v: observed %d times", c, o.calls)
+		}
+	}
+}
+
+// counts is an Observer.
+type counts struct{ calls int }
+
+func (o *counts) Swapped(*limiter.Snapshot) {}
+func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
 // TestABatchOverASwap: the configuration changes between two requests of one batch. The first is answered by
 // the one before, the second by the new one, in which its domain has other limits, or none.
@@ -199,10 +338,10 @@ func TestABatchOverASwap(t *testing.T) {
 			add()
 			b.Swap(after)
 			add()
-			batch.Take(t.Context())
+			submit(t, batch)
 			for i, call := range calls {
 				if planned[i] {
-					batch.Finish(t.Context(), call)
+					batch.Finish(call)
 				}
 			}
 			rate := func(call *limiter.Call) string {

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -40,6 +41,9 @@ type Request struct {
 	Inspect bool
 	// Arrived is when it came, by this process's clock; zero where the door does not know.
 	Arrived time.Time
+	// Canceled, where it is not nil, becomes true when nobody wants the answer any more: then a request that the store
+	// has queued is not charged.
+	Canceled *atomic.Bool
 	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for
 	// this long at the most. Doors that pass the wait on leave it 0.
 	Hold algorithms.Micros
@@ -124,7 +128,7 @@ type Status struct {
 
 // Verdict is the answer to a Request.
 type Verdict struct {
-	// Snapshot is nil where there is none yet (AnswerEarly).
+	// Snapshot is nil where there is none yet (Config.NoConfig).
 	Snapshot *Snapshot
 	// Domain is nil if it is not configured: then nothing is limited.
 	Domain  *Domain

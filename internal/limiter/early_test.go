@@ -18,12 +18,13 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 		c.AddDescriptor()
 		return c
 	}
-	l := limiter.New(memory.New(memory.Config{}), nil)
+	with := func(c limiter.Config) *limiter.Limiter { return limiter.New(memory.New(memory.Config{}), c) }
+	l := with(limiter.Config{})
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("by default: %v", err)
 	}
 	for answer, denied := range map[descriptors.OnFailure]bool{descriptors.Deny: true, descriptors.Local: true, descriptors.Allow: false} {
-		l.AnswerEarly(answer)
+		l = with(limiter.Config{NoConfig: &answer})
 		c := call()
 		if err := l.Check(t.Context(), c); err != nil || c.Denied != denied || !c.Failed || len(c.Statuses) != 2 {
 			t.Errorf("%s: %v, %+v", answer, err, c.Verdict)
@@ -38,16 +39,15 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 			t.Errorf("%s, by name: %v", answer, err)
 		}
 	}
-	l.AnswerEarly(descriptors.Error)
+	l = with(limiter.Config{NoConfig: new(descriptors.Error)})
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("error: %v", err)
 	}
-	l.AnswerEarly(descriptors.Deny)
-	l.SetModes(limiter.Modes{Shadow: true})
+	l = with(limiter.Config{NoConfig: new(descriptors.Deny), Modes: limiter.Modes{Shadow: true}})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.Spared || !c.Statuses[0].Denied {
 		t.Errorf("shadow mode of all: %+v", c.Verdict)
 	}
-	l.SetModes(limiter.Modes{})
+	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
 		t.Error("an empty configuration limits")

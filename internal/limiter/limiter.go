@@ -14,55 +14,50 @@ import (
 )
 
 // ErrNoConfig is returned until a first configuration, or that of a domain, has been loaded; see
-// AnswerEarly and Domain.Broken.
+// Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
-// Observer is told of every answered Call, and of every configuration before it is used.
+// Observer receives every answered Call, and every configuration before it is used.
 type Observer interface {
 	Swapped(*Snapshot)
 	Observe(*Call)
 }
 
-// Limiter answers Calls by the current Snapshot.
-type Limiter struct {
-	store    backend.Taker
-	local    backend.Taker
-	observer Observer
-	modes    Modes
-	early    descriptors.OnFailure
-	current  atomic.Pointer[Snapshot] // replaced whole, never edited
+// Config of a Limiter; the zero Config has none of these.
+type Config struct {
+	Observer Observer
+	// Local has this process's own buckets, for limits that are answered from them while the store cannot decide.
+	// It answers before Submit returns.
+	Local backend.Store
+	Modes Modes
+	// NoConfig answers requests for descriptors before there is a configuration, as a limit with that
+	// on_backend_failure would while the store is away. Local denies: no bucket is known. nil: ErrNoConfig.
+	NoConfig *descriptors.OnFailure
 }
 
-// New makes a Limiter that has no configuration yet. observer may be nil.
-func New(store backend.Taker, observer Observer) *Limiter {
-	return &Limiter{store: store, observer: observer, early: descriptors.Error}
-}
-
-// AnswerEarly lets l answer what descriptors ask before there is a configuration, as a limit with that
-// on_backend_failure would while the store is away. Local denies: no bucket is known. It is called
-// before the first Check.
-func (l *Limiter) AnswerEarly(answer descriptors.OnFailure) { l.early = answer }
-
-// StandIn gives l this process's own buckets, for limits that are answered from them while the
-// store cannot decide. It is called before the first Check.
-func (l *Limiter) StandIn(local backend.Taker) { l.local = local }
-
-// Modes change what denials come to, whatever the configuration says.
+// Modes change what denials mean, whatever the configuration says.
 type Modes struct {
-	// Shadow lets every request pass. What each descriptor is told stays.
+	// Shadow allows every request. The answer to each descriptor stays.
 	Shadow bool
 	// Quota makes a quota limit of every limit: a request is denied only where each of its descriptors
 	// is, those that meet no limit included.
 	Quota bool
 }
 
-// SetModes is called before the first Check.
-func (l *Limiter) SetModes(m Modes) { l.modes = m }
+// Limiter answers Calls by the current Snapshot.
+type Limiter struct {
+	store   backend.Store
+	config  Config
+	current atomic.Pointer[Snapshot] // replaced whole, never edited
+}
+
+// New makes a Limiter that has no Snapshot yet.
+func New(store backend.Store, c Config) *Limiter { return &Limiter{store: store, config: c} }
 
 // Swap makes s the configuration of all Calls that start from now on.
 func (l *Limiter) Swap(s *Snapshot) {
-	if l.observer != nil {
-		l.observer.Swapped(s)
+	if l.config.Observer != nil {
+		l.config.Observer.Swapped(s)
 	}
 	l.current.Store(s)
 }
@@ -82,7 +77,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 		c.decisions = slices.Grow(c.decisions[:0], n)[:n]
 		clear(c.decisions)
 		mistaken := c.neverFits()
-		l.store.Take(ctx, c.charges, c.decisions)
+		backend.Take(ctx, l.store, c.charges, c.decisions)
 		if mistaken {
 			c.answerMistake()
 		}
@@ -90,7 +85,10 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 			return err
 		}
 	}
-	l.finish(ctx, c)
+	l.answer(c)
+	if !c.Failed || !errors.Is(ctx.Err(), context.Canceled) {
+		l.observe(c)
+	}
 	return nil
 }
 
@@ -99,47 +97,45 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	s := l.current.Load() // once: a request sees one configuration
 	if s == nil {
-		return false, l.withoutConfig(c, l.early)
+		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
-	c.modes = l.modes
+	c.modes = l.config.Modes
 	if err := c.plan(s, last); err != nil {
 		return false, err
 	}
 	if d := c.Verdict.Domain; d != nil && d.Broken {
-		return false, l.withoutConfig(c, d.OnFailure)
+		return false, l.withoutConfig(c, &d.OnFailure)
 	}
 	return true, nil
 }
 
-// finish answers c from its decisions.
-func (l *Limiter) finish(ctx context.Context, c *Call) {
+// answer answers c from its decisions. The caller observes it, unless it has Failed and was canceled: nobody gets
+// what the failure policy answers then.
+func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
-		c.standIn(ctx, l.local)
+		c.standIn(l.config.Local)
 	}
 	c.fold()
-	if abandoned := c.Failed && errors.Is(ctx.Err(), context.Canceled); !abandoned { // or nobody gets the failure policy's answer
-		l.observe(c)
-	}
 }
 
 // observe reports c to the observer, unless it was reported before or belongs to an operator.
 func (l *Limiter) observe(c *Call) {
-	if l.observer != nil && !c.Replayed && !c.Inspect {
-		l.observer.Observe(c)
+	if l.config.Observer != nil && !c.Replayed && !c.Inspect {
+		l.config.Observer.Observe(c)
 	}
 }
 
-// withoutConfig answers c where there is no configuration for it yet. What asks for limits by name is
-// told: it knows what an error means, while a proxy lets the request pass.
-func (l *Limiter) withoutConfig(c *Call, answer descriptors.OnFailure) error {
-	if answer == descriptors.Error || len(c.Limits) > 0 {
+// withoutConfig answers c where there is no configuration for it yet. A request for limits by name gets the
+// error: its client knows what an error means, while a proxy allows the request.
+func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
+	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 {
 		return ErrNoConfig
 	}
-	denied := answer != descriptors.Allow
+	denied := *answer != descriptors.Allow
 	for range c.Descriptors {
 		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
 	}
-	c.Failed, c.Denied, c.Spared = true, denied && !l.modes.Shadow, denied && l.modes.Shadow
+	c.Failed, c.Denied, c.Spared = true, denied && !l.config.Modes.Shadow, denied && l.config.Modes.Shadow
 	l.observe(c)
 	return nil
 }

@@ -26,17 +26,19 @@ type bench struct {
 
 // faulty is a store that can be told not to answer; with of, only for groups with a bucket of that limit.
 type faulty struct {
-	backend.Taker
+	backend.Store
 	err error
 	of  string
 }
 
-func (f *faulty) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+func (f *faulty) Submit(b *backend.Batch) {
+	defer b.Done(b)
+	charges, decisions := b.Charges, b.Decisions
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
 		is := func(c backend.Charge) bool { return strings.HasSuffix(c.Owner, f.of) }
 		if f.err == nil || !slices.ContainsFunc(charges[:n], is) {
-			f.Taker.Take(ctx, charges[:n], decisions[:n])
+			backend.Take(context.Background(), f.Store, charges[:n], decisions[:n])
 		} else {
 			for i := range decisions[:n] {
 				decisions[i].Err = f.err
@@ -46,7 +48,7 @@ func (f *faulty) Take(ctx context.Context, charges []backend.Charge, decisions [
 	}
 }
 
-func newBench(tb testing.TB, yaml string) *bench {
+func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
 	if problems.Bad() {
@@ -54,9 +56,12 @@ func newBench(tb testing.TB, yaml string) *bench {
 	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
-	b.store = &faulty{Taker: memory.New(memory.Config{Clock: clock})}
-	b.Limiter = limiter.New(b.store, nil)
-	b.StandIn(memory.New(memory.Config{Clock: clock}))
+	b.store = &faulty{Store: memory.New(memory.Config{Clock: clock})}
+	c := limiter.Config{Local: memory.New(memory.Config{Clock: clock})}
+	for _, m := range modes {
+		c.Modes = m
+	}
+	b.Limiter = limiter.New(b.store, c)
 	b.Swap(snapshot)
 	return b
 }

@@ -17,8 +17,7 @@ descriptors:
 `
 
 func TestShadowModeDeniesNobodyAndSaysWhom(t *testing.T) {
-	b := newBench(t, modesYAML)
-	b.SetModes(limiter.Modes{Shadow: true})
+	b := newBench(t, modesYAML, limiter.Modes{Shadow: true})
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.Spared {
 		t.Errorf("within the limit: %+v", c.Verdict)
 	}
@@ -32,8 +31,7 @@ func TestShadowModeDeniesNobodyAndSaysWhom(t *testing.T) {
 }
 
 func TestQuotaModeDeniesOnlyWhereEveryDescriptorIsDenied(t *testing.T) {
-	b := newBench(t, modesYAML)
-	b.SetModes(limiter.Modes{Quota: true})
+	b := newBench(t, modesYAML, limiter.Modes{Quota: true})
 	for _, c := range []struct {
 		descriptors []string
 		denied      bool

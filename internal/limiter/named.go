@@ -169,12 +169,12 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if l.local != nil { // first: were the store away, at least what stands in for it starts afresh
-		if err := backend.Reset(ctx, l.local, charge); err != nil {
+	if local := l.config.Local; local != nil { // first, in case the store is away
+		if err := backend.ResetBucket(ctx, local, charge); err != nil {
 			return fmt.Errorf("reset a bucket of limit %q that stands in: %w", name, err)
 		}
 	}
-	if err := backend.Reset(ctx, l.store, charge); err != nil {
+	if err := backend.ResetBucket(ctx, l.store, charge); err != nil {
 		return fmt.Errorf("reset a bucket of limit %q: %w", name, err)
 	}
 	return nil

@@ -273,6 +273,7 @@ func (c *Call) add(r *Result, group int) {
 	charge, p := &c.charges[r.charge], r.Policy // filled in place: it is large
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	charge.Limit, charge.Owner, charge.Shards, charge.Lease = &p.Limit, p.Owner, p.Shards, p.Lease
+	charge.Canceled = c.Canceled
 	ask := &charge.Ask
 	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
 	ask.Settle = r.settle
@@ -312,7 +313,7 @@ func (c *Call) answerMistake() {
 // standIn asks this process's own buckets where the store could not decide and the policy says so.
 // They are asked one by one: the limits they were to be taken together with are not known to allow. What
 // was reserved elsewhere is not given back to them.
-func (c *Call) standIn(ctx context.Context, local backend.Taker) {
+func (c *Call) standIn(local backend.Store) {
 	var answered []bool // by charge; nil: none
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -330,7 +331,7 @@ func (c *Call) standIn(ctx context.Context, local backend.Taker) {
 			charge.Once = &own
 		}
 		var own [1]backend.Decision
-		if local.Take(ctx, []backend.Charge{charge}, own[:]); own[0].Err == nil {
+		if backend.Take(context.Background(), local, []backend.Charge{charge}, own[:]); own[0].Err == nil {
 			c.decisions[r.charge] = own[0]
 			if answered == nil {
 				answered = make([]bool, len(c.charges))

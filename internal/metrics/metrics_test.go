@@ -88,15 +88,11 @@ func want(t *testing.T, got map[string]string, want map[string]string) {
 // broken is a Store that never answers.
 type broken struct{}
 
-func (broken) Take(_ context.Context, _ []backend.Charge, decisions []backend.Decision) {
-	for i := range decisions {
-		decisions[i].Err = backend.ErrUnavailable
-	}
-}
+func (broken) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestDecisionsAreCounted(t *testing.T) {
 	m := New("v1", "rev")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	penalized, err := algorithms.Compile(algorithms.Spec{
 		Kind: algorithms.TokenBucket, Rate: 2, Period: algorithms.Day,
 		Penalty: &algorithms.Penalty{After: 2, For: algorithms.Day, Max: algorithms.Day},
@@ -157,7 +153,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 
 func TestFailuresAreCounted(t *testing.T) {
 	m := New("", "")
-	l := limiter.New(broken{}, m)
+	l := limiter.New(broken{}, limiter.Config{Observer: m})
 	l.Swap(snapshot(
 		&descriptors.Policy{Name: "deny", Limit: limit(t, 2)},
 		&descriptors.Policy{Name: "allow", Limit: limit(t, 2), OnFailure: descriptors.Allow},
@@ -187,7 +183,7 @@ func TestFailuresAreCounted(t *testing.T) {
 
 func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
 	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(
 		&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
 		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // differs further down only
@@ -219,7 +215,7 @@ func TestHitsAreSplit(t *testing.T) {
 			rt.Fatal(err)
 		}
 		m := New("", "")
-		l := limiter.New(memory.New(memory.Config{}), m)
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: window, Alone: each}))
 		nearest := int64(float32(capacity) * 0.8)
 		var count, near, over, within int64
@@ -247,7 +243,7 @@ func TestHitsAreSplit(t *testing.T) {
 func TestRuntimeSeriesAreBounded(t *testing.T) {
 	m := New("", "")
 	m.series.most = 100
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	policies := func() []*descriptors.Policy {
 		return []*descriptors.Policy{
 			{Name: "k", Limit: limit(t, 10), StatValues: []int{0}},
@@ -286,7 +282,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 
 func TestCountersSurviveReloads(t *testing.T) {
 	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	first := snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}, &descriptors.Policy{Name: "b", Limit: limit(t, 9)})
 	l.Swap(first)
 	ask(t, l, "d", "a", "v", 1)
@@ -317,7 +313,7 @@ func TestCountersSurviveReloads(t *testing.T) {
 
 func TestOverridesAreCounted(t *testing.T) {
 	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}))
 	for _, o := range []limiter.Override{{Rate: 1, Period: algorithms.Day}, {Rate: 1, Period: 0}} {
 		c := &limiter.Call{}
@@ -368,7 +364,7 @@ func TestStateOfTheProgram(t *testing.T) {
 
 func TestCountersLoseNothing(t *testing.T) {
 	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatValues: []int{0}}))
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -394,7 +390,7 @@ func TestCountersLoseNothing(t *testing.T) {
 
 func BenchmarkObserve(b *testing.B) {
 	m := New("", "")
-	l := limiter.New(memory.New(memory.Config{}), m)
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(b, 10_000)}))
 	c := &limiter.Call{}
 	c.Request.Domain = "d"

@@ -32,7 +32,7 @@ func TestReference(t *testing.T) {
 	m.Refused("malformed")
 	m.TooLarge("entries")
 	m.Answered(time.Millisecond)
-	l := limiter.New(backend.Blocking(m.Backend(store, time.Second, func(error) {})), m)
+	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
 	l.Swap(snapshot(&descriptors.Policy{Name: "plain", Limit: limit(t, 2)}, &descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true}))
 	ask(t, l, "d", "plain", "v", 1)
 	ask(t, l, "d", "shadow", "v", 1)

@@ -19,8 +19,7 @@ func TestWhatTheReferenceServerCountsOfItself(t *testing.T) {
 	for _, reason := range []string{grpcapi.NoDomain, grpcapi.Malformed, grpcapi.TooMuch} {
 		m.Refused(reason)
 	}
-	l := limiter.New(memory.New(memory.Config{}), m)
-	l.SetModes(limiter.Modes{Shadow: true})
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m, Modes: limiter.Modes{Shadow: true}})
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 1)}))
 	ask(t, l, "d", "k", "v", 1)
 	ask(t, l, "d", "k", "v", 1)
@@ -48,7 +47,7 @@ func TestNearLimitRatio(t *testing.T) {
 	for ratio, want := range map[float64]string{0.8: "2", 0.5: "5", 1: "0"} {
 		m := New("", "")
 		m.SetNearLimit(ratio)
-		l := limiter.New(memory.New(memory.Config{}), m)
+		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)}))
 		ask(t, l, "d", "k", "v", 10)
 		name := `ratelimit_service_rate_limit_near_limit{domain="d",key1="k",key2=""}`

@@ -63,7 +63,7 @@ func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	redis.Resume()
+	redis.Resume() // the calls have waited for it; nobody gets their answers
 	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
 	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
 		if n := x.metric(t, pattern); n > 0 {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"crypto/tls"
-	"fmt"
 
 	"google.golang.org/grpc"
 	grpcstatus "google.golang.org/grpc/status"
@@ -10,45 +9,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/h2grpc"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// redisFlights is how many questions of one connection are on their way to Redis at most. Two keep it
-// busy; more let a connection overtake a question that one slow server delays.
-const redisFlights = 3
-
-// errLate is what limits are answered with whose request cannot wait for Redis any longer.
-var errLate = fmt.Errorf("%w: no answer in time", backend.ErrUnavailable)
-
-// fastServer makes the door that answers ShouldRateLimit itself, and has others do the rest.
+// fastServer makes the listener's server that answers ShouldRateLimit itself, and leaves the rest to others.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
-	c := h2grpc.Config{
-		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter, backend.Blocking(s.stack.top)}, Others: others, TLS: tls,
+	return h2grpc.New(h2grpc.Config{
+		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
+		Inline:           s.stack.redis == nil, // memory decides at once
+		Patience:         s.config.Redis.Timeout,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
-	}
-	if s.stack.redis != nil { // memory answers at once
-		c.Flights, c.Timeout, c.Margin, c.Late = redisFlights, s.config.Redis.Timeout, answerMargin, errLate
-	}
-	return h2grpc.New(c)
+	})
 }
 
 // fastMethod is ShouldRateLimit as package h2grpc knows methods.
 type fastMethod struct {
 	*grpcapi.Server
 	limiter *limiter.Limiter
-	store   backend.Taker
 }
 
-// Ready tells whether some questions can be answered without asking Redis.
-func (m fastMethod) Ready() bool {
-	early, ok := m.store.(backend.Early)
-	return ok && early.Ready()
-}
-
+// NewBatch implements h2grpc.Method.
 func (m fastMethod) NewBatch() h2grpc.Batch { return fastBatch{m.Server.NewBatch(m.limiter)} }
 
 type fastBatch struct{ *grpcapi.Batch }
 
+// Append implements h2grpc.Batch.
 func (b fastBatch) Append(to []byte, i int) ([]byte, *h2grpc.Status) {
 	to, err := b.Batch.Append(to, i)
 	if err == nil {

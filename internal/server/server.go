@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"net"
 	"net/http"
 	"os"
@@ -209,11 +208,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	defer s.stack.close()
-	s.limiter = limiter.New(backend.Blocking(s.stack.top), s.observer())
-	s.limiter.SetModes(c.Modes)
-	if s.stack.redis != nil {
-		s.limiter.StandIn(s.stack.memory)
-	}
+	s.limiter = s.newLimiter()
 
 	if c.Tracing != nil {
 		if s.tracing, err = tracing.Start(ctx, *c.Tracing, log); err != nil {
@@ -247,6 +242,18 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
 	})
+}
+
+// newLimiter makes the limiter, which has no configuration yet.
+func (s *server) newLimiter() *limiter.Limiter {
+	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes}
+	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
+		c.NoConfig = &s.config.Defaults.OnFailure
+	}
+	if s.stack.redis != nil {
+		c.Local = s.stack.memory
+	}
+	return limiter.New(s.stack.top, c)
 }
 
 // token is a fixed one, or that in a file; nil where both are "".

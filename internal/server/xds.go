@@ -77,9 +77,6 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 	if err != nil {
 		return err
 	}
-	if x.StartWithout {
-		s.limiter.AnswerEarly(s.config.Defaults.OnFailure)
-	}
 	wg.Go(func() { client.Run(background, s.useMessages) })
 	if x.StartWithout {
 		wg.Go(func() { s.waitForFirst(background) })

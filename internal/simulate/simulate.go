@@ -100,7 +100,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys, Repeatable: true})
 	r.store.SetOwners(r.tally.owners)
-	r.limiter = limiter.New(r.store, nil)
+	r.limiter = limiter.New(r.store, limiter.Config{})
 	r.limiter.Swap(c.Snapshot)
 	err := r.all(ctx)
 	if r.out != nil {

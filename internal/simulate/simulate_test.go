@@ -37,7 +37,7 @@ type asked struct {
 func newReplay(t *testing.T, s *limiter.Snapshot) *asked {
 	t.Helper()
 	a := &asked{}
-	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return a.now }}), nil)
+	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return a.now }}), limiter.Config{})
 	a.limiter.Swap(s)
 	return a
 }

@@ -78,7 +78,7 @@ func New(c Config) (*Limiter, error) {
 		domain.Named[name] = p
 		snapshot.Policies = append(snapshot.Policies, p)
 	}
-	l := &Limiter{domain: c.Domain, named: domain.Named, limiter: limiter.New(backend.Blocking(c.Store), nil)}
+	l := &Limiter{domain: c.Domain, named: domain.Named, limiter: limiter.New(c.Store, limiter.Config{})}
 	l.limiter.Swap(snapshot)
 	return l, nil
 }

@@ -1,0 +1,275 @@
+package h2grpc
+
+import (
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// operation is requests of one connection that are submitted in one Batch. They came in one read, and have the same
+// deadline.
+type operation struct {
+	conn     *conn
+	batch    Batch
+	messages []byte    // copies, unless Config.Inline
+	requests []request // do not move while batch has them
+	arrived  time.Time
+	deadline time.Time // of the callers; zero: none
+	weight   int       // counted in outstanding
+	size     int       // counted in conn.submitted
+
+	state atomic.Int32
+	done  func() // completed
+}
+
+// request is one of an operation.
+type request struct {
+	id       uint32
+	stream   *stream // nil: it needs no place of its own
+	canceled atomic.Bool
+	finished bool // the Batch has an answer
+	answered bool
+}
+
+// The states of an operation. Only the goroutine that reads the connection submits; whoever completes the operation
+// before that goroutine has come back leaves the answers to it.
+const (
+	submitting int32 = iota
+	waitingForStore
+	decided
+	abandoned // Submit has panicked
+)
+
+// requestSize is the memory that a request takes while it is submitted, its message aside.
+const requestSize = int(unsafe.Sizeof(request{}) + unsafe.Sizeof(stream{}))
+
+func newOperation(b Batch) *operation {
+	o := &operation{batch: b}
+	o.done = o.completed
+	return o
+}
+
+// submit submits an operation with requests of list, moves these to its start, and returns how many they are. c.mu is
+// held, and released meanwhile.
+func (c *conn) submit(list []arrival) (n int) {
+	o := c.server.operations.Get().(*operation)
+	c.mu.Unlock()
+	n = o.fill(c, list)
+	if !c.server.config.Inline && !c.enter(o) {
+		c.mu.Lock()
+		o.recycle()
+		return 0
+	}
+	o.state.Store(submitting)
+	if !c.attempt(func() { o.batch.Submit(o.deadline, &c.source, o.done) }) {
+		c.abandon(o)
+		return n
+	}
+	if o.state.Load() == decided {
+		o.finish()
+		c.mu.Lock()
+		o.answer()
+	} else if c.adopt(o) {
+		return n
+	}
+	c.release(o)
+	o.recycle()
+	return n
+}
+
+// fill gives o requests of list that have the same deadline, and returns how many.
+func (o *operation) fill(c *conn, list []arrival) (n int) {
+	inline := c.server.config.Inline
+	if !inline {
+		list = list[:together(list)]
+	}
+	o.conn, o.arrived, o.deadline = c, c.now, time.Time{}
+	if left := list[0].left; left != 0 && !inline {
+		o.deadline = c.now.Add(left)
+	}
+	if cap(o.requests) < len(list) {
+		o.requests = make([]request, 0, max(2*cap(o.requests), len(list)))
+	}
+	for ; n < len(list) && (n == 0 || o.batch.Weight() < maxWeight); n++ {
+		o.requests = o.requests[:n+1]
+		a, r := &list[n], &o.requests[n]
+		r.id, r.stream = a.id, a.stream
+		message, canceled := a.message, (*atomic.Bool)(nil)
+		if !inline {
+			from := len(o.messages)
+			o.messages = append(o.messages, a.message...) // requests in the batch may point to what it was before
+			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
+		}
+		o.batch.Add(message, o.arrived, a.left, canceled)
+	}
+	o.weight, o.size = o.batch.Weight(), len(o.messages)+n*requestSize
+	return n
+}
+
+// together moves the requests that have the same deadline as the first to the start of list, and returns how many
+// they are.
+func together(list []arrival) int {
+	n := 1
+	for i := 1; i < len(list); i++ {
+		if list[i].left == list[0].left {
+			list[n], list[i] = list[i], list[n]
+			n++
+		}
+	}
+	return n
+}
+
+// enter waits until o may be submitted, or its time is over: then it is submitted with a deadline that has passed, so
+// that its requests are answered without being charged. false: the connection was closed meanwhile.
+func (c *conn) enter(o *operation) bool {
+	all := &c.server.outstanding
+	if all.enter(o) {
+		return true
+	}
+	if patience := c.server.config.Patience; patience > 0 {
+		if due := o.arrived.Add(patience); o.deadline.IsZero() || due.Before(o.deadline) {
+			o.deadline = due
+		}
+	}
+	c.mu.Lock()
+	c.flush() // the answers that are ready
+	var late <-chan time.Time
+	if !o.deadline.IsZero() {
+		timer := time.NewTimer(time.Until(o.deadline))
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case <-c.share.room:
+	case <-late:
+		if all.withdraw(o) {
+			o.weight = 0
+		} else {
+			<-c.share.room
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		all.leave(o)
+	}
+	return !c.closed
+}
+
+// adopt answers the requests of o, which was submitted, that are decided already, and gives the others streams. Then o
+// belongs to the goroutine that completes it. false: it was decided meanwhile, and all are answered. On return c.mu
+// is held.
+func (c *conn) adopt(o *operation) bool {
+	for i := range o.requests {
+		if r := &o.requests[i]; o.batch.Known(i) {
+			o.finishOne(i)
+			r.answered = true
+		}
+	}
+	c.mu.Lock()
+	for i := range o.requests {
+		r := &o.requests[i]
+		if r.answered {
+			c.answer(r.id, r.stream, o.batch, i, o.arrived, r.finished)
+			continue
+		}
+		if r.stream == nil {
+			r.stream = c.keep(r.id)
+		}
+		c.forgetBody(r.stream)
+		r.stream.canceled = &r.canceled
+	}
+	c.operations++
+	c.submitted += o.size
+	if o.state.CompareAndSwap(submitting, waitingForStore) {
+		return true
+	}
+	c.mu.Unlock()
+	o.finish()
+	c.mu.Lock()
+	c.landed(o)
+	return false
+}
+
+// completed is called by the Store when o is decided.
+func (o *operation) completed() {
+	if o.state.CompareAndSwap(submitting, decided) || !o.state.CompareAndSwap(waitingForStore, decided) {
+		return
+	}
+	c := o.conn
+	o.finish()
+	c.mu.Lock()
+	c.landed(o)
+	c.mu.Unlock()
+	c.release(o)
+	o.recycle()
+}
+
+// landed answers the requests of o, which was adopted. c.mu is held.
+func (c *conn) landed(o *operation) {
+	o.answer()
+	c.operations--
+	c.submitted -= o.size
+	c.changed.Broadcast()
+}
+
+// release makes room for other operations.
+func (c *conn) release(o *operation) {
+	if !c.server.config.Inline {
+		c.server.outstanding.leave(o)
+	}
+}
+
+// abandon denies the requests of o, whose Submit has panicked. o is not used again: the Store may still have it.
+func (c *conn) abandon(o *operation) {
+	o.state.Store(abandoned)
+	c.mu.Lock()
+	o.answer()
+	c.release(o)
+}
+
+// finish makes answers of what the Store has decided.
+func (o *operation) finish() {
+	for i := range o.requests {
+		if !o.requests[i].answered {
+			o.finishOne(i)
+		}
+	}
+}
+
+func (o *operation) finishOne(i int) {
+	o.requests[i].finished = o.conn.attempt(func() { o.batch.Finish(i) })
+}
+
+// answer answers the requests that are not answered yet. conn.mu is held.
+func (o *operation) answer() {
+	c := o.conn
+	for i := range o.requests {
+		r := &o.requests[i]
+		switch {
+		case r.answered:
+		case r.stream == nil || c.open[r.id] == r.stream:
+			c.answer(r.id, r.stream, o.batch, i, o.arrived, r.finished)
+		default:
+			c.undead--
+		}
+	}
+}
+
+// recycle keeps o, of which nothing is under way, for other requests.
+func (o *operation) recycle() {
+	const large = 64 << 10
+	if cap(o.messages) > large {
+		o.messages = nil
+	}
+	for i := range o.requests {
+		r := &o.requests[i]
+		r.stream, r.finished, r.answered = nil, false, false
+		r.canceled.Store(false) // a Store that was late may still look at it
+	}
+	o.messages, o.requests = o.messages[:0], o.requests[:0]
+	o.batch.Reset()
+	operations := &o.conn.server.operations
+	o.conn = nil
+	operations.Put(o)
+}

@@ -1,0 +1,99 @@
+package h2grpc
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// slowStore is a Store that takes some time for each batch, and works at two at once; the others wait in a queue. It
+// allows everything. As the queue of a server does, it leaves out what is canceled or past its deadline.
+type slowStore struct {
+	delay atomic.Int64
+	ended atomic.Int64 // batches
+	known func(key []byte) bool
+
+	mu    sync.Mutex
+	busy  int
+	queue []*backend.Batch
+	takes []int // how many charges each call had
+}
+
+func newSlowStore(delay time.Duration) *slowStore {
+	s := &slowStore{}
+	s.delay.Store(int64(delay))
+	return s
+}
+
+// taken is how many charges each call had so far.
+func (s *slowStore) taken() []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.takes)
+}
+
+func (s *slowStore) Submit(b *backend.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queue = append(s.queue, b)
+	s.next()
+}
+
+// next starts what waits. mu is held.
+func (s *slowStore) next() {
+	for s.busy < 2 && len(s.queue) > 0 {
+		b := s.queue[0]
+		s.queue = slices.Delete(s.queue, 0, 1)
+		now, n := time.Now(), 0
+		for i := range b.Charges {
+			if c := b.Charges[i].Canceled; c != nil && c.Load() || !b.Deadline.IsZero() && !now.Before(b.Deadline) {
+				b.Decisions[i].Err = backend.ErrNotTaken
+			} else {
+				n++
+			}
+		}
+		if n == 0 {
+			go s.end(b)
+			continue
+		}
+		s.busy++
+		s.takes = append(s.takes, n)
+		go func() {
+			time.Sleep(time.Duration(s.delay.Load()))
+			s.mu.Lock()
+			s.busy--
+			s.next()
+			s.mu.Unlock()
+			for i := range b.Decisions {
+				b.Decisions[i].Allowed = b.Decisions[i].Err == nil
+			}
+			s.end(b)
+		}()
+	}
+}
+
+// drain waits until all is decided.
+func (s *slowStore) drain() {
+	idle := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.busy == 0 && len(s.queue) == 0
+	}
+	for !idle() {
+		time.Sleep(time.Second)
+	}
+}
+
+func (s *slowStore) end(b *backend.Batch) {
+	b.Finish()
+	s.ended.Add(1)
+}
+
+// inTime ends the batches of s as the outermost wrapper of the server does: after timeout, and margin before the caller's
+// deadline.
+func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
+	return backend.Deadline(s, timeout, margin, func(value any) { panic(value) })
+}
