@@ -126,7 +126,10 @@ func (b *echoBatch) panicIn(f string, i int) {
 func (b *echoBatch) Finish(i int) {
 	b.panicIn("Finish", i)
 	if of := b.of[i]; of >= 0 && b.inner.Decisions != nil {
-		b.late[i] = b.inner.Decisions[of].Err
+		d := &b.inner.Decisions[of]
+		if b.late[i] = d.Err; d.Remaining != 0 && d.Remaining != nameOf(b.messages[i]) {
+			b.late[i] = errOther
+		}
 	}
 }
 

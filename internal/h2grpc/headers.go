@@ -146,73 +146,105 @@ func afterString(b []byte) []byte {
 	return rest[min(n, uint64(len(rest))):]
 }
 
-// head reads the fields of a request.
+// head reads the fields of a request: it parses them, validates them, and classifies the request.
 func (r *headReader) head() head {
-	h := head{length: -1, tooLong: r.tooLong}
-	var method, path, scheme, authority, contentType string
-	var pseudo [4]int // how often each came
-	regular, usual, hosts := false, true, 0
+	p := parsedFields{head: head{length: -1, tooLong: r.tooLong}, usual: true}
 	for i := range r.fields {
-		f := &r.fields[i]
-		if strings.HasPrefix(f.Name, ":") {
-			var at int
-			switch f.Name {
-			case ":method":
-				at, method = 0, f.Value
-			case ":path":
-				at, path = 1, f.Value
-			case ":scheme":
-				at, scheme = 2, f.Value
-			case ":authority":
-				at, authority = 3, f.Value
-			default:
-				h.malformed = true
-			}
-			pseudo[at]++
-			h.malformed = h.malformed || regular || !httpguts.ValidHeaderFieldValue(f.Value)
-			continue
-		}
-		regular = true
-		if !validField(f) {
-			h.malformed = true
-		}
-		switch f.Name {
-		case "content-type":
-			usual = usual && contentType == ""
-			contentType = f.Value
-		case "grpc-encoding":
-			usual = usual && f.Value == "identity"
-		case "grpc-timeout":
-			timeout, ok := parseTimeout(f.Value)
-			usual = usual && ok && h.timeout == 0
-			h.timeout = timeout
-		case "content-length":
-			n, err := strconv.ParseUint(f.Value, 10, 62)
-			h.malformed = h.malformed || err != nil || h.length >= 0 && h.length != int64(n)
-			h.length = int64(n)
-		case "host":
-			hosts++
+		if f := &r.fields[i]; strings.HasPrefix(f.Name, ":") {
+			p.addPseudo(f)
+		} else {
+			p.add(f)
 		}
 	}
-	connect := method == "CONNECT"
-	h.malformed = h.malformed || pseudo[0] != 1 || pseudo[3] > 1 || hosts > 1 ||
-		connect && (pseudo[1] != 0 || pseudo[2] != 0 || authority == "") ||
-		!connect && (pseudo[1] != 1 || pseudo[2] != 1 || path == "" || scheme == "" || path[0] != '/' && path != "*")
-	h.ours = usual && !h.malformed && method == http.MethodPost && path == r.path &&
-		(contentType == typeField.Value || contentType == typeField.Value+"+proto")
+	p.malformed = p.malformed || !p.complete()
+	p.ours = p.usual && !p.malformed && p.method == http.MethodPost && p.path == r.path &&
+		(p.contentType == typeField.Value || p.contentType == typeField.Value+"+proto")
+	p.refusal = p.refused()
+	return p.head
+}
+
+// parsedFields is what the fields of a request say.
+type parsedFields struct {
+	head
+	method, path, scheme, authority, contentType string
+
+	pseudo  [4]int // how often :method, :path, :scheme and :authority came
+	hosts   int    // how often host came
+	regular bool   // a field came that is none of these
+	usual   bool   // no field asks for what is handed over
+}
+
+// addPseudo adds a field whose name starts with a colon (RFC 9113, 8.3).
+func (p *parsedFields) addPseudo(f *hpack.HeaderField) {
+	var at int
+	switch f.Name {
+	case ":method":
+		at, p.method = 0, f.Value
+	case ":path":
+		at, p.path = 1, f.Value
+	case ":scheme":
+		at, p.scheme = 2, f.Value
+	case ":authority":
+		at, p.authority = 3, f.Value
+	default:
+		p.malformed = true
+	}
+	p.pseudo[at]++
+	p.malformed = p.malformed || p.regular || !httpguts.ValidHeaderFieldValue(f.Value)
+}
+
+// add adds another field.
+func (p *parsedFields) add(f *hpack.HeaderField) {
+	p.regular = true
+	if !validField(f) {
+		p.malformed = true
+	}
+	switch f.Name {
+	case "content-type":
+		p.usual = p.usual && p.contentType == ""
+		p.contentType = f.Value
+	case "grpc-encoding":
+		p.usual = p.usual && f.Value == "identity"
+	case "grpc-timeout":
+		timeout, ok := parseTimeout(f.Value)
+		p.usual = p.usual && ok && p.timeout == 0
+		p.timeout = timeout
+	case "content-length":
+		n, err := strconv.ParseUint(f.Value, 10, 62)
+		p.malformed = p.malformed || err != nil || p.length >= 0 && p.length != int64(n)
+		p.length = int64(n)
+	case "host":
+		p.hosts++
+	}
+}
+
+// complete reports whether the pseudo fields are those that a request must have (RFC 9113, 8.3.1 and 8.5).
+func (p *parsedFields) complete() bool {
 	switch {
-	case h.tooLong:
-		h.refusal = refusedLength
-	case method == http.MethodHead:
-		h.refusal = refusedHead
-	case !isGRPC(contentType):
-		h.refusal = refusedType
-	case pseudo[3]+hosts == 0:
-		h.refusal = refusedAuthority
-	case method != http.MethodPost:
-		h.refusal = refusedMethod
+	case p.pseudo[0] != 1 || p.pseudo[3] > 1 || p.hosts > 1:
+		return false
+	case p.method == http.MethodConnect:
+		return p.pseudo[1] == 0 && p.pseudo[2] == 0 && p.authority != ""
+	default:
+		return p.pseudo[1] == 1 && p.pseudo[2] == 1 && p.path != "" && p.scheme != "" && (p.path[0] == '/' || p.path == "*")
 	}
-	return h
+}
+
+// refused is the answer to a request that is not gRPC; nil: it is.
+func (p *parsedFields) refused() *refusal {
+	switch {
+	case p.tooLong:
+		return refusedLength
+	case p.method == http.MethodHead:
+		return refusedHead
+	case !isGRPC(p.contentType):
+		return refusedType
+	case p.pseudo[3]+p.hosts == 0:
+		return refusedAuthority
+	case p.method != http.MethodPost:
+		return refusedMethod
+	}
+	return nil
 }
 
 // isGRPC tells whether a content-type is one of gRPC's: application/grpc, +proto or ;charset after it.

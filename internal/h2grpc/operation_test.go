@@ -1,0 +1,295 @@
+package h2grpc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// heldStore keeps batches until the test completes them.
+type heldStore struct {
+	mu      sync.Mutex
+	batches []*backend.Batch
+}
+
+func (s *heldStore) Submit(b *backend.Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.batches = append(s.batches, b)
+}
+
+// requests is how many requests are kept.
+func (s *heldStore) requests() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.batches {
+		n += len(b.Charges)
+	}
+	return n
+}
+
+// complete completes all batches as the reply of a server does: first Done of each, then Flush of each source.
+func (s *heldStore) complete() {
+	s.mu.Lock()
+	batches := s.batches
+	s.batches = nil
+	s.mu.Unlock()
+	var sources []*backend.Source
+	for _, b := range batches {
+		sources = append(sources, b.Source)
+		b.Done(b)
+	}
+	for _, source := range sources {
+		source.Flush()
+	}
+}
+
+// TestOneReplyFlushesEachConnectionOnce, however many of its requests it completes.
+func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &heldStore{}
+		s := New(Config{Path: path, Method: &echo{store: store}, Others: http.HandlerFunc(others)})
+		var tapes []*tape
+		for range 100 {
+			nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
+			tapes = append(tapes, nc)
+			s.start(nc)
+			c := newClient(t, nil)
+			nc.in <- bytes.Clone(c.out.Bytes()[:len(http2.ClientPreface)])
+			nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
+			for range 2 { // in two reads
+				c.out.Reset()
+				for range 16 {
+					c.ask("m")
+				}
+				nc.in <- bytes.Clone(c.out.Bytes())
+			}
+		}
+		synctest.Wait()
+		for _, nc := range tapes {
+			for len(nc.out) > 0 {
+				<-nc.out // the greeting
+			}
+		}
+		if n := len(store.batches); n != 200 {
+			t.Errorf("%d batches, want one for each read", n)
+		}
+		store.complete()
+		synctest.Wait()
+		for i, nc := range tapes {
+			if n := len(nc.out); n != 1 {
+				t.Errorf("connection %d: %d writes", i, n)
+			}
+			close(nc.in)
+		}
+		s.Stop(t.Context())
+	})
+}
+
+// TestWaitingForRoomEndsInTime: while very much is outstanding a connection with little goes on. Another waits; what
+// it has read is answered by its deadline, and not charged. It goes on when there is room.
+func TestWaitingForRoomEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 10 * ms
+		store := &heldStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.Patience = patience })
+		first := dial(t, l)
+		for range maxOutstanding {
+			first.ask("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		if n := store.requests(); n != maxOutstanding {
+			t.Fatalf("%d are submitted", n)
+		}
+		little := dial(t, l)
+		for range ownOutstanding {
+			little.ask("little")
+		}
+		little.flush()
+		synctest.Wait()
+		if n := store.requests(); n != maxOutstanding+ownOutstanding {
+			t.Errorf("%d are submitted: a connection with little has to wait", n)
+		}
+		much := dial(t, l)
+		ask := func(more ...string) (id uint32) {
+			for range ownOutstanding + 1 {
+				id = much.ask("much", more...)
+			}
+			much.flush()
+			return id
+		}
+		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": patience} {
+			began := time.Now()
+			if r := much.answer(ask("grpc-timeout", timeout)); r.message() != "late" || time.Since(began) != want {
+				t.Errorf("timeout %s: %+v after %v, want %v", timeout, r, time.Since(began), want)
+			}
+		}
+		began := time.Now()
+		if r := much.answer(ask()); r.message() != "late" || time.Since(began) != patience {
+			t.Errorf("no timeout: %+v after %v", r, time.Since(began))
+		}
+		if n := store.requests(); n != maxOutstanding+ownOutstanding {
+			t.Errorf("%d are submitted", n)
+		}
+		id := ask()
+		synctest.Wait()
+		store.complete()
+		synctest.Wait()
+		if n := store.requests(); n != ownOutstanding+1 {
+			t.Errorf("%d are submitted when there is room", n)
+		}
+		store.complete()
+		if r := much.answer(id); r.message() != "much" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// TestAClosedConnectionDoesNotWaitForRoom longer than its requests do, and charges nothing then.
+func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &heldStore{}
+		s, l := start(t, func(c *Config) { c.Method, c.Inline, c.Patience = &echo{store: store}, false, 10*ms })
+		first, second := dial(t, l), dial(t, l)
+		for range maxOutstanding {
+			first.ask("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		for range ownOutstanding + 1 {
+			second.ask("second")
+		}
+		second.flush()
+		synctest.Wait()
+		second.nc.Close()
+		for _, c := range s.all() {
+			c.fail(nil)
+		}
+		time.Sleep(20 * ms)
+		if n := store.requests(); n != maxOutstanding {
+			t.Errorf("%d are submitted", n)
+		}
+		store.complete()
+		s.Stop(t.Context())
+		if s.outstanding.weight != 0 || len(s.outstanding.waiting) != 0 {
+			t.Errorf("left over: %+v", &s.outstanding)
+		}
+	})
+}
+
+// TestTurns: connections are admitted in the order in which they came, and out of turn by their own part.
+func TestTurns(t *testing.T) {
+	var all outstanding
+	var ops []*operation
+	for _, weight := range []int{maxOutstanding, 60, 100, 100, 30} {
+		c := &conn{}
+		c.share.room = make(chan struct{}, 1)
+		ops = append(ops, &operation{conn: c, weight: weight})
+	}
+	ops[4].conn = ops[1].conn
+	full, little, third, fourth, more := ops[0], ops[1], ops[2], ops[3], ops[4]
+	for i, want := range []bool{true, true, false, false, false} {
+		if got := all.enter(ops[i]); got != want {
+			t.Fatalf("%d: %v", i, got)
+		}
+	}
+	admitted := func(o *operation) bool {
+		select {
+		case <-o.conn.share.room:
+			return true
+		default:
+			return false
+		}
+	}
+	if all.leave(little); !admitted(more) || admitted(third) {
+		t.Error("its own part became free: it is admitted out of turn, and no other")
+	}
+	if !all.withdraw(third) || all.withdraw(more) {
+		t.Error("only the one that waits can be withdrawn")
+	}
+	all.leave(full)
+	if admitted(third) || !admitted(fourth) {
+		t.Error("the one that was withdrawn is admitted, or the next one is not")
+	}
+	all.leave(fourth)
+	all.leave(more)
+	if all.weight != 0 || len(all.waiting) != 0 {
+		t.Errorf("left over: %+v", &all)
+	}
+}
+
+var errOther = errors.New("the decision of another request")
+
+// lateStore decides after some time that differs: a part of the batches after the deadline. Each decision names its
+// charge. It looks at the charges again when it decides, as a Store may until it calls Done.
+type lateStore struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (s *lateStore) Submit(b *backend.Batch) {
+	s.mu.Lock()
+	s.n++
+	delay := time.Duration(s.n%8) * ms
+	s.mu.Unlock()
+	time.AfterFunc(delay, func() {
+		for i := range b.Charges {
+			c := &b.Charges[i]
+			_ = c.Canceled.Load()
+			b.Decisions[i].Remaining = nameOf(c.Key)
+		}
+		b.Finish()
+	})
+}
+
+// nameOf is a number that tells messages apart.
+func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
+
+// TestALateDecisionIsNobodyElses: what a Store decides after the deadline is not written into a request that has its
+// place by then. The race detector sees it if it is.
+func TestALateDecisionIsNobodyElses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.Patience = 4 * ms })
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				c, late := dial(t, l), 0
+				for round := range 50 {
+					want := map[uint32]string{}
+					for n := range 5 {
+						m := fmt.Sprint(i, "/", round, "/", n)
+						want[c.ask(m)] = m
+					}
+					gone := c.ask("gone")
+					_ = c.to.WriteRSTStream(gone, http2.ErrCodeCancel)
+					c.flush()
+					for id, m := range want {
+						switch got := c.answer(id).message(); got {
+						case "late":
+							late++
+						case m:
+						default:
+							t.Errorf("%q, want %q", got, m)
+						}
+					}
+				}
+				if late == 0 || late == 250 {
+					t.Errorf("%d of 250 were late: the test proves nothing", late)
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Second) // until all has ended
+	})
+}
