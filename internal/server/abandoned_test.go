@@ -37,6 +37,7 @@ const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}
 
 // Calls that clients abort while Redis is slow are not failures of Redis: they are counted on their own.
 func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
+	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = time.Minute })
 	x.ask(t, "all=1")
@@ -74,6 +75,7 @@ func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 
 // A Redis that answers nothing is one that fails, however little time the clients give it.
 func TestSilentRedisIsNoticedByClientsInAHurry(t *testing.T) {
+	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })
 	x.ask(t, "all=1")

@@ -230,6 +230,7 @@ func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
 }
 
 func TestManyWorkersGetExactlyTheLimit(t *testing.T) {
+	concurrent(t)
 	x := start(t, `
 domain: d
 limits:

@@ -46,6 +46,7 @@ const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate
 
 // TestSilentConnectionsMakeRoom: many idle clients keep nobody out.
 func TestSilentConnectionsMakeRoom(t *testing.T) {
+	concurrent(t)
 	const most = 5
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = most, most })
 	var silent []net.Conn
@@ -181,6 +182,7 @@ func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 
 // TestIdleConnectionsEnd, over gRPC and HTTP.
 func TestIdleConnectionsEnd(t *testing.T) {
+	concurrent(t)
 	const idle = 100 * time.Millisecond
 	x := start(t, admitAll, func(c *Config) { c.MaxConnectionIdle, c.HTTPIdleTimeout = idle, idle })
 	x.ask(t, "k=v")

@@ -27,7 +27,9 @@ import (
 // engine serves the gRPC doors of the tests that are running.
 var engine Engine
 
-// bothEngines runs all tests with each engine: nothing may tell them apart.
+// bothEngines runs all tests with each engine: nothing may tell them apart. In short mode, which is for the
+// race detector, the second engine runs only the tests that call concurrent: what else there is to see under
+// it, the first engine shows.
 type bothEngines struct{ *testing.M }
 
 func (m bothEngines) Run() (code int) {
@@ -41,6 +43,19 @@ func (m bothEngines) Run() (code int) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
+
+// ofConcurrent are the names of the tests that have called concurrent.
+var ofConcurrent sync.Map
+
+// concurrent says that the test has many gRPC requests in progress at once, or cuts some off. It is called
+// before start.
+func concurrent(tb testing.TB) { ofConcurrent.Store(tb.Name(), true) }
+
+func isConcurrent(tb testing.TB) bool {
+	name, _, _ := strings.Cut(tb.Name(), "/")
+	_, is := ofConcurrent.Load(name)
+	return is
+}
 
 // instance is a server that runs, and a client of it.
 type instance struct {
@@ -56,6 +71,9 @@ type instance struct {
 // start runs a server with the given configuration file until the test ends.
 func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
 	tb.Helper()
+	if testing.Short() && engine == GRPCEngine && !isConcurrent(tb) {
+		tb.Skip("in short mode only the fast engine runs this test")
+	}
 	core, logs := observer.New(zapcore.InfoLevel)
 	x := &instance{file: filepath.Join(tb.TempDir(), "limits.yaml"), logs: logs, hangup: make(chan os.Signal)}
 	x.write(tb, yaml)

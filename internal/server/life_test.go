@@ -236,6 +236,7 @@ func (x *instance) awaitJobs(t *testing.T, n int) {
 }
 
 func TestDrainLosesNothing(t *testing.T) {
+	concurrent(t)
 	t.Parallel()
 	// The delay is longer than what is done before the clients stop may take on a busy machine.
 	x := start(t, strings.Replace(held, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
@@ -315,6 +316,7 @@ func TestDrainIsBounded(t *testing.T) {
 }
 
 func TestReloadUnderLoad(t *testing.T) {
+	concurrent(t)
 	config := func(n int) string { return strings.ReplaceAll(small, "1000000", fmt.Sprint(1_000_000+n)) }
 	x := start(t, config(0))
 	var clients sync.WaitGroup

@@ -124,56 +124,53 @@ func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
 // TestRedisFailsUnderLoad again and again, in ways after which it answers at once. Nobody hears an error, no more is
 // admitted than was charged, and no more is charged than was admitted or may have been lost with an answer.
 func TestRedisFailsUnderLoad(t *testing.T) {
+	concurrent(t)
 	t.Parallel()
-	for _, engine := range []Engine{FastEngine, GRPCEngine} {
-		t.Run(string(engine), func(t *testing.T) {
-			redis := redistest.Start(t)
-			const limit = 1_000_000
-			x := start(t, `
+	redis := redistest.Start(t)
+	const limit = 1_000_000
+	x := start(t, `
 domain: d
 descriptors:
   - {key: all, rate_limit: {algorithm: fixed_window, rate: 1000000, period: 365d, start: 2026-01-01T00:00:00Z}}
-`, onRedis("redis://"+redis.Addr), func(c *Config) { c.Engine, c.Redis.Timeout = engine, 20*time.Millisecond })
-			var admitted, denied atomic.Int64
-			var over atomic.Bool
-			var wg sync.WaitGroup
-			for range 16 {
-				wg.Go(func() {
-					for !over.Load() {
-						if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
-							admitted.Add(1)
-						} else {
-							denied.Add(1)
-						}
-					}
-				})
-			}
-			begin := time.Now()
-			both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // a busy machine is late more often
-			for round := 0; round < 20 || !both() && time.Since(begin) < time.Minute; round++ {
-				redis.Pause()
-				time.Sleep(40 * time.Millisecond)
-				redis.Resume()
-				time.Sleep(30 * time.Millisecond)
-				redis.Do("SCRIPT", "FLUSH")
-				time.Sleep(30 * time.Millisecond)
-				redis.Do("CLIENT", "KILL", "TYPE", "normal")
-				time.Sleep(30 * time.Millisecond)
-			}
-			over.Store(true)
-			wg.Wait()
-			look := descriptor("all=1")
-			look.HitsAddend = wrapperspb.UInt64(0)
-			var charged int64
-			eventually(t, "Redis is asked again", func() bool {
-				a := x.put(t, request("d", look)).Statuses[0]
-				charged = limit - int64(a.LimitRemaining)
-				return a.CurrentLimit != nil
-			})
-			if a, d := admitted.Load(), denied.Load(); a == 0 || d == 0 || a > charged || charged > a+d {
-				t.Errorf("%d admitted, %d denied, %d charged", a, d, charged)
+`, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 20 * time.Millisecond })
+	var admitted, denied atomic.Int64
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for !over.Load() {
+				if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+					admitted.Add(1)
+				} else {
+					denied.Add(1)
+				}
 			}
 		})
+	}
+	begin := time.Now()
+	both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // a busy machine is late more often
+	for round := 0; round < 20 || !both() && time.Since(begin) < time.Minute; round++ {
+		redis.Pause()
+		time.Sleep(40 * time.Millisecond)
+		redis.Resume()
+		time.Sleep(30 * time.Millisecond)
+		redis.Do("SCRIPT", "FLUSH")
+		time.Sleep(30 * time.Millisecond)
+		redis.Do("CLIENT", "KILL", "TYPE", "normal")
+		time.Sleep(30 * time.Millisecond)
+	}
+	over.Store(true)
+	wg.Wait()
+	look := descriptor("all=1")
+	look.HitsAddend = wrapperspb.UInt64(0)
+	var charged int64
+	eventually(t, "Redis is asked again", func() bool {
+		a := x.put(t, request("d", look)).Statuses[0]
+		charged = limit - int64(a.LimitRemaining)
+		return a.CurrentLimit != nil
+	})
+	if a, d := admitted.Load(), denied.Load(); a == 0 || d == 0 || a > charged || charged > a+d {
+		t.Errorf("%d admitted, %d denied, %d charged", a, d, charged)
 	}
 }
 
@@ -257,6 +254,7 @@ descriptors:
 
 // TestLimitsByTheSecondHaveARedisOfTheirOwn: REDIS_PERSECOND.
 func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
+	concurrent(t)
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
@@ -345,6 +343,7 @@ func TestNoRedisForSecondsAlone(t *testing.T) {
 // Sidecars that lease stay within the limit together, and give back what is left: on a reload and when
 // they stop. A reset counts for what is on loan.
 func TestSidecarsLease(t *testing.T) {
+	concurrent(t)
 	redis := redistest.Start(t)
 	const limit, most = 10_000, 500
 	leased := strings.Replace(shared, "rate: 300, period: 365d", "lease: {max: 5%, for: 1m}, rate: 10000, period: 365d", 1)

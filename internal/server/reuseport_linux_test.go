@@ -22,6 +22,7 @@ import (
 // A new server takes over from an old one, while clients ask over gRPC and HTTP, by connections that last
 // and by new ones. None of them fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
+	concurrent(t)
 	t.Parallel()
 	var grpcAddress, httpAddress, adminAddress string
 	takesOver(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
@@ -40,6 +41,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 }
 
 func TestNewProcessTakesOverTheSockets(t *testing.T) {
+	concurrent(t)
 	t.Parallel()
 	grpcAddress, httpAddress := "unix://"+filepath.Join(t.TempDir(), "grpc"), "unix://"+filepath.Join(t.TempDir(), "http")
 	takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
