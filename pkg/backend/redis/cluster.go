@@ -112,6 +112,9 @@ func (c *cluster) Submit(b *backend.Batch) {
 
 // route is where a group goes.
 func (c *cluster) route(group []backend.Charge) *backend.Route {
+	if len(group) > maxGroup {
+		return &tooLarge
+	}
 	slot := c.keys.slotOf(&group[0])
 	single := len(group[0].Shards) == 0
 	for i := 1; i < len(group) && single; i++ {
@@ -132,6 +135,9 @@ func (c *cluster) route(group []backend.Charge) *backend.Route {
 	}
 }
 
+// tooLarge is where groups go that have too many charges.
+var tooLarge = backend.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
+
 // part is the number of the part that charge i of a group belongs to: the charges of one slot, or one sharded charge.
 func (c *cluster) part(i int, charge *backend.Charge) int {
 	if len(charge.Shards) > 0 {
@@ -145,7 +151,7 @@ func (c *cluster) findLane(slot int, charge *backend.Charge) *backend.Route {
 	l := c.layout.Load() // before the client is asked, whose answer may be older than the next layout
 	client, err := c.client.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
-		return &backend.Route{Store: failing{err}}
+		return &backend.Route{Store: refusing{unavailable(err)}}
 	}
 	lane := c.laneOf(client)
 	l.lanes[slot].Store(lane)
@@ -245,8 +251,8 @@ func (c *cluster) reload() {
 	})
 }
 
-// failing is a Store that cannot be asked.
-type failing struct{ err error }
+// refusing is a Store that decides nothing.
+type refusing struct{ err error }
 
 // Submit implements backend.Store.
-func (f failing) Submit(b *backend.Batch) { b.Fail(unavailable(f.err)) }
+func (r refusing) Submit(b *backend.Batch) { b.Fail(r.err) }

@@ -71,7 +71,7 @@ func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64)
 	})
 	recovered := c.normal(at, 30*time.Second)
 	watch.Wait()
-	others = c.share(at, at.Add(recovered), c.not(1))
+	others = c.share(at, at.Add(max(recovered, failover)), c.not(1))
 	c.t.Logf("the cluster's own failover took %v; by then %.1f %% of the others' keys were answered", failover.Round(10*ms), 100*others)
 	if most := failover*3/2 + 3*time.Second; recovered > most {
 		c.t.Errorf("normal service after %v, the cluster's failover took %v", recovered, failover)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -73,7 +74,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			other := backend.Charge{Key: []byte("other"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
-			for _, call := range [][]backend.Charge{many(8000, 1), many(8000, 100), many(36_000, 50), many(backend.MaxGroup, backend.MaxGroup)} {
+			for _, call := range [][]backend.Charge{many(8000, 1), many(8000, 100), many(36_000, 50), many(maxGroup, maxGroup)} {
 				batch := max(256, backend.GroupLen(call))
 				var wait sync.WaitGroup
 				wait.Go(func() {
@@ -114,11 +115,13 @@ func TestManyBucketsAtOnce(t *testing.T) {
 // has another way to the server, with a timeout and a circuit breaker of its own.
 func TestLargeGroupsGoApart(t *testing.T) {
 	var usual, apart int
-	count := func(n *int) backend.Taker {
-		return takeFunc(func(_ context.Context, charges []backend.Charge, _ []backend.Decision) { *n += len(charges) })
+	count := func(n *int) *lane {
+		return newLane(time.Minute, func(_ context.Context, c *call) error {
+			*n += c.charges
+			return nil
+		})
 	}
-	l := lanes{usual: count(&usual), patient: count(&apart), timeout: time.Second}
-	s := backend.Split(l, time.Second)
+	s := backend.Blocking(&way{count(&usual), count(&apart)})
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {
@@ -127,6 +130,14 @@ func TestLargeGroupsGoApart(t *testing.T) {
 	takeAll(s, many(257, 257))
 	if usual != 1001 || apart != 257 {
 		t.Errorf("a large group: %d charges in the usual way, %d apart", usual, apart)
+	}
+	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
+	for i := 303; i < 308; i++ { // not the group before them, nor that after them
+		mixture[i].Group += 10
+	}
+	takeAll(s, mixture)
+	if usual != 1009 || apart != 857 {
+		t.Errorf("a mixture: %d charges in the usual way, %d apart", usual, apart)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,8 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// node is a Store over one Redis server, or over what stands for the master of the day. All charges
-// of a Take go in one script call.
+// node makes the calls to one Redis server, or to the current master. All charges of a call go in one script.
 type node struct {
 	client *goredis.Client
 	keys   keys
@@ -29,18 +27,17 @@ type node struct {
 	wall      func() algorithms.Micros // about what the server's clock shows
 	replicas  replicas
 	plain     atomic.Bool // the server does not know a shebang
-	flights   sync.Pool
+	loaded    atomic.Bool // with replicas: the server had the script when it was last called
 }
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
 	return &node{
 		client: client, keys: keys, now: now,
-		wall:    func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
-		flights: sync.Pool{New: func() any { return &flight{} }},
+		wall: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	}
 }
 
-// patient is n for those who have so much time.
+// patient is n with calls that may take as long as timeout.
 func (n *node) patient(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
 	p.elsewhere, p.wall, p.replicas = n.elsewhere, n.wall, n.replicas
@@ -48,12 +45,19 @@ func (n *node) patient(timeout time.Duration) *node {
 	return p
 }
 
-// flight is the trips of one Take.
+// flight is what a call sends: a trip, or several, and resets.
 type flight struct {
-	trips []*trip
-	used  int
-	cmds  []once
-	name  []byte
+	trips  []*trip
+	used   int
+	resets []reset
+	cmds   []once
+	name   []byte
+}
+
+// reset is the name of a bucket that is reset, and its answer.
+type reset struct {
+	name     string
+	decision *backend.Decision
 }
 
 // trip returns room for one more trip, of so many charges at the most.
@@ -68,50 +72,67 @@ func (f *flight) trip(slot, most int) *trip {
 	return t
 }
 
-// Take implements backend.Taker. The outcome of a call that got no answer is not known, so it is
-// never sent again; a script that the server did not know, or could not run there, was not run, so
-// it is.
+// Take decides charges in one call.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	f := n.flights.Get().(*flight)
-	defer n.flights.Put(f)
-	trips := n.plan(f, charges, false)
+	c := &call{charges: len(charges), runs: []run{{&backend.Batch{Charges: charges, Decisions: decisions}, 0, len(charges)}}}
+	_ = n.decide(ctx, c) // which the decisions tell
+}
+
+// decide makes the call c; the error tells that a part of it failed. The outcome of a call that got no answer is not
+// known, so it is never sent again; a script that the server did not know, or could not run there, was not run, so
+// it is.
+func (n *node) decide(ctx context.Context, c *call) (failed error) {
+	f := &c.flight
+	f.resets = f.resets[:0]
+	trips := n.plan(c, false)
+	if len(f.resets) > 0 {
+		failed = n.reset(ctx, f.resets)
+	}
+	if len(trips) == 0 {
+		return failed
+	}
 	n.run(ctx, f, trips)
 	if trips[0].slots && (isElsewhere(trips[0].err) || isForeign(trips[0].err)) {
 		// A slot has moved away: each goes on its own, so that it finds its way alone.
-		trips = n.plan(f, charges, true)
+		trips = n.plan(c, true)
 		n.run(ctx, f, trips)
 	}
 	for _, t := range trips {
-		t.answer(charges, decisions)
+		failed = cmp.Or(failed, t.answer())
 	}
+	return failed
 }
 
-// plan fills f with the trips that charges need: one, or one for each slot. Groups stay whole: they
-// are of one slot.
-func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
+// plan fills f with the trips that the charges of c need: one, or one for each slot; none if all are resets. Groups
+// stay whole: they are of one slot.
+func (n *node) plan(c *call, bySlot bool) []*trip {
+	f, group := &c.flight, 0
 	f.used = 0
-	for i := range charges {
-		f.name = n.keys.append(f.name[:0], &charges[i])
-		slot := 0
-		if n.elsewhere != nil { // only a cluster has several
-			slot = n.keys.slot(&charges[i], f.name)
-		}
-		var t *trip
-		for _, have := range f.trips[:f.used] {
-			if have.slot == slot || !bySlot {
-				t = have
-				break
+	for _, r := range c.runs {
+		charges, decisions := r.batch.Charges[:r.to], r.batch.Decisions[:r.to]
+		for i := r.from; i < r.to; i++ {
+			charge := &charges[i]
+			f.name = n.keys.append(f.name[:0], charge)
+			if charge.Reset {
+				if !bySlot { // otherwise they have been sent
+					f.resets = append(f.resets, reset{string(f.name), &decisions[i]})
+				}
+				continue
 			}
+			slot := 0
+			if n.elsewhere != nil { // only a cluster has several
+				slot = n.keys.slot(charge, f.name)
+			}
+			t := f.find(slot, bySlot, c.charges)
+			t.slots = t.slots || t.slot != slot
+			if i == r.from || charge.Group != charges[i-1].Group {
+				group++
+				if charge.Once != nil {
+					t.head(charge.Once, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)), group)
+				}
+			}
+			t.add(charge, &decisions[i], f.name, group)
 		}
-		if t == nil {
-			t = f.trip(slot, len(charges))
-		}
-		t.slots = t.slots || t.slot != slot
-		if starts := i == 0 || charges[i].Group != charges[i-1].Group; starts && charges[i].Once != nil {
-			group := charges[i:][:backend.GroupLen(charges[i:])]
-			t.head(group, []byte(n.keys.record(&charges[i], slot, n.elsewhere != nil)))
-		}
-		t.add(&charges[i], f.name, i)
 	}
 	now := algorithms.Micros(0)
 	if n.now != nil {
@@ -123,13 +144,50 @@ func (n *node) plan(f *flight, charges []backend.Charge, bySlot bool) []*trip {
 	return f.trips[:f.used]
 }
 
+// find returns the trip for a slot, of so many charges at the most.
+func (f *flight) find(slot int, bySlot bool, most int) *trip {
+	for _, have := range f.trips[:f.used] {
+		if have.slot == slot || !bySlot {
+			return have
+		}
+	}
+	return f.trip(slot, most)
+}
+
+// reset deletes buckets; the error tells that it failed for one of them.
+func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
+	pipe := n.client.Pipeline()
+	for _, r := range resets { // one DEL each: in a Cluster they are of different slots
+		pipe.Del(ctx, r.name)
+	}
+	cmds, _ := pipe.Exec(ctx) // each error is its command's
+	for i, r := range resets {
+		err := cmds[i].Err()
+		if n.elsewhere != nil && isElsewhere(err) {
+			cmd := goredis.NewCmd(ctx, "del", r.name)
+			err = n.elsewhere(ctx, cmd)
+		}
+		if err != nil {
+			err = unavailable(err)
+			failed = err
+		}
+		*r.decision = backend.Decision{Decision: algorithms.Decision{Allowed: err == nil}, Err: err}
+	}
+	return failed
+}
+
 // run sends trips, again in full where the server has not got the script, without the shebang where
 // it does not know one, and with other windows of a calendar where its clock shows none of those given.
 func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 	old := n.plain.Load()
-	n.send(ctx, f, trips, old, false)
+	// The replicas are waited for even if the server has not got the script, which may take most of the time.
+	full := n.replicas.count > 0 && !n.loaded.Load()
+	n.send(ctx, f, trips, old, full)
 	if again := failed(trips, func(t *trip) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
+		n.loaded.Store(false)
 		n.send(ctx, f, again, old, true)
+	} else if full && !slices.ContainsFunc(trips, func(t *trip) bool { return t.reply == "" }) {
+		n.loaded.Store(true)
 	}
 	if !old {
 		if again := failed(trips, func(t *trip) bool { return isCompileError(t.err) }); len(again) > 0 {
@@ -182,7 +240,8 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 }
 
 // replicas are how many must confirm what was written before it counts, and for how long they may
-// take.
+// take: three quarters of the time that a call has, so that the server's answer, of how many have, comes before
+// the call ends. A call that ends costs its connection.
 type replicas struct {
 	count int
 	wait  time.Duration
@@ -194,7 +253,11 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner) (unconfir
 	if r.count == 0 {
 		return func() error { return nil }
 	}
-	cmd := once{goredis.NewCmd(ctx, "wait", r.count, max(1, r.wait.Milliseconds()))}
+	wait := r.wait
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end)*3/4)
+	}
+	cmd := once{goredis.NewCmd(ctx, "wait", r.count, max(1, wait.Milliseconds()))}
 	_ = pipe.Process(ctx, cmd)
 	return func() error {
 		if n, err := cmd.Int(); err != nil || n < r.count {

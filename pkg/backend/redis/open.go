@@ -2,7 +2,7 @@
 // script decides and charges in one step (take.lua), so that any number of processes share the same
 // limits.
 //
-// A Take is answered in time or is ErrUnavailable; it is never sent a second time once it may have
+// A call is answered in time or is ErrUnavailable; it is never sent a second time once it may have
 // been charged.
 package redis
 
@@ -17,6 +17,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +58,8 @@ type Config struct {
 	Clock func() algorithms.Micros
 	// Changed is told when the breaker of a server opens (true) and closes; may be nil.
 	Changed func(server string, open bool)
-	// Panicked is backend.CoalesceConfig's; may be nil.
+	// Panicked is called with the value of a panic on a goroutine of the Store's that serves several batches: the
+	// process goes on. May be nil.
 	Panicked func(value any)
 }
 
@@ -72,9 +74,9 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 	log(fmt.Sprintf(format, args...))
 }
 
-// Store is a backend.Taker in Redis.
+// Store is a backend.Store in Redis.
 type Store struct {
-	backend.Taker
+	backend.Taker // Submit and wait
 	claims
 	store   backend.Store
 	config  Config
@@ -84,6 +86,10 @@ type Store struct {
 	lines   lines
 
 	sentinels *sentinels // nil: there are none
+
+	waysMu     sync.Mutex
+	ways       map[string]*way // by server; guarded by waysMu
+	waysClosed bool            // guarded by waysMu
 }
 
 // Open makes a Store. It does not wait for Redis: a server that is away is found out by asking. The
@@ -102,7 +108,7 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster")}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), ways: map[string]*way{}}
 	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.crew.Go, c.Panicked, new(atomic.Int64)
 	o := c.options(u)
@@ -116,93 +122,51 @@ func Open(c Config) (*Store, error) {
 		co := clusterOptions(o, u.hosts)
 		client := goredis.NewClusterClient(co)
 		s.client = client
-		s.cluster = newCluster(client, k, c, func(addr string, n *node) backend.Store { return backend.Async(s.lane(addr, n)) }, s.claims)
+		s.cluster = newCluster(client, k, c, s.lane, s.claims)
 		s.store = s.cluster
 	case "sentinel":
 		client := s.newFailoverClient(o, dial, u)
 		s.client = client
-		s.Taker = s.lane(u.master, newNode(client, k, c.Clock))
+		s.store = s.lane(u.master, newNode(client, k, c.Clock))
 	default:
 		client := goredis.NewClient(o)
 		s.client = client
-		s.Taker = s.lane(o.Addr, newNode(client, k, c.Clock))
+		s.store = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
-	if s.cluster != nil {
-		s.Taker = backend.Blocking(s.cluster)
-	} else {
-		s.Taker = backend.Split(s.Taker, c.Timeout)
-		s.store = backend.Async(s)
-	}
+	s.Taker = backend.Blocking(s.store)
 	return s, nil
 }
 
-// patience is how long a trip may take for which nobody waits (backend.Unwaited): what is borrowed
-// ahead, and given back. If its answer were not taken any more, what was charged would be lost.
-const patience = 250 * time.Millisecond
-
-// lane is the way to one server: those who ask at the same time ride together, and it is not asked
-// while it fails. What nobody waits for goes apart: it may take longer, and others are not to wait for
-// it, nor is it refused because the server is too late for them.
-func (s *Store) lane(server string, n *node) backend.Taker {
+// lane makes the way to one server.
+func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
-	changed := func(open bool) {
-		if s.config.Changed != nil {
-			s.config.Changed(server, open)
-		}
+	usual := newLane(s.config.Timeout, n.decide)
+	usual.spawn = s.crew.Go
+	if s.config.Changed != nil {
+		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
-	breaker := backend.Breaker(n, s.config.Timeout, changed)
-	usual := backend.Coalesce(breaker, backend.CoalesceConfig{Timeout: s.config.Timeout, Go: s.crew.Go, Panicked: s.config.Panicked})
-	if s.config.Timeout >= patience {
-		s.lines.hear(server, breaker.Heard)
-		return usual
+	w := &way{usual, usual}
+	if s.config.Timeout < patience {
+		w.patient = newLane(patience, n.patient(patience).decide)
 	}
-	slow := backend.Breaker(n.patient(patience), patience, nil)
-	s.lines.hear(server, func() { breaker.Heard(); slow.Heard() })
-	return lanes{usual, backend.Coalesce(slow, backend.CoalesceConfig{Timeout: patience, Panicked: s.config.Panicked}), s.config.Timeout}
+	if s.config.Panicked != nil {
+		usual.panicked, w.patient.panicked = s.config.Panicked, s.config.Panicked
+	}
+	s.lines.hear(server, w.heard)
+	s.waysMu.Lock()
+	defer s.waysMu.Unlock()
+	if s.waysClosed {
+		w.close()
+	}
+	s.ways[server] = w
+	return w
 }
 
-// replicas are those that must confirm a charge. They have three quarters of the call's time, so that the
-// server's answer, of how many have, comes before the call ends: a call that ends costs its connection.
+// replicas are those that must confirm a charge.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
-// lanes are the ways to one server: patient for what nobody waits for, and for a group so large that it may
-// take longer than the timeout, which is no failure of the server; usual for all else.
-type lanes struct {
-	usual, patient backend.Taker
-	timeout        time.Duration
-}
-
-// Take implements backend.Taker.
-func (l lanes) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	way := l.usual
-	if len(charges) > backend.MaxBatch {
-		way = l.patient
-	}
-	// Whoever is in a hurry is told apart by his deadline alone, which costs less to look at.
-	if end, ok := ctx.Deadline(); ok && time.Until(end) > l.timeout && backend.Unwaited(ctx) {
-		way = l.patient
-	}
-	way.Take(ctx, charges, decisions)
-}
-
-// Start implements backend.Starter.
-func (l lanes) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	return backend.Start(l.usual, charges, decisions, done)
-}
-
 // Submit implements backend.Store.
-func (s *Store) Submit(b *backend.Batch) {
-	if len(b.Charges) > 0 && b.Charges[0].Reset { // until the lanes reset buckets
-		backend.Async(s).Submit(b)
-		return
-	}
-	s.store.Submit(b)
-}
-
-// Start implements backend.Starter, but in a Cluster.
-func (s *Store) Start(charges []backend.Charge, decisions []backend.Decision, done func()) bool {
-	return backend.Start(s.Taker, charges, decisions, done)
-}
+func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
 
 // Ping waits for a first answer from Redis, until ctx ends.
 func (s *Store) Ping(ctx context.Context) error {
@@ -230,8 +194,14 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
-// Close ends all connections.
+// Close answers all batches that have not been sent, and ends all connections.
 func (s *Store) Close() error {
+	s.waysMu.Lock()
+	s.waysClosed = true
+	for _, w := range s.ways {
+		w.close()
+	}
+	s.waysMu.Unlock()
 	s.lines.close()
 	if s.sentinels != nil {
 		s.sentinels.close()

@@ -3,45 +3,13 @@ package redis
 import (
 	"context"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Reset implements backend.Resetter. In a Cluster the shards of a bucket are forgotten one by one:
-// who asks meanwhile may find some of them forgotten.
+// Reset implements backend.Resetter.
 func (s *Store) Reset(ctx context.Context, charge backend.Charge) error {
-	ctx, cancel := context.WithTimeout(ctx, s.config.Timeout)
-	defer cancel()
-	names := s.namesOf(&charge)
-	_, err := s.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		for _, name := range names { // one DEL each: in a Cluster they are of different slots
-			pipe.Del(ctx, name)
-		}
-		return nil
-	})
-	if s.cluster != nil {
-		s.cluster.shards.memory.forget(charge.Key)
-	}
-	if err != nil {
-		return unavailable(err)
-	}
-	return nil
-}
-
-// namesOf lists the keys that c's bucket has in Redis.
-func (s *Store) namesOf(c *backend.Charge) []string {
-	if s.cluster == nil || len(c.Shards) == 0 {
-		name, _ := s.keys.of(c)
-		return []string{name}
-	}
-	names := make([]string, len(c.Shards))
-	for i := range names {
-		part := shardOf(c, i)
-		names[i], _ = s.keys.of(&part)
-	}
-	return names
+	return backend.ResetBucket(ctx, s.store, charge)
 }
 
 // resetShards resets the shards of a bucket at the same time: others may find some of them reset and some not.

@@ -44,7 +44,7 @@ func newScript(text string) script {
 type trip struct {
 	slot    int      // of its first key
 	slots   bool     // it has keys of several, in a cluster
-	of      []int    // the numbers of its charges in the Take; below 0: the head of so many, which are taken once
+	of      []target // what the parts of its answer belong to
 	args    []any    // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // of the keys, one after the other
 	keys    []string // each a part of names
@@ -59,6 +59,13 @@ type trip struct {
 	err   error
 }
 
+// target is what a part of an answer belongs to: a charge, or the head of so many charges, which are taken once.
+type target struct {
+	charge   *backend.Charge
+	decision *backend.Decision
+	heads    int
+}
+
 // reset empties t, to take so many charges at the most.
 func (t *trip) reset(most int) {
 	const perKey = 2 // places in index; a charge has a key, and may have a head with another
@@ -69,14 +76,15 @@ func (t *trip) reset(most int) {
 	clear(t.limits)
 	clear(t.numbers)
 	clear(t.keys)
+	clear(t.of)
 	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
 	t.limits, t.limitsB, t.charges = t.limits[:0], t.limitsB[:0], t.charges[:0]
 }
 
-// add appends c, the i-th charge of the Take; name is that of its key.
-func (t *trip) add(c *backend.Charge, name []byte, i int) {
-	t.of = append(t.of, i)
+// add appends c, whose decision is d; name is that of its key.
+func (t *trip) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
+	t.of = append(t.of, target{charge: c, decision: d})
 	k := t.key(name)
 	flags := 0.0
 	if c.Ask.Reserve {
@@ -92,15 +100,14 @@ func (t *trip) add(c *backend.Charge, name []byte, i int) {
 		flags += 8
 	}
 	t.charges = doubles(t.charges,
-		float64(k), float64(t.limit(c.Limit)), float64(c.Group), exact(c.Ask.Cost),
+		float64(k), float64(t.limit(c.Limit)), float64(group), exact(c.Ask.Cost),
 		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
 }
 
-// head appends the head of group, which is taken once; name is that of its record.
-func (t *trip) head(group []backend.Charge, name []byte) {
-	once := group[0].Once
-	t.of = append(t.of, -len(group))
-	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(group[0].Group), float64(lifetime(once)))
+// head appends the head of a group of n charges, which is taken once; name is that of its record.
+func (t *trip) head(once *backend.Once, n int, name []byte, group int) {
+	t.of = append(t.of, target{heads: n})
+	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(group), float64(lifetime(once)))
 	t.charges = append(t.charges, once.Of[:]...)
 }
 
@@ -243,27 +250,27 @@ const (
 	answerSize = 1 + 5*8
 )
 
-// answer puts the script's answer into the decisions of the Take.
-func (t *trip) answer(charges []backend.Charge, decisions []backend.Decision) {
+// answer puts the script's answer into the decisions of its charges.
+func (t *trip) answer() error {
 	if t.err == nil && len(t.reply) != headSize+answerSize*len(t.of) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
 	}
 	if t.err != nil {
 		err := unavailable(t.err)
-		for _, i := range t.of {
-			if i >= 0 {
-				decisions[i] = backend.Decision{Err: err}
+		for _, to := range t.of {
+			if to.decision != nil {
+				*to.decision = backend.Decision{Err: err}
 			}
 		}
-		return
+		return err
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
 	at, replayed, reused, heads := now, false, false, 0 // of the group that is taken once, and what is left of it
-	for _, i := range t.of {
+	for _, to := range t.of {
 		text := rest[:answerSize]
 		rest = rest[answerSize:]
-		if i < 0 {
-			heads, at, replayed, reused = -i, now, text[0]&4 != 0, text[0]&8 != 0
+		if to.heads > 0 {
+			heads, at, replayed, reused = to.heads, now, text[0]&4 != 0, text[0]&8 != 0
 			if replayed {
 				at = moment(text[1:])
 			}
@@ -274,15 +281,16 @@ func (t *trip) answer(charges []backend.Charge, decisions []backend.Decision) {
 		}
 		heads = max(0, heads-1)
 		if reused {
-			decisions[i] = backend.Decision{Err: backend.ErrReused}
+			*to.decision = backend.Decision{Err: backend.ErrReused}
 			continue
 		}
-		decisions[i] = decode(text)
+		*to.decision = decode(text)
 		if text[0]&16 != 0 {
-			fromWindows(charges[i].Limit.Calendar, at, &decisions[i].Decision)
+			fromWindows(to.charge.Limit.Calendar, at, &to.decision.Decision)
 		}
-		decisions[i].At, decisions[i].Replayed = at, replayed
+		to.decision.At, to.decision.Replayed = at, replayed
 	}
+	return nil
 }
 
 // fromWindows makes times of the numbers of windows in d, which was decided at a time. c is nil where

@@ -1,0 +1,113 @@
+package redis
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+const (
+	// breakerPatience is how long a server must fail, without one answer, before its circuit breaker opens. A fork
+	// for a snapshot, a slow command or a busy machine stalls Redis for tens of milliseconds; opening then
+	// would deny more than the stall does.
+	breakerPatience = 100 * time.Millisecond
+	// breakerCalls is how many calls must have failed by then: at a call a second two lost answers are no
+	// outage.
+	breakerCalls = 5
+	// The pause between two probes doubles from minProbePause to maxProbePause.
+	minProbePause = 10 * time.Millisecond
+	maxProbePause = 200 * time.Millisecond
+)
+
+// errOpen is the answer of an open circuit breaker.
+var errOpen = fmt.Errorf("%w: not called while it fails", backend.ErrNotTaken)
+
+// circuit is the state of a circuit breaker, which stops calls to a server that fails. Once the server has given no
+// answer for 100 ms, groups are answered ErrNotTaken at once. Then single calls are sent as probes, the first one
+// immediately and the others after pauses of 10 ms growing to 200 ms. One answer closes the circuit.
+//
+// The zero circuit is closed.
+type circuit struct {
+	since   time.Time // of the first failure after the last answer; zero: there was none
+	misses  int       // failures after the last answer
+	open    bool
+	probing bool          // a probe is in flight
+	probeAt time.Time     // the earliest time of the next probe
+	pause   time.Duration // after the next probe that is not answered
+}
+
+// event is what happens to a circuit.
+type event int
+
+const (
+	callDeparts event = iota // a call is to be sent
+	serverHeard              // the server gave a sign of life
+
+	callAnswered // a call was answered
+	callFailed   // a call failed
+	ofProbe      // added to one of these two: that call was the probe
+)
+
+// effect is what the caller does after a step.
+type effect int
+
+const (
+	doNothing    effect = iota
+	doSend              // send the call
+	doProbe             // send the call as the probe
+	doRefuse            // answer it at once
+	doReportOpen        // report it
+	doReportClosed
+)
+
+// pausing reports whether the circuit is open, and no probe is in flight or due.
+func (c *circuit) pausing(now time.Time) bool {
+	return c.open && !c.probing && now.Before(c.probeAt)
+}
+
+// step is the whole behavior of a circuit breaker: a function of its state, an event and the time.
+func (c circuit) step(e event, now time.Time) (circuit, effect) {
+	if e >= callAnswered+ofProbe {
+		c.probing, c.probeAt = false, now.Add(c.pause)
+		if e -= ofProbe; e == callFailed {
+			c.pause = min(2*c.pause, maxProbePause)
+		}
+	}
+	switch e {
+	case callDeparts:
+		switch {
+		case !c.open:
+			return c, doSend
+		case c.probing || c.pausing(now):
+			return c, doRefuse
+		default:
+			c.probing = true
+			return c, doProbe
+		}
+	case serverHeard:
+		c.probeAt = now
+	case callAnswered:
+		was := c.open
+		c = circuit{probing: c.probing}
+		if was {
+			return c, doReportClosed
+		}
+	case callFailed:
+		return c.miss(now)
+	}
+	return c, doNothing
+}
+
+// miss counts a failure, and opens the circuit when it is one too many.
+func (c circuit) miss(now time.Time) (circuit, effect) {
+	if c.since.IsZero() {
+		c.since = now
+	}
+	c.misses = min(c.misses+1, breakerCalls)
+	if c.open || c.misses < breakerCalls || now.Sub(c.since) < breakerPatience {
+		return c, doNothing
+	}
+	c.open, c.probeAt, c.pause = true, now, minProbePause
+	return c, doReportOpen
+}

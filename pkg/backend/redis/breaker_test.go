@@ -1,0 +1,342 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// server is what a lane calls in these tests. It can be broken, and counts calls.
+type server struct {
+	broken       atomic.Bool
+	takes        time.Duration
+	called       atomic.Int64
+	inside, most atomic.Int64
+}
+
+func (s *server) decide(_ context.Context, c *call) error {
+	s.called.Add(1)
+	if n := s.inside.Add(1); n > s.most.Load() {
+		s.most.Store(n)
+	}
+	defer s.inside.Add(-1)
+	time.Sleep(s.takes)
+	if s.broken.Load() {
+		c.fail(errDown)
+		return errDown
+	}
+	return echo(c)
+}
+
+var errDown = fmt.Errorf("%w: down", backend.ErrUnavailable)
+
+// echo allows everything and answers the cost as what remains, so that answers show whose they are.
+func echo(c *call) error {
+	for _, r := range c.runs {
+		for i := r.from; i < r.to; i++ {
+			d := &r.batch.Decisions[i]
+			d.Allowed, d.Remaining = true, r.batch.Charges[i].Ask.Cost
+		}
+	}
+	return nil
+}
+
+// changes records what a circuit breaker reports.
+type changes struct {
+	mu  sync.Mutex
+	all string
+}
+
+func (c *changes) told(open bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if open {
+		c.all += "open "
+	} else {
+		c.all += "closed "
+	}
+}
+
+// guarding makes a lane to s.
+func guarding(s *server, told *changes) *lane {
+	l := newLane(10*ms, s.decide)
+	l.changed = told.told
+	return l
+}
+
+// ok submits one charge, waits, and reports whether it was decided.
+func ok(t *testing.T, s backend.Store) bool {
+	t.Helper()
+	b := batchOf(1)
+	backend.Take(t.Context(), s, b.Charges, b.Decisions)
+	if err := b.Decisions[0].Err; err != nil && !errors.Is(err, backend.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	return b.Decisions[0].Err == nil
+}
+
+// TestStallDeniesWhatArrivesDuringIt: a server that answers nothing for x ms denies at most what arrives in
+// x + 20 ms.
+func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
+	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
+	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
+		t.Run(fmt.Sprint(stall), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &stalling{from: time.Now().Add(50 * ms), length: stall}
+				denied := int(steady(newLane(timeout, s.decide), 50*ms+stall+100*ms, every, timeout))
+				if most := int((stall + 20*ms) / every); denied > most {
+					t.Errorf("%d denied, and %d arrived in the stall and 20 ms more", denied, most)
+				}
+				if stall < timeout && denied > 0 {
+					t.Errorf("%d denied by a stall shorter than the timeout", denied)
+				}
+			})
+		})
+	}
+}
+
+// stalling answers at once, but nothing from a time on for a while.
+type stalling struct {
+	from   time.Time
+	length time.Duration
+}
+
+func (s *stalling) decide(ctx context.Context, c *call) error {
+	if until := s.from.Add(s.length); !time.Now().Before(s.from) && time.Now().Before(until) {
+		select {
+		case <-time.After(time.Until(until)):
+		case <-ctx.Done():
+			c.fail(errDown)
+			return errDown
+		}
+	}
+	return echo(c)
+}
+
+// steady submits batches at a steady rate, whether they are answered or not, and returns how many failed.
+func steady(s backend.Store, length, every, within time.Duration) (failed int64) {
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	for range length / every {
+		b := batchOf(1)
+		b.Deadline = time.Now().Add(within)
+		b.Done = func(b *backend.Batch) {
+			if b.Decisions[0].Err != nil {
+				n.Add(1)
+			}
+			wg.Done()
+		}
+		wg.Add(1)
+		s.Submit(b)
+		time.Sleep(every)
+	}
+	wg.Wait()
+	return n.Load()
+}
+
+func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{takes: 5 * ms}, &changes{}
+		s := guarding(p, told)
+		for range 3 { // one answer in 100 ms keeps it closed
+			p.broken.Store(true)
+			for range 20 {
+				ok(t, s)
+			}
+			p.broken.Store(false)
+			if !ok(t, s) {
+				t.Fatal("open after 95 ms of failures")
+			}
+		}
+		if n := p.called.Load(); n != 63 || told.all != "" {
+			t.Fatalf("%d calls, told %q", n, told.all)
+		}
+		p.broken.Store(true)
+		first := time.Now().Add(5 * ms)
+		for told.all == "" {
+			ok(t, s)
+		}
+		if took := time.Since(first); took != 100*ms || told.all != "open " {
+			t.Errorf("told %q after %v", told.all, took)
+		}
+	})
+}
+
+// Two answers that are lost at a call a second are no outage.
+func TestBreakerNeedsFiveFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{}, &changes{}
+		s := guarding(p, told)
+		for range 3 {
+			p.broken.Store(true)
+			for range 4 {
+				ok(t, s)
+				time.Sleep(time.Second)
+			}
+			p.broken.Store(false)
+			ok(t, s)
+		}
+		if told.all != "" || p.called.Load() != 15 {
+			t.Errorf("told %q, %d calls", told.all, p.called.Load())
+		}
+	})
+}
+
+// An open circuit breaker answers at once, and sends probes at growing intervals, one at a time.
+func TestBreakerProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{takes: 4 * ms}, &changes{}
+		s := guarding(p, told)
+		p.broken.Store(true)
+		for told.all == "" {
+			ok(t, s)
+		}
+		opened, called := time.Now(), p.called.Load()
+		var probes []time.Duration
+		for time.Since(opened) < 1200*ms {
+			at, before := time.Now(), p.called.Load()
+			var wg sync.WaitGroup
+			for range 8 { // at the same time: one of them is the probe
+				wg.Go(func() {
+					if ok(t, s) {
+						t.Error("answered while it is broken")
+					}
+				})
+			}
+			synctest.Wait()
+			switch sent := p.called.Load() - before; sent {
+			case 0:
+			case 1:
+				probes = append(probes, at.Sub(opened))
+			default:
+				t.Errorf("%d probes at once", sent)
+			}
+			wg.Wait()
+			if took := time.Since(at); p.called.Load() == before && took != 0 {
+				t.Errorf("not sent, and took %v", took)
+			}
+			time.Sleep(ms)
+		}
+		// Each probe takes 4 ms, and then the pause begins; the load calls each ms.
+		want := []time.Duration{0, 10 + 4, 20 + 4, 40 + 4, 80 + 4, 160 + 4, 200 + 4, 200 + 4, 200 + 4, 200 + 4}
+		sum := time.Duration(0)
+		for i, at := range probes {
+			if i >= len(want) {
+				break
+			}
+			if sum += want[i] * ms; at < sum || at > sum+time.Duration(i)*ms {
+				t.Errorf("probe %d after %v, want %v", i, at, sum)
+			}
+		}
+		if got := p.called.Load() - called; len(probes) != 10 || got != 10 || p.most.Load() != 1 {
+			t.Errorf("%d probes, %d calls, %d at once", len(probes), got, p.most.Load())
+		}
+		p.broken.Store(false)
+		for healed := time.Now(); !ok(t, s); time.Sleep(ms) {
+			if time.Since(healed) > 200*ms {
+				t.Fatal("not closed 200 ms after it answers again")
+			}
+		}
+		for range 10 {
+			if !ok(t, s) {
+				t.Error("not closed")
+			}
+		}
+		if told.all != "open closed " {
+			t.Errorf("told %q", told.all)
+		}
+	})
+}
+
+// A sign of life of the server makes the next call a probe, however long the pause would have lasted.
+func TestBreakerHears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{}, &changes{}
+		s := guarding(p, told)
+		p.broken.Store(true)
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(ms) {
+			ok(t, s) // until the pauses are long
+		}
+		for before := p.called.Load(); p.called.Load() == before; time.Sleep(ms) {
+			ok(t, s) // one is over
+		}
+		p.broken.Store(false)
+		if ok(t, s) {
+			t.Fatal("not open")
+		}
+		s.heard()
+		if told.all != "open " {
+			t.Errorf("told %q", told.all)
+		}
+		if !ok(t, s) || told.all != "open closed " {
+			t.Errorf("told %q", told.all)
+		}
+	})
+}
+
+// Callers with short deadlines do not make a slow server one that fails: the time of a call is that of the lane.
+func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{takes: 8 * ms}, &changes{}
+		if failed := steady(guarding(p, told), 2*time.Second, 4*ms, 3*ms); told.all != "" || failed > 400 {
+			t.Errorf("told %q, %d failed", told.all, failed)
+		}
+	})
+}
+
+// A panic below ends the call, and so does it the probe.
+func TestBreakerSurvivesPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken, told := true, &changes{}
+		s := newLane(10*ms, func(_ context.Context, c *call) error {
+			if broken {
+				panic("broken")
+			}
+			return echo(c)
+		})
+		s.changed = told.told
+		for range 30 {
+			if ok(t, s) {
+				t.Error("answered")
+			}
+			time.Sleep(5 * ms)
+		}
+		broken = false
+		time.Sleep(200 * ms)
+		if !ok(t, s) || told.all != "open closed " {
+			t.Errorf("a probe that panicked is still in flight; told %q", told.all)
+		}
+	})
+}
+
+// A call fails when a part of it could not be decided; a denial, or a bucket for which there was no room, is an
+// answer.
+func TestBreakerKnowsFailuresFromAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for err, want := range map[error]string{nil: "", errDown: "open "} {
+			told := &changes{}
+			s := newLane(10*ms, func(_ context.Context, c *call) error {
+				for _, r := range c.runs {
+					r.batch.Decisions[r.from].Err = backend.ErrFull
+				}
+				return err
+			})
+			s.changed = told.told
+			for range 30 {
+				ok := batchOf(1, 1)
+				backend.Take(t.Context(), s, ok.Charges, ok.Decisions)
+				time.Sleep(5 * ms)
+			}
+			if told.all != want {
+				t.Errorf("%v: told %q", err, told.all)
+			}
+		}
+	})
+}

@@ -1,0 +1,386 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// lane is the way to one server: batches that are submitted at the same time share calls (queue), and a server that
+// fails is not called for a while (circuit).
+//
+// The timeout of each call is that of the lane, whatever the deadlines of its batches: a caller with little time
+// does not end the call of others.
+type lane struct {
+	// decide makes a call; the error, which wraps backend.ErrUnavailable, tells that a part of it failed.
+	decide  func(ctx context.Context, c *call) error
+	timeout time.Duration
+	// spawn runs f on another goroutine.
+	spawn func(f func())
+	// changed is called when the circuit opens (true) and closes. It must not block.
+	changed func(open bool)
+	// panicked is called with the value of a panic on a goroutine that serves several batches.
+	panicked func(value any)
+
+	worker func() // work
+	calls  sync.Pool
+
+	mu      sync.Mutex
+	queue   queue       // guarded by mu, and so is what follows
+	circuit circuit     //
+	timer   *time.Timer // calls tick
+	closed  bool
+}
+
+var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
+
+func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) error) *lane {
+	l := &lane{
+		decide: decide, timeout: timeout, queue: newQueue(timeout),
+		spawn:    func(f func()) { go f() },
+		changed:  func(bool) {},
+		panicked: func(any) {},
+	}
+	l.worker = l.work
+	l.calls.New = func() any { return &call{} }
+	return l
+}
+
+// Submit implements backend.Store.
+func (l *lane) Submit(b *backend.Batch) {
+	if len(b.Charges) == 0 {
+		b.Done(b)
+		return
+	}
+	now := time.Now()
+	var do effects
+	l.mu.Lock()
+	here := b.Waits && l.queue.idle() && !l.hurries(b, now)
+	err := l.refuses(now)
+	if err == nil {
+		do, err = l.queue.submit(b, now)
+	}
+	var c *call
+	if err == nil && here {
+		c = l.calls.Get().(*call)
+		l.fill(c, now)
+	} else if err == nil {
+		l.arm(do)
+	}
+	l.mu.Unlock()
+	switch {
+	case err != nil:
+		b.Fail(err)
+	case here:
+		l.callHere(c, b, now)
+	case do.start:
+		l.spawn(l.worker)
+	}
+}
+
+// hurries reports whether b has so little time that a call of its own would be cut short.
+func (l *lane) hurries(b *backend.Batch, now time.Time) bool {
+	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
+}
+
+// refuses returns why nothing may be submitted now. mu is held.
+func (l *lane) refuses(now time.Time) error {
+	switch {
+	case l.closed:
+		return errClosed
+	case l.circuit.pausing(now):
+		return errOpen
+	default:
+		return nil
+	}
+}
+
+// arm has tick called if do says so. mu is held.
+func (l *lane) arm(do effects) {
+	switch {
+	case do.wake <= 0:
+	case l.timer == nil:
+		l.timer = time.AfterFunc(do.wake, l.tick)
+	default:
+		l.timer.Reset(do.wake)
+	}
+}
+
+func (l *lane) tick() {
+	l.mu.Lock()
+	do := l.queue.tick(time.Now())
+	l.arm(do)
+	l.mu.Unlock()
+	if do.start {
+		l.work()
+	}
+}
+
+// callHere makes the call c, which carries b, on the goroutine of its caller, which waits: waking another goroutine
+// costs more than all else that a call does. It ends by b's deadline.
+func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
+	until := now.Add(l.timeout)
+	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
+		until = b.Deadline
+	}
+	if len(c.runs) > 0 {
+		l.send(c, until)
+		l.over()
+	}
+	l.tell(c)
+	l.calls.Put(c)
+}
+
+// few is how many batches may be ended before the next call starts. Having another goroutine start it costs more.
+const few = 8
+
+// work makes calls as long as they are due.
+func (l *lane) work() {
+	c := l.calls.Get().(*call)
+	defer l.calls.Put(c)
+	for more := true; more; {
+		now := time.Now()
+		l.mu.Lock()
+		l.fill(c, now)
+		l.mu.Unlock()
+		if len(c.ended) > few && len(c.runs) > 0 { // the call does not wait for those that are too late for it
+			late := &call{ended: c.ended}
+			c.ended = nil
+			l.spawn(func() { l.tell(late) })
+		}
+		l.tell(c)
+		if len(c.runs) == 0 {
+			return
+		}
+		l.send(c, now.Add(l.timeout))
+		if len(c.ended) > few {
+			l.over()
+			l.tell(c)
+			return
+		}
+		l.tell(c)
+		l.mu.Lock()
+		do := l.queue.over(time.Now())
+		l.arm(do)
+		l.mu.Unlock()
+		more = do.start
+	}
+}
+
+// over ends a call; another starts if one is due.
+func (l *lane) over() {
+	l.mu.Lock()
+	do := l.queue.over(time.Now())
+	l.arm(do)
+	l.mu.Unlock()
+	if do.start {
+		l.spawn(l.worker)
+	}
+}
+
+// fill fills c, and gets the permit to send it. mu is held.
+func (l *lane) fill(c *call, now time.Time) {
+	if l.queue.fill(c, now) {
+		c.permit = l.step(callDeparts, now)
+	}
+}
+
+// step is a step of the circuit. mu is held.
+func (l *lane) step(e event, now time.Time) effect {
+	var do effect
+	switch l.circuit, do = l.circuit.step(e, now); do {
+	case doReportOpen:
+		l.changed(true)
+	case doReportClosed:
+		l.changed(false)
+	}
+	return do
+}
+
+// heard reports a sign of life of the server outside of calls: it can be reached again, or has answered a call that
+// had ended. If the circuit is open, the next call is a probe.
+func (l *lane) heard() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.step(serverHeard, time.Now())
+}
+
+// send makes the call c, which ends by until, or answers it if the circuit refuses it. c.ended are then the batches
+// that are complete.
+func (l *lane) send(c *call, until time.Time) {
+	outcome := callAnswered
+	if c.permit == doRefuse {
+		c.fail(errOpen)
+	} else if l.try(c, until) != nil {
+		outcome = callFailed
+	}
+	if c.permit == doProbe {
+		outcome += ofProbe
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.permit != doRefuse {
+		l.step(outcome, time.Now())
+	}
+	l.queue.landed(c)
+	if l.closed {
+		c.ended = l.queue.drain(errClosed, c.ended)
+	}
+}
+
+// try makes the call c. If that panics it has failed: whether it was charged is not known.
+func (l *lane) try(c *call, until time.Time) (err error) {
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			l.panicked(p)
+			err = fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
+			c.fail(err)
+		}
+	}()
+	return l.decide(ctx, c)
+}
+
+// tell ends the batches of c.ended, and then flushes their sources.
+func (l *lane) tell(c *call) {
+	for i, b := range c.ended {
+		source := b.Source // b is the caller's after Done
+		l.guarded(b, nil)
+		if n := len(c.sources); source != nil && source.Flush != nil && (n == 0 || c.sources[n-1] != source) {
+			c.sources = append(c.sources, source)
+		}
+		c.ended[i] = nil
+	}
+	c.ended = c.ended[:0]
+	for i, source := range c.sources {
+		l.guarded(nil, source)
+		c.sources[i] = nil
+	}
+	c.sources = c.sources[:0]
+}
+
+// guarded calls Done of b, or Flush of source. A panic there harms no other batch.
+func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
+	defer func() {
+		if p := recover(); p != nil {
+			l.panicked(p)
+		}
+	}()
+	if b != nil {
+		b.Done(b)
+	} else {
+		source.Flush()
+	}
+}
+
+// close answers all that waits, and what is submitted from now on. Calls in flight end by themselves.
+func (l *lane) close() {
+	c := &call{}
+	l.mu.Lock()
+	l.closed = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	c.ended = l.queue.drain(errClosed, nil)
+	l.mu.Unlock()
+	l.tell(c)
+}
+
+// patience is the timeout of calls for detached batches. If their answers came too late, what they charged would be
+// lost.
+const patience = 250 * time.Millisecond
+
+// way is the lanes to one server: patient for detached batches, and for groups so large that they may take
+// longer than the timeout, which is no failure of the server; usual for all others.
+type way struct{ usual, patient *lane }
+
+// Submit implements backend.Store.
+func (w *way) Submit(b *backend.Batch) {
+	switch {
+	case mixed(b.Charges):
+		w.divide(b)
+	case b.Detached || len(b.Charges) > maxBatch && backend.GroupLen(b.Charges) > maxBatch:
+		w.patient.Submit(b)
+	default:
+		w.usual.Submit(b)
+	}
+}
+
+func (w *way) heard() {
+	w.usual.heard()
+	if w.patient != w.usual {
+		w.patient.heard()
+	}
+}
+
+func (w *way) close() {
+	w.usual.close()
+	w.patient.close()
+}
+
+// mixed reports whether charges have to be divided: there is a group that is too large, or one for the patient lane.
+func mixed(charges []backend.Charge) bool {
+	if len(charges) <= maxBatch {
+		return false
+	}
+	whole := len(charges)
+	for len(charges) > 0 {
+		n := backend.GroupLen(charges)
+		if n > maxBatch && (n < whole || n > maxGroup) {
+			return true
+		}
+		charges = charges[n:]
+	}
+	return false
+}
+
+// divide submits the large groups of b to the patient lane, and the charges between them as b would be, one part
+// after the other.
+func (w *way) divide(b *backend.Batch) {
+	d := &divided{way: w, whole: b}
+	d.part.Done = func(*backend.Batch) { d.next() }
+	d.next()
+}
+
+// divided is a batch that is submitted in parts.
+type divided struct {
+	way   *way
+	whole *backend.Batch
+	at    int // the first charge that has not been submitted
+	part  backend.Batch
+}
+
+// next submits the next part, or ends the whole.
+func (d *divided) next() {
+	b := d.whole
+	for d.at < len(b.Charges) {
+		from, n := d.at, backend.GroupLen(b.Charges[d.at:])
+		large := n > maxBatch
+		for !large && from+n < len(b.Charges) {
+			more := backend.GroupLen(b.Charges[from+n:])
+			if more > maxBatch {
+				break
+			}
+			n += more
+		}
+		to := from + n
+		d.at = to
+		if n > maxGroup && large {
+			fail(b.Decisions[from:to], fmt.Errorf("%w: %d, the most is %d", backend.ErrTooLarge, n, maxGroup))
+			continue
+		}
+		p := &d.part
+		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
+		if b.Known != nil {
+			p.Known = b.Known[from:to]
+		}
+		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
+		d.way.Submit(p)
+		return
+	}
+	b.Done(b)
+}

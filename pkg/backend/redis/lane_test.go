@@ -1,0 +1,351 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// over makes a lane that calls next.
+func over(next backend.Store, timeout time.Duration) *lane {
+	return newLane(timeout, func(_ context.Context, c *call) (failed error) {
+		for _, r := range c.runs {
+			backend.Take(context.Background(), next, r.batch.Charges[r.from:r.to], r.batch.Decisions[r.from:r.to])
+			for _, d := range r.batch.Decisions[r.from:r.to] {
+				if errors.Is(d.Err, backend.ErrUnavailable) {
+					failed = d.Err
+				}
+			}
+		}
+		return failed
+	})
+}
+
+func TestLaneChangesNoAnswer(t *testing.T) {
+	for name, change := range map[string]func(l *lane){
+		"usual":       func(*lane) {},
+		"small calls": func(l *lane) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
+				l := over(backend.Async(memory.New(memory.Config{Clock: now})), time.Minute)
+				change(l)
+				return backend.Blocking(&way{l, l})
+			})
+		})
+	}
+}
+
+// answer is what became of a batch, and when.
+type answer struct {
+	*backend.Batch
+	done  chan struct{}
+	after time.Duration
+}
+
+// start submits b.
+func start(s backend.Store, b *backend.Batch) *answer {
+	a := &answer{b, make(chan struct{}), 0}
+	began := time.Now()
+	b.Done = func(*backend.Batch) { a.after = time.Since(began); close(a.done) }
+	s.Submit(b)
+	return a
+}
+
+// is checks that all charges were answered, after a time.
+func (a *answer) is(t *testing.T, after time.Duration) {
+	t.Helper()
+	<-a.done
+	if a.after != after {
+		t.Errorf("answered after %v, want %v", a.after, after)
+	}
+	for i, d := range a.Decisions {
+		if d.Err != nil || d.Remaining != a.Charges[i].Ask.Cost {
+			t.Errorf("charge %d: got %+v", i, d)
+		}
+	}
+}
+
+// fails checks that no charge was answered, and what the error is.
+func (a *answer) fails(t *testing.T, after time.Duration, want error) {
+	t.Helper()
+	<-a.done
+	if a.after != after {
+		t.Errorf("answered after %v, want %v", a.after, after)
+	}
+	for i, d := range a.Decisions {
+		if !errors.Is(d.Err, want) {
+			t.Errorf("charge %d: got %+v", i, d)
+		}
+	}
+}
+
+func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{}
+		l := newLane(10*ms, p.decide)
+		for n := range 3 {
+			start(l, batchOf(n+1)).is(t, 0)
+			b := batchOf(1)
+			if backend.Take(t.Context(), l, b.Charges, b.Decisions); !b.Decisions[0].Allowed {
+				t.Errorf("got %+v", b.Decisions)
+			}
+		}
+		if n := p.called.Load(); n != 6 {
+			t.Errorf("%d calls", n)
+		}
+	})
+}
+
+func TestBatchesUnderLoadShareCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{takes: ms}
+		l := newLane(10*ms, p.decide)
+		first := start(l, batchOf(1))
+		synctest.Wait()
+		second, third := start(l, batchOf(2, 1)), start(l, batchOf(1, 1, 3))
+		first.is(t, ms)
+		second.is(t, 2*ms)
+		third.is(t, 2*ms)
+		if n := p.called.Load(); n != 2 {
+			t.Errorf("%d calls", n)
+		}
+	})
+}
+
+// A call that is late holds up others for half of its time, and those that are enough for another not at all.
+func TestALateCallIsNotWaitedForForLong(t *testing.T) {
+	for name, test := range map[string]struct {
+		second int // charges of each of those who come second
+		want   time.Duration
+	}{"few": {1, 5 * ms}, "many": {128, 0}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				calls := atomic.Int64{}
+				l := newLane(10*ms, func(ctx context.Context, c *call) error {
+					if calls.Add(1) == 1 {
+						<-ctx.Done()
+						c.fail(errDown)
+						return errDown
+					}
+					return echo(c)
+				})
+				late := start(l, batchOf(1))
+				synctest.Wait()
+				a, b := start(l, batchOf(ones(test.second)...)), start(l, batchOf(ones(test.second)...))
+				a.is(t, test.want)
+				b.is(t, test.want)
+				late.fails(t, 10*ms, backend.ErrUnavailable)
+				if n := calls.Load(); n != 2 {
+					t.Errorf("%d calls", n)
+				}
+			})
+		})
+	}
+}
+
+// The call of a caller that waits is made on its own goroutine if it has the time of a call, and ends by its
+// deadline.
+func TestACallerThatWaitsCallsItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own := false
+		l := newLane(16*ms, func(ctx context.Context, c *call) error {
+			<-ctx.Done()
+			c.fail(errDown)
+			return errDown
+		})
+		l.spawn = func(f func()) { own = true; go f() }
+		for _, test := range []struct {
+			within, want time.Duration
+			own          bool
+		}{{15 * ms, 15 * ms, false}, {20 * ms, 16 * ms, false}, {14 * ms, 14 * ms, false}, {13 * ms, 16 * ms, true}} {
+			own = false
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(t.Context(), test.within)
+			b := batchOf(1)
+			backend.Take(ctx, l, b.Charges, b.Decisions)
+			cancel()
+			if took := time.Since(began); own != test.own || took != test.want {
+				t.Errorf("with %v: %v, on another goroutine: %v", test.within, took, own)
+			}
+		}
+	})
+}
+
+func TestWhatIsLateIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{takes: 30 * ms} // whatever the context says
+		l := newLane(10*ms, p.decide)
+		l.queue.maxCalls = 1
+		first := start(l, batchOf(1))
+		synctest.Wait()
+		late := batchOf(1)
+		late.Deadline = time.Now().Add(29 * ms)
+		second, third := start(l, late), start(l, batchOf(2))
+		first.is(t, 30*ms)
+		second.fails(t, 30*ms, backend.ErrNotTaken)
+		third.is(t, 60*ms)
+	})
+}
+
+// TestManyBatchesDoNotHoldUpTheNextCall, however long their Done takes.
+func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{takes: ms}
+		l := newLane(time.Minute, p.decide)
+		var told sync.WaitGroup
+		submit := func(n int) {
+			for range n {
+				told.Add(1)
+				b := batchOf(1)
+				b.Done = func(*backend.Batch) { time.Sleep(time.Second); told.Done() }
+				l.Submit(b)
+			}
+		}
+		submit(1)
+		synctest.Wait()
+		submit(20) // wait for the first, and then for its Done
+		time.Sleep(time.Second + ms/2)
+		if n := p.called.Load(); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+		time.Sleep(2 * ms)
+		submit(1)
+		time.Sleep(2 * ms)
+		if n := p.called.Load(); n != 3 {
+			t.Errorf("%d calls", n)
+		}
+		told.Wait()
+	})
+}
+
+// TestAPanicHarmsNoOtherBatch, be it in a call, in a Done or in a Flush.
+func TestAPanicHarmsNoOtherBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := true
+		var panics []any
+		l := newLane(10*ms, func(_ context.Context, c *call) error {
+			time.Sleep(ms)
+			if broken {
+				panic("the call")
+			}
+			return echo(c)
+		})
+		l.panicked = func(value any) { panics = append(panics, value) }
+		for range 3 {
+			first := start(l, batchOf(1))
+			synctest.Wait()
+			second := start(l, batchOf(2))
+			first.fails(t, ms, backend.ErrUnavailable)
+			second.fails(t, 2*ms, backend.ErrUnavailable)
+		}
+		synctest.Wait()
+		broken = false
+		panicking := func(text string) *backend.Batch {
+			b := in(&backend.Source{Flush: func() { panic("flush " + text) }}, batchOf(1))
+			b.Done = func(*backend.Batch) { panic(text) }
+			return b
+		}
+		l.Submit(panicking("first"))
+		synctest.Wait()
+		l.Submit(panicking("second"))
+		start(l, batchOf(3)).is(t, 2*ms)
+		start(l, batchOf(1)).is(t, ms)
+		if got := fmt.Sprint(panics[6:]); got != "[first flush first second flush second]" {
+			t.Errorf("reported: %s", got)
+		}
+	})
+}
+
+// TestSourcesAreFlushedAfterTheirBatches: all Dones of a call come first, then one Flush for each source.
+func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{takes: ms}
+		l := newLane(10*ms, p.decide)
+		log := ""
+		a := &backend.Source{Flush: func() { log += "A " }}
+		b := &backend.Source{Flush: func() { log += "B " }}
+		start(l, batchOf(1))
+		synctest.Wait()
+		for i, from := range []*backend.Source{a, b, a, nil, b} {
+			batch := in(from, batchOf(1))
+			batch.Done = func(*backend.Batch) { log += fmt.Sprint(i, " ") }
+			l.Submit(batch)
+		}
+		time.Sleep(3 * ms)
+		if log != "0 2 1 4 3 A B " {
+			t.Errorf("got %q", log)
+		}
+	})
+}
+
+// TestClose: what waits is answered, and so is what comes later; a call in flight ends by itself.
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{takes: 5 * ms}
+		l := newLane(10*ms, p.decide)
+		large := start(l, batchOf(ones(300)...))
+		synctest.Wait()
+		waits := start(l, batchOf(1))
+		time.Sleep(ms)
+		l.close()
+		waits.fails(t, ms, backend.ErrNotTaken)
+		start(l, batchOf(1)).fails(t, 0, backend.ErrNotTaken)
+		<-large.done
+		if first, last := large.Decisions[0].Err, large.Decisions[299].Err; large.after != 5*ms || first != nil || !errors.Is(last, backend.ErrNotTaken) {
+			t.Errorf("after %v: %v, %v", large.after, first, last)
+		}
+		time.Sleep(time.Second)
+		if n := p.called.Load(); n != 1 {
+			t.Errorf("%d calls", n)
+		}
+	})
+}
+
+func TestAnEmptyBatchIsDone(t *testing.T) {
+	l := newLane(10*ms, (&server{}).decide)
+	<-start(l, batchOf()).done
+}
+
+// TestGroupsThatAreTooLargeCostNothing: they are answered, and all around them is decided in order.
+func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
+	for name, sizes := range map[string][]int{
+		"36,000 requests":      ones(36_000),
+		"the largest group":    {maxGroup},
+		"too large":            {maxGroup + 1},
+		"too large, in a row":  {3, maxGroup + 1, 4, 2000, 8000, 1},
+		"around":               {8000, 5, 8000},
+		"large and small ones": {1, 300, 1, 255, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := &server{}
+				l := newLane(10*ms, p.decide)
+				b := batchOf(sizes...)
+				<-start(&way{l, newLane(patience, p.decide)}, b).done
+				at := 0
+				for _, size := range sizes {
+					for range size {
+						switch d := b.Decisions[at]; {
+						case size <= maxGroup && (d.Err != nil || d.Remaining != int64(at+1)):
+							t.Fatalf("charge %d of a group of %d: got %+v", at, size, d)
+						case size > maxGroup && (!errors.Is(d.Err, backend.ErrTooLarge) || errors.Is(d.Err, backend.ErrUnavailable)):
+							t.Fatalf("charge %d of a group of %d: got %+v", at, size, d)
+						}
+						at++
+					}
+				}
+			})
+		})
+	}
+}

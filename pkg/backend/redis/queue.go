@@ -1,0 +1,372 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+const (
+	// maxBatch is the most charges of one call, unless a single group has more. A server serves nobody else while it
+	// runs a call, and a call that is too long for its timeout counts as a failure.
+	maxBatch = 256
+	// maxGroup is the most charges of one group. A larger group cannot be divided, and is answered ErrTooLarge.
+	maxGroup = 1024
+	// maxWaiting bounds the charges that wait for one server.
+	maxWaiting = 65_536
+	// maxCalls is how many calls to one server may be in flight: while one is late, or on its way, the server works
+	// on the other. More calls would share the load, so that each is smaller and costs more.
+	maxCalls = 2
+)
+
+// queue decides when a call to one server starts, and which groups it carries. It is a state machine: it has no
+// clock, lock, timer or goroutine of its own.
+//
+// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when the last
+// one has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and larger calls cost
+// less, but a call that is late must not delay all others.
+//
+// A call is filled from the sources in turn. A batch with more charges than fit goes in several calls, one after
+// the other, so that its groups are decided in their order.
+type queue struct {
+	timeout  time.Duration // of one call
+	maxCalls int
+	maxBatch int
+	maxWait  int // charges
+
+	inFlight int
+	departed time.Time // the last call
+	armed    bool      // tick will be called
+	waiting  int       // charges of the places
+	aside    int       // charges left of entries that have others in flight
+
+	places      map[*backend.Source]*place
+	first, last *place // the order of turns
+	sources     int    // how many are in that order
+	freePlaces  *place
+	freeEntries *entry
+}
+
+// place holds the waiting entries of one source.
+type place struct {
+	source      *backend.Source
+	first, last *entry
+	next        *place
+}
+
+// entry is a batch that waits or is in flight. It is part of at most one call at a time.
+type entry struct {
+	batch *backend.Batch
+	at    int  // the first charge that has not been sent
+	in    bool // it is part of a call that is being filled, or in flight
+	taken bool // that call carries charges of it that are no resets
+	next  *entry
+}
+
+// left returns the number of charges that have not been sent.
+func (e *entry) left() int { return len(e.batch.Charges) - e.at }
+
+// call is what one call to the server carries. Its slices are reused.
+type call struct {
+	runs    []run
+	entries []*entry
+	charges int
+	ended   []*backend.Batch // their decisions are complete
+	sources []*backend.Source
+	permit  effect
+	flight  flight
+}
+
+// run is charges of one batch that are next to each other.
+type run struct {
+	batch    *backend.Batch
+	from, to int
+}
+
+// add appends n charges of e, which start at e.at.
+func (c *call) add(e *entry, n int) {
+	if last := len(c.runs) - 1; last >= 0 && c.runs[last].batch == e.batch && c.runs[last].to == e.at {
+		c.runs[last].to += n
+	} else {
+		c.runs = append(c.runs, run{e.batch, e.at, e.at + n})
+	}
+	c.charges += n
+	e.taken = e.taken || !e.batch.Charges[e.at].Reset
+	if !e.in {
+		e.in = true
+		c.entries = append(c.entries, e)
+	}
+}
+
+// fail answers all charges of the call with err.
+func (c *call) fail(err error) {
+	for _, r := range c.runs {
+		fail(r.batch.Decisions[r.from:r.to], err)
+	}
+}
+
+// effects are what the caller has to do after an event.
+type effects struct {
+	start bool          // fill and send a call
+	wake  time.Duration // call tick after this time; 0: no
+}
+
+var (
+	errFull     = fmt.Errorf("%w: too many requests wait for it", backend.ErrNotTaken)
+	errLate     = fmt.Errorf("%w: not sent in time", backend.ErrNotTaken)
+	errCanceled = fmt.Errorf("%w: not sent: the client has canceled it", backend.ErrNotTaken)
+)
+
+func newQueue(timeout time.Duration) queue {
+	return queue{timeout: timeout, maxCalls: maxCalls, maxBatch: maxBatch, maxWait: maxWaiting, places: map[*backend.Source]*place{}}
+}
+
+// idle reports whether no batch waits or is in flight.
+func (q *queue) idle() bool { return q.inFlight == 0 && q.waiting == 0 }
+
+// submit adds b, which has charges. On an error b is not part of the queue.
+func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
+	if held := q.waiting + q.aside; held > 0 && held+len(b.Charges) > q.maxWait {
+		return effects{}, errFull
+	}
+	e := q.freeEntries
+	if e == nil {
+		e = &entry{}
+	} else {
+		q.freeEntries = e.next
+	}
+	*e = entry{batch: b}
+	q.enqueue(e)
+	return q.depart(now), nil
+}
+
+// tick is called after effects.wake.
+func (q *queue) tick(now time.Time) effects {
+	q.armed = false
+	return q.depart(now)
+}
+
+// over ends a call that was started.
+func (q *queue) over(now time.Time) effects {
+	q.inFlight--
+	return q.depart(now)
+}
+
+// depart starts a call if one is due.
+func (q *queue) depart(now time.Time) effects {
+	long := q.timeout / 2
+	switch out := now.Sub(q.departed); {
+	case q.waiting == 0 || q.inFlight >= q.maxCalls:
+		return effects{}
+	case q.inFlight == 0 || out >= long || q.waiting >= q.maxBatch:
+		q.inFlight++
+		q.departed = now
+		return effects{start: true}
+	case q.armed:
+		return effects{}
+	default:
+		q.armed = true
+		return effects{wake: long - out}
+	}
+}
+
+// enqueue puts e at the end of the place of its source.
+func (q *queue) enqueue(e *entry) {
+	source := e.batch.Source
+	p := q.places[source]
+	if p == nil {
+		if p = q.freePlaces; p == nil {
+			p = &place{}
+		} else {
+			q.freePlaces = p.next
+		}
+		*p = place{source: source}
+		q.places[source] = p
+		q.sources++
+		q.push(p)
+	}
+	if p.first == nil {
+		p.first = e
+	} else {
+		p.last.next = e
+	}
+	p.last = e
+	q.waiting += e.left()
+}
+
+// push gives p the last turn.
+func (q *queue) push(p *place) {
+	p.next = nil
+	if q.first == nil {
+		q.first = p
+	} else {
+		q.last.next = p
+	}
+	q.last = p
+}
+
+// dequeue removes the first entry of p.
+func (p *place) dequeue() {
+	e := p.first
+	p.first, e.next = e.next, nil
+}
+
+// release makes e free for another batch.
+func (q *queue) release(e *entry) {
+	*e = entry{next: q.freeEntries}
+	q.freeEntries = e
+}
+
+// fill fills c, which is empty, for a call that was started. It reports false if no group is to be sent: then the
+// call is over. In both cases c.ended are batches that need no answer of the server any more.
+func (q *queue) fill(c *call, now time.Time) bool {
+	full := false
+	for !full && q.waiting > 0 {
+		p := q.first
+		if p.first == nil {
+			q.leave()
+			continue
+		}
+		room := q.maxBatch - c.charges
+		share := room
+		if q.waiting > room {
+			share = max(1, room/q.sources)
+		}
+		if full = !q.serve(c, p, share, now); !full && q.first.next != nil {
+			q.first = p.next
+			q.push(p)
+		}
+	}
+	for _, e := range c.entries { // what is left of an entry waits until its part has been answered
+		if p := q.places[e.batch.Source]; p != nil && p.first == e {
+			q.setAside(p)
+		}
+	}
+	for q.first != nil && q.first.first == nil {
+		q.leave()
+	}
+	if len(c.runs) == 0 {
+		q.inFlight--
+		return false
+	}
+	return true
+}
+
+// leave ends the turns of the first place, which is empty.
+func (q *queue) leave() {
+	p := q.first
+	q.first = p.next
+	q.sources--
+	delete(q.places, p.source)
+	*p = place{next: q.freePlaces}
+	q.freePlaces = p
+}
+
+// setAside removes the first entry of p until its part in flight has been answered.
+func (q *queue) setAside(p *place) {
+	n := p.first.left()
+	q.waiting -= n
+	q.aside += n
+	p.dequeue()
+}
+
+// serve moves groups of p to c until they have share charges or more. It reports false if c is full: then p keeps
+// its turn.
+func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
+	for share > 0 && p.first != nil {
+		e := p.first
+		b := e.batch
+		if !b.Deadline.IsZero() && now.After(b.Deadline) {
+			q.skip(e, e.left(), errLate)
+		}
+		for share > 0 && e.left() > 0 {
+			n, err := group(b, e.at)
+			switch {
+			case err != nil:
+				q.skip(e, n, err)
+				continue
+			case c.charges > 0 && c.charges+n > q.maxBatch:
+				return false
+			case b.Charges[e.at].Reset && e.taken: // the server gets the resets of a call before its charges
+				q.setAside(p)
+				return true
+			}
+			c.add(e, n)
+			e.at += n
+			q.waiting -= n
+			share -= n
+		}
+		if e.left() > 0 {
+			return true
+		}
+		p.dequeue()
+		if !e.in {
+			c.ended = append(c.ended, b)
+			q.release(e)
+		}
+	}
+	return true
+}
+
+// errKnown is of a group that has been answered already.
+var errKnown = errors.New("known")
+
+// group returns the length of the group at charge i, and an error if it is not to be sent.
+func group(b *backend.Batch, i int) (int, error) {
+	c := &b.Charges[i]
+	n := backend.GroupLen(b.Charges[i:])
+	switch {
+	case b.Known != nil && b.Known[i]:
+		return n, errKnown
+	case c.Canceled != nil && c.Canceled.Load():
+		return n, errCanceled
+	default:
+		return n, nil
+	}
+}
+
+// skip answers the next n charges of e, but those that are known, with err instead of sending them.
+func (q *queue) skip(e *entry, n int, err error) {
+	b := e.batch
+	for i := e.at; i < e.at+n; i++ {
+		if b.Known == nil || !b.Known[i] {
+			b.Decisions[i] = backend.Decision{Err: err}
+		}
+	}
+	e.at += n
+	q.waiting -= n
+}
+
+// landed takes the entries of c back when the call has been answered: c.ended are those that are complete, the
+// others wait for their next call. The call is not over yet.
+func (q *queue) landed(c *call) {
+	for i, e := range c.entries {
+		e.in, e.taken = false, false
+		if e.left() == 0 {
+			c.ended = append(c.ended, e.batch)
+			q.release(e)
+		} else {
+			q.aside -= e.left()
+			q.enqueue(e)
+		}
+		c.entries[i] = nil
+	}
+	clear(c.runs)
+	c.runs, c.entries, c.charges = c.runs[:0], c.entries[:0], 0
+}
+
+// drain answers all that waits with err, and appends the batches to ended.
+func (q *queue) drain(err error, ended []*backend.Batch) []*backend.Batch {
+	for ; q.first != nil; q.leave() {
+		for p := q.first; p.first != nil; {
+			e := p.first
+			q.skip(e, e.left(), err)
+			ended = append(ended, e.batch)
+			p.dequeue()
+			q.release(e)
+		}
+	}
+	return ended
+}

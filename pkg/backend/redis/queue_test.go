@@ -1,0 +1,532 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// epoch is when the tests of the queue start.
+var epoch = time.Unix(1_000_000_000, 0)
+
+func at(d time.Duration) time.Time { return epoch.Add(d) }
+
+// batchOf is a batch of groups of so many charges. Costs count up from 1.
+func batchOf(sizes ...int) *backend.Batch {
+	b := &backend.Batch{}
+	for group, size := range sizes {
+		for range size {
+			n := len(b.Charges) + 1
+			b.Charges = append(b.Charges, backend.Charge{Key: fmt.Appendf(nil, "k%d", n), Group: group, Ask: algorithms.Ask{Cost: int64(n)}})
+		}
+	}
+	b.Decisions = make([]backend.Decision, len(b.Charges))
+	return b
+}
+
+func ones(n int) []int { return slices.Repeat([]int{1}, n) }
+
+// in has b come from s.
+func in(s *backend.Source, b *backend.Batch) *backend.Batch {
+	b.Source = s
+	return b
+}
+
+// text lists the charges of c: for each run the batch and the costs.
+func (c *call) text(batches ...*backend.Batch) (s string) {
+	for _, r := range c.runs {
+		s += fmt.Sprintf("%c%d-%d ", 'a'+slices.Index(batches, r.batch), r.from+1, r.to)
+	}
+	return s
+}
+
+func submit(t *testing.T, q *queue, b *backend.Batch, now time.Time) effects {
+	t.Helper()
+	do, err := q.submit(b, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return do
+}
+
+// sent fills a call.
+func sent(t *testing.T, q *queue, now time.Time) *call {
+	t.Helper()
+	c := &call{}
+	if !q.fill(c, now) {
+		t.Fatal("nothing is sent")
+	}
+	return c
+}
+
+func TestQueueStartsCalls(t *testing.T) {
+	q := newQueue(10 * ms)
+	is := func(what string, got, want effects) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: got %+v, want %+v", what, got, want)
+		}
+	}
+	is("idle", submit(t, &q, batchOf(1), at(0)), effects{start: true})
+	first := sent(t, &q, at(0))
+	is("one is in flight", submit(t, &q, batchOf(1), at(2*ms)), effects{wake: 3 * ms})
+	is("a tick is awaited", submit(t, &q, batchOf(1), at(3*ms)), effects{})
+	is("the first is late", q.tick(at(5*ms)), effects{start: true})
+	second := sent(t, &q, at(5*ms))
+	if second.charges != 2 {
+		t.Errorf("%d charges", second.charges)
+	}
+	is("two are in flight", submit(t, &q, batchOf(ones(256)...), at(20*ms)), effects{})
+	q.landed(first)
+	is("one of two has ended", q.over(at(21*ms)), effects{start: true})
+	third := sent(t, &q, at(21*ms))
+	is("enough wait", submit(t, &q, batchOf(1), at(22*ms)), effects{})
+	q.landed(second)
+	is("few wait", q.over(at(22*ms)), effects{wake: 4 * ms})
+	is("enough wait for another", submit(t, &q, batchOf(ones(255)...), at(23*ms)), effects{start: true})
+	fourth := sent(t, &q, at(23*ms))
+	is("the tick comes for nothing", q.tick(at(26*ms)), effects{})
+	q.landed(third)
+	is("nothing waits", q.over(at(27*ms)), effects{})
+	q.landed(fourth)
+	q.over(at(27 * ms))
+	if !q.idle() {
+		t.Error("not idle")
+	}
+}
+
+// TestQueueServesSourcesInTurn: a source with much to send delays another by its share of a call.
+func TestQueueServesSourcesInTurn(t *testing.T) {
+	q := newQueue(10 * ms)
+	flood, little, some := &backend.Source{}, &backend.Source{}, &backend.Source{}
+	a := in(flood, batchOf(ones(2000)...))
+	b, c, d := in(little, batchOf(2)), in(some, batchOf(ones(100)...)), in(flood, batchOf(3))
+	submit(t, &q, a, at(0))
+	submit(t, &q, d, at(0))
+	submit(t, &q, b, at(0))
+	submit(t, &q, c, at(0))
+	first := sent(t, &q, at(0))
+	if got, want := first.text(a, b, c, d), "a1-85 b1-2 c1-56 a86-122 c57-94 a123-141 c95-100 a142-154 "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	// The rest of a waits for the call, and others of its source do not.
+	q.inFlight++
+	second := sent(t, &q, at(0))
+	if got, want := second.text(a, b, c, d), "d1-3 "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	q.landed(first)
+	if len(first.ended) != 2 || first.ended[0] != b || first.ended[1] != c {
+		t.Errorf("%d have ended", len(first.ended))
+	}
+	third := sent(t, &q, at(0))
+	if got, want := third.text(a, b, c, d), "a155-410 "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestQueueSpreadsLargeBatches over calls of at most 256 charges, one after the other, in whole groups.
+func TestQueueSpreadsLargeBatches(t *testing.T) {
+	for name, sizes := range map[string][]int{
+		"1000 groups":          ones(1000),
+		"one more than fits":   ones(257),
+		"groups of 100":        slices.Repeat([]int{100}, 9),
+		"groups of all sizes":  {1, 255, 256, 1, 254, 2, 256, 3},
+		"one larger than fits": {300},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := newQueue(10 * ms)
+			b := batchOf(sizes...)
+			submit(t, &q, b, at(0))
+			next := 0
+			for next < len(b.Charges) {
+				c := sent(t, &q, at(0))
+				if len(c.runs) != 1 || c.runs[0].from != next {
+					t.Fatalf("got %s after %d", c.text(b), next)
+				}
+				to := c.runs[0].to
+				if to < len(b.Charges) && b.Charges[to].Group == b.Charges[to-1].Group || to-next > 256 && len(sizes) > 1 {
+					t.Fatalf("got %s", c.text(b))
+				}
+				if q.waiting != 0 || len(c.ended) > 0 {
+					t.Fatal("the rest may be sent before the answer")
+				}
+				next = to
+				q.landed(c)
+				if ended := len(c.ended) == 1; ended != (next == len(b.Charges)) {
+					t.Fatalf("ended %v after %d charges", ended, next)
+				}
+				q.over(at(0))
+			}
+		})
+	}
+}
+
+func TestQueueDoesNotSendWhatNobodyNeeds(t *testing.T) {
+	q := newQueue(10 * ms)
+	late, rest, known := batchOf(1, 1), batchOf(1, 2, 1), batchOf(2, 2)
+	late.Deadline = at(5 * ms)
+	var canceled atomic.Bool
+	rest.Charges[1].Canceled, rest.Charges[2].Canceled = &canceled, &canceled
+	known.Known = []bool{true, true, true, true}
+	for _, b := range []*backend.Batch{late, rest, known} {
+		submit(t, &q, b, at(0))
+	}
+	canceled.Store(true)
+	c := sent(t, &q, at(5*ms+1))
+	if got, want := c.text(late, rest), "b1-1 b4-4 "; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(c.ended) != 2 || c.ended[0] != late || c.ended[1] != known {
+		t.Errorf("%d have ended", len(c.ended))
+	}
+	for name, d := range map[string]backend.Decision{"late": late.Decisions[1], "canceled": rest.Decisions[2]} {
+		if !errors.Is(d.Err, backend.ErrNotTaken) {
+			t.Errorf("%s: got %+v", name, d)
+		}
+	}
+	if known.Decisions[3].Err != nil || rest.Decisions[0].Err != nil {
+		t.Error("others were answered")
+	}
+	q.landed(c)
+	q.over(at(6 * ms))
+	// A call that has nothing to send is over.
+	late.Decisions = make([]backend.Decision, 2)
+	submit(t, &q, late, at(6*ms))
+	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
+		t.Errorf("%d have ended", len(c.ended))
+	}
+	// The rest of a batch whose time ends while its first part is in flight is not sent.
+	long := batchOf(ones(300)...)
+	long.Deadline = at(10 * ms)
+	submit(t, &q, long, at(6*ms))
+	c = sent(t, &q, at(6*ms))
+	q.landed(c)
+	if do := q.over(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
+		t.Errorf("the rest of a late batch: %+v", long.Decisions[256])
+	}
+}
+
+// TestQueueKeepsResetsInOrder: the server gets the resets of a call before its charges, so a reset that follows
+// charges of its batch waits for the next call.
+func TestQueueKeepsResetsInOrder(t *testing.T) {
+	q := newQueue(10 * ms)
+	b := batchOf(1, 1, 1, 1, 1)
+	b.Charges[0].Reset, b.Charges[3].Reset = true, true
+	other := in(&backend.Source{}, batchOf(1))
+	other.Charges[0].Reset = true
+	submit(t, &q, b, at(0))
+	submit(t, &q, other, at(0))
+	c := sent(t, &q, at(0))
+	if got := c.text(b, other); got != "a1-3 b1-1 " {
+		t.Errorf("got %q", got)
+	}
+	q.inFlight++
+	if q.fill(&call{}, at(0)) {
+		t.Error("the second reset is sent before the answer to the first charges")
+	}
+	q.landed(c)
+	if c := sent(t, &q, at(0)); c.text(b) != "a4-5 " {
+		t.Errorf("got %q", c.text(b))
+	}
+}
+
+func TestQueueIsBounded(t *testing.T) {
+	q := newQueue(10 * ms)
+	submit(t, &q, batchOf(ones(70_000)...), at(0)) // one batch is taken whatever its size
+	c := sent(t, &q, at(0))
+	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
+		t.Errorf("one too many: %v", err)
+	}
+	q.landed(c)
+	ended := q.drain(errClosed, nil)
+	if len(ended) != 1 || !errors.Is(ended[0].Decisions[69_999].Err, backend.ErrNotTaken) || ended[0].Decisions[0].Err != nil {
+		t.Errorf("%d were drained", len(ended))
+	}
+	for range maxWaiting {
+		submit(t, &q, batchOf(1), at(0))
+	}
+	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
+		t.Errorf("one too many: %v", err)
+	}
+}
+
+// TestQueueRandomly has a queue go through random events, and checks what it does against what it promises.
+func TestQueueRandomly(t *testing.T) {
+	for seed := range uint64(300) {
+		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*fate{}}
+		s.q.maxBatch, s.q.maxWait = 1+s.rng.IntN(20), 200
+		for range 1 + s.rng.IntN(6) {
+			s.sources = append(s.sources, &backend.Source{})
+		}
+		s.sources[0] = nil
+		for range 400 {
+			s.step()
+		}
+		s.finish()
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// schedule is a run of random events. It keeps its own books, in the simplest way.
+type schedule struct {
+	t       *testing.T
+	rng     *rand.Rand
+	q       queue
+	now     time.Duration
+	sources []*backend.Source
+	batches []*backend.Batch
+	groups  map[*backend.Charge]*fate // by the first charge
+	calls   []*call                   // in flight
+	due     int                       // calls that were started and not filled
+	tickAt  time.Duration             // 0: no tick is awaited
+	left    time.Duration             // when the last call was started
+}
+
+// fate is what became of a group.
+type fate struct {
+	size         int
+	sent, landed int
+	known        bool
+	canceled     atomic.Bool
+}
+
+func (s *schedule) step() {
+	switch s.rng.IntN(6) {
+	case 0, 1:
+		s.submit()
+	case 2:
+		if s.now += time.Duration(s.rng.IntN(3000)) * time.Microsecond; s.tickAt > 0 && s.now >= s.tickAt {
+			s.tickAt = 0
+			s.after(s.q.tick(at(s.now)))
+		}
+	case 3:
+		if len(s.batches) > 0 { // a client goes
+			b := s.batches[s.rng.IntN(len(s.batches))]
+			if f := s.groups[&b.Charges[0]]; f != nil {
+				f.canceled.Store(true)
+			}
+		}
+	case 4:
+		if s.due > 0 {
+			s.due--
+			s.fill()
+		}
+	case 5:
+		if len(s.calls) > 0 {
+			s.land(s.rng.IntN(len(s.calls)))
+		}
+	}
+}
+
+// submit submits a random batch.
+func (s *schedule) submit() {
+	var sizes []int
+	for range 1 + s.rng.IntN(1+s.rng.IntN(12)) {
+		sizes = append(sizes, 1+s.rng.IntN(1+s.rng.IntN(5)))
+	}
+	b := in(s.sources[s.rng.IntN(len(s.sources))], batchOf(sizes...))
+	if s.rng.IntN(4) == 0 {
+		b.Deadline = at(s.now + time.Duration(s.rng.IntN(20_000))*time.Microsecond)
+	}
+	if s.rng.IntN(4) == 0 {
+		b.Known = make([]bool, len(b.Charges))
+	}
+	held := s.q.waiting + s.q.aside
+	for i := 0; i < len(b.Charges); {
+		n := backend.GroupLen(b.Charges[i:])
+		f := &fate{size: n, known: b.Known != nil && s.rng.IntN(2) == 0}
+		for j := i; j < i+n; j++ {
+			b.Charges[j].Canceled = &f.canceled
+			if b.Known != nil {
+				b.Known[j] = f.known
+			}
+		}
+		b.Charges[i].Reset = n == 1 && s.rng.IntN(6) == 0
+		s.groups[&b.Charges[i]] = f
+		i += n
+	}
+	do, err := s.q.submit(b, at(s.now))
+	if refused := held > 0 && held+len(b.Charges) > s.q.maxWait; (err != nil) != refused {
+		s.t.Errorf("%d wait, %d more: %v", held, len(b.Charges), err)
+	}
+	if err != nil {
+		for i := range b.Charges {
+			delete(s.groups, &b.Charges[i])
+		}
+		return
+	}
+	s.batches = append(s.batches, b)
+	s.after(do)
+}
+
+// after does what an event asks for, and checks that it is what the policy says.
+func (s *schedule) after(do effects) {
+	inFlight := len(s.calls) + s.due
+	late := s.now-s.left >= 5*ms
+	want := s.q.waiting > 0 && inFlight < 2 && (inFlight == 0 || late || s.q.waiting >= s.q.maxBatch)
+	if do.start != want {
+		s.t.Errorf("start %v, with %d in flight, the last since %v, and %d waiting", do.start, inFlight, s.now-s.left, s.q.waiting)
+	}
+	if do.start {
+		s.due++
+		s.left = s.now
+	}
+	if do.wake > 0 {
+		if s.tickAt > 0 {
+			s.t.Error("two ticks")
+		}
+		s.tickAt = s.now + do.wake
+	}
+	if !do.start && s.q.waiting > 0 && inFlight < 2 && (s.tickAt == 0 || s.tickAt > s.left+5*ms && s.tickAt > s.now+5*ms) {
+		s.t.Errorf("nothing starts a call for %d that wait", s.q.waiting)
+	}
+}
+
+// fill fills a call and checks it.
+func (s *schedule) fill() {
+	c := &call{}
+	waiting := map[*backend.Source]bool{}
+	for source, p := range s.q.places {
+		waiting[source] = p.first != nil
+	}
+	ok := s.q.fill(c, at(s.now))
+	s.answered(c)
+	if !ok {
+		if len(c.runs) > 0 || s.q.waiting > 0 {
+			s.t.Error("a call is not sent that carries something")
+		}
+		return
+	}
+	total, groups, charged := 0, 0, map[*backend.Batch]bool{}
+	for _, r := range c.runs {
+		for i := r.from; i < r.to; {
+			first := &r.batch.Charges[i]
+			f := s.groups[first]
+			if f == nil || i+f.size > r.to {
+				s.t.Fatal("a part of a group is sent")
+			}
+			if f.sent++; f.sent > 1 {
+				s.t.Error("a group is sent twice")
+			}
+			if f.known || f.canceled.Load() || !r.batch.Deadline.IsZero() && at(s.now).After(r.batch.Deadline) {
+				s.t.Error("a group is sent that nobody needs")
+			}
+			if first.Reset && charged[r.batch] {
+				s.t.Error("a reset is sent with charges that come before it")
+			}
+			charged[r.batch] = charged[r.batch] || !first.Reset
+			groups, total, i = groups+1, total+f.size, i+f.size
+		}
+		for _, other := range s.calls {
+			for _, o := range other.runs {
+				if o.batch == r.batch {
+					s.t.Error("a batch is part of two calls at once")
+				}
+			}
+		}
+	}
+	if total > s.q.maxBatch && groups > 1 || total != c.charges {
+		s.t.Errorf("%d charges of %d groups", total, groups)
+	}
+	s.fair(c, waiting)
+	s.calls = append(s.calls, c)
+}
+
+// fair checks that no source has two turns in a call while another that waits has none.
+func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
+	turns := map[*backend.Source]int{}
+	for i, r := range c.runs {
+		if i == 0 || c.runs[i-1].batch.Source != r.batch.Source {
+			turns[r.batch.Source]++
+		}
+	}
+	for source := range waiting {
+		if p := s.q.places[source]; turns[source] > 0 || p == nil || p.first == nil {
+			continue // it had its turn, or nothing to send
+		}
+		for other, n := range turns {
+			if n > 1 {
+				s.t.Errorf("%p had %d turns, %p none", other, n, source)
+			}
+		}
+	}
+}
+
+// land ends a call.
+func (s *schedule) land(i int) {
+	c := s.calls[i]
+	s.calls = slices.Delete(s.calls, i, i+1)
+	for _, r := range c.runs {
+		for i := r.from; i < r.to; i += backend.GroupLen(r.batch.Charges[i:]) {
+			s.groups[&r.batch.Charges[i]].landed++
+		}
+		for i := r.from; i < r.to; i++ {
+			r.batch.Decisions[i].Remaining = r.batch.Charges[i].Ask.Cost
+		}
+	}
+	c.ended = c.ended[:0]
+	s.q.landed(c)
+	s.answered(c)
+	s.after(s.q.over(at(s.now)))
+}
+
+// answered checks the batches that have ended.
+func (s *schedule) answered(c *call) {
+	for _, b := range c.ended {
+		i := slices.Index(s.batches, b)
+		if i < 0 {
+			s.t.Error("a batch ends twice")
+			continue
+		}
+		s.batches = slices.Delete(s.batches, i, i+1)
+		for i := range b.Charges {
+			d, f := &b.Decisions[i], s.groups[&b.Charges[i]]
+			if f != nil && f.sent != f.landed {
+				s.t.Error("a batch ends before its answer")
+			}
+			for first := i; f == nil; first-- {
+				f = s.groups[&b.Charges[first]]
+			}
+			switch {
+			case f.known && (d.Err != nil || d.Remaining != 0 || f.sent != 0):
+				s.t.Errorf("known: %+v", d)
+			case f.known:
+			case f.sent == 1 && (d.Err != nil || d.Remaining != b.Charges[i].Ask.Cost):
+				s.t.Errorf("sent: %+v", d)
+			case f.sent == 0 && !errors.Is(d.Err, backend.ErrNotTaken):
+				s.t.Errorf("not sent: %+v", d)
+			}
+		}
+	}
+}
+
+// finish has all end.
+func (s *schedule) finish() {
+	for range 100_000 {
+		switch {
+		case s.due > 0:
+			s.due--
+			s.fill()
+		case len(s.calls) > 0:
+			s.land(0)
+		case len(s.batches) > 0:
+			s.t.Fatalf("%d batches do not end", len(s.batches))
+		default:
+			if !s.q.idle() || s.q.aside != 0 || len(s.q.places) > 0 && s.q.waiting > 0 {
+				s.t.Errorf("at the end: %+v", s.q)
+			}
+			return
+		}
+	}
+	s.t.Error("it does not end")
+}
