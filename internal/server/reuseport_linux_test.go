@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +18,9 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/rlsidecar/rlsidecar/internal/redistest"
 )
 
 // A new server takes over from an old one, while clients ask over gRPC and HTTP, by connections that last
@@ -40,6 +44,34 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	})
 }
 
+// The same with the buckets in Redis. The old server's connections to Redis end while its last requests are in
+// progress, and the new server's are new: nobody is denied, and each request is charged exactly once.
+func TestNewProcessTakesOverWithRedis(t *testing.T) {
+	concurrent(t)
+	t.Parallel()
+	redis := onRedis("redis://" + redistest.Start(t).Addr)
+	var grpcAddress, httpAddress string
+	var running *instance
+	asked := takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
+		t.Helper()
+		running = start(t, small, redis, func(c *Config) {
+			c.ReusePort, c.DrainDelay, c.Redis.Timeout = true, 200*time.Millisecond, time.Minute
+			if grpcAddress != "" {
+				c.GRPC, c.HTTP = grpcAddress, httpAddress
+			}
+		})
+		if grpcAddress == "" {
+			grpcAddress, httpAddress = running.GRPC.String(), running.HTTP.String()
+		}
+		return running
+	})
+	look := descriptor("k=v")
+	look.HitsAddend = wrapperspb.UInt64(0)
+	if charged := 1_000_000 - int64(running.put(t, request("d", look)).Statuses[0].LimitRemaining); charged != asked {
+		t.Errorf("%d requests were allowed, %d were charged", asked, charged)
+	}
+}
+
 func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -58,8 +90,9 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	}
 }
 
-// takesOver starts one server after the other with next, asking the addresses, which it sets, meanwhile.
-func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) {
+// takesOver starts one server after the other with next, asking the addresses, which it sets, meanwhile. It
+// returns how many requests were allowed over gRPC: all that were made.
+func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()
 
@@ -87,7 +120,10 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 		return conn
 	}
 	put := func(conn *grpc.ClientConn) error {
-		_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+		answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
+		if err == nil && answer.OverallCode != rls.RateLimitResponse_OK {
+			err = fmt.Errorf("answered %v", answer)
+		}
 		return err
 	}
 	lasting := connect()
@@ -137,7 +173,11 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 		if t.Logf("%s: %d asks", what, n.Load()); n.Load() == 0 {
 			t.Errorf("%s: nothing was asked", what)
 		}
+		if strings.HasPrefix(what, "gRPC") {
+			allowed += n.Load()
+		}
 	}
+	return allowed
 }
 
 func TestPortsAreSharedByThoseWhoShareThem(t *testing.T) {
