@@ -33,6 +33,7 @@ func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, 1<<20) // the script is one line
 	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
 		t.Fatal("the server does not report what it runs", err, lines.Err())
 	}

@@ -42,6 +42,8 @@ var apart = map[string]struct{ name, reason string }{
 	"Limit.windowStart":   {"", "starts_in inside take_window; of a calendar calendar_start"},
 	"Limit.WindowEnd":     {"", "for limits that never allow; they need no store"},
 	"Limit.roll":          {"", "two lines of take_window"},
+	"Limit.granted":       {"", "part of charge_window"},
+	"Limit.overdrawn":     {"", "part of charge_window"},
 	"Limit.clears":        {"", "a field of the limit"},
 	"Limit.windowOver":    {"", "a comparison, written out"},
 	"Limit.denialSpan":    {"", "a product, written out"},

@@ -128,7 +128,7 @@ func (n *node) plan(c *call, bySlot bool) []*trip {
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
 				if charge.Once != nil {
-					t.head(charge.Once, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)), group)
+					t.head(charge.Once, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)))
 				}
 			}
 			t.add(charge, &decisions[i], f.name, group)

@@ -54,6 +54,8 @@ type trip struct {
 	limitsB []byte
 	limitsI int // where in args they are
 	charges []byte
+	last    int // where in charges the last one is; below 0: none that another can join
+	group   int // of the last one
 
 	reply string
 	err   error
@@ -79,35 +81,55 @@ func (t *trip) reset(most int) {
 	clear(t.of)
 	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
-	t.limits, t.limitsB, t.charges = t.limits[:0], t.limitsB[:0], t.charges[:0]
+	t.limits, t.limitsB, t.charges, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], -1
 }
+
+// The flags of a charge. The double that has them has the number of the limit below oneFlag.
+const (
+	oneFlag  = 1 << 20
+	more     = 1 * oneFlag // the next charge is of the same group
+	long     = 2 * oneFlag // MaxWait and Of follow
+	reserved = 4 * oneFlag
+	dry      = 8 * oneFlag
+	rawCost  = 16 * oneFlag
+	settles  = 32 * oneFlag
+)
 
 // add appends c, whose decision is d; name is that of its key.
 func (t *trip) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
 	t.of = append(t.of, target{charge: c, decision: d})
-	k := t.key(name)
-	flags := 0.0
+	if t.last >= 0 && t.group == group {
+		what := t.charges[t.last+8:][:8]
+		doubles(what[:0], math.Float64frombits(binary.LittleEndian.Uint64(what))+more)
+	}
+	t.last, t.group = len(t.charges), group
+	what := t.limit(c.Limit)
 	if c.Ask.Reserve {
-		flags++
+		what += reserved
 	}
 	if c.Ask.Look {
-		flags += 2
+		what += dry
 	}
 	if c.Ask.Raw {
-		flags += 4
+		what += rawCost
 	}
 	if c.Ask.Settle {
-		flags += 8
+		what += settles
 	}
-	t.charges = doubles(t.charges,
-		float64(k), float64(t.limit(c.Limit)), float64(group), exact(c.Ask.Cost),
-		float64(c.Limit.PhaseOf(c.Ask.Hash)), float64(c.Ask.MaxWait), float64(c.Ask.Of), flags)
+	extended := c.Ask.MaxWait != 0 || c.Ask.Of != 0
+	if extended {
+		what += long
+	}
+	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Ask.Cost), float64(c.Limit.PhaseOf(c.Ask.Hash)))
+	if extended {
+		t.charges = doubles(t.charges, float64(c.Ask.MaxWait), float64(c.Ask.Of))
+	}
 }
 
 // head appends the head of a group of n charges, which is taken once; name is that of its record.
-func (t *trip) head(once *backend.Once, n int, name []byte, group int) {
-	t.of = append(t.of, target{heads: n})
-	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(group), float64(lifetime(once)))
+func (t *trip) head(once *backend.Once, n int, name []byte) {
+	t.of, t.last = append(t.of, target{heads: n}), -1
+	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
 	t.charges = append(t.charges, once.Of[:]...)
 }
 
@@ -170,6 +192,7 @@ func (t *trip) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 		t.args = append(t.args, &t.keys[i]) // a pointer, which needs no allocation
 	}
 	t.limitsI = len(t.args) + 1
+	t.charges = doubles(t.charges, 0, 0)
 	t.args = append(t.args, doubles(nil, float64(now)), nil, t.charges)
 	for i := range t.keys[declared:] {
 		t.args = append(t.args, &t.keys[declared+i])
@@ -190,16 +213,22 @@ func (t *trip) near(now algorithms.Micros) {
 	t.args[t.limitsI] = t.limitsB
 }
 
+// usual reports whether the script decides plain charges of l in its loop. All others take the general form.
+func usual(l *algorithms.Limit) bool {
+	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
+		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
+}
+
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
 	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0} {
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l)} {
 		if set {
 			flags += float64(int(1) << i)
 		}
 	}
-	dst = doubles(dst, float64(l.Kind), float64(l.Tick), float64(l.Rate), float64(l.Period),
-		float64(l.Capacity), float64(l.Initial), float64(l.MaxReserved), float64(l.Reach),
-		float64(l.P), float64(l.Q), float64(l.V), float64(l.P1), float64(l.V1), flags)
+	dst = doubles(dst, float64(l.Kind), flags, float64(l.Capacity), float64(l.MaxReserved),
+		float64(l.Rate), float64(l.Period), float64(l.P), float64(l.Q), float64(l.V),
+		float64(l.Tick), float64(l.Initial), float64(l.P1), float64(l.V1))
 	if p := l.Penalty; p.After > 0 {
 		dst = doubles(dst, float64(p.After), float64(p.For), float64(p.Max))
 	}
@@ -244,15 +273,48 @@ func (t *trip) by(s script, full bool) []any {
 }
 
 // headSize and answerSize are the length of the time the script decided by, and of its answer to
-// one charge.
+// one charge where nothing is left out of it.
 const (
 	headSize   = 8
 	answerSize = 1 + 5*8
+
+	noLast  = 64  // the flags of an answer that leaves out the last time, which is 0,
+	noRetry = 128 // and that of a retry
 )
+
+// sizeOf is the length of the answer that text starts with; 0: it is not whole.
+func sizeOf(text string) int {
+	if text == "" {
+		return 0
+	}
+	size := answerSize
+	if text[0]&noLast != 0 {
+		size -= 8
+	}
+	if text[0]&noRetry != 0 {
+		size -= 8
+	}
+	if len(text) < size {
+		return 0
+	}
+	return size
+}
+
+// complete reports whether text is n answers.
+func complete(text string, n int) bool {
+	for ; n > 0; n-- {
+		size := sizeOf(text)
+		if size == 0 {
+			return false
+		}
+		text = text[size:]
+	}
+	return text == ""
+}
 
 // answer puts the script's answer into the decisions of its charges.
 func (t *trip) answer() error {
-	if t.err == nil && len(t.reply) != headSize+answerSize*len(t.of) {
+	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.of))) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
 	}
 	if t.err != nil {
@@ -267,8 +329,8 @@ func (t *trip) answer() error {
 	now, rest := moment(t.reply), t.reply[headSize:]
 	at, replayed, reused, heads := now, false, false, 0 // of the group that is taken once, and what is left of it
 	for _, to := range t.of {
-		text := rest[:answerSize]
-		rest = rest[answerSize:]
+		text := rest[:sizeOf(rest)]
+		rest = rest[len(text):]
 		if to.heads > 0 {
 			heads, at, replayed, reused = to.heads, now, text[0]&4 != 0, text[0]&8 != 0
 			if replayed {
@@ -308,15 +370,22 @@ func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Dec
 
 // decode reads the answer to one charge.
 func decode(text string) backend.Decision {
+	flags := text[0]
 	d := backend.Decision{Decision: algorithms.Decision{
-		Allowed: text[0]&1 != 0, Never: text[0]&2 != 0,
+		Allowed: flags&1 != 0, Never: flags&2 != 0,
 		Value: number(text[1:]), Remaining: number(text[9:]),
-		RetryAfter: moment(text[17:]), ResetAfter: moment(text[25:]),
 	}}
-	if last := moment(text[33:]); text[0]&32 != 0 {
-		d.Blocked = last
-	} else {
-		d.Wait = last
+	text = text[17:]
+	if flags&noRetry == 0 {
+		d.RetryAfter, text = moment(text), text[8:]
+	}
+	d.ResetAfter, text = moment(text), text[8:]
+	switch {
+	case flags&noLast != 0:
+	case flags&32 != 0:
+		d.Blocked = moment(text)
+	default:
+		d.Wait = moment(text)
 	}
 	return d
 }

@@ -3,8 +3,11 @@ package redis
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -13,9 +16,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The short form of the script decides what package algorithms decides: for plain charges of few limits, whose
+// The loop of the script decides what package algorithms decides: for plain charges of few limits, whose
 // numbers change one at a time, with charges in between that are not plain.
-func TestShortFormEqualsMemory(t *testing.T) {
+func TestLoopEqualsMemory(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
@@ -81,5 +84,88 @@ func TestShortFormEqualsMemory(t *testing.T) {
 	}
 	if denied < 1000 {
 		t.Errorf("%d were denied: too few to tell", denied)
+	}
+}
+
+// The loop of the script decides plain charges, without making the functions of general: that would cost more than
+// all else of a call. All other charges need general.
+func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
+	t.Parallel()
+	const head = "local function general(now, given, names, stored, lives, answers)\n"
+	broken := strings.Replace(source, head, head+"  error('general was called')\n", 1)
+	if broken == source {
+		t.Fatal("the script has no function general")
+	}
+	n := func(v int64) *int64 { return &v }
+	epoch := algorithms.Micros(0)
+	const s = algorithms.Second
+	limit := func(spec algorithms.Spec) *algorithms.Limit { return compiled(t, spec) }
+	token := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, MaxReserved: n(3)})
+	small := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 100 * s})
+	window := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: s})
+	few := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: 100 * s, Start: &epoch})
+	each := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: s, Start: &epoch, TakesDenied: true})
+	request := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: s, Start: &epoch, PerRequest: true})
+	charge := func(key string, group int, limit *algorithms.Limit, change ...func(*algorithms.Ask)) backend.Charge {
+		c := backend.Charge{Key: []byte(key), Limit: limit, Group: group, Ask: algorithms.Ask{Cost: 1}}
+		for _, with := range change {
+			with(&c.Ask)
+		}
+		return c
+	}
+	starting := func(spec algorithms.Spec) *algorithms.Limit {
+		spec.Rate, spec.Period = 5, s
+		return limit(spec)
+	}
+	type calls [][]backend.Charge
+	one := func(limit *algorithms.Limit, change ...func(*algorithms.Ask)) calls {
+		return calls{{charge("x", 0, limit, change...)}}
+	}
+	for name, c := range map[string]struct {
+		calls   calls
+		general bool
+	}{
+		"token bucket":              {calls: calls{{charge("a", 0, token)}, {charge("a", 0, token)}}},
+		"denied token bucket":       {calls: calls{{charge("a", 0, small)}, {charge("a", 0, small)}}},
+		"fixed window":              {calls: calls{{charge("a", 0, window)}, {charge("a", 0, window)}}},
+		"denied fixed window":       {calls: calls{{charge("a", 0, few)}, {charge("a", 0, few)}}},
+		"window that counts denied": {calls: calls{{charge("a", 0, each)}, {charge("a", 0, each)}}},
+		"window per request":        {calls: calls{{charge("a", 0, request)}, {charge("a", 0, request)}}},
+		"same bucket twice":         {calls: calls{{charge("a", 0, token), charge("a", 1, token)}}},
+		"allowed group": {calls: calls{
+			{charge("a", 0, token), charge("b", 0, window), charge("c", 1, token)},
+			{charge("c", 0, token), charge("a", 1, token), charge("b", 1, window)},
+		}},
+
+		"dry run":                 {one(token, func(a *algorithms.Ask) { a.Look = true }), true},
+		"reservation":             {one(token, func(a *algorithms.Ask) { a.Reserve = true }), true},
+		"refund":                  {one(token, func(a *algorithms.Ask) { a.Cost = -1 }), true},
+		"cost 0":                  {one(token, func(a *algorithms.Ask) { a.Cost = 0 }), true},
+		"cost above the capacity": {one(token, func(a *algorithms.Ask) { a.Cost = 6 }), true},
+		"refund of a lease":       {one(token, func(a *algorithms.Ask) { a.Cost, a.Raw, a.Of = -1, true, 5 }), true},
+		"other numbers":           {calls{{charge("a", 0, token)}, {charge("a", 0, small)}}, true},
+		"overdraw":                {one(starting(algorithms.Spec{Kind: algorithms.TokenBucket, Overdraw: true})), true},
+		"initial":                 {one(starting(algorithms.Spec{Kind: algorithms.TokenBucket, Initial: n(1)})), true},
+		"sliding window":          {one(starting(algorithms.Spec{Kind: algorithms.SlidingWindow})), true},
+		"sliding log":             {one(starting(algorithms.Spec{Kind: algorithms.SlidingLog})), true},
+		"leaky bucket":            {one(starting(algorithms.Spec{Kind: algorithms.LeakyBucket})), true},
+		"denied group":            {calls{{charge("a", 0, small)}, {charge("b", 0, window), charge("a", 0, small)}}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := goredis.NewClient(&goredis.Options{Addr: server.Addr})
+			defer client.Close()
+			node := newNode(client, keys{prefix: "rl:"}, nil)
+			var err error
+			for _, charges := range c.calls {
+				b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges))}
+				tr := node.plan(&call{charges: len(charges), runs: []run{{b, 0, len(charges)}}}, false)[0]
+				tr.reply, tr.err = client.Do(t.Context(), tr.by(newScript(broken), true)...).Text()
+				err = tr.answer()
+			}
+			if needed := err != nil && strings.Contains(err.Error(), "general was called"); needed != c.general || err != nil && !needed {
+				t.Errorf("general was needed: %v, want %v (%v)", needed, c.general, err)
+			}
+		})
 	}
 }

@@ -5,26 +5,116 @@
 -- KEYS     the buckets, each once; of several cluster slots the first only, and the others in
 -- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
--- ARGV[2]  the limits, 14 doubles each, and of a calendar 8 more: its number, that of the first window,
+-- ARGV[2]  the limits, 13 doubles each, and of a calendar 8 more: its number, that of the first window,
 -- the longest a window can be, and the starts of five windows; of one with a penalty 3 more before these
--- ARGV[3]  the charges, 64 bytes each: 8 doubles; a run of equal group is taken together or not at all.
--- One of limit 0 heads a group that is taken once: the key is that of its record, the cost how many
--- ms it is remembered, and the last 32 bytes tell what is asked
+-- ARGV[3]  the charges, 4 doubles each: the number of the key, that of the limit and 2^20 times the flags, the
+-- cost, and the phase. Flag 1: the next charge is of the same group, which is taken together or not at all;
+-- 2: two doubles more follow, max_wait and of; 4 reserve, 8 look, 16 raw, 32 settle. One of limit 0 heads a group
+-- that is taken once: the key is that of its record, the cost how many ms it is remembered, and 32 bytes more
+-- tell what is asked. Two doubles 0 are the end
 -- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
 -- flag 16 the three times are counted in windows of a calendar, and with flag 32 the last of them is for
--- how long a penalty blocks the bucket, in us. Nothing but the time: it is not among the windows
--- given, and nothing is charged
+-- how long a penalty blocks the bucket, in us; with flag 64 the last is 0 and left out, with flag
+-- 128 that of a retry. Nothing but the time: it is not among the windows given, and nothing is charged
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
 --
--- Redis makes the functions of a script anew for each call, which costs more than to decide a charge. So those
--- of the twin are inside of one that is called only when they are needed, and what most charges are is decided
--- without them, below. That one uses no locals from outside: each would cost something in each call.
+-- Redis makes the functions of a script anew for each EVALSHA. For the hundred functions below that costs more than
+-- ten decisions. So all but two of them are inside of general, which is called only when a charge needs it. A loop
+-- at the end decides plain charges: it reads and writes their states without tables, and calls the same
+-- charge_tokens and charge_window as general does. It uses no locals of general and calls nothing else.
 
--- general is the twin: it decides all charges there can be. lives is, by key, for how long what is in stored is to be
--- written, in ms. It returns the states by key, a function that decides charges, and two that write what became of
--- them; or nothing, where now is in none of the windows given.
+-- charge_tokens and charge_window are all that take_tokens and take_window decide. They use no locals from outside,
+-- each of which would cost something in each call: x - x % 1 is floor(x), and x + -x % 1 its counterpart, the
+-- ceiling. Both return 1 for allowed, 2 for never and 0 for denied, the next value, what remains, and how many ticks
+-- or window starts it takes until a retry succeeds, until the bucket is full, and until what was reserved is there.
+
+-- charge_tokens consumes cost, in the unit of value, from a token bucket that had value so many ticks ago, down to
+-- least; or it returns given to it.
+local function charge_tokens(l, value, ticks, cost, least, given)
+  local p, v = l.p, l.v
+  local flags, retry, wait = 1, 0, 0
+  local flown = ticks * p
+  if flown < v - value then value = value + flown else value = v end
+  if given then
+    value = value + given
+    if value > v then value = v end
+  elseif cost <= v - least and value - cost >= least then
+    value = value - cost
+    if value < 0 then
+      wait = -value / p
+      wait = wait + -wait % 1
+    end
+  else
+    flags, retry = 0, cost + least
+    if l.overdraw then
+      if retry > v then retry = v end -- more is never there at once: the wait is until all that can be is
+      local bottom = -l.max_reserved * l.q
+      if value < bottom then bottom = value end
+      value = value - cost
+      if value < bottom then value = bottom end
+    elseif retry > v then
+      flags, retry = 2, value
+    end
+    retry = (retry - value) / p
+    retry = retry + -retry % 1
+  end
+  local remaining, reset = value / l.q, (v - value) / p
+  return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
+end
+
+-- charge_window consumes cost from a fixed window that had value so many window starts ago, down to -reserve; or it
+-- returns given to it.
+local function charge_window(l, value, starts, cost, reserve, given)
+  local rate, capacity, clears = l.rate, l.capacity, l.clears
+  local flags, retry, wait = 1, 0, 0
+  if starts > 0 then
+    value = value + starts * rate
+    if clears or value > capacity then value = capacity end
+  end
+  if given then
+    value = value + given
+    if value > capacity then value = capacity end
+  elseif cost <= capacity + reserve and value - cost >= -reserve then
+    value = value - cost
+    if value < 0 then
+      wait = -value / rate
+      wait = wait + -wait % 1
+    end
+  elseif l.charges_denied then
+    local bottom, most = -l.max_reserved, capacity + l.max_reserved
+    if value < bottom then bottom = value end
+    value = value - (cost < most and cost or most)
+    if value < bottom then value = bottom end
+    if not l.takes_denied then
+      most = capacity + reserve
+      flags, retry = 0, ((cost < most and cost or most) - reserve - value) / rate
+      retry = retry > 1 and retry + -retry % 1 or 1
+    elseif cost > capacity then
+      flags = 2
+    else
+      flags, retry = 0, 1
+    end
+  elseif cost > capacity + reserve then
+    flags = 2
+  elseif l.per_request then
+    flags, retry = 0, 1
+  else
+    flags, retry = 0, (cost - reserve - value) / rate
+    retry = retry + -retry % 1
+  end
+  local reset = 1
+  if not clears and value < capacity then
+    reset = (capacity - value) / rate
+    reset = reset + -reset % 1
+  end
+  return flags, value, value > 0 and value or 0, retry, reset, wait
+end
+
+-- general decides all charges there can be. lives is, by key, for how long what is in stored is to be written, in ms.
+-- It returns the states by key, a function that decides charges, and two that write what became of them; or nothing,
+-- where now is in none of the windows given.
 local function general(now, given, names, stored, lives, answers)
   local EXACT = 9007199254740992
   local STEP_BACK = 60000000
@@ -42,7 +132,7 @@ local function general(now, given, names, stored, lives, answers)
   local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
     calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, until_units,
     until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
-    phase_of, window_of, granted, take_window, windows_to_full, overdrawn, take_guaranteed, guaranteed_retry,
+    phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
@@ -557,47 +647,23 @@ local function general(now, given, names, stored, lives, answers)
     return l.first + n - 1
   end
 
-  -- granted is what value has become k window starts later.
-  function granted(l, value, k)
-    if k <= 0 then return value end
-    if l.clears or k >= ceil_div(l.capacity - value, l.rate) then return l.capacity end
-    return value + k * l.rate
-  end
-
   function take_window(l, phase, s, t, a, d)
-    local cost, r = a.cost, 0
-    if a.reserve then r = l.max_reserved end
-    local window = window_of(l, phase, t)
-    local value = granted(l, s.value, window - (s.window or window_of(l, phase, s.at)))
+    local window, given = window_of(l, phase, t)
+    if a.cost < 0 then
+      local over = a.of > 0 and window_of(l, phase, a.of) ~= window
+      given = over and 0 or give_back(l, a.cost)
+    end
+    local starts = window - (s.window or window_of(l, phase, s.at))
+    local flags, value, remaining, retry, reset, wait =
+      charge_window(l, s.value, starts, a.cost, a.reserve and l.max_reserved or 0, given)
+    d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
+    -- starts_in is the time until the n-th window start; of a calendar, how many windows that is from now.
     local function starts_in(n)
+      if n == 0 then return 0 end
       if l.edges then return window - l.window + n end
       return (phase + (window + n) * l.period) * l.tick - t
     end
-    if cost < 0 and a.of > 0 and window_of(l, phase, a.of) ~= window then
-      d.allowed = true
-    elseif cost < 0 then
-      value = min(l.capacity, value + give_back(l, cost))
-      d.allowed = true
-    elseif cost <= l.capacity + r and value - cost >= -r then
-      value = value - cost
-      d.allowed = true
-      if value < 0 then d.wait = starts_in(ceil_div(-value, l.rate)) end
-    elseif l.takes_denied then
-      value = overdrawn(l, value, cost)
-      d.never = cost > l.capacity
-      if not d.never then d.retry = starts_in(1) end
-    elseif l.overdraw then
-      value = overdrawn(l, value, cost)
-      d.retry = starts_in(max(1, ceil_div(min(cost, l.capacity + r) - r - value, l.rate)))
-    elseif cost > l.capacity + r then
-      d.never = true
-    elseif l.per_request then
-      d.retry = starts_in(1)
-    else
-      d.retry = starts_in(ceil_div(cost - r - value, l.rate))
-    end
-    d.value, d.remaining = value, max(0, value)
-    d.reset = starts_in(max(1, windows_to_full(l, value)))
+    d.retry, d.reset, d.wait = starts_in(retry), starts_in(reset), starts_in(wait)
     return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0 })
   end
 
@@ -606,10 +672,6 @@ local function general(now, given, names, stored, lives, answers)
     local n = ceil_div(l.capacity - value, l.rate)
     if l.clears then n = min(n, 1) end
     return n
-  end
-
-  function overdrawn(l, value, cost)
-    return max(min(value, -l.max_reserved), value - min(cost, l.capacity + l.max_reserved))
   end
 
   -- guaranteed.go ------------------------------------------------------------------------------------
@@ -955,27 +1017,11 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   function take_tokens(l, s, t, a, d)
-    local cost, least, most = cost_in(l, l.q, a), 0, l.v
-    if a.reserve then least, most = -l.max_reserved * l.q, l.v + l.max_reserved * l.q end
-    local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
-    if cost < 0 then
-      value = min(l.v, value + back(l, -cost, t, a))
-      d.allowed = true
-    elseif cost <= most and value - cost >= least then
-      value = value - cost
-      d.allowed = true
-      if value < 0 then d.wait = span(l, t, ceil_div(-value, l.p)) end
-    elseif l.overdraw then
-      local bottom = min(value, -l.max_reserved * l.q)
-      value = max(bottom, value - cost)
-      d.retry = span(l, t, ceil_div(min(cost, most) + least - value, l.p))
-    elseif cost > most then
-      d.never = true
-    else
-      d.retry = span(l, t, ceil_div(cost + least - value, l.p))
-    end
-    d.value, d.remaining = value, max(0, floor(value / l.q))
-    d.reset = span(l, t, -floor((value - l.v) / l.p))
+    local cost, ticks = cost_in(l, l.q, a), elapsed(l, s.at, t)
+    local least, given = a.reserve and -l.max_reserved * l.q or 0, cost < 0 and back(l, -cost, t, a) or nil
+    local flags, value, remaining, retry, reset, wait = charge_tokens(l, s.value, ticks, cost, least, given)
+    d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
+    d.retry, d.reset, d.wait = span(l, t, retry), span(l, t, reset), span(l, t, wait)
     return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0 }
   end
 
@@ -1178,8 +1224,9 @@ local function general(now, given, names, stored, lives, answers)
   local limits, at = {}, 1
   while at <= #ARGV[2] do
     local l, flags = {}
-    l.kind, l.tick, l.rate, l.period, l.capacity, l.initial, l.max_reserved,
-      l.reach, l.p, l.q, l.v, l.p1, l.v1, flags, at = unpack_at('<dddddddddddddd', ARGV[2], at)
+    l.kind, flags, l.capacity, l.max_reserved, l.rate, l.period, l.p, l.q, l.v,
+      l.tick, l.initial, l.p1, l.v1, at = unpack_at('<ddddddddddddd', ARGV[2], at)
+    flags = flags % 32
     l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
     l.per_request = floor(flags / 4) % 2 == 1
     l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
@@ -1200,14 +1247,15 @@ local function general(now, given, names, stored, lives, answers)
 
   -- read makes c the charge at pos, and returns where the next one is.
   local function read(c, pos)
-    local limit, flags
-    c.key, limit, c.group, c.cost, c.phase, c.max_wait, c.of, flags, pos = unpack_at('<dddddddd', blob, pos)
-    c.limit, c.reserve, c.look, c.raw = limits[limit], flags % 2 == 1, floor(flags / 2) % 2 == 1, floor(flags / 4) % 2 == 1
-    c.settle = flags >= 8
+    local what
+    c.key, what, c.cost, c.phase, pos = unpack_at('<dddd', blob, pos)
+    local flags = floor(what / 1048576)
+    c.max_wait, c.of = 0, 0
+    if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
+    c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
+    c.look, c.raw, c.settle = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1, flags >= 32
     return pos
   end
-
-  local function group_at(pos) return pos <= size and unpack_at('<d', blob, pos + 16) end
 
   local n -- how many answers there are
 
@@ -1225,9 +1273,10 @@ local function general(now, given, names, stored, lives, answers)
   -- replay answers the head's group, whose charges start at pos, as record does; with flag 8 where it is
   -- that of another group. It returns where the next charge is.
   local function replay(head, record, pos)
-    local first = pos
-    while group_at(pos) == head.group do pos = pos + 64 end
-    local bytes = (pos - first) / 64 * 41
+    local one, bytes = {}, 0
+    repeat
+      pos, bytes = read(one, pos), bytes + 41
+    until not one.more
     local same = sub(record, 1, 32) == head.of and #record == 40 + bytes
     answers[n + 1] = pack('<Bddddd', same and 4 or 8, unpack_at('<d', record, 33), 0, 0, 0, 0)
     answers[n + 2] = same and sub(record, 41) or rep('\0', bytes)
@@ -1251,8 +1300,9 @@ local function general(now, given, names, stored, lives, answers)
   local c = {}
   local function decide(pos, answered)
     n, pos = answered, read(c, pos)
-    local head = not c.limit and { key = c.key, group = c.group, ttl = c.cost, of = sub(blob, pos - 32, pos - 1) }
+    local head = not c.limit and { key = c.key, ttl = c.cost, of = sub(blob, pos, pos + 31) }
     if head then
+      pos = pos + 32
       local record = records[head.key] or stored[head.key]
       if record then return replay(head, record, pos), n end
       n = n + 1
@@ -1260,7 +1310,7 @@ local function general(now, given, names, stored, lives, answers)
       pos = read(c, pos)
     end
     local before, group = n
-    if group_at(pos) ~= c.group then
+    if not c.more then
       take_one(c)
       answer(c)
     else
@@ -1269,7 +1319,7 @@ local function general(now, given, names, stored, lives, answers)
         local more = {}
         pos = read(more, pos)
         group[#group + 1] = more
-      until group_at(pos) ~= more.group
+      until not more.more
       take_all(group, 1, #group)
       for i = 1, #group do answer(group[i]) end
     end
@@ -1315,26 +1365,27 @@ else
   now = t[1] * 1000000 + t[2]
 end
 
--- usual are the limits that most are, by number: plain token buckets and fixed windows.
+-- usual are the plain limits by number, and false for each other one.
 local usual = {}
 do
   local limits = ARGV[2]
   local at, size, i = 1, #limits, 0
   while at <= size do
-    local kind, tick, rate, period, capacity, initial, max_reserved, _, p, q, v, _, _, flags, after =
-      unpack_at('<dddddddddddddd', limits, at)
+    local kind, flags, capacity, max_reserved, rate, period, p, q, v = unpack_at('<ddddddddd', limits, at)
     i = i + 1
-    if kind > 2 or tick ~= 1 or rate == 0 or initial < capacity or flags % 2 == 1 or flags > 7 then
+    if flags < 32 then
       usual[i] = false
+      at = at + (flags >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
     elseif kind == 1 then
       usual[i] = { capacity = capacity, p = p, q = q, v = v }
     else
+      local takes_denied = flags % 4 >= 2
       usual[i] = {
         capacity = capacity, rate = rate, period = period, max_reserved = max_reserved,
-        clears = flags > 0, takes_denied = flags % 4 == 2,
+        clears = flags > 32, takes_denied = takes_denied, charges_denied = takes_denied, per_request = flags >= 36,
       }
     end
-    at = after + (flags >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
+    at = at + 104
   end
 end
 
@@ -1347,61 +1398,43 @@ else
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
--- What most charges are is decided here: plain, of a limit that is usual, and of a bucket that is new, or was last seen
--- under the same numbers; alone, or of a group that is allowed as a whole. All others go to general, which
--- finds in stored what is left here. Calling a function costs as much as ten lines, so floor(x) is x - x % 1 here, and
--- its counterpart, the ceiling, x + -x % 1.
+-- The loop decides a plain charge of a plain limit whose bucket is new, or was last seen under the same numbers; alone,
+-- or of a group that is allowed as a whole. All others go to general, which finds in stored what is left here.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
 local blob = ARGV[3]
-local pos, size = 1, #blob
-local k, limit, group -- of the charge at pos
+local pos, k, what = 1, unpack_at('<dd', blob) -- k and what are of the charge at pos
 -- Of a group under way: where it began, how many answers there were then, and what it will write: m of keys, states
 -- and lifetimes.
 local first, before, held
 local m = 0
-if size > 0 then k, limit, group = unpack_at('<ddd', blob) end
-while k do
-  local l, b, reset = usual[limit], stored[k]
-  local next_k, next_limit, next_group
+while k > 0 do
+  local l, b, joined, reset = usual[what], stored[k], false
+  local next_k, next_what
+  if l == nil then l, joined = usual[what - 1048576], true end -- the next is of the same group
   repeat
     if not l or state and state[k] ~= nil then break end
-    local cost, phase, flags, _
-    if pos + 64 < size then
-      cost, phase, _, _, flags, next_k, next_limit, next_group = unpack_at('<dddddddd', blob, pos + 24)
-    else
-      cost, phase, _, _, flags = unpack_at('<ddddd', blob, pos + 24)
-    end
-    if flags ~= 0 or cost <= 0 or cost > l.capacity then break end
-    local value, remaining, written
-    local allowed, retry = 1, 0
+    local cost, phase, flags
+    cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
+    if cost <= 0 or cost > l.capacity then break end
+    local value, remaining, retry, written
     local q = l.q
-    if q then -- token_bucket.go: take_tokens
+    if q then
       local p, v = l.p, l.v
+      local ticks = 0
       value = v
       if b then
         if #b ~= 41 then break end
         local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
         if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
-        local flown = (now - at) * p
-        if flown < v - is then value = is + flown end
+        value, ticks = is, now - at
       end
-      cost = cost * q
-      if value >= cost then
-        value = value - cost
-        written = pack('<Bddddd', 0, value, now, p, q, v)
-      else
-        allowed, retry = 0, (cost - value) / p
-        retry = retry + -retry % 1
-      end
-      reset = (v - value) / p
-      reset = reset + -reset % 1
-      remaining = value / q
-      remaining = remaining - remaining % 1
-    else -- fixed_window.go: take_window
+      flags, value, remaining, retry, reset = charge_tokens(l, value, ticks, cost * q, 0)
+      if flags == 1 then written = pack('<Bddddd', 0, value, now, p, q, v) end
+    else
       local rate, period, capacity = l.rate, l.period, l.capacity
-      local start = now - (now - phase) % period
+      local start, starts = now - (now - phase) % period, 0
       value = capacity
       if b then
         if #b ~= 49 then break end
@@ -1409,43 +1442,23 @@ while k do
         if ms ~= 0 or at > now or rate ~= rate2 or period ~= period2 or capacity ~= capacity2 or phase ~= phase2 then break end
         value = is
         if at < start then
-          local started = (start - at) / period
-          value = is + (started + -started % 1) * rate
-          if l.clears or value > capacity then value = capacity end
+          starts = (start - at) / period
+          starts = starts + -starts % 1
         end
       end
-      if value >= cost then
-        value = value - cost
-        written = true
-      else
-        allowed, retry = 0, 1
-        if l.takes_denied then
-          local least = -l.max_reserved
-          if value < least then least = value end
-          value = value - cost
-          if value < least then value = least end
-          written = true
-        elseif not l.clears then
-          retry = (cost - value) / rate
-          retry = retry + -retry % 1
-        end
-        retry = start + retry * period - now
+      flags, value, remaining, retry, reset = charge_window(l, value, starts, cost, 0)
+      if retry > 0 then retry = start + retry * period - now end
+      reset = start + reset * period - now
+      if flags == 1 or l.charges_denied then
+        written = pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
       end
-      local full = 1
-      if not l.clears then
-        full = (capacity - value) / rate
-        full = full + -full % 1
-      end
-      reset = start + full * period - now
-      written = written and pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
-      remaining = value
     end
-    local together = first or group == next_group
+    local together = first or joined
     if together then
       for i = 1, m, 3 do
-        if held[i] == k then allowed = 0 end -- it is looked at before any is charged
+        if held[i] == k then flags = 0 end -- it is looked at before any is charged
       end
-      if allowed == 0 then
+      if flags == 0 then
         reset = nil
         break
       end
@@ -1462,16 +1475,20 @@ while k do
       end
     end
     n = n + 1
-    answers[n] = pack('<Bddddd', allowed, value, remaining > 0 and remaining or 0, retry, reset, 0)
+    if retry > 0 then
+      answers[n] = pack('<Bdddd', flags + 64, value, remaining, retry, reset)
+    else
+      answers[n] = pack('<Bddd', flags + 192, value, remaining, reset)
+    end
   until true
   if reset then
-    if group ~= next_group then
+    if not joined then
       for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
       first, m = nil, 0
     elseif not first then
       first, before = pos, n - 1
     end
-    pos, k, limit, group = pos + 64, next_k, next_limit, next_group
+    pos, k, what = pos + 32, next_k, next_what
   else
     if first then pos, n, first, m = first, before, nil, 0 end
     if not state then
@@ -1479,8 +1496,7 @@ while k do
       if not state then return answers[1] end
     end
     pos, n = decide(pos, n)
-    k = nil
-    if pos <= size then k, limit, group = unpack_at('<ddd', blob, pos) end
+    k, what = unpack_at('<dd', blob, pos)
   end
 end
 
