@@ -12,6 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
+const ms = time.Millisecond
+
 // storeFunc is a Store that is a function.
 type storeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
 

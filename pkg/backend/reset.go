@@ -24,11 +24,6 @@ func Reset(ctx context.Context, store Taker, charge Charge) error {
 	return r.Reset(ctx, charge)
 }
 
-// Reset implements Resetter where the Store below does. It does not wait for others.
-func (s *coalescer) Reset(ctx context.Context, charge Charge) error {
-	return Reset(ctx, s.next, charge)
-}
-
 // ResetBucket makes the bucket of charge one never seen. An error wraps ErrUnavailable; whether the bucket was
 // reset is not known then.
 func ResetBucket(ctx context.Context, s Store, charge Charge) error {

@@ -30,26 +30,13 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 			t.Helper()
 			return backend.Blocking(dividedStore(t, backend.Async(next), backend.Async(next)))
 		},
-		"coalesce": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
-			return backend.Coalesce(next, backend.CoalesceConfig{})
-		},
-		"breaker": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
-			return backend.Breaker(next, 0, nil)
-		},
 	}
 	wrappers["all"] = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
 		t.Helper()
-		for _, name := range []string{"breaker", "coalesce", "divided", "denied", "lease", "deadline"} { // as package server has them
+		for _, name := range []string{"divided", "denied", "lease", "deadline"} { // as package server has them
 			next = wrappers[name](t, next, now)
 		}
 		return next
-	}
-	wrappers["all, started"] = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
-		t.Helper()
-		for _, name := range []string{"breaker", "coalesce", "denied", "lease", "deadline"} { // what is divided is not started
-			next = wrappers[name](t, next, now)
-		}
-		return storetest.Started(next)
 	}
 	for name, wrap := range wrappers {
 		t.Run(name, func(t *testing.T) {
@@ -59,4 +46,10 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestDeadlineChangesNoAnswer(t *testing.T) {
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
+		return backend.Blocking(backend.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil))
+	})
 }

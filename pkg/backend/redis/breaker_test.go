@@ -83,22 +83,28 @@ func ok(t *testing.T, s backend.Store) bool {
 }
 
 // TestStallDeniesWhatArrivesDuringIt: a server that answers nothing for x ms denies at most what arrives in
-// x + 20 ms.
+// x + 20 ms, with a caller that gives up at its deadline and with one that does not.
 func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
-		t.Run(fmt.Sprint(stall), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := &stalling{from: time.Now().Add(50 * ms), length: stall}
-				denied := int(steady(newLane(timeout, s.decide), 50*ms+stall+100*ms, every, timeout))
-				if most := int((stall + 20*ms) / every); denied > most {
-					t.Errorf("%d denied, and %d arrived in the stall and 20 ms more", denied, most)
-				}
-				if stall < timeout && denied > 0 {
-					t.Errorf("%d denied by a stall shorter than the timeout", denied)
-				}
+		for _, gives := range []bool{false, true} {
+			t.Run(fmt.Sprint(stall, " gives up ", gives), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
+					s := backend.Store(newLane(timeout, server.decide))
+					if gives {
+						s = backend.Deadline(s, timeout, ms, nil)
+					}
+					denied := int(steady(s, 50*ms+stall+100*ms, every, timeout))
+					if most := int((stall + 20*ms) / every); denied > most {
+						t.Errorf("%d denied, and %d arrived in the stall and 20 ms more", denied, most)
+					}
+					if stall <= timeout-ms && denied > 0 {
+						t.Errorf("%d denied by a stall shorter than the timeout", denied)
+					}
+				})
 			})
-		})
+		}
 	}
 }
 
