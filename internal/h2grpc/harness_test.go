@@ -114,7 +114,7 @@ func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func
 	b.method.store.Submit(&b.inner)
 }
 
-func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]] }
+func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]].Load() }
 
 // panicIn panics if request i says that f does.
 func (b *echoBatch) panicIn(f string, i int) {

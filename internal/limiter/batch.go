@@ -18,7 +18,7 @@ type Batch struct {
 	limiter   *Limiter
 	charges   []backend.Charge
 	decisions []backend.Decision
-	known     []bool
+	known     []atomic.Bool
 	groups    int
 	last      *Call // added; nil: none
 
@@ -86,7 +86,7 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	n := len(b.charges)
 	if cap(b.decisions) < n {
 		b.decisions = make([]backend.Decision, n, 2*n)
-		b.known = make([]bool, n, 2*n)
+		b.known = make([]atomic.Bool, n, 2*n)
 	}
 	b.decisions, b.known = b.decisions[:n], b.known[:n]
 	clear(b.decisions)
@@ -114,7 +114,7 @@ func (b *Batch) end() {
 // store has decided it already. It may be called after Submit.
 func (b *Batch) Known(c *Call) bool {
 	for i := c.inBatch.from; i < c.inBatch.to; i++ {
-		if !b.known[i] || b.decisions[i].Err != nil { // a failure is finished when b is: it may be decided anew
+		if !b.known[i].Load() || b.decisions[i].Err != nil { // a failure is finished when b is: it may be decided anew
 			return false
 		}
 	}

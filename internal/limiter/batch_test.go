@@ -231,7 +231,8 @@ type knownStore struct {
 
 func (s knownStore) Submit(b *backend.Batch) {
 	for i, d := range s.known {
-		b.Known[i], b.Decisions[i] = true, d
+		b.Decisions[i] = d
+		b.Known[i].Store(true)
 	}
 	s.next.Submit(b)
 }

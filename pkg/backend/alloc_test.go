@@ -6,8 +6,11 @@ package backend_test
 
 import (
 	"testing"
+	"time"
 
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // TestRoutingAllocatesNothing: neither passing a batch on, nor dividing it.
@@ -25,5 +28,14 @@ func TestRoutingAllocatesNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(1000, func() { router.Submit(b) }); n > 0 {
 			t.Errorf("%s: %v allocations", keys, n)
 		}
+	}
+}
+
+func TestDeadlineAllocatesNothing(t *testing.T) {
+	s := backend.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
+	charges := []backend.Charge{of(fixed(t, 1_000_000_000, algorithms.Day), "a", 1)}
+	var d [1]backend.Decision
+	if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
+		t.Errorf("%.1f allocations", n)
 	}
 }

@@ -111,15 +111,22 @@ func (s *deadlineStore) await(t *trial) {
 		return
 	}
 	if b.Known != nil {
-		for i, known := range t.inner.Known {
-			if known {
-				b.Decisions[i], b.Known[i] = t.inner.Decisions[i], true
-			}
-		}
+		t.tellKnown()
 	}
 	s.pending.push(t)
 	if s.wakeAt.IsZero() || t.until.Before(s.wakeAt) {
 		s.wake(t.until)
+	}
+}
+
+// tellKnown passes on the decisions that are known. store.mu is held.
+func (t *trial) tellKnown() {
+	b := t.outer
+	for i := range t.inner.Known {
+		if t.inner.Known[i].Load() && !b.known(i) {
+			b.Decisions[i] = t.inner.Decisions[i]
+			b.know(i, i+1)
+		}
 	}
 }
 
@@ -143,6 +150,7 @@ func (s *deadlineStore) overdue() {
 		t := s.pending[0]
 		s.pending.remove(t)
 		late = append(late, t.outer)
+		t.failUnknown()
 		t.outer = nil
 	}
 	if s.wakeAt = (time.Time{}); len(s.pending) > 0 {
@@ -159,14 +167,29 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// giveUp ends b without an answer. If its Done panics, the others still end.
+// failUnknown writes the decisions of the caller's batch: those that are known, and that there is no answer.
+// store.mu is held: from now on t's own may change.
+func (t *trial) failUnknown() {
+	b := t.outer
+	for i := range b.Decisions {
+		switch {
+		case b.known(i):
+		case t.inner.known(i):
+			b.Decisions[i] = t.inner.Decisions[i]
+		default:
+			b.Decisions[i] = Decision{Err: errNoAnswer}
+		}
+	}
+}
+
+// giveUp ends b, whose time is over. If its Done panics, the others still end.
 func (s *deadlineStore) giveUp(b *Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
 			s.panicked(p)
 		}
 	}()
-	b.Fail(errNoAnswer)
+	b.Done(b)
 }
 
 // ended follows the end of t.inner.
@@ -180,7 +203,7 @@ func (s *deadlineStore) ended(t *trial) {
 	s.mu.Unlock()
 	if b != nil {
 		for i := range b.Decisions {
-			if b.Known == nil || !b.Known[i] {
+			if !b.known(i) {
 				b.Decisions[i] = t.inner.Decisions[i]
 			}
 		}

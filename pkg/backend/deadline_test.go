@@ -144,11 +144,11 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 		other.Group = 1
 		done := make(chan struct{})
 		b := &backend.Batch{
-			Charges: []backend.Charge{denied, other}, Decisions: make([]backend.Decision, 2), Known: make([]bool, 2),
+			Charges: []backend.Charge{denied, other}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2),
 			Done: func(*backend.Batch) { close(done) },
 		}
-		if s.Submit(b); !b.Known[0] || b.Known[1] || b.Decisions[0].Allowed || b.Decisions[0].RetryAfter == 0 {
-			t.Errorf("known %v, %+v", b.Known, b.Decisions[0])
+		if s.Submit(b); !b.Known[0].Load() || b.Known[1].Load() || b.Decisions[0].Allowed || b.Decisions[0].RetryAfter == 0 {
+			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions[0])
 		}
 		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
 			t.Errorf("%+v", b.Decisions)
@@ -157,11 +157,28 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 	})
 }
 
-func TestDeadlineAllocatesNothing(t *testing.T) {
-	s := backend.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
-	charges := []backend.Charge{of(fixed(t, 1_000_000_000, algorithms.Day), "a", 1)}
-	var d [1]backend.Decision
-	if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
-		t.Errorf("%.1f allocations", n)
-	}
+// Where one server does not answer, what others have decided by the deadline stands.
+func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		routes := [2]backend.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
+		router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[group[0].Group%2] }, nil)
+		s := backend.Deadline(router, 5*ms, ms, nil)
+		done := make(chan struct{})
+		b := &backend.Batch{
+			Charges: costs(false, 1, 2, 3, 4), Decisions: make([]backend.Decision, 4), Known: make([]atomic.Bool, 4),
+			Done: func(*backend.Batch) { close(done) },
+		}
+		start := time.Now()
+		s.Submit(b)
+		<-done
+		if got := time.Since(start); got != 5*ms {
+			t.Errorf("ended after %v", got)
+		}
+		for i, d := range b.Decisions {
+			if decided := i%2 == 0; decided && (!d.Allowed || d.Remaining != int64(i+1)) || !decided && !errors.Is(d.Err, backend.ErrUnavailable) {
+				t.Errorf("%d: %+v", i, d)
+			}
+		}
+		time.Sleep(time.Hour) // what is late ends, too
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -72,7 +73,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		limit := tokens(t, 1, algorithms.Second, 3)
 		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
 			done = make(chan struct{})
-			b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Known: make([]bool, len(charges))}
+			b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Known: make([]atomic.Bool, len(charges))}
 			b.Done = func(*backend.Batch) { close(done) }
 			s.Submit(b)
 			return b, done
@@ -82,15 +83,15 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		other, denied := of(limit, "b", 1), of(limit, "a", 2)
 		denied.Group = 1
 		b, done := submit(other, denied)
-		if b.Known[0] || b.Known[1] {
-			t.Errorf("known before anything was denied: %v", b.Known)
+		if b.Known[0].Load() || b.Known[1].Load() {
+			t.Error("known before anything was denied")
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[1].Allowed {
 			t.Fatalf("%+v", b.Decisions)
 		}
 		b, done = submit(other, denied)
-		if b.Known[0] || !b.Known[1] || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
-			t.Errorf("known %v, %+v", b.Known, b.Decisions)
+		if b.Known[0].Load() || !b.Known[1].Load() || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
+			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
 			t.Errorf("%+v", b.Decisions)
@@ -526,8 +527,8 @@ func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
 			t.Errorf("%+v", d)
 		}
-		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]bool, 1), Done: func(*backend.Batch) {}}
-		if s.Submit(b); b.Known[0] {
+		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]atomic.Bool, 1), Done: func(*backend.Batch) {}}
+		if s.Submit(b); b.Known[0].Load() {
 			t.Error("answered from the remembered denial")
 		}
 	})

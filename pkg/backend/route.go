@@ -145,6 +145,7 @@ func (p *divisionPart) ended(*Batch) {
 	}
 	for i, at := range p.of {
 		d.outer.Decisions[at] = p.decisions[i]
+		d.outer.know(int(at), int(at)+1)
 	}
 	clear(p.charges) // limits of a configuration that is gone are not kept alive
 	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0

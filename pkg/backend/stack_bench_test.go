@@ -2,6 +2,7 @@ package backend_test
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func BenchmarkWrappers(b *testing.B) {
 				backend.LeaseConfig{}), time.Second, ms, nil),
 		} {
 			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
-				batch := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, size), Known: make([]bool, size), Done: func(*backend.Batch) {}}
+				batch := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, size), Known: make([]atomic.Bool, size), Done: func(*backend.Batch) {}}
 				b.ReportAllocs()
 				for b.Loop() {
 					clear(batch.Decisions)

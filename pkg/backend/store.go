@@ -30,10 +30,10 @@ type Batch struct {
 	Charges []Charge
 	// Decisions has the length of Charges, and holds zero values when b is submitted.
 	Decisions []Decision
-	// Known, where it is not nil, has the length of Charges. When Submit returns before Done, it tells which
-	// Decisions are final already: those of groups that could be answered without waiting. It is written only
-	// before Submit returns, and only for whole groups.
-	Known []bool
+	// Known, where it is not nil, has the length of Charges. An element that is set before Done says that the decision is
+	// final, and may be read: that of a group that was answered without waiting, or by a server that
+	// answered before others. It is set for whole groups only.
+	Known []atomic.Bool
 	// Deadline is the time by which the caller needs the decisions; zero: none. A group that could not be sent by
 	// then is never sent, and is answered ErrNotTaken. A Store below the Deadline wrapper may call Done later.
 	Deadline time.Time
@@ -64,11 +64,14 @@ func (s *Source) flush() {
 	}
 }
 
+// known reports whether decision i is final.
+func (b *Batch) known(i int) bool { return b.Known != nil && b.Known[i].Load() }
+
 // know marks the decisions from one to another as final.
 func (b *Batch) know(from, to int) {
 	if b.Known != nil {
 		for i := from; i < to; i++ {
-			b.Known[i] = true
+			b.Known[i].Store(true)
 		}
 	}
 }
@@ -84,7 +87,7 @@ func (b *Batch) Finish() {
 // Fail answers all charges of b that are not Known with err, and calls Done.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
-		if b.Known == nil || !b.Known[i] {
+		if !b.known(i) {
 			b.Decisions[i] = Decision{Err: err}
 		}
 	}
