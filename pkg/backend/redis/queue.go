@@ -318,7 +318,7 @@ func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
 	switch {
-	case b.Known != nil && b.Known[i]:
+	case b.Known != nil && b.Known[i].Load():
 		return n, errKnown
 	case c.Canceled != nil && c.Canceled.Load():
 		return n, errCanceled
@@ -331,7 +331,7 @@ func group(b *backend.Batch, i int) (int, error) {
 func (q *queue) skip(e *entry, n int, err error) {
 	b := e.batch
 	for i := e.at; i < e.at+n; i++ {
-		if b.Known == nil || !b.Known[i] {
+		if b.Known == nil || !b.Known[i].Load() {
 			b.Decisions[i] = backend.Decision{Err: err}
 		}
 	}

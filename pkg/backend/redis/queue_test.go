@@ -175,7 +175,10 @@ func TestQueueDoesNotSendWhatNobodyNeeds(t *testing.T) {
 	late.Deadline = at(5 * ms)
 	var canceled atomic.Bool
 	rest.Charges[1].Canceled, rest.Charges[2].Canceled = &canceled, &canceled
-	known.Known = []bool{true, true, true, true}
+	known.Known = make([]atomic.Bool, 4)
+	for i := range known.Known {
+		known.Known[i].Store(true)
+	}
 	for _, b := range []*backend.Batch{late, rest, known} {
 		submit(t, &q, b, at(0))
 	}
@@ -339,7 +342,7 @@ func (s *schedule) submit() {
 		b.Deadline = at(s.now + time.Duration(s.rng.IntN(20_000))*time.Microsecond)
 	}
 	if s.rng.IntN(4) == 0 {
-		b.Known = make([]bool, len(b.Charges))
+		b.Known = make([]atomic.Bool, len(b.Charges))
 	}
 	held := s.q.waiting + s.q.aside
 	for i := 0; i < len(b.Charges); {
@@ -348,7 +351,7 @@ func (s *schedule) submit() {
 		for j := i; j < i+n; j++ {
 			b.Charges[j].Canceled = &f.canceled
 			if b.Known != nil {
-				b.Known[j] = f.known
+				b.Known[j].Store(f.known)
 			}
 		}
 		b.Charges[i].Reset = n == 1 && s.rng.IntN(6) == 0
