@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // Conn is a connection of package net. There may be one Read and one Write at a time.
@@ -98,6 +100,16 @@ func (c *Conn) Quiet() bool {
 	err := c.raw.Read(c.peek)
 	c.in.b = nil
 	return err == nil && c.in.err == syscall.EAGAIN
+}
+
+// Ended reports whether the peer has closed its end, even if there are bytes before it that have not been read.
+func (c *Conn) Ended() (ended bool) {
+	err := c.raw.Control(func(fd uintptr) {
+		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(polled, 0)
+		ended = err == nil && n > 0
+	})
+	return ended || err != nil
 }
 
 // Write implements net.Conn.

@@ -73,6 +73,28 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 	})
 }
 
+func TestEndIsSeenBehindBytes(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		if _, err := peer.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		for c.Quiet() {
+			time.Sleep(time.Millisecond)
+		}
+		if c.Ended() {
+			t.Error("ended, and the peer has not closed")
+		}
+		peer.Close()
+		for !c.Ended() {
+			time.Sleep(time.Millisecond)
+		}
+		c.Close()
+		if !c.Ended() {
+			t.Error("closed, and not ended")
+		}
+	})
+}
+
 func TestWriteOnceDoesNotWait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		b, sum := make([]byte, 1<<20), 0

@@ -18,6 +18,9 @@ func (*Conn) takeTurns() {}
 // Quiet is not called.
 func (*Conn) Quiet() bool { return false }
 
+// Ended is not called.
+func (*Conn) Ended() bool { return false }
+
 // CloseWrite is not called.
 func (*Conn) CloseWrite() error { return net.ErrClosed }
 

@@ -2,12 +2,15 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
 )
@@ -334,6 +337,40 @@ func (l *line) close() {
 	l.running.Wait()
 }
 
+// newDialer is go-redis's, but that TLS reads and writes by nonblock.
+func newDialer(o *goredis.Options) dialFunc {
+	d := &net.Dialer{
+		Timeout:         o.DialTimeout,
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3},
+	}
+	if o.TLSConfig == nil {
+		return d.DialContext
+	}
+	return func(_ context.Context, network, addr string) (net.Conn, error) {
+		// A handshake that is cut short has cost the server as much, so it lasts beyond the call that needs it.
+		ctx, cancel := context.WithTimeout(context.Background(), o.DialTimeout)
+		defer cancel()
+		nc, err := d.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if n := nonblock.Wrap(nc); n != nil {
+			nc = n
+		}
+		conf := o.TLSConfig
+		if conf.ServerName == "" {
+			conf = conf.Clone()
+			conf.ServerName, _, _ = net.SplitHostPort(addr)
+		}
+		secure := tls.Client(nc, conf)
+		if err := secure.HandshakeContext(ctx); err != nil {
+			nc.Close()
+			return nil, err
+		}
+		return secure, nil
+	}
+}
+
 // conn is a connection of a line. go-redis uses it from one goroutine at a time.
 type conn struct {
 	net.Conn
@@ -350,10 +387,13 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 	if n := nonblock.Wrap(nc); n != nil {
 		c.Conn, c.look.quiet = n, n.Quiet
 	}
-	if raw, ok := c.Conn.(syscall.Conn); ok {
-		if c.look.RawConn, _ = raw.SyscallConn(); c.look.RawConn == nil {
-			c.look.quiet = nil
+	if secure, ok := nc.(*tls.Conn); ok {
+		if n, ok := secure.NetConn().(*nonblock.Conn); ok {
+			c.look.quiet, c.look.ended = n.Quiet, n.Ended
 		}
+	}
+	if raw, ok := c.Conn.(syscall.Conn); ok {
+		c.look.RawConn, _ = raw.SyscallConn()
 	}
 	return c
 }
@@ -394,10 +434,13 @@ func (c *conn) Close() error {
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
-	syscall.RawConn // nil: TLS, which cannot be looked into
+	syscall.RawConn // nil: TLS, where what arrives may be no answer
 	conn            *conn
-	quiet           func() bool
+	quiet           func() bool // nil: not known
+	ended           func() bool // of TLS; nil: not known
 }
+
+var errEnded = notSent("the server has closed the connection")
 
 // Read calls f only if it would find something. That is all that go-redis wants of it: usually there is
 // nothing, and to find that out by f would tell the scheduler of a system call.
@@ -405,7 +448,12 @@ func (l *look) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():
 		return errLeft
-	case l.RawConn == nil, l.quiet != nil && l.quiet():
+	case l.quiet != nil && l.quiet():
+		return nil
+	case l.RawConn == nil:
+		if l.ended != nil && l.ended() {
+			return errEnded
+		}
 		return nil
 	default:
 		return l.RawConn.Read(f)

@@ -113,7 +113,7 @@ func Open(c Config) (*Store, error) {
 	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.crew.Go, c.Panicked, new(atomic.Int64)
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
-	dial := goredis.NewDialer(o)
+	dial := newDialer(o)
 	o.Dialer = s.lines.dialer(dial)
 	k := keys{prefix: c.KeyPrefix}
 	s.keys = k

@@ -59,6 +59,12 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
+	for range 5 { // a connection that the server has closed is not used, though it may have unread TLS records
+		server.Do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		if d := take(s, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second}); d.Err != nil {
+			t.Errorf("after the server has closed all connections: %+v", d)
+		}
+	}
 	config.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
 	stranger, err := Open(config)
 	if err != nil {
