@@ -137,6 +137,12 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 			{charge("c", 0, token), charge("a", 1, token), charge("b", 1, window)},
 		}},
 
+		"denied group": {calls: calls{
+			{charge("a", 0, small)},
+			{charge("b", 0, window), charge("a", 0, small), charge("c", 1, few)},
+			{charge("a", 0, small), charge("b", 0, window), charge("c", 0, few)},
+		}},
+
 		"dry run":                 {one(token, func(a *algorithms.Ask) { a.Look = true }), true},
 		"reservation":             {one(token, func(a *algorithms.Ask) { a.Reserve = true }), true},
 		"refund":                  {one(token, func(a *algorithms.Ask) { a.Cost = -1 }), true},
@@ -149,7 +155,10 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		"sliding window":          {one(starting(algorithms.Spec{Kind: algorithms.SlidingWindow})), true},
 		"sliding log":             {one(starting(algorithms.Spec{Kind: algorithms.SlidingLog})), true},
 		"leaky bucket":            {one(starting(algorithms.Spec{Kind: algorithms.LeakyBucket})), true},
-		"denied group":            {calls{{charge("a", 0, small)}, {charge("b", 0, window), charge("a", 0, small)}}, true},
+		"denied group with a window that counts denied": {
+			calls{{charge("a", 0, small)}, {charge("b", 0, each), charge("a", 0, small)}}, true,
+		},
+		"bucket twice in a group": {calls{{charge("a", 0, token), charge("a", 0, token)}}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)

@@ -1399,16 +1399,17 @@ else
 end
 
 -- The loop decides a plain charge of a plain limit whose bucket is new, or was last seen under the same numbers; alone,
--- or of a group that is allowed as a whole. All others go to general, which finds in stored what is left here.
+-- or in a group of such charges. All others go to general, which finds in stored what is left here.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what are of the charge at pos
 -- Of a group under way: where it began, how many answers there were then, and what it will write: m of keys, states
--- and lifetimes.
+-- and lifetimes. Once one of its charges is denied, all are decided again, and those that would be allowed
+-- tell what is there.
 local first, before, held
-local m = 0
+local m, denied, again = 0, false, false
 while k > 0 do
   local l, b, joined, reset = usual[what], stored[k], false
   local next_k, next_what
@@ -1430,8 +1431,15 @@ while k > 0 do
         if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
         value, ticks = is, now - at
       end
-      flags, value, remaining, retry, reset = charge_tokens(l, value, ticks, cost * q, 0)
-      if flags == 1 then written = pack('<Bddddd', 0, value, now, p, q, v) end
+      local had = value
+      flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, cost * q, 0)
+      if flags == 1 then
+        if denied then
+          flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, 0, 0)
+        else
+          written = pack('<Bddddd', 0, value, now, p, q, v)
+        end
+      end
     else
       local rate, period, capacity = l.rate, l.period, l.capacity
       local start, starts = now - (now - phase) % period, 0
@@ -1446,22 +1454,30 @@ while k > 0 do
           starts = starts + -starts % 1
         end
       end
-      flags, value, remaining, retry, reset = charge_window(l, value, starts, cost, 0)
+      local had = value
+      flags, value, remaining, retry, reset = charge_window(l, had, starts, cost, 0)
+      if denied and flags == 1 then flags, value, remaining, retry, reset = charge_window(l, had, starts, 0, 0) end
       if retry > 0 then retry = start + retry * period - now end
       reset = start + reset * period - now
-      if flags == 1 or l.charges_denied then
+      if l.charges_denied or flags == 1 and not denied then
         written = pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
       end
     end
     local together = first or joined
     if together then
-      for i = 1, m, 3 do
-        if held[i] == k then flags = 0 end -- it is looked at before any is charged
-      end
-      if flags == 0 then
-        reset = nil
+      if denied then
+        if l.charges_denied then
+          reset = nil
+          break
+        end
+      elseif flags == 0 then
+        denied, again, reset = true, true, nil
         break
       end
+      for i = 1, m, 3 do
+        if held[i] == k then reset = nil end -- it is looked at before any is charged
+      end
+      if not reset then break end
     end
     if written then
       local ttl = (reset - reset % 1000) / 1000 + 2
@@ -1484,18 +1500,23 @@ while k > 0 do
   if reset then
     if not joined then
       for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
-      first, m = nil, 0
+      first, m, denied = nil, 0, false
     elseif not first then
       first, before = pos, n - 1
     end
     pos, k, what = pos + 32, next_k, next_what
   else
     if first then pos, n, first, m = first, before, nil, 0 end
-    if not state then
-      state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
-      if not state then return answers[1] end
+    if again then
+      again = false
+    else
+      denied = false
+      if not state then
+        state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
+        if not state then return answers[1] end
+      end
+      pos, n = decide(pos, n)
     end
-    pos, n = decide(pos, n)
     k, what = unpack_at('<dd', blob, pos)
   end
 end
