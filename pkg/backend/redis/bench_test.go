@@ -310,3 +310,80 @@ func processCPU(b *testing.B) time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// BenchmarkSubmit is the CPU of this process for each decision, without waiting goroutines: 8 sources submit batches of
+// 32 charges, the next as soon as the last is done. A Cluster divides each batch among three masters.
+func BenchmarkSubmit(b *testing.B) {
+	limit := roomy(b)["token bucket"]
+	for _, name := range []string{"one server", "Cluster"} {
+		b.Run(name, func(b *testing.B) {
+			url := ""
+			if name == "Cluster" {
+				url = redistest.StartCluster(b, 3).Steady().URL()
+			} else {
+				url = "redis://" + redistest.Start(b).Addr
+			}
+			s := open(b, Config{URL: url, Timeout: 5 * time.Second})
+			const sources, size = 8, 32
+			var left atomic.Int64
+			left.Store(sources * size * 100) // connections and scripts
+			load := func() {
+				var wg sync.WaitGroup
+				for i := range sources {
+					wg.Add(1)
+					src := &benchSource{store: s, left: &left, next: i, over: wg.Done}
+					src.start(limit, size)
+				}
+				wg.Wait()
+			}
+			load()
+			b.ResetTimer()
+			left.Store(int64(b.N))
+			before := processCPU(b)
+			load()
+			b.ReportMetric(float64(processCPU(b)-before)/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
+
+// benchSource submits batches, one after the other.
+type benchSource struct {
+	store backend.Store
+	left  *atomic.Int64
+	next  int
+	over  func()
+	batch backend.Batch
+	again bool
+}
+
+func (s *benchSource) start(limit *algorithms.Limit, size int) {
+	charges := make([]backend.Charge, size)
+	for i := range charges {
+		charges[i] = backend.Charge{Limit: limit, Group: i, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
+	}
+	s.batch = backend.Batch{
+		Charges: charges, Decisions: make([]backend.Decision, size), Source: &backend.Source{Flush: s.submit},
+		Done: func(*backend.Batch) { s.again = true },
+	}
+	s.again = true
+	s.submit()
+}
+
+// submit is Flush, as if the client had sent more.
+func (s *benchSource) submit() {
+	if !s.again {
+		return
+	}
+	s.again = false
+	b := &s.batch
+	if s.left.Add(-int64(len(b.Charges))) < 0 {
+		s.over()
+		return
+	}
+	for i := range b.Charges {
+		s.next += 7919
+		b.Charges[i].Key = strconv.AppendInt(append(b.Charges[i].Key[:0], "edge/limit/"...), int64(s.next%benchKeys), 10)
+	}
+	clear(b.Decisions)
+	s.store.Submit(b)
+}

@@ -36,6 +36,8 @@ type claims struct {
 	spawn    func(f func())
 	panicked func(value any)
 	underway *atomic.Int64
+	// guardOf is the lane to the server of a bucket, whose circuit breaker claims pass; nil: the server is not known.
+	guardOf func(bucket *backend.Charge) *lane
 }
 
 // maxClaims is how many groups may be taken by a claim at once.
@@ -98,7 +100,17 @@ func (g *claimedGroup) take() {
 		return
 	}
 	g.mine = newClaim(g.once)
-	was, err := g.claim(ctx, g.once, g.mine)
+	var was string
+	claim := func() (err error) {
+		was, err = g.claim(ctx, g.once, g.mine)
+		return err
+	}
+	err := error(nil)
+	if l := g.guardOf(g.keys.claimCharge(g.once)); l == nil {
+		err = claim()
+	} else {
+		err = l.guard(ctx, claim) // while Redis is away a claim does not wait for it
+	}
 	switch {
 	case err != nil:
 		if err = unavailable(fmt.Errorf("claim an id: %w", err)); !errors.Is(err, backend.ErrNotTaken) {
@@ -249,8 +261,11 @@ func lasting(once *backend.Once) time.Duration {
 
 // claim is the name of a claim. It says by itself which slot it is in: what is asked with it does not
 // matter.
-func (k keys) claim(once *backend.Once) string {
-	return k.prefix + "{}" + claimPrefix + string(once.ID[:])
+func (k keys) claim(once *backend.Once) string { return string(k.append(nil, k.claimCharge(once))) }
+
+// claimCharge has a bucket of the name of a claim.
+func (keys) claimCharge(once *backend.Once) *backend.Charge {
+	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }
 
 // claimPrefix starts what follows the tag in the name of a claim.

@@ -180,6 +180,45 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
+// TestClaimsPassTheBreaker: while Redis is away a claim is refused at once, and certainly nothing was consumed. When it
+// is back, groups are taken again.
+func TestClaimsPassTheBreaker(t *testing.T) {
+	for _, name := range []string{"one server", "a Cluster"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var servers []*redistest.Server
+			var url string
+			if name == "a Cluster" {
+				c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no").Steady()
+				servers, url = append(c.Masters, c.Replicas...), c.URL()
+			} else {
+				servers = []*redistest.Server{redistest.Start(t)}
+				url = "redis://" + servers[0].Addr
+			}
+			s := open(t, Config{URL: url, Timeout: 50 * time.Millisecond})
+			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+			if s.cluster != nil {
+				takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9)}}) // the layout is known from now on
+			}
+			for _, server := range servers {
+				server.Pause()
+			}
+			taken := submitFunc(func(b *backend.Batch) { t.Error("a group was taken"); b.Fail(backend.ErrUnavailable) })
+			redistest.Eventually(t, "the circuit breaker is open", func() bool {
+				d := takeClaimed(s, group, taken)
+				return errors.Is(d[0].Err, errOpen) && errors.Is(d[0].Err, backend.ErrNotTaken)
+			})
+			for _, server := range servers {
+				server.Resume()
+			}
+			redistest.Eventually(t, "groups are taken again", func() bool {
+				group[0].Once.ID[0]++ // the claims that got no answer may stay until they are dropped
+				return takeClaimed(s, group, decidedAs(true))[0].Err == nil
+			})
+		})
+	}
+}
+
 // TestErrNotTaken is about which errors say that a call certainly did nothing.
 func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)

@@ -22,6 +22,7 @@ import (
 type cluster struct {
 	client  *goredis.ClusterClient
 	keys    keys
+	sum     uint16 // keys.sum
 	now     func() algorithms.Micros
 	timeout time.Duration
 	lane    func(addr string, n *node) backend.Store
@@ -68,7 +69,7 @@ const (
 )
 
 func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr string, n *node) backend.Store, claims claims) *cluster {
-	s := &cluster{client: client, keys: k, now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
+	s := &cluster{client: client, keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{})
 	s.router = backend.NewRouter(s.route, s.learn)
@@ -115,10 +116,10 @@ func (c *cluster) route(group []backend.Charge) *backend.Route {
 	if len(group) > maxGroup {
 		return &tooLarge
 	}
-	slot := c.keys.slotOf(&group[0])
+	slot := c.slotOf(&group[0])
 	single := len(group[0].Shards) == 0
 	for i := 1; i < len(group) && single; i++ {
-		single = len(group[i].Shards) == 0 && c.keys.slotOf(&group[i]) == slot
+		single = len(group[i].Shards) == 0 && c.slotOf(&group[i]) == slot
 	}
 	switch {
 	case single:
@@ -143,8 +144,10 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 	if len(charge.Shards) > 0 {
 		return slots + i
 	}
-	return c.keys.slotOf(charge)
+	return c.slotOf(charge)
 }
+
+func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
 // findLane notes and returns the lane of a slot, in which charge has its bucket.
 func (c *cluster) findLane(slot int, charge *backend.Charge) *backend.Route {

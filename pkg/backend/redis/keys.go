@@ -43,13 +43,16 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return string(name), k.slot(c, name)
 }
 
-// slotOf is the slot that c's bucket lives in. It makes no name.
-func (k keys) slotOf(c *backend.Charge) int {
+// slotOf is the slot that c's bucket lives in. It makes no name; sum is that of what precedes a key without a tag.
+func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	if c.Slot != 0 {
 		return k.slot(c, nil)
 	}
-	return int(crc(crc(crc(0, k.prefix), "{}"), c.Key) % slots)
+	return int(crc(sum, c.Key) % slots)
 }
+
+// sum is the CRC16 of what precedes a key without a tag.
+func (k keys) sum() uint16 { return crc(crc(0, k.prefix), "{}") }
 
 // record is the name of the record of c's group, which is taken once, where one step reaches both it
 // and the group's buckets: in a cluster, in their slot.
@@ -91,14 +94,20 @@ func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
 
 // crc is the CRC16 of what sum is that of, followed by s.
 func crc[text string | []byte](sum uint16, s text) uint16 {
+	t := &crcTables
+	for ; len(s) >= 8; s = s[8:] { // eight bytes at once take a quarter of the time
+		sum ^= uint16(s[0])<<8 | uint16(s[1])
+		sum = t[7][sum>>8] ^ t[6][byte(sum)] ^ t[5][s[2]] ^ t[4][s[3]] ^ t[3][s[4]] ^ t[2][s[5]] ^ t[1][s[6]] ^ t[0][s[7]]
+	}
 	for i := range len(s) {
-		sum = sum<<8 ^ crcTable[byte(sum>>8)^s[i]]
+		sum = sum<<8 ^ t[0][byte(sum>>8)^s[i]]
 	}
 	return sum
 }
 
-var crcTable = func() (table [256]uint16) {
-	for i := range table {
+// crcTables[n] is the CRC16 of each byte followed by n bytes of 0.
+var crcTables = func() (tables [8][256]uint16) {
+	for i := range tables[0] {
 		crc := uint16(i) << 8
 		for range 8 {
 			if crc&0x8000 != 0 {
@@ -107,7 +116,12 @@ var crcTable = func() (table [256]uint16) {
 				crc <<= 1
 			}
 		}
-		table[i] = crc
+		tables[0][i] = crc
 	}
-	return table
+	for n := 1; n < len(tables); n++ {
+		for i, crc := range tables[n-1] {
+			tables[n][i] = crc<<8 ^ tables[0][crc>>8]
+		}
+	}
+	return tables
 }()

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -229,6 +230,36 @@ func (l *lane) send(c *call, until time.Time) {
 	if l.closed {
 		c.ended = l.queue.drain(errClosed, c.ended)
 	}
+}
+
+// guard makes a call that carries no charges, which ends with ctx, unless the circuit refuses it. If it fails though it
+// had the time of a call, that counts for the circuit.
+func (l *lane) guard(ctx context.Context, do func() error) error {
+	now := time.Now()
+	l.mu.Lock()
+	err, permit := l.refuses(now), doRefuse
+	if err == nil {
+		permit = l.step(callDeparts, now)
+	}
+	l.mu.Unlock()
+	if permit == doRefuse {
+		return cmp.Or(err, errOpen)
+	}
+	end, ok := ctx.Deadline()
+	short := ok && end.Sub(now) < l.timeout-l.timeout/8
+	outcome := callAnswered
+	if err = do(); err != nil {
+		outcome = callFailed
+	}
+	if permit == doProbe {
+		outcome += ofProbe
+	} else if err != nil && short {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.step(outcome, time.Now())
+	return err
 }
 
 // try makes the call c. If that panics it has failed: whether it was charged is not known.

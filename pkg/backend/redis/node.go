@@ -120,11 +120,11 @@ func (n *node) plan(c *call, bySlot bool) []*trip {
 				continue
 			}
 			slot := 0
-			if n.elsewhere != nil { // only a cluster has several
+			if n.elsewhere != nil && (bySlot || charge.Once != nil) { // only a cluster has several
 				slot = n.keys.slot(charge, f.name)
 			}
 			t := f.find(slot, bySlot, c.charges)
-			t.slots = t.slots || t.slot != slot
+			t.slots = t.slots || n.elsewhere != nil && !bySlot && t.mayDiffer(charge, f.name)
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
 				if charge.Once != nil {

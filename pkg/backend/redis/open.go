@@ -12,9 +12,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -111,6 +113,7 @@ func Open(c Config) (*Store, error) {
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), ways: map[string]*way{}}
 	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.crew.Go, c.Panicked, new(atomic.Int64)
+	s.guardOf = s.laneTo
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
 	dial := newDialer(o)
@@ -162,6 +165,21 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	return w
 }
 
+// laneTo is the lane to the server of a bucket; nil: the server is not known.
+func (s *Store) laneTo(bucket *backend.Charge) *lane {
+	store := s.store
+	if s.cluster != nil {
+		if !s.cluster.known.Load() {
+			return nil
+		}
+		store = s.cluster.route([]backend.Charge{*bucket}).Store
+	}
+	if w, ok := store.(*way); ok {
+		return w.usual
+	}
+	return nil
+}
+
 // replicas are those that must confirm a charge.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
@@ -194,21 +212,23 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
-// Close answers all batches that have not been sent, and ends all connections.
+// Close waits for the refunds that are under way, answers all batches that have not been sent, and ends all
+// connections.
 func (s *Store) Close() error {
-	s.waysMu.Lock()
-	s.waysClosed = true
-	for _, w := range s.ways {
-		w.close()
-	}
-	s.waysMu.Unlock()
-	s.lines.close()
-	if s.sentinels != nil {
-		s.sentinels.close()
-	}
 	s.undos.Close()
 	if s.cluster != nil {
 		s.cluster.close()
+	}
+	s.waysMu.Lock()
+	s.waysClosed = true
+	ways := slices.Collect(maps.Values(s.ways))
+	s.waysMu.Unlock()
+	for _, w := range ways { // without the lock: what they answer may need a lane
+		w.close()
+	}
+	s.lines.close()
+	if s.sentinels != nil {
+		s.sentinels.close()
 	}
 	s.crew.Close()
 	return s.client.Close()

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -313,10 +314,16 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // errKnown is of a group that has been answered already.
 var errKnown = errors.New("known")
 
-// group returns the length of the group at charge i, and an error if it is not to be sent.
+// group returns the length of the group at charge i, and an error if it is not to be sent. A look at a bucket and the
+// refund to it that follows are sent as one group: the caller compares what was there before and after.
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
+	if c.Ask.Look && n == 1 && i+1 < len(b.Charges) {
+		if next := &b.Charges[i+1]; next.Ask.Cost < 0 && next.Slot == c.Slot && bytes.Equal(next.Key, c.Key) {
+			n += backend.GroupLen(b.Charges[i+1:])
+		}
+	}
 	switch {
 	case b.Known != nil && b.Known[i].Load():
 		return n, errKnown

@@ -132,6 +132,37 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	}
 }
 
+// TestQueueKeepsALookWithItsRefund: no charge of others is between them, though their source has used up its share.
+func TestQueueKeepsALookWithItsRefund(t *testing.T) {
+	q := newQueue(10 * ms)
+	pairs := func(s *backend.Source) *backend.Batch {
+		b := batchOf(ones(400)...)
+		for i := range b.Charges {
+			c := &b.Charges[i]
+			if c.Key = fmt.Appendf(nil, "k%d", i/2); i%2 == 0 {
+				c.Ask = algorithms.Ask{Look: true}
+			} else {
+				c.Ask.Cost = -1
+			}
+		}
+		return in(s, b)
+	}
+	a, b, c := pairs(&backend.Source{}), pairs(&backend.Source{}), pairs(&backend.Source{})
+	for _, batch := range []*backend.Batch{a, b, c} {
+		submit(t, &q, batch, at(0))
+	}
+	for range 5 {
+		call := sent(t, &q, at(0))
+		for _, r := range call.runs {
+			if r.from%2 != 0 || r.to%2 != 0 {
+				t.Fatalf("got %s", call.text(a, b, c))
+			}
+		}
+		q.landed(call)
+		q.over(at(0))
+	}
+}
+
 // TestQueueSpreadsLargeBatches over calls of at most 256 charges, one after the other, in whole groups.
 func TestQueueSpreadsLargeBatches(t *testing.T) {
 	for name, sizes := range map[string][]int{

@@ -43,7 +43,8 @@ func newScript(text string) script {
 // reused.
 type trip struct {
 	slot    int      // of its first key
-	slots   bool     // it has keys of several, in a cluster
+	slots   bool     // it may have keys of several, in a cluster
+	tag     uint64   // Charge.Slot of its first charge
 	of      []target // what the parts of its answer belong to
 	args    []any    // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // of the keys, one after the other
@@ -124,6 +125,16 @@ func (t *trip) add(c *backend.Charge, d *backend.Decision, name []byte, group in
 	if extended {
 		t.charges = doubles(t.charges, float64(c.Ask.MaxWait), float64(c.Ask.Of))
 	}
+}
+
+// mayDiffer reports whether c, with the key of that name, may be of another slot than the charges before it. It costs
+// less than finding out.
+func (t *trip) mayDiffer(c *backend.Charge, name []byte) bool {
+	if len(t.of) == 0 {
+		t.tag = c.Slot
+		return false
+	}
+	return c.Slot != t.tag || c.Slot == 0 && t.keys[len(t.keys)-1] != string(name)
 }
 
 // head appends the head of a group of n charges, which is taken once; name is that of its record.
