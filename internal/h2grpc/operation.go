@@ -265,7 +265,9 @@ func (o *operation) recycle() {
 	for i := range o.requests {
 		r := &o.requests[i]
 		r.stream, r.finished, r.answered = nil, false, false
-		r.canceled.Store(false) // a Store that was late may still look at it
+		if r.canceled.Load() {
+			r.canceled.Store(false) // atomically, because a Store that is late may still look at it
+		}
 	}
 	o.messages, o.requests = o.messages[:0], o.requests[:0]
 	o.batch.Reset()
