@@ -1,4 +1,4 @@
-// Package grpcapi is the door for Envoy: RateLimitService v3, over gRPC and as JSON. Only this
+// Package grpcapi answers Envoy: RateLimitService v3, over gRPC and as JSON. Only this
 // package knows rls.proto. It decodes and encodes by hand, for two reasons: the protobuf library
 // refuses strings that are not UTF-8, which Envoy copies from its clients, and an error makes
 // Envoy let the request pass; and it is the larger part of what such a call costs.

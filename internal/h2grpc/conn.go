@@ -25,8 +25,10 @@ type conn struct {
 	// The reader's own.
 	heads   *headReader
 	block   openBlock
-	settled bool // the client's first SETTINGS have come
-	now     time.Time
+	settled bool      // the client's first SETTINGS have come
+	now     time.Time // when what was read last has come, at the earliest
+	empty   time.Time // when there was last nothing more to be read
+	behind  bool      // since then the connection was not read for some time
 
 	share  share // guarded by outstanding.mu
 	source backend.Source
@@ -186,13 +188,17 @@ func (c *conn) read() error {
 	defer readBuffers.Put(buffer)
 	in, have := buffer[:], 0
 	for {
+		var began time.Time
+		if c.behind {
+			began = time.Now()
+		}
 		n, err := c.nc.Read(in[have:])
 		if err != nil {
 			return err
 		}
 		have += n
 		c.mu.Lock()
-		c.now = time.Now()
+		c.date(n, began)
 		c.heard, c.asked = c.now, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
@@ -209,12 +215,31 @@ func (c *conn) read() error {
 	}
 }
 
+// date notes when what n bytes hold has come; the read took since began. That is now, unless the connection was not
+// read while something waited for room. Then it may have come as early as that began, and so may what is read after it,
+// until a read finds less than backlog or has to wait itself: the deadlines of requests count from there, or those that
+// waited unread would be answered too late.
+func (c *conn) date(n int, began time.Time) {
+	now := time.Now()
+	c.now = now
+	if c.behind && now.Sub(began) < reading {
+		c.now = c.empty
+		c.behind = n >= backlog
+	} else {
+		c.behind = false
+	}
+	if !c.behind {
+		c.empty = now
+	}
+}
+
 // awaitRoom waits while there is so much to be written, or submitted, that nothing more is to be read.
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count()
 	for !c.closed && (c.writing && len(c.out) > maxOut || c.submitted > c.allowance()) {
+		c.behind = true
 		c.changed.Wait()
 		c.count()
 	}

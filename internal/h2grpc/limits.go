@@ -8,6 +8,10 @@ const (
 	maxFrame = 16 << 10
 	// readBuffer holds a frame of the greatest length, and some more.
 	readBuffer = 32 << 10
+	// backlog is how many bytes a read brings at least if there are more to be read: half a record of TLS.
+	backlog = 8 << 10
+	// reading is how long a read takes at most that does not have to wait.
+	reading = 100 * time.Microsecond
 
 	// maxStreams is how many requests may be under way; more are refused, and may be sent again. Envoy
 	// does not wait to hear of it, so it is more than it sends.

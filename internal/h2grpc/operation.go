@@ -123,7 +123,7 @@ func together(list []arrival) int {
 // that its requests are answered without being charged. false: the connection was closed meanwhile.
 func (c *conn) enter(o *operation) bool {
 	all := &c.server.outstanding
-	if all.enter(o) {
+	if !c.behind && all.enter(o, false) {
 		return true
 	}
 	if patience := c.server.config.Patience; patience > 0 {
@@ -131,8 +131,33 @@ func (c *conn) enter(o *operation) bool {
 			o.deadline = due
 		}
 	}
+	if !o.late() && !all.enter(o, false) {
+		c.mu.Lock()
+		c.flush() // the answers that are ready; first, because it waits for the client
+		c.behind = true
+		if !all.enter(o, true) {
+			c.awaitTurn(o)
+		}
+	}
 	c.mu.Lock()
-	c.flush() // the answers that are ready
+	defer c.mu.Unlock()
+	if c.closed {
+		all.leave(o)
+	}
+	return !c.closed
+}
+
+// late reports whether the time of o is over; then it counts for nothing.
+func (o *operation) late() bool {
+	if o.deadline.IsZero() || time.Now().Before(o.deadline) {
+		return false
+	}
+	o.weight = 0
+	return true
+}
+
+// awaitTurn waits until o, which waits in outstanding, is admitted, or its time is over.
+func (c *conn) awaitTurn(o *operation) {
 	var late <-chan time.Time
 	if !o.deadline.IsZero() {
 		timer := time.NewTimer(time.Until(o.deadline))
@@ -142,18 +167,12 @@ func (c *conn) enter(o *operation) bool {
 	select {
 	case <-c.share.room:
 	case <-late:
-		if all.withdraw(o) {
+		if c.server.outstanding.withdraw(o) {
 			o.weight = 0
 		} else {
 			<-c.share.room
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		all.leave(o)
-	}
-	return !c.closed
 }
 
 // adopt answers the requests of o, which was submitted, that are decided already, and gives the others streams. Then o
@@ -187,7 +206,7 @@ func (c *conn) adopt(o *operation) bool {
 	c.mu.Unlock()
 	o.finish()
 	c.mu.Lock()
-	c.landed(o)
+	c.conclude(o)
 	return false
 }
 
@@ -199,14 +218,14 @@ func (o *operation) completed() {
 	c := o.conn
 	o.finish()
 	c.mu.Lock()
-	c.landed(o)
+	c.conclude(o)
 	c.mu.Unlock()
 	c.release(o)
 	o.recycle()
 }
 
-// landed answers the requests of o, which was adopted. c.mu is held.
-func (c *conn) landed(o *operation) {
+// conclude answers the requests of o, which was adopted. c.mu is held.
+func (c *conn) conclude(o *operation) {
 	o.answer()
 	c.operations--
 	c.submitted -= o.size

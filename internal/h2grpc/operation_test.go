@@ -123,6 +123,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		}
 		much := dial(t, l)
 		ask := func(more ...string) (id uint32) {
+			time.Sleep(ms) // the server has read all
 			for range ownOutstanding + 1 {
 				id = much.ask("much", more...)
 			}
@@ -130,19 +131,19 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 			return id
 		}
 		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": patience} {
-			began := time.Now()
-			if r := much.answer(ask("grpc-timeout", timeout)); r.message() != "late" || time.Since(began) != want {
+			id, began := ask("grpc-timeout", timeout), time.Now()
+			if r := much.answer(id); r.message() != "late" || time.Since(began) != want {
 				t.Errorf("timeout %s: %+v after %v, want %v", timeout, r, time.Since(began), want)
 			}
 		}
-		began := time.Now()
-		if r := much.answer(ask()); r.message() != "late" || time.Since(began) != patience {
+		id, began := ask(), time.Now()
+		if r := much.answer(id); r.message() != "late" || time.Since(began) != patience {
 			t.Errorf("no timeout: %+v after %v", r, time.Since(began))
 		}
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
 			t.Errorf("%d are submitted", n)
 		}
-		id := ask()
+		id = ask()
 		synctest.Wait()
 		store.complete()
 		synctest.Wait()
@@ -151,6 +152,48 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		}
 		store.complete()
 		if r := much.answer(id); r.message() != "much" {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// TestWhatComesMeanwhileIsAnsweredInTime: the deadlines of requests that come while the connection is not read count
+// from when it was read last, for they may have come right after that.
+func TestWhatComesMeanwhileIsAnsweredInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &heldStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 0)}, func(c *Config) { c.Patience = 10 * ms })
+		first, second := dial(t, l), dial(t, l)
+		for range maxOutstanding {
+			first.ask("first")
+		}
+		go func() { _ = first.write() }()
+		synctest.Wait()
+		began := time.Now()
+		for range ownOutstanding + 1 {
+			second.ask("m", "grpc-timeout", "8m")
+		}
+		second.flush()
+		synctest.Wait()
+		var ids []uint32
+		for range 3 { // several reads
+			for range 500 {
+				ids = append(ids, second.ask("m", "grpc-timeout", "8m"))
+			}
+			time.Sleep(ms)
+			second.flush()
+		}
+		for _, id := range ids {
+			if r := second.answer(id); r.message() != "late" || time.Since(began) > 8*ms {
+				t.Fatalf("%d: %+v after %v", id, r, time.Since(began))
+			}
+		}
+		time.Sleep(ms) // what comes now is not late
+		fresh := second.ask("fresh")
+		second.flush()
+		synctest.Wait()
+		store.complete()
+		if r := second.answer(fresh); r.message() != "fresh" {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -200,7 +243,7 @@ func TestTurns(t *testing.T) {
 	ops[4].conn = ops[1].conn
 	full, little, third, fourth, more := ops[0], ops[1], ops[2], ops[3], ops[4]
 	for i, want := range []bool{true, true, false, false, false} {
-		if got := all.enter(ops[i]); got != want {
+		if got := all.enter(ops[i], true); got != want {
 			t.Fatalf("%d: %v", i, got)
 		}
 	}

@@ -21,15 +21,17 @@ type share struct {
 	room   chan struct{} // receives when waits was admitted; has room for one
 }
 
-// enter admits o. false: o must wait.
-func (s *outstanding) enter(o *operation) bool {
+// enter admits o. false: there is no room; o then waits for its turn, if it is to.
+func (s *outstanding) enter(o *operation, wait bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.waiting) == 0 && s.fits(o) || o.fitsOwn() {
 		s.admit(o)
 		return true
 	}
-	s.waiting, o.conn.share.waits = append(s.waiting, o), o
+	if wait {
+		s.waiting, o.conn.share.waits = append(s.waiting, o), o
+	}
 	return false
 }
 

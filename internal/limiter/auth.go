@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Auth says what the HTTP door asks for a request that a proxy describes to it. Immutable.
+// Auth says which limits the HTTP listener checks for a request that a proxy describes to it. Immutable.
 type Auth struct {
 	// Trusted are the addresses of proxies: what they say of a request is believed.
 	Trusted []netip.Prefix

@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Call is one question and its answer, with the room both need. A door keeps Calls to reuse them
+// Call is one request and its answer, with the room both need. A listener keeps Calls to reuse them
 // (Reset), so that a request costs no allocation. Strings in it may point into a buffer of the
-// door's: they are not kept after Check.
+// listener's: they are not kept after Check.
 type Call struct {
 	Request
 	Verdict
@@ -39,13 +39,13 @@ type Request struct {
 	// Inspect is Look for an operator: no Observer counts it, and the key of a named limit must have
 	// as many values as the descriptors that use the limit leave open.
 	Inspect bool
-	// Arrived is when it came, by this process's clock; zero where the door does not know.
+	// Arrived is when it came, by this process's clock; zero where the listener does not know.
 	Arrived time.Time
 	// Canceled, where it is not nil, becomes true when nobody wants the answer any more: then a request that the store
 	// has queued is not charged.
 	Canceled *atomic.Bool
-	// Hold is set by doors that can hold an answer until its turn in a leaky bucket has come: for
-	// this long at the most. Doors that pass the wait on leave it 0.
+	// Hold is set by listeners that can hold an answer until its turn in a leaky bucket has come: for
+	// this long at the most. Listeners that report the wait leave it 0.
 	Hold algorithms.Micros
 }
 
@@ -142,7 +142,7 @@ type Verdict struct {
 	Spared bool
 	// Failed: a store could not decide, and a policy's OnFailure stood in.
 	Failed bool
-	// Err asks the door to fail the call: OnFailure is error.
+	// Err asks the listener to fail the call: OnFailure is error.
 	Err error
 	// Never: a denial for good, some cost being more than its limit can ever give.
 	Never bool
@@ -150,7 +150,7 @@ type Verdict struct {
 	quotasDeny bool
 	// RetryAfter is the longest of those that denied: the same request cannot succeed before.
 	RetryAfter algorithms.Micros
-	// Hold is how long the door is to hold its answer, at most Request.Hold.
+	// Hold is how long the listener is to hold its answer, at most Request.Hold.
 	Hold algorithms.Micros
 }
 

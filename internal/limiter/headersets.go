@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// HeaderSets are the headers with which the HTTP door tells of limits.
+// HeaderSets are the headers with which the HTTP listener describes limits.
 type HeaderSets struct {
 	// IETF: RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11 has them.
 	IETF bool

@@ -14,7 +14,7 @@ type Snapshot struct {
 	Domains map[string]*Domain
 	// Policies are all of them, at their Index.
 	Policies []*descriptors.Policy
-	// Auth is for the HTTP door; nil: there is nothing to ask, and it denies.
+	// Auth is for the HTTP listener; nil: no route is configured, and it denies.
 	Auth *Auth
 	// KeepBlanks: spaces and tabs at the ends of descriptor values are part of them. Otherwise they are
 	// removed before limits are matched and keys are made.
@@ -47,7 +47,7 @@ type Domain struct {
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
-	// Headers of the HTTP door; nil: as the door has them.
+	// Headers of the HTTP listener; nil: the defaults of the listener.
 	Headers *HeaderSets
 	// MaxOverride is what limits that come with requests may allow at most, where the place that the
 	// descriptor meets has no bound of its own; nil: there is none. Bounded tells whether there is
