@@ -1,8 +1,10 @@
 package redis
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -176,5 +178,49 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 				t.Errorf("general was needed: %v, want %v (%v)", needed, c.general, err)
 			}
 		})
+	}
+}
+
+// An answer that is too short or too long decides nothing: the call is ErrUnavailable. Answers differ in length,
+// for those of plain charges leave out the times that are 0.
+func TestAnswerOfWrongLength(t *testing.T) {
+	t.Parallel()
+	full := doubles([]byte{0}, 1, 2, 3, 4, 5)
+	denied := doubles([]byte{noLast}, -1, 0, 7, 8)
+	allowed := doubles([]byte{noLast | noRetry | 1}, 6, 5, 9)
+	answers := slices.Concat(full, denied, allowed)
+	reply := string(doubles(nil, 1_000_000)) + string(answers)
+	decide := func(reply string) ([]backend.Decision, error) {
+		decisions := make([]backend.Decision, 3)
+		tr := &trip{reply: reply}
+		for i := range decisions {
+			tr.of = append(tr.of, target{charge: &backend.Charge{}, decision: &decisions[i]})
+		}
+		return decisions, tr.answer()
+	}
+	for end := range len(reply) {
+		got, err := decide(reply[:end])
+		for _, d := range got {
+			if err == nil || !errors.Is(d.Err, backend.ErrUnavailable) || d.Allowed {
+				t.Fatalf("%d of %d bytes: %v, %+v", end, len(reply), err, d)
+			}
+		}
+	}
+	if _, err := decide(reply + "\x00"); err == nil {
+		t.Error("one byte too many was accepted")
+	}
+	got, err := decide(reply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []algorithms.Decision{
+		{Value: 1, Remaining: 2, RetryAfter: 3, ResetAfter: 4, Wait: 5},
+		{Value: -1, RetryAfter: 7, ResetAfter: 8},
+		{Allowed: true, Value: 6, Remaining: 5, ResetAfter: 9},
+	}
+	for i := range want {
+		if got[i].Decision != want[i] || got[i].At != 1_000_000 {
+			t.Errorf("charge %d: %+v, want %+v", i, got[i], want[i])
+		}
 	}
 }
