@@ -35,7 +35,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 }
 
 // expect takes and checks the answer, and how often next has been asked by then.
-func expect(t *testing.T, s any, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
@@ -207,7 +207,7 @@ func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: wall})
 		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			buckets.Take(ctx, charges, decisions)
+			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Ask.Cost > 0 {
 				time.Sleep(10 * ms)
 			}
@@ -387,7 +387,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: wall})
 		s := backend.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			buckets.Take(ctx, charges, decisions)
+			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Ask.Cost == 8 {
 				time.Sleep(10 * ms)
 			}

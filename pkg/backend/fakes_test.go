@@ -17,11 +17,21 @@ const ms = time.Millisecond
 // storeFunc is a Store that is a function.
 type storeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
 
-func (f storeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	f(ctx, charges, decisions)
+func (f storeFunc) Submit(b *backend.Batch) {
+	batchFunc(func(b *backend.Batch) {
+		ctx, cancel := context.WithValue(context.Background(), detachedKey{}, b.Detached), context.CancelFunc(func() {})
+		if !b.Deadline.IsZero() {
+			ctx, cancel = context.WithDeadline(ctx, b.Deadline)
+		}
+		defer cancel()
+		f(ctx, b.Charges, b.Decisions)
+	}).Submit(b)
 }
 
-func (f storeFunc) Submit(b *backend.Batch) { backend.Async(f).Submit(b) }
+// detached reports whether ctx is that of a batch that nobody waits for.
+func detached(ctx context.Context) bool { return ctx.Value(detachedKey{}).(bool) }
+
+type detachedKey struct{}
 
 // batchFunc is a Store that is a function, which may take its time.
 type batchFunc func(b *backend.Batch)
@@ -47,11 +57,9 @@ type recorder struct {
 	ats   []algorithms.Micros // when each was answered, by next's clock
 }
 
-func (r *recorder) Submit(b *backend.Batch) { backend.Async(r).Submit(b) }
-
-func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-	copied := make([]backend.Charge, len(charges))
-	for i, c := range charges {
+func (r *recorder) Submit(b *backend.Batch) {
+	copied := make([]backend.Charge, len(b.Charges))
+	for i, c := range b.Charges {
 		c.Key = append([]byte(nil), c.Key...)
 		copied[i] = c
 	}
@@ -59,10 +67,14 @@ func (r *recorder) Take(ctx context.Context, charges []backend.Charge, decisions
 	n := len(r.takes)
 	r.takes, r.ats = append(r.takes, copied), append(r.ats, 0)
 	r.mu.Unlock()
-	backend.Take(ctx, r.next, charges, decisions)
-	r.mu.Lock()
-	r.ats[n] = decisions[0].At
-	r.mu.Unlock()
+	inner := *b
+	inner.Done = func(*backend.Batch) {
+		r.mu.Lock()
+		r.ats[n] = b.Decisions[0].At
+		r.mu.Unlock()
+		b.Done(b)
+	}
+	r.next.Submit(&inner)
 }
 
 // all is all Takes asked.
@@ -135,13 +147,9 @@ func costs(grouped bool, of ...int64) []backend.Charge {
 	return charges
 }
 
-func take(ctx context.Context, s any, charges ...backend.Charge) []backend.Decision {
+func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []backend.Decision {
 	decisions := make([]backend.Decision, len(charges))
-	if store, ok := s.(backend.Store); ok {
-		backend.Take(ctx, store, charges, decisions)
-	} else {
-		s.(backend.Taker).Take(ctx, charges, decisions)
-	}
+	backend.Take(ctx, s, charges, decisions)
 	return decisions
 }
 

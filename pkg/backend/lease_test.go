@@ -98,7 +98,7 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 						if time.Since(began) > from {
 							time.Sleep(late)
 						}
-						store.Take(ctx, charges, decisions)
+						backend.Take(ctx, store, charges, decisions)
 					}), backend.LeaseConfig{})
 					go s.Run(t.Context())
 					limit := compile(t, spec)
@@ -179,8 +179,8 @@ func TestNoMoreIsLentThanMay(t *testing.T) {
 		var n atomic.Int64
 		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two come at the same time
-			store.Take(ctx, charges, decisions)
-			if time.Sleep(late); backend.Unwaited(ctx) { // older answers come after newer ones
+			backend.Take(ctx, store, charges, decisions)
+			if time.Sleep(late); detached(ctx) { // older answers come after newer ones
 				time.Sleep(2 * late)
 			}
 		}), backend.LeaseConfig{})
@@ -267,8 +267,8 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
 		s := backend.Lease(backend.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			store.Take(ctx, charges, decisions)
-			if backend.Unwaited(ctx) {
+			backend.Take(ctx, store, charges, decisions)
+			if detached(ctx) {
 				time.Sleep(30 * ms)
 			}
 		}), backend.DeniedConfig{}), backend.LeaseConfig{})
@@ -297,7 +297,7 @@ func TestAnOutageCostsLittle(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: wall})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if store.Take(ctx, charges, decisions); down.Load() { // it is charged, and nobody is told
+			if backend.Take(ctx, store, charges, decisions); down.Load() { // it is charged, and nobody is told
 				fail(decisions)
 			}
 		})}
@@ -363,7 +363,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if store.Take(ctx, charges, decisions); string(charges[0].Key) == "other" {
+			if backend.Take(ctx, store, charges, decisions); string(charges[0].Key) == "other" {
 				time.Sleep(100 * ms)
 			}
 		})}
@@ -580,7 +580,7 @@ func TestLoansOutliveAnOutage(t *testing.T) {
 				fail(decisions)
 				return
 			}
-			store.Take(ctx, charges, decisions)
+			backend.Take(ctx, store, charges, decisions)
 		}), backend.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
@@ -791,10 +791,10 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 
 // A LeaseStore is under the limit by what it may lend, and not for long.
 func TestLeaseIsBounded(t *testing.T) {
-	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
+	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
 		s := backend.Lease(memory.New(memory.Config{Clock: now}), backend.LeaseConfig{})
 		go s.Run(t.Context())
-		return backend.Blocking(s)
+		return s
 	})
 }

@@ -97,7 +97,7 @@ func (b *Batch) Fail(err error) {
 // Take submits charges to s and waits for the decisions. The deadline of ctx is that of the Batch; its
 // cancellation is not noticed meanwhile, because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
-	b := Batch{Charges: charges, Decisions: decisions, Detached: Unwaited(ctx)}
+	b := Batch{Charges: charges, Decisions: decisions}
 	if end, ok := ctx.Deadline(); ok {
 		b.Deadline = end
 	}
@@ -143,40 +143,6 @@ var waiters = sync.Pool{New: func() any {
 	}
 	return w
 }}
-
-// Taker is the interface that Store replaces; it goes when all Stores are converted.
-type Taker interface {
-	// Take answers charges[i] in decisions[i]; the slices are the caller's and of equal length. A
-	// run of charges of equal Group is taken together or not at all, and must name different
-	// buckets. A denied charge is a Decision, not an error. Take never blocks past ctx.
-	Take(ctx context.Context, charges []Charge, decisions []Decision)
-}
-
-// Early is a Store that can answer some charges without waiting.
-type Early interface {
-	Taker
-	// Ready tells whether there may be anything that it could answer so.
-	Ready() bool
-	// TakeEarly is Take, if that needs no waiting. Otherwise it is false, and nothing is taken; decisions
-	// mean nothing then.
-	TakeEarly(charges []Charge, decisions []Decision) bool
-}
-
-// Starter is a Store that can take without keeping the caller.
-type Starter interface {
-	Taker
-	// Start is Take, but returns at once. done is called when the decisions are there, by a goroutine of the
-	// Store's that is not to be kept; not before Start has returned, nor later than the Store gives
-	// itself: then they are ErrUnavailable. Until done both slices are the Store's. false: it cannot;
-	// nothing was taken, and done is not called. Take can.
-	Start(charges []Charge, decisions []Decision, done func()) bool
-}
-
-// Start is s.Start where s is a Starter.
-func Start(s Taker, charges []Charge, decisions []Decision, done func()) bool {
-	starter, ok := s.(Starter)
-	return ok && starter.Start(charges, decisions, done)
-}
 
 // Charge is one thing asked of a Store.
 type Charge struct {

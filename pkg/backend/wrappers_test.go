@@ -12,26 +12,26 @@ import (
 
 // A Store around a Store answers the vectors as it does, and all of them together do.
 func TestWrappersAnswerTheVectors(t *testing.T) {
-	type wrapper = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker
+	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
 	wrappers := map[string]wrapper{
-		"deadline": func(_ *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
-			return backend.Blocking(backend.Deadline(backend.Async(next), time.Minute, ms, nil))
+		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
+			return backend.Deadline(next, time.Minute, ms, nil)
 		},
-		"denied": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
-			return backend.Blocking(backend.Denied(backend.Async(next), backend.DeniedConfig{Clock: now}))
+		"denied": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+			return backend.Denied(next, backend.DeniedConfig{Clock: now})
 		},
-		"lease": func(_ *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
-			return backend.Blocking(backend.Lease(backend.Async(next), backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
+		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
+			return backend.Lease(next, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
 				at := time.Duration(now().UnixNano())
 				return at, at
-			}}))
+			}})
 		},
-		"divided": func(t *testing.T, next backend.Taker, _ func() time.Time) backend.Taker {
+		"divided": func(t *testing.T, next backend.Store, _ func() time.Time) backend.Store {
 			t.Helper()
-			return backend.Blocking(dividedStore(t, backend.Async(next), backend.Async(next)))
+			return dividedStore(t, next, next)
 		},
 	}
-	wrappers["all"] = func(t *testing.T, next backend.Taker, now func() time.Time) backend.Taker {
+	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
 		t.Helper()
 		for _, name := range []string{"divided", "denied", "lease", "deadline"} { // as package server has them
 			next = wrappers[name](t, next, now)
@@ -40,7 +40,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 	}
 	for name, wrap := range wrappers {
 		t.Run(name, func(t *testing.T) {
-			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
+			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
 				return wrap(t, memory.New(memory.Config{Clock: now}), func() time.Time { return time.UnixMicro(int64(now())) })
 			})
@@ -49,7 +49,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 }
 
 func TestDeadlineChangesNoAnswer(t *testing.T) {
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
-		return backend.Blocking(backend.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil))
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+		return backend.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil)
 	})
 }

@@ -20,7 +20,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 	}
 	d := make([]backend.Decision, 2)
 	for n := range 2 {
-		take := func() { s.Take(context.Background(), charges[:n+1], d[:n+1]) }
+		take := func() { backend.Take(context.Background(), s, charges[:n+1], d[:n+1]) }
 		take()
 		if allocs := testing.AllocsPerRun(1000, take); allocs != 0 {
 			t.Errorf("%d charges: %v allocations", n+1, allocs)

@@ -36,7 +36,7 @@ type Config struct {
 	Repeatable bool
 }
 
-// Store is a backend.Taker in memory.
+// Store is a backend.Store in memory.
 type Store struct {
 	clock   func() algorithms.Micros
 	seed    *maphash.Seed // nil: Repeatable
@@ -85,32 +85,13 @@ func (s *Store) hash(key []byte) uint64 {
 
 // Submit implements backend.Store: it decides before it returns.
 func (s *Store) Submit(b *backend.Batch) {
-	s.submit(b.Charges, b.Decisions)
+	s.take(b.Charges, b.Decisions)
 	b.Done(b)
 }
 
-func (s *Store) submit(charges []backend.Charge, decisions []backend.Decision) {
-	for from := 0; from < len(charges); {
-		to := from
-		for to < len(charges) && !charges[to].Reset {
-			to++
-		}
-		if to > from {
-			s.Take(context.Background(), charges[from:to], decisions[from:to])
-		}
-		if to < len(charges) {
-			_ = s.Reset(context.Background(), charges[to])
-			decisions[to].Allowed = true
-			to++
-		}
-		from = to
-	}
-}
-
-// Take implements backend.Taker.
-func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
+func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
-	if len(charges) == 1 && charges[0].Once == nil {
+	if len(charges) == 1 && charges[0].Once == nil && !charges[0].Reset {
 		s.takeOne(now, s.hash(charges[0].Key), &charges[0], &decisions[0])
 		return
 	}
@@ -122,6 +103,9 @@ func (s *Store) Take(_ context.Context, charges []backend.Charge, decisions []ba
 		}
 		n := backend.GroupLen(charges)
 		switch {
+		case charges[0].Reset:
+			s.reset(hashes[at], &charges[0])
+			decisions[0].Allowed = true
 		case charges[0].Once != nil:
 			s.takeOnce(now, charges[:n], decisions[:n])
 		case n == 1:
@@ -157,9 +141,8 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	d.At = now
 }
 
-// Reset implements backend.Resetter. It never fails.
-func (s *Store) Reset(_ context.Context, c backend.Charge) error {
-	hash := s.hash(c.Key)
+// reset makes the bucket of c one never seen.
+func (s *Store) reset(hash uint64, c *backend.Charge) {
 	st := s.stripe(hash)
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -167,7 +150,6 @@ func (s *Store) Reset(_ context.Context, c backend.Charge) error {
 		s.room.give(e.owner, 1+e.extra())
 		st.table.remove(e)
 	}
-	return nil
 }
 
 // charges tells whether the answer to c took something, so that it must not be given where it

@@ -17,7 +17,7 @@ import (
 )
 
 func TestExact(t *testing.T) {
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 		return New(Config{Clock: now})
 	})
 }
@@ -45,7 +45,7 @@ func tokens(tb testing.TB, rate int64) *algorithms.Limit {
 
 func ask(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.Decision {
 	d := make([]backend.Decision, 1)
-	s.Take(context.Background(), []backend.Charge{{
+	backend.Take(context.Background(), s, []backend.Charge{{
 		Key: []byte(owner + "/" + key), Limit: l, Owner: owner, Ask: algorithms.Ask{Cost: cost},
 	}}, d)
 	return d[0]
@@ -162,7 +162,7 @@ func TestGroupWithoutRoomTakesNothing(t *testing.T) {
 		{Key: []byte("a/3"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
 	}
 	d := make([]backend.Decision, 3)
-	s.Take(context.Background(), charges, d)
+	backend.Take(context.Background(), s, charges, d)
 	for i := range d {
 		if !errors.Is(d[i].Err, backend.ErrFull) {
 			t.Errorf("charge %d: %+v, want ErrFull", i, d[i])
@@ -273,7 +273,7 @@ func BenchmarkTake(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				i = (i + 7919) % keys
-				s.Take(context.Background(), all[i:i+1], d)
+				backend.Take(context.Background(), s, all[i:i+1], d)
 			}
 		})
 	}
@@ -294,7 +294,7 @@ func BenchmarkTakeMany(b *testing.B) {
 				for i := range charges {
 					charges[i].Key = strconv.AppendUint(append(charges[i].Key[:0], "domain/limit/key-"...), next(), 10)
 				}
-				s.Take(b.Context(), charges, d)
+				backend.Take(b.Context(), s, charges, d)
 			}
 			for i := uint64(0); i < keys; {
 				take(func() uint64 { i++; return i - 1 })
@@ -317,7 +317,7 @@ func TestResetGivesRoomBack(t *testing.T) {
 			t.Fatal(d)
 		}
 		ask(s, "a", "y", tokens(t, 1), 1)
-		if err := s.Reset(t.Context(), backend.Charge{Key: []byte("a/x")}); err != nil {
+		if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: []byte("a/x")}); err != nil {
 			t.Fatal(err)
 		}
 		if n := s.Stats().Keys; n != 1 {
@@ -348,14 +348,14 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 					charges = append(charges, backend.Charge{Key: []byte("a/live 0"), Limit: slow, Owner: "a", Ask: algorithms.Ask{Cost: 1}})
 				}
 				d := make([]backend.Decision, len(charges))
-				if s.Take(context.Background(), charges, d); d[0].Err == nil && d[0].Allowed {
+				if backend.Take(context.Background(), s, charges, d); d[0].Err == nil && d[0].Allowed {
 					return 3
 				}
 				return 0
 			}
 			admitted := three() // its log grows, and nothing else can make room
 			for i := 10; i < 18; i++ {
-				if err := s.Reset(t.Context(), backend.Charge{Key: fmt.Append(nil, "a/live ", i)}); err != nil {
+				if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: fmt.Append(nil, "a/live ", i)}); err != nil {
 					t.Fatal(err)
 				}
 			}

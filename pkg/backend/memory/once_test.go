@@ -17,7 +17,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	limit := tokens(t, 100)
 	take := func(id byte) backend.Decision {
 		d := make([]backend.Decision, 1)
-		s.Take(context.Background(), []backend.Charge{{
+		backend.Take(context.Background(), s, []backend.Charge{{
 			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
 			Once: &backend.Once{ID: [16]byte{id}, For: minute},
 		}}, d)
@@ -61,7 +61,7 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	limit := tokens(t, 5)
 	take := func(id int) backend.Decision {
 		d := make([]backend.Decision, 1)
-		s.Take(context.Background(), []backend.Charge{{
+		backend.Take(context.Background(), s, []backend.Charge{{
 			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
 			Once: &backend.Once{ID: [16]byte{byte(id), byte(id >> 8)}, For: minute},
 		}}, d)

@@ -35,14 +35,14 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 					}
 					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}, Group: i}
 				}
-				s.Take(t.Context(), charges, d)
+				backend.Take(t.Context(), s, charges, d)
 				for i, n := range asked {
 					switch {
 					case n < 0:
 						if !d[i].Allowed || d[i].Remaining != each-1 {
 							t.Errorf("%s: %+v", charges[i].Key, d[i])
 						}
-						if err := s.Reset(t.Context(), charges[i]); err != nil {
+						if err := backend.ResetBucket(t.Context(), s, charges[i]); err != nil {
 							t.Error(err)
 						}
 					case d[i].Allowed:
@@ -56,7 +56,7 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 	for i := range allowed {
 		charge := []backend.Charge{{Key: fmt.Append(nil, i), Limit: l, Ask: algorithms.Ask{Look: true}}}
 		var d [1]backend.Decision
-		s.Take(t.Context(), charge, d[:])
+		backend.Take(t.Context(), s, charge, d[:])
 		if got := allowed[i].Load() + d[0].Remaining; got != each {
 			t.Fatalf("key %d: %d were allowed and %d remain, want %d together", i, allowed[i].Load(), d[0].Remaining, each)
 		}

@@ -88,7 +88,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 }
 
 // storeLoad asks s for one charge at a time, from 256 callers at once.
-func storeLoad(b *testing.B, s backend.Taker) asks {
+func storeLoad(b *testing.B, s backend.Store) asks {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
 	return func(n int) time.Duration {
@@ -101,7 +101,7 @@ func storeLoad(b *testing.B, s backend.Taker) asks {
 				var d [1]backend.Decision
 				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
 					charge.Key = strconv.AppendInt(append(charge.Key[:0], "edge/limit/"...), i*7919%benchKeys, 10)
-					if s.Take(context.Background(), []backend.Charge{charge}, d[:]); d[0].Err != nil {
+					if backend.Take(context.Background(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil {
 						b.Error(d[0].Err)
 						return
 					}
@@ -227,10 +227,10 @@ func BenchmarkHotKey(b *testing.B) {
 			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
 			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
 			server := redistest.Start(b)
-			denied := backend.Denied(backend.Async(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})), backend.DeniedConfig{})
-			ours := backend.Blocking(backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil))
+			denied := backend.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), backend.DeniedConfig{})
+			ours := backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil)
 			beside := memory.New(memory.Config{})
-			load := func(s backend.Taker) asks {
+			load := func(s backend.Store) asks {
 				return func(n int) time.Duration {
 					start := time.Now()
 					var wg sync.WaitGroup
@@ -238,7 +238,7 @@ func BenchmarkHotKey(b *testing.B) {
 						wg.Go(func() {
 							charges, d := []backend.Charge{charge}, make([]backend.Decision, 1)
 							for range n / 4 {
-								if s.Take(context.Background(), charges, d); d[0].Err != nil {
+								if backend.Take(context.Background(), s, charges, d); d[0].Err != nil {
 									b.Error(d[0].Err)
 									return
 								}

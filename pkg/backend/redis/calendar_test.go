@@ -86,7 +86,7 @@ func TestCalendarEdgesInRedis(t *testing.T) {
 		}
 		now = algorithms.Micros(at.UnixMicro())
 		var d [1]backend.Decision
-		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: is.cost, Reserve: is.reserve}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: is.cost, Reserve: is.reserve}}}, d[:])
 		if d[0].Err != nil || d[0].Decision != is.want {
 			t.Errorf("step %d:\n got %+v\nwant %+v", i, d[0], is.want)
 		}

@@ -155,8 +155,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { second.Close() })
-	store := backend.Blocking(backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
-		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos))
+	store := backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
+		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
 	for range 10 { // until the circuit breaker is open, and then
@@ -223,7 +223,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
-	ask := func(s backend.Taker) error {
+	ask := func(s backend.Store) error {
 		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}})[0].Err
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "1")

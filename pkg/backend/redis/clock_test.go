@@ -54,7 +54,7 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-func clockSteps(t *testing.T, s backend.Taker, step func(offset time.Duration)) {
+func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) {
 	t.Helper()
 	const rate, perWindow = 50, 100
 	begin := time.Now()
@@ -78,7 +78,7 @@ func clockSteps(t *testing.T, s backend.Taker, step func(offset time.Duration)) 
 		for start := time.Now(); time.Since(start) < time.Second; time.Sleep(ms) {
 			for i, limit := range limits {
 				var d [1]backend.Decision
-				s.Take(context.Background(), []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}}, d[:])
+				backend.Take(context.Background(), s, []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}}, d[:])
 				switch {
 				case d[0].Err != nil:
 					t.Fatalf("%s: %v", name, d[0].Err)

@@ -213,7 +213,7 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 	limit := limitOf(1_000_000)
 	call := func() error {
 		var d [1]backend.Decision
-		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: limit}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limit}}, d[:])
 		return d[0].Err
 	}
 	redistest.Eventually(t, "it answers", func() bool { return call() == nil })

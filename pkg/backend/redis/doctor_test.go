@@ -126,7 +126,7 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 		}
 	}
 	for _, charge := range []backend.Charge{a, sharded(t, windowSpec(100), 10, "s")} {
-		if err := s.Reset(t.Context(), charge); err != nil {
+		if err := backend.ResetBucket(t.Context(), s, charge); err != nil {
 			t.Error(err)
 		}
 	}

@@ -102,7 +102,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	var d [1]backend.Decision
-	s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
 		t.Errorf("nobody confirmed it: %+v", d[0])
 	}

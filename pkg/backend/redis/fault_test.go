@@ -13,7 +13,6 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/redistest"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // fault is a row of the fault matrix on one server: what is done to it under load, and what may
@@ -62,7 +61,6 @@ func (f fault) run(t *testing.T) {
 		n := newNode(s.client.(*goredis.Client), keys{prefix: "rl:"}, nil)
 		n.plain.Store(true)
 		s.store = s.lane(server.Addr, n)
-		s.Taker = backend.Blocking(s.store)
 	}
 	l := startLoadWithin(t, deadline, 4, s)
 	l.normal(l.began, generous)

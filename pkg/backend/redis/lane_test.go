@@ -37,10 +37,10 @@ func TestLaneChangesNoAnswer(t *testing.T) {
 		"small calls": func(l *lane) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
-				l := over(backend.Async(memory.New(memory.Config{Clock: now})), time.Minute)
+			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+				l := over(memory.New(memory.Config{Clock: now}), time.Minute)
 				change(l)
-				return backend.Blocking(&way{l, l})
+				return &way{l, l}
 			})
 		})
 	}

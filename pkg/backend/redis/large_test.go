@@ -121,7 +121,7 @@ func TestLargeGroupsGoApart(t *testing.T) {
 			return nil
 		})
 	}
-	s := backend.Blocking(&way{count(&usual), count(&apart)})
+	s := &way{count(&usual), count(&apart)}
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {

@@ -15,7 +15,7 @@ import (
 func lending(t *testing.T, c Config) *backend.LeaseStore {
 	t.Helper()
 	c.Timeout = 5 * time.Second
-	s := backend.Lease(backend.Async(open(t, c)), backend.LeaseConfig{})
+	s := backend.Lease(open(t, c), backend.LeaseConfig{})
 	go s.Run(t.Context())
 	return s
 }
@@ -29,9 +29,9 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 	for name, url := range urls {
 		t.Run(name, func(t *testing.T) {
-			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
+			storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
-				return backend.Blocking(lending(t, Config{URL: url, Clock: now}))
+				return lending(t, Config{URL: url, Clock: now})
 			})
 		})
 	}
@@ -44,14 +44,14 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
 	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout})
-	lease := backend.Lease(backend.Async(below), backend.LeaseConfig{})
-	s := backend.Blocking(backend.Deadline(lease, timeout, ms, nil))
+	lease := backend.Lease(below, backend.LeaseConfig{})
+	s := backend.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
 	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
 	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
-	ask := func(s backend.Taker, c backend.Charge) backend.Decision {
+	ask := func(s backend.Store, c backend.Charge) backend.Decision {
 		var d [1]backend.Decision
-		s.Take(context.Background(), []backend.Charge{c}, d[:])
+		backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 		return d[0]
 	}
 	var admitted, unanswered int64

@@ -63,7 +63,7 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 		token("a", sec, 0), token("b", 3600*sec, 1), token("c", 3300*sec, 2), token("d", 2*sec, 3), token("e", 1900*sec/1000, 4),
 	}
 	decisions := make([]backend.Decision, len(charges))
-	got := writes(t, server, func() { s.Take(t.Context(), charges, decisions) })
+	got := writes(t, server, func() { backend.Take(t.Context(), s, charges, decisions) })
 	want := [][2]string{
 		{"rl:{}a", "1064"},    // 1000 + 2, and a 16th
 		{"rl:{}b", "3825002"}, // an hour, and not the second of the key before
@@ -100,7 +100,7 @@ func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
 	none := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second, Capacity: new(int64(10)), Initial: new(int64(0))})
 	take := func(charges ...backend.Charge) []backend.Decision {
 		decisions := make([]backend.Decision, len(charges))
-		s.Take(t.Context(), charges, decisions)
+		backend.Take(t.Context(), s, charges, decisions)
 		return decisions
 	}
 	charge := func(name string, l *algorithms.Limit, cost int64) backend.Charge {
@@ -145,7 +145,7 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 		{per(5, hour), false, time.Hour - time.Minute},
 		{per(10, minute), true, time.Hour - time.Minute},
 	} {
-		if s.Take(t.Context(), []backend.Charge{is.charge}, d[:]); d[0].Allowed != is.allowed {
+		if backend.Take(t.Context(), s, []backend.Charge{is.charge}, d[:]); d[0].Allowed != is.allowed {
 			t.Fatalf("%+v", d[0])
 		}
 		if left := livesFor(t, server, "k"); left < is.least {
@@ -174,7 +174,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	} {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
 		charge := backend.Charge{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 3, Look: is.look}}
-		if s.Take(t.Context(), []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
+		if backend.Take(t.Context(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
 			t.Fatalf("%v: %+v", is, d[0])
 		}
 		if left := livesFor(t, server, "k"); left < is.least || left > is.most {
@@ -191,7 +191,7 @@ func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
 	server.Client().Set(t.Context(), "rl:{}old", string(doubles([]byte{0}, 3, 0, float64(now))), 0)
 	l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second})
 	var d [1]backend.Decision
-	if s.Take(t.Context(), []backend.Charge{{Key: []byte("old"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
+	if backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("old"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
 		t.Errorf("3 and 1 of 5: %+v", d[0])
 	}
 }

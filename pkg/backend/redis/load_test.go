@@ -142,13 +142,13 @@ func newLoad(t *testing.T, deadline time.Duration) *load {
 }
 
 // startLoad starts so many workers for each store, until the test ends or stop.
-func startLoad(t *testing.T, workers int, stores ...backend.Taker) *load {
+func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
 	t.Helper()
 	return startLoadWithin(t, deadline, workers, stores...)
 }
 
 // startLoadWithin is startLoad with another deadline.
-func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Taker) *load {
+func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Store) *load {
 	t.Helper()
 	l := newLoad(t, deadline)
 	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
@@ -164,13 +164,13 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores .
 }
 
 // start starts the workers.
-func (l *load) start(workers int, stores ...backend.Taker) {
+func (l *load) start(workers int, stores ...backend.Store) {
 	for n, store := range stores {
 		next, ok := store.(backend.Store)
 		if !ok {
-			next = backend.Async(store)
+			next = store
 		}
-		s := backend.Blocking(backend.Deadline(next, l.deadline, ms, nil))
+		s := backend.Deadline(next, l.deadline, ms, nil)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}
@@ -185,7 +185,7 @@ func (l *load) ask(limit int64, charges ...backend.Charge) {
 	l.questions = append(l.questions, &question{charges: charges, limit: limit})
 }
 
-func (l *load) work(s backend.Taker, first int) {
+func (l *load) work(s backend.Store, first int) {
 	decisions := make([]backend.Decision, 2)
 	for i := first; ; i++ {
 		slept := time.Now()
@@ -202,7 +202,7 @@ func (l *load) work(s backend.Taker, first int) {
 		clear(d)
 		q.attempted.Add(1)
 		start := time.Now()
-		s.Take(l.t.Context(), q.charges, d)
+		backend.Take(l.t.Context(), s, q.charges, d)
 		took := time.Since(start)
 		l.took.Add(int64(took))
 		if raise(&l.slowest, took) > l.deadline+late {
@@ -348,7 +348,7 @@ func (l *load) failures() string {
 // check ends the load and holds it to what is promised: over a limit never, or by as many
 // capacities as states were lost; each charge counted at most once, and those acknowledged counted,
 // but where writes were lost; answers in time.
-func (l *load) check(s backend.Taker, lost int64) {
+func (l *load) check(s backend.Store, lost int64) {
 	l.t.Helper()
 	l.stop()
 	var all, failed, unknown int64
@@ -394,13 +394,13 @@ func (l *load) punctual() {
 }
 
 // charged is what the Store says was taken of each bucket of q.
-func (l *load) charged(s backend.Taker, q *question) (all []int64) {
+func (l *load) charged(s backend.Store, q *question) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {
 		c.Ask.Cost = 0
 		var d [1]backend.Decision
 		redistest.Eventually(l.t, "a bucket can be read", func() bool {
-			s.Take(context.Background(), []backend.Charge{c}, d[:])
+			backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 			return d[0].Err == nil
 		})
 		all = append(all, c.Limit.Capacity-d[0].Remaining)

@@ -26,9 +26,9 @@ func underID(id uint32, charges ...backend.Charge) []backend.Charge {
 	return charges
 }
 
-func takeAll(s backend.Taker, charges []backend.Charge) []backend.Decision {
+func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
 	d := make([]backend.Decision, len(charges))
-	s.Take(context.Background(), charges, d)
+	backend.Take(context.Background(), s, charges, d)
 	return d
 }
 
@@ -109,11 +109,11 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 				first = "redis://" + redistest.Start(t).Addr
 			}
 			second := "redis://" + redistest.Start(t).Addr
-			divided := func() backend.Taker {
+			divided := func() backend.Store {
 				undos := backend.NewUndos(time.Second)
 				t.Cleanup(undos.Close)
 				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
-				return backend.Blocking(backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos))
+				return backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}
 			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
@@ -125,7 +125,7 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 }
 
 // takesClaimed asks one, then other, which are on the same Redis, for a group that no one step can take.
-func takesClaimed(t *testing.T, one, other backend.Taker, group ...backend.Charge) {
+func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Ask.Cost = 0
@@ -153,7 +153,7 @@ func takesClaimed(t *testing.T, one, other backend.Taker, group ...backend.Charg
 
 // claimsAreTakenOnce asks one and other, which are on the same Redis, for a, of 100, and b, of 4, under
 // ids, as a group that no one step can take.
-func claimsAreTakenOnce(t *testing.T, one, other backend.Taker, a, b backend.Charge) {
+func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Ask.Cost = 0
@@ -181,7 +181,7 @@ func claimsAreTakenOnce(t *testing.T, one, other backend.Taker, a, b backend.Cha
 		var taken atomic.Int64
 		for i := range 16 {
 			wg.Go(func() {
-				s := []backend.Taker{one, other}[i%2]
+				s := []backend.Store{one, other}[i%2]
 				for id := range uint32(10) {
 					got := takeAll(s, underID(20+id, c, d))
 					switch {

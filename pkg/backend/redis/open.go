@@ -78,7 +78,6 @@ func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 
 // Store is a backend.Store in Redis.
 type Store struct {
-	backend.Taker // Submit and wait
 	claims
 	store   backend.Store
 	config  Config
@@ -136,7 +135,6 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.store = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
-	s.Taker = backend.Blocking(s.store)
 	return s, nil
 }
 

@@ -83,7 +83,7 @@ func TestMovedSlots(t *testing.T) {
 		charges, numbers := slotsOf(s, "two slots")
 		lane := s.cluster.route(charges[:1]).Store // of the master that had both
 		moved(t, cluster, numbers[0])
-		for i, d := range takeAll(backend.Blocking(lane), charges) {
+		for i, d := range takeAll(lane, charges) {
 			if !d.Allowed || d.Remaining != 99 {
 				t.Errorf("charge %d: got %+v", i, d)
 			}

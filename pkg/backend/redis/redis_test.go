@@ -18,12 +18,12 @@ import (
 // conforms runs the conformance suite on the Redis at url, which flush empties.
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
-	for name, how := range map[string]func(backend.Taker) backend.Taker{
-		"taken":   func(s backend.Taker) backend.Taker { return s },
-		"started": storetest.Started,
+	for name, how := range map[string]func(backend.Store) backend.Store{
+		"waiting": func(s backend.Store) backend.Store { return s },
+		"apart":   storetest.Apart,
 	} {
 		t.Run(name, func(t *testing.T) {
-			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
+			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
 				flush()
 				return how(open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second}))
@@ -75,7 +75,7 @@ func TestClusterExact(t *testing.T) {
 	conforms(t, c.URL(), flush)
 	t.Run("groups over several slots", func(t *testing.T) {
 		flush()
-		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Taker {
+		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 			t.Helper()
 			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
 		})
@@ -97,7 +97,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		before := time.Now()
-		s.Take(t.Context(), []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
 		if d[0].Err != nil || !d[0].Allowed {
 			t.Fatalf("%+v: %+v", spec, d[0])
 		}
@@ -136,7 +136,7 @@ func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 		key := []byte{byte('a' + i)}
 		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
 			before := time.Now()
-			s.Take(t.Context(), []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
 			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
 			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
 				t.Fatal(err, d)
@@ -153,10 +153,10 @@ func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
 	server := redistest.Start(t)
 	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
 	n.plain.Store(true)
-	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Taker {
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 		server.Do("FLUSHALL")
 		n.now = now
-		return n
+		return newLane(5*time.Second, n.decide)
 	})
 }
 

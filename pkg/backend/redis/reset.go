@@ -1,16 +1,9 @@
 package redis
 
 import (
-	"context"
-
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
-
-// Reset implements backend.Resetter.
-func (s *Store) Reset(ctx context.Context, charge backend.Charge) error {
-	return backend.ResetBucket(ctx, s.store, charge)
-}
 
 // resetShards resets the shards of a bucket at the same time: others may find some of them reset and some not.
 type resetShards struct {

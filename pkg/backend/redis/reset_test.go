@@ -20,7 +20,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 	}
-	if err := s.Reset(t.Context(), bucket); err != nil {
+	if err := backend.ResetBucket(t.Context(), s, bucket); err != nil {
 		t.Fatal(err)
 	}
 	if n := sum(values(t, s, bucket)); n != 100 {
@@ -41,7 +41,7 @@ func TestResetSaysWhenRedisIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.Reset(t.Context(), backend.Charge{Key: []byte("k")}); !errors.Is(err, backend.ErrUnavailable) {
+	if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: []byte("k")}); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("got %v, want ErrUnavailable", err)
 	}
 }

@@ -41,11 +41,11 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 }
 
 // takeOne takes a charge that must be answered.
-func takeOne(tb testing.TB, s backend.Taker, c backend.Charge, ask algorithms.Ask) backend.Decision {
+func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
 	tb.Helper()
 	c.Ask = ask
 	var d [1]backend.Decision
-	s.Take(context.Background(), []backend.Charge{c}, d[:])
+	backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
 		tb.Fatal(d[0].Err)
 	}
@@ -328,7 +328,7 @@ func shardsInAGroup(t *testing.T, url string) {
 	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
 	for i, want := range []bool{true, false, false} {
 		d := make([]backend.Decision, 2)
-		s.Take(t.Context(), []backend.Charge{c, other}, d)
+		backend.Take(t.Context(), s, []backend.Charge{c, other}, d)
 		if allowed, err := decided(d); err != nil || allowed != want {
 			t.Errorf("%d: got %+v", i, d)
 		}

@@ -73,8 +73,8 @@ func TestLoopEqualsMemory(t *testing.T) {
 			}
 		}
 		got, exact := make([]backend.Decision, len(charges)), make([]backend.Decision, len(charges))
-		ours.Take(t.Context(), charges, got)
-		want.Take(t.Context(), charges, exact)
+		backend.Take(t.Context(), ours, charges, got)
+		backend.Take(t.Context(), want, charges, exact)
 		for i := range got {
 			if got[i] != exact[i] {
 				t.Fatalf("step %d, charge %d of %d (%+v, %+v) at %d:\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Ask, now, got[i], exact[i])

@@ -19,14 +19,14 @@ import (
 )
 
 // sidecar is the Stores a sidecar asks Redis through, with time to answer.
-func sidecar(tb testing.TB, url string) backend.Taker {
+func sidecar(tb testing.TB, url string) backend.Store {
 	tb.Helper()
-	return backend.Blocking(backend.Denied(backend.Deadline(backend.Async(open(tb, Config{URL: url, Timeout: 5 * time.Second})), 10*time.Second, ms, nil), backend.DeniedConfig{}))
+	return backend.Denied(backend.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), backend.DeniedConfig{})
 }
 
 // hammer asks for c all at once through stores, so many times with several workers each, and
 // returns how often it was admitted.
-func hammer(tb testing.TB, stores []backend.Taker, times int, c backend.Charge) int64 {
+func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
 	var admitted atomic.Int64
@@ -36,7 +36,7 @@ func hammer(tb testing.TB, stores []backend.Taker, times int, c backend.Charge) 
 			wg.Go(func() {
 				var d [1]backend.Decision
 				for range times / workers {
-					s.Take(context.Background(), []backend.Charge{c}, d[:])
+					backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 					switch {
 					case d[0].Err != nil:
 						tb.Errorf("not answered: %v", d[0].Err)
@@ -58,7 +58,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 	for name, url := range map[string]string{"standalone": "redis://" + server.Addr, "cluster": cluster.URL()} {
 		for _, n := range []int{2, 4, 8} {
 			t.Run(fmt.Sprintf("%d on %s", n, name), func(t *testing.T) {
-				var stores []backend.Taker
+				var stores []backend.Store
 				for range n {
 					stores = append(stores, sidecar(t, url))
 				}
@@ -112,7 +112,7 @@ func TestChild(t *testing.T) {
 	if url == "" {
 		t.Skip("runs as a process of its own")
 	}
-	s := backend.Blocking(backend.Deadline(backend.Async(open(t, Config{URL: url, Timeout: time.Second})), time.Second, ms, nil))
+	s := backend.Deadline(open(t, Config{URL: url, Timeout: time.Second}), time.Second, ms, nil)
 	c := childCharge()
 	var wg sync.WaitGroup
 	for range 8 {
@@ -120,7 +120,7 @@ func TestChild(t *testing.T) {
 			var d [1]backend.Decision
 			for {
 				_, _ = os.Stdout.WriteString("?\n")
-				s.Take(context.Background(), []backend.Charge{c}, d[:])
+				backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 				if d[0].Allowed {
 					_, _ = os.Stdout.WriteString("+\n")
 				}
@@ -185,7 +185,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	c := childCharge()
 	c.Ask.Cost = 0
 	var d [1]backend.Decision
-	s.Take(t.Context(), []backend.Charge{c}, d[:])
+	backend.Take(t.Context(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
 		t.Fatal(d[0].Err)
 	}
@@ -196,7 +196,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 	// What is left is there for the others, exactly.
 	c.Ask.Cost = 1
-	if got := hammer(t, []backend.Taker{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
+	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
 	}
 }
@@ -211,7 +211,7 @@ func TestFailuresAreMarked(t *testing.T) {
 	defer s.Close()
 	for range 20 {
 		var d [1]backend.Decision
-		s.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}}}, d[:])
 		if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Decision != (algorithms.Decision{}) {
 			t.Fatalf("got %+v", d[0])
 		}

@@ -22,7 +22,7 @@ func once(id byte, charges ...backend.Charge) []backend.Charge {
 const minute = 60 * algorithms.Second
 
 // takesOnce checks that what is asked again under its id is answered again, and takes nothing.
-func takesOnce(t *testing.T, clock *Clock, store backend.Taker) {
+func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	a, b := token(2, minute, 2), token(3, minute, 3)
 	a.Key, b.Key = []byte("once a"), []byte("once b")

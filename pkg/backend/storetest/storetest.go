@@ -32,9 +32,9 @@ const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 // Exact checks that the Stores made by newStore, each empty and on the given clock, answer exactly
 // as package algorithms. The buckets of a group share a Slot, as a Store of several nodes needs it;
 // Bounded is for those that do not.
-func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Taker) {
+func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
-	start := func(t *testing.T) (*Clock, backend.Taker) {
+	start := func(t *testing.T) (*Clock, backend.Store) {
 		t.Helper()
 		clock := &Clock{}
 		clock.Set(Start)
@@ -130,7 +130,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 // step where its buckets have no Slot in common, or because they lend. Charges let slack units of a
 // bucket be lent (0: none). Such a Store is never over a limit; while it is asked it is under by slack
 // at most; and what was taken for denied groups, and lent and not used, comes back.
-func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Taker) {
+func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
 	clock.Set(Start)
@@ -196,7 +196,7 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 
 // blocks has buckets of several kinds denied twice in a row, which blocks them for a minute, then for
 // two, then for three, the longest; three minutes after the last block that is forgotten.
-func blocks(t *testing.T, clock *Clock, store backend.Taker) {
+func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const minute = 60 * algorithms.Second
 	penalty := &algorithms.Penalty{After: 2, For: minute, Max: 3 * minute}
@@ -235,25 +235,19 @@ func blocks(t *testing.T, clock *Clock, store backend.Taker) {
 		want(true, 0)
 		bucket.Ask.Cost = 0
 		want(false, minute)
-		if r, ok := store.(backend.Resetter); ok {
-			if err := r.Reset(t.Context(), bucket); err != nil {
-				t.Fatal(err)
-			}
-			want(true, 0)
+		if err := backend.ResetBucket(t.Context(), store, bucket); err != nil {
+			t.Fatal(err)
 		}
+		want(true, 0)
 	}
 }
 
 // resets uses up a bucket of each kind and one beside it, and resets the one.
-func resets(t *testing.T, store backend.Taker) {
+func resets(t *testing.T, store backend.Store) {
 	t.Helper()
-	r, ok := store.(backend.Resetter)
-	if !ok {
-		t.Skip("the store cannot reset")
-	}
 	forget := func(c backend.Charge) {
 		t.Helper()
-		if err := r.Reset(t.Context(), c); err != nil {
+		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -293,13 +287,13 @@ func charge(spec algorithms.Spec) backend.Charge {
 	return backend.Charge{Key: []byte("key"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test", Slot: 1}
 }
 
-func take(store backend.Taker, charges ...backend.Charge) []backend.Decision {
+func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
 	decisions := make([]backend.Decision, len(charges))
-	store.Take(context.Background(), charges, decisions)
+	backend.Take(context.Background(), store, charges, decisions)
 	return decisions
 }
 
-func ask(t *testing.T, store backend.Taker, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
+func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
 	t.Helper()
 	c.Ask.Cost = cost
 	d := take(store, c)[0]
@@ -309,7 +303,7 @@ func ask(t *testing.T, store backend.Taker, c backend.Charge, cost int64, allowe
 }
 
 // hammer asks for charges n times from each of so many workers and counts what was admitted.
-func hammer(store backend.Taker, workers, n int, charges ...backend.Charge) int64 {
+func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int64 {
 	var wg sync.WaitGroup
 	var admitted atomic.Int64
 	for range workers {
@@ -387,7 +381,7 @@ func Specs() []algorithms.Spec {
 // kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
 // answer with a twin that is a map and package algorithms.
 // It returns how many answers were those of a bucket that is blocked.
-func traces(t *testing.T, seed uint64, clock *Clock, store backend.Taker) (blocked int) {
+func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()

@@ -34,7 +34,7 @@ type step struct {
 // Vectors checks the worked examples that define the algorithms, row by row, on the Stores made by
 // newStore, each empty and on the given clock. States that a row starts from are brought about by
 // asking.
-func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Taker) {
+func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
 	clock.Set(Start)

@@ -1,0 +1,14 @@
+package storetest
+
+import "github.com/rlsidecar/rlsidecar/pkg/backend"
+
+// Apart is s for callers that go on after Submit: it is not told that they wait.
+func Apart(s backend.Store) backend.Store { return apart{s} }
+
+type apart struct{ next backend.Store }
+
+// Submit implements backend.Store.
+func (s apart) Submit(b *backend.Batch) {
+	b.Waits = false
+	s.next.Submit(b)
+}
