@@ -107,3 +107,20 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 		t.Errorf("nobody confirmed it: %+v", d[0])
 	}
 }
+
+// TestAMissingReplicaCostsNoConnection: the server tells in time that replicas have not confirmed a charge, also if
+// it has not got the script yet, or not any more. A call that ends without an answer would cost its connection.
+func TestAMissingReplicaCostsNoConnection(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t) // without replicas
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second, WaitReplicas: 1})
+	for _, when := range []string{"at first", "then", "without the script", "again"} {
+		if when == "without the script" {
+			server.Do("SCRIPT", "FLUSH")
+		}
+		d := takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(5), Ask: algorithms.Ask{Cost: 1}}})
+		if d[0].Err == nil || !strings.Contains(d[0].Err.Error(), "0 of 1 replicas have confirmed it in time") {
+			t.Errorf("%s: %v", when, d[0].Err)
+		}
+	}
+}

@@ -182,9 +182,15 @@ func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 	old := n.plain.Load()
 	// The replicas are waited for even if the server has not got the script, which may take most of the time.
 	full := n.replicas.count > 0 && !n.loaded.Load()
-	n.send(ctx, f, trips, old, full)
+	unconfirmed := n.send(ctx, f, trips, old, full)
 	if again := failed(trips, func(t *trip) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
+		if unconfirmed != nil { // replicas are missing, and there is little time left
+			for _, t := range again {
+				t.err = fmt.Errorf("%w: %w", unconfirmed, t.err)
+			}
+			return
+		}
 		n.send(ctx, f, again, old, true)
 	} else if full && !slices.ContainsFunc(trips, func(t *trip) bool { return t.reply == "" }) {
 		n.loaded.Store(true)
@@ -205,8 +211,9 @@ func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 	}
 }
 
-// send sends trips, in full or by the script's name, for an old server or not.
-func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full bool) {
+// send sends trips, in full or by the script's name, for an old server or not. unconfirmed is why what was written
+// does not count.
+func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
 	for _, t := range trips {
 		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
@@ -218,13 +225,9 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 		for _, cmd := range f.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
-		unconfirmed := n.replicas.confirm(ctx, pipe)
+		confirmed := n.replicas.confirm(ctx, pipe)
 		_, _ = pipe.Exec(ctx) // each error is its command's
-		defer func() {
-			for _, t := range trips {
-				t.err = cmp.Or(t.err, unconfirmed())
-			}
-		}()
+		unconfirmed = confirmed()
 	}
 	for i, t := range trips {
 		cmd := f.cmds[i]
@@ -236,7 +239,9 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 			}
 		}
 		t.reply, t.err = cmd.Text()
+		t.err = cmp.Or(t.err, unconfirmed)
 	}
+	return unconfirmed
 }
 
 // replicas are how many must confirm what was written before it counts, and for how long they may

@@ -45,3 +45,21 @@ func TestResetSaysWhenRedisIsAway(t *testing.T) {
 		t.Errorf("got %v, want ErrUnavailable", err)
 	}
 }
+
+// TestResetsAndChargesOfABatchKeepTheirOrder, those of one bucket too.
+func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	for name, url := range map[string]string{"one server": "redis://" + redistest.Start(t).Addr, "a Cluster": redistest.StartCluster(t, 3).Steady().URL()} {
+		s := open(t, Config{URL: url, Timeout: 5 * time.Second})
+		var charges []backend.Charge
+		for i, cost := range []int64{3, 0, 2, 2, 0, 0, 1} { // 0: a reset
+			charges = append(charges, backend.Charge{Key: []byte("k"), Limit: limitOf(3), Group: i, Ask: algorithms.Ask{Cost: cost}, Reset: cost == 0})
+		}
+		want := []int64{0, 0, 1, -1, 0, 0, 2} // left; -1: denied
+		for i, d := range takeAll(s, charges) {
+			if d.Err != nil || d.Allowed != (want[i] >= 0) || d.Allowed && d.Remaining != want[i] {
+				t.Errorf("%s, charge %d: got %+v", name, i, d)
+			}
+		}
+	}
+}
