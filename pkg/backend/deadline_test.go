@@ -88,6 +88,7 @@ func TestLateDecisionsDisturbNobody(t *testing.T) {
 		copy(key, "other")
 		b.Decisions[0] = backend.Decision{}
 		time.Sleep(50 * ms)
+		synctest.Wait()
 		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
 			t.Errorf("%+v, asked for %q", b.Decisions[0], keys)
 		}

@@ -283,6 +283,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 			l.Submit(batch)
 		}
 		time.Sleep(3 * ms)
+		synctest.Wait()
 		if log != "0 2 1 4 3 A B " {
 			t.Errorf("got %q", log)
 		}
