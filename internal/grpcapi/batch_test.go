@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/rlstest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -49,3 +51,83 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 		}
 	}
 }
+
+// brokenStore keeps a batch, and panics.
+type brokenStore struct{ kept *backend.Batch }
+
+func (s *brokenStore) Submit(b *backend.Batch) {
+	s.kept = b
+	panic("bug")
+}
+
+// TestAPanicOfTheStoreDeniesTheBatch, each of whose requests is then answered. What the Store still has of it is not
+// used for other requests.
+func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
+	store := &brokenStore{}
+	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+	l := limiter.New(store, limiter.Config{})
+	l.Swap(snapshot(p))
+	s, counted := newServer(t, l, Options{})
+	batch, done := s.NewBatch(l), 0
+	for range 3 {
+		batch.Add(request("k"), time.Now(), 0, nil)
+	}
+	batch.Submit(time.Time{}, nil, func() { done++ })
+	for i := range 3 {
+		batch.Finish(i)
+		data, err := batch.Append(nil, i)
+		if r, _ := response(data); err != nil || r.GetOverallCode() != over || !batch.Known(i) {
+			t.Errorf("%d: %v, %v", i, r, err)
+		}
+	}
+	if done != 1 || counted.count(Panicked) != 3 {
+		t.Errorf("%d times done, %d counted", done, counted.count(Panicked))
+	}
+	batch.Reset()
+	batch.Add(request("k"), time.Now(), 0, nil)
+	batch.Submit(time.Time{}, nil, func() { done++ })
+	batch.Finish(0)
+	kept := store.kept
+	batch.Reset()
+	batch.Add(request("k"), time.Now(), 0, nil)
+	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
+		t.Errorf("%d times done", done)
+	}
+}
+
+// TestARequestThatIsKnownNeedsNoStore: one that is wrong, or charges nothing, can be finished at once.
+func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
+	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
+	store := storeThatKeeps{}
+	l := limiter.New(&store, limiter.Config{})
+	l.Swap(snapshot(p))
+	s, _ := newServer(t, l, Options{})
+	batch, done := s.NewBatch(l), 0
+	for _, message := range [][]byte{request("k"), request("unlimited"), nil} {
+		batch.Add(message, time.Now(), 0, nil)
+	}
+	batch.Add(request("k"), time.Now(), -1, nil) // nobody waits for it
+	batch.Submit(time.Time{}, nil, func() { done++ })
+	var known []bool
+	for i := range 4 {
+		known = append(known, batch.Known(i))
+	}
+	if want := []bool{false, true, true, true}; !slices.Equal(known, want) || done != 0 || len(store.batch.Charges) != 1 {
+		t.Errorf("%v, want %v; %d times done", known, want, done)
+	}
+	batch.Finish(1)
+	if data, err := batch.Append(nil, 1); err != nil || len(data) == 0 {
+		t.Errorf("%x %v", data, err)
+	}
+	store.batch.Decisions[0].Allowed = true
+	store.batch.Finish()
+	batch.Finish(0)
+	data, err := batch.Append(nil, 0)
+	if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != 1 {
+		t.Errorf("%v, %v; %d times done", r, err, done)
+	}
+}
+
+type storeThatKeeps struct{ batch *backend.Batch }
+
+func (s *storeThatKeeps) Submit(b *backend.Batch) { s.batch = b }
