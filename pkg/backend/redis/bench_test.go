@@ -261,20 +261,7 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	const each = 1_000_000
 	ours(10_000)
 	inMemory(10_000)
-	calls := func() (n float64) {
-		for name, value := range fields(server.Do("INFO", "commandstats")) {
-			if !strings.HasPrefix(name, "cmdstat_evalsha") {
-				continue
-			}
-			text, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-			v, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			n += v
-		}
-		return n
-	}
+	calls := func() float64 { return scriptsRun(b, server) }
 	var cpu [2]time.Duration
 	var took [2]time.Duration
 	var redisCPU, redisCalls float64
@@ -301,6 +288,25 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
 }
 
+// scriptsRun is how many calls of the script servers have answered.
+func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
+	b.Helper()
+	for _, s := range servers {
+		for name, value := range fields(s.Do("INFO", "commandstats")) {
+			if !strings.HasPrefix(name, "cmdstat_evalsha") {
+				continue
+			}
+			text, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			v, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			n += v
+		}
+	}
+	return n
+}
+
 // processCPU is what this process has used.
 func processCPU(b *testing.B) time.Duration {
 	b.Helper()
@@ -317,11 +323,14 @@ func BenchmarkSubmit(b *testing.B) {
 	limit := roomy(b)["token bucket"]
 	for _, name := range []string{"one server", "Cluster"} {
 		b.Run(name, func(b *testing.B) {
-			url := ""
+			var servers []*redistest.Server
+			var url string
 			if name == "Cluster" {
-				url = redistest.StartCluster(b, 3).Steady().URL()
+				c := redistest.StartCluster(b, 3).Steady()
+				servers, url = c.Masters, c.URL()
 			} else {
-				url = "redis://" + redistest.Start(b).Addr
+				servers = []*redistest.Server{redistest.Start(b)}
+				url = "redis://" + servers[0].Addr
 			}
 			s := open(b, Config{URL: url, Timeout: 5 * time.Second})
 			const sources, size = 8, 32
@@ -339,9 +348,10 @@ func BenchmarkSubmit(b *testing.B) {
 			load()
 			b.ResetTimer()
 			left.Store(int64(b.N))
-			before := processCPU(b)
+			before, calls := processCPU(b), scriptsRun(b, servers...)
 			load()
 			b.ReportMetric(float64(processCPU(b)-before)/float64(b.N), "cpu-ns/op")
+			b.ReportMetric(float64(b.N)/(scriptsRun(b, servers...)-calls), "decisions/call")
 		})
 	}
 }

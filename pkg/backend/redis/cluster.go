@@ -62,8 +62,8 @@ const (
 	// reloadPause is how long after a reload of the cluster's layout another may follow. Without
 	// reloads on errors go-redis learns of a failover only after a minute.
 	reloadPause = 200 * time.Millisecond
-	// layoutAge is how old a layout may become: go-redis may have learned of another from elsewhere.
-	layoutAge = time.Second
+	// layoutAge is how old a layout becomes though no server fails.
+	layoutAge = 10 * time.Second
 	// reloadTimeout bounds a reload.
 	reloadTimeout = time.Second
 )
@@ -71,7 +71,7 @@ const (
 func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr string, n *node) backend.Store, claims claims) *cluster {
 	s := &cluster{client: client, keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
 	s.open, s.end = context.WithCancel(context.Background())
-	s.layout.Store(&layout{})
+	s.layout.Store(&layout{made: time.Now()})
 	s.router = backend.NewRouter(s.route, s.learn)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
 	s.inShards.Store = s.shards
@@ -105,8 +105,8 @@ func (c *cluster) Submit(b *backend.Batch) {
 		c.submitUnknown(b)
 		return
 	}
-	if now, l := time.Now(), c.layout.Load(); now.Sub(l.made) > layoutAge {
-		c.layout.CompareAndSwap(l, &layout{made: now})
+	if time.Since(c.layout.Load().made) > layoutAge {
+		c.reload()
 	}
 	c.router.Submit(b)
 }
