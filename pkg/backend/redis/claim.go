@@ -177,16 +177,17 @@ func (g *claimedGroup) end(err error) {
 	}
 }
 
-// replaceLater runs replace in the background.
+// replaceLater runs replace in the background, where once may be the caller's again.
 func (c claims) replaceLater(once *backend.Once, mine string, answer []byte) {
 	if !c.undos.Begin() {
 		return
 	}
+	own := *once
 	c.spawn(func() {
 		defer c.undos.End()
 		ctx, cancel := context.WithTimeout(context.Background(), c.undos.Timeout())
 		defer cancel()
-		_ = c.replace(ctx, once, mine, answer)
+		_ = c.replace(ctx, &own, mine, answer)
 	})
 }
 

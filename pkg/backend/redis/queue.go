@@ -2,6 +2,7 @@ package redis
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -116,8 +117,8 @@ type effects struct {
 
 var (
 	errFull     = fmt.Errorf("%w: too many requests wait for it", backend.ErrNotTaken)
-	errLate     = fmt.Errorf("%w: not sent in time", backend.ErrNotTaken)
-	errCanceled = fmt.Errorf("%w: not sent: the client has canceled it", backend.ErrNotTaken)
+	errLate     = fmt.Errorf("%w: not sent in time: %w", backend.ErrNotTaken, context.DeadlineExceeded)
+	errCanceled = fmt.Errorf("%w: not sent: %w", backend.ErrNotTaken, context.Canceled)
 )
 
 func newQueue(timeout time.Duration) queue {
