@@ -300,7 +300,6 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	}
 }
 
-// A sharded bucket in a group with another: where the other denies, the shards get it back.
 // shardsLostARace has another sidecar take from a shard between the look at all and the charge.
 func shardsLostARace(t *testing.T, url string) {
 	t.Helper()
@@ -321,6 +320,7 @@ func shardsLostARace(t *testing.T, url string) {
 	}
 }
 
+// shardsInAGroup: where the other bucket of the group denies, the shards get back what they were charged.
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
