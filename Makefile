@@ -18,7 +18,7 @@ check: ## test, then the linters and the tidiness of go.mod
 fmt: ## gofmt, and the rewrites of go fix
 	@gofmt -w bench cmd internal pkg scripts test && go fix ./...
 docs: ## what docs/ takes from the code: reference and pictures
-	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./internal/docgen ./internal/metrics ./cmd/rlsidecar
+	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./test/docgen ./internal/telemetry/metrics ./cmd/rlsidecar
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@scripts/fuzz.sh
 bench: ## benchmarks: the packages', and against peers

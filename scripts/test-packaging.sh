@@ -13,7 +13,7 @@ cross() { # cross TARGET: go vet type-checks all packages and their tests
 }
 
 # 32-bit programs run here: 64-bit atomics must be aligned, and some system calls have other numbers.
-on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./pkg/nonblock ./pkg/backend/memory; }
+on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./internal/nonblock ./pkg/backend/memory; }
 
 chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
 

@@ -22,7 +22,7 @@ formatted() {
 portable() {
   local target
   for target in linux/386 windows/amd64; do
-    GOOS=${target%/*} GOARCH=${target#*/} go vet ./pkg/nonblock ./internal/redistest || return
+    GOOS=${target%/*} GOARCH=${target#*/} go vet ./internal/nonblock ./internal/testkit/redistest || return
   done
 }
 
@@ -31,7 +31,7 @@ tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
 race() {
   CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
-    ./pkg/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc
+    ./internal/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc
 }
 
 scripts/install-tools.sh || exit

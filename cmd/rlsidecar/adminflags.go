@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/server"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -75,14 +75,14 @@ func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any
 }
 
 // token is the one to bring; nil: none.
-func (f *adminFlags) token() (access.Token, error) {
+func (f *adminFlags) token() (httpauth.Token, error) {
 	switch {
 	case f.AdminTokenFile == "":
-		return access.FixedToken(f.AdminToken), nil
+		return httpauth.FixedToken(f.AdminToken), nil
 	case f.AdminToken != "":
 		return nil, exitError{exitUsage, errors.New("a token is given twice: give it, or the file with it")}
 	default:
-		return access.FileToken(string(f.AdminTokenFile), zap.NewNop())
+		return httpauth.FileToken(string(f.AdminTokenFile), zap.NewNop())
 	}
 }
 

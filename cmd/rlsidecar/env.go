@@ -9,7 +9,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/rlsidecar/rlsidecar/internal/refenv"
+	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
 // reference is what the reference server's variables in the environment say.

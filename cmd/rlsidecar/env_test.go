@@ -13,7 +13,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/rlsidecar/rlsidecar/internal/refenv"
+	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
 // await waits for a match in what is printed.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/rlsidecar/rlsidecar/internal/refenv"
+	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
 // Exit codes.

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/migrate"
+	"github.com/rlsidecar/rlsidecar/internal/reference/migrate"
 )
 
 type migrateCmd struct {

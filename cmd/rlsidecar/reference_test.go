@@ -7,7 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/rlsidecar/rlsidecar/internal/docgen"
+	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
 // TestReference holds docs/reference/cli.md to what --help says.

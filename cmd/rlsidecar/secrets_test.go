@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // TestPasswordsOfRedisAreNotPrinted: whatever is wrong with a URL of Redis, or with the Redis there, no

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/simulate"
+	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 
 type simulateCmd struct {

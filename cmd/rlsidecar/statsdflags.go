@@ -3,7 +3,7 @@ package main
 import (
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
 // statsdFlags say where metrics are sent.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/scenario"
+	"github.com/rlsidecar/rlsidecar/internal/offline/scenario"
 )
 
 type testCmd struct {

@@ -1,6 +1,6 @@
 package main
 
-import "github.com/rlsidecar/rlsidecar/internal/tracing"
+import "github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 
 // tracingFlags say whether and how decisions are traced.
 type tracingFlags struct {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/refenv"
+	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 

@@ -9,9 +9,9 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
-	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -19,7 +19,7 @@ import (
 // Config is what the pages are made of. The functions are called for each page.
 type Config struct {
 	// Token, if not nil, must come with every request: Authorization: Bearer TOKEN.
-	Token access.Token
+	Token httpauth.Token
 	// Version of the program.
 	Version string
 	// Metrics serves /metrics.
@@ -59,7 +59,7 @@ func New(c Config) http.Handler {
 	mux.HandleFunc("GET /rlconfig", c.rlconfig)
 	mux.Handle("/debug/pprof/", c.profiles())
 	if c.Token == nil {
-		return access.ThisMachineOnly(mux, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token-file")
+		return httpauth.ThisMachineOnly(mux, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token-file")
 	}
 	return guarded(c.Token, mux)
 }
@@ -75,7 +75,7 @@ func (c *Config) profiles() http.Handler {
 	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c.Token == nil && access.FromOtherSite(r) {
+		if c.Token == nil && httpauth.FromOtherSite(r) {
 			http.Error(w, "pages of other sites cannot ask", http.StatusForbidden)
 			return
 		}
@@ -84,9 +84,9 @@ func (c *Config) profiles() http.Handler {
 }
 
 // guarded lets only those pass who bring token.
-func guarded(token access.Token, next http.Handler) http.Handler {
+func guarded(token httpauth.Token, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !access.Brings(r, token) {
+		if !httpauth.Brings(r, token) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 			return

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
-	"github.com/rlsidecar/rlsidecar/internal/denials"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -149,7 +149,7 @@ func TestPaths(t *testing.T) {
 
 func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
 	c := config(t)
-	c.Token = access.FixedToken("secret")
+	c.Token = httpauth.FixedToken("secret")
 	h := New(c)
 	for token, code := range map[string]int{
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
@@ -184,7 +184,7 @@ func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
 func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	c := config(t)
 	for _, token := range []string{"", "secret"} {
-		c.Token = access.FixedToken(token)
+		c.Token = httpauth.FixedToken(token)
 		h := New(c)
 		for site, code := range map[string]int{"": 200, "none": 200, "same-origin": 200, "same-site": 403, "cross-site": 403} {
 			r := httptest.NewRequest("GET", "/debug/pprof/heap?gc=1", nil)
@@ -205,7 +205,7 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 // With a token too, the command line stays hidden: whoever may see metrics need not know the other secrets.
 func TestNobodySeesTheCommandLine(t *testing.T) {
 	c := config(t)
-	c.Token = access.FixedToken("secret")
+	c.Token = httpauth.FixedToken("secret")
 	for _, path := range []string{"/debug/pprof/cmdline", "/debug/pprof/cmdline/", "/debug/pprof//cmdline", "/debug/vars"} {
 		if w := get(New(c), path, "Bearer secret"); w.Code == 200 || strings.Contains(w.Body.String(), os.Args[0]) {
 			t.Errorf("%s: %d %q", path, w.Code, w.Body)

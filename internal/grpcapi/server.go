@@ -18,9 +18,9 @@ import (
 	"google.golang.org/grpc/codes"
 	grpcstatus "google.golang.org/grpc/status"
 
-	"github.com/rlsidecar/rlsidecar/internal/hold"
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/rarely"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
 // ServiceName is the full name of the gRPC service.
@@ -57,7 +57,7 @@ type Server struct {
 	observer Observer
 	options  Options
 	panics   *zap.Logger // at most one line a second
-	held     hold.Room
+	held     delay.Room
 	gate     gate
 }
 
@@ -72,7 +72,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 	}
 	o.Bounds = o.Bounds.withDefaults()
 	o.Patience = cmp.Or(o.Patience, gatePatience)
-	s := &Server{limiter: l, observer: observer, options: o, panics: rarely.Log(log, time.Second)}
+	s := &Server{limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second)}
 	s.gate.aside = make(chan struct{}, gateAside)
 	return s, nil
 }

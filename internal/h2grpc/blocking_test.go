@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 // pipes is a listener whose connections hold no byte: a write waits until the other side reads.

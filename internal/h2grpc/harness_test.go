@@ -19,7 +19,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/rlsidecar/rlsidecar/internal/hold"
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -29,7 +29,7 @@ const path = "/echo.Echo/Echo"
 // echo is a Method that answers with the message, unless that tells it otherwise: "fail", "hold" (for a
 // second), "long N" (N bytes), "panic in F" (where F is a method of the Batch), or it is late.
 type echo struct {
-	room  hold.Room
+	room  delay.Room
 	store backend.Store // decides, but for what starts with "now"; nil: all is known at once
 
 	mu       sync.Mutex

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 // start is serve for tests that stop the server themselves.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -23,7 +23,7 @@ const maxAsk = 64 << 10
 type API struct {
 	Limiter *limiter.Limiter
 	// Token must come with each request, as a bearer token; nil: none is required.
-	Token access.Token
+	Token httpauth.Token
 	// Closed refuses everything: there is no token, and others than this machine can ask.
 	Closed bool
 	// Headers are sent with decisions.
@@ -52,7 +52,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !a.Closed && !access.NamesThisMachine(r) {
+		if !a.Closed && !httpauth.NamesThisMachine(r) {
 			crossOrigin.write(w, "without a token, ask by an address or as localhost; or start the sidecar with --api-token-file", "")
 			return
 		}
@@ -83,7 +83,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 		case a.Closed:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token-file, or have it listen on 127.0.0.1", "")
-		case a.Token != nil && !access.Brings(r, a.Token):
+		case a.Token != nil && !httpauth.Brings(r, a.Token):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "", "")
 		case methods == nil:

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -174,7 +174,7 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation of this API, or of one with another token`}.check(t, bare)
 	}
-	with := func(token string) func(*API) { return func(a *API) { a.Token = access.FixedToken(token) } }
+	with := func(token string) func(*API) { return func(a *API) { a.Token = httpauth.FixedToken(token) } }
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Now})

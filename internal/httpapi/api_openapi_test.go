@@ -12,7 +12,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -98,7 +98,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		}
 	}
 	away := apiOver(t, broken{backend.ErrUnavailable})
-	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = access.FixedToken("s3cret") })
+	token := apiOver(t, memory.New(memory.Config{}), func(a *API) { a.Token = httpauth.FixedToken("s3cret") })
 	foreign := []string{"Origin", "https://elsewhere.example"}
 	const all = `{"name":"few","key":["a",{"base64":"/w=="}],"count":3}`
 	common := func(method, path, body string) map[int]sample {

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -351,7 +351,7 @@ func TestHeadersTellTheTightestLimit(t *testing.T) {
 func TestWhoMayAsk(t *testing.T) {
 	store := memory.New(memory.Config{})
 	open := apiOver(t, store)
-	token := apiOver(t, store, func(a *API) { a.Token = access.FixedToken("s3cret") })
+	token := apiOver(t, store, func(a *API) { a.Token = httpauth.FixedToken("s3cret") })
 	closed := apiOver(t, store, func(a *API) { a.Closed = true })
 	for _, c := range []struct {
 		h            http.Handler

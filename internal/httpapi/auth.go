@@ -10,11 +10,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/hold"
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/rarely"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
 // authPath is where proxies ask. No path below it is cleaned: ext_authz appends what its client
@@ -53,12 +53,12 @@ type Auth struct {
 	Log *zap.Logger
 
 	panics *zap.Logger
-	held   hold.Room
+	held   delay.Room
 }
 
 // before answers what is asked below authPath, and leaves the rest to next.
 func (d *Auth) before(next http.Handler) http.Handler {
-	d.panics = rarely.Log(d.Log, time.Second)
+	d.panics = logthrottle.Log(d.Log, time.Second)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own, query, ok := below(r); ok {
 			d.serve(w, r, own, query)

@@ -11,7 +11,7 @@ import (
 	"mime"
 	"net/http"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
 // maxBody bounds a request's body, as maxAsk does at the API. What is decoded from it is many times larger.
@@ -23,7 +23,7 @@ type Config struct {
 	// /json.
 	AnswerJSON AnswerJSON
 	// Token is needed at /json by requests that refund; nil: none may.
-	Token access.Token
+	Token httpauth.Token
 	// Local: only this machine can reach the port.
 	Local bool
 	// Ready tells whether requests should be sent here.
@@ -72,7 +72,7 @@ func health(w http.ResponseWriter, good bool, code int) {
 
 // json answers /json, which needs no token unless it refunds.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
-	trusted := access.Brings(r, c.Token)
+	trusted := httpauth.Brings(r, c.Token)
 	if !trusted && !c.fromProgram(w, r) {
 		return
 	}
@@ -108,7 +108,7 @@ func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var origin http.CrossOriginProtection
 	switch {
-	case (c.Local || access.FromBrowser(r)) && !access.NamesThisMachine(r):
+	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.NamesThisMachine(r):
 		crossOrigin.write(w, "ask by an address or as localhost, or bring the token of --api-token-file", "")
 	case origin.Check(r) != nil:
 		crossOrigin.write(w, "", "")

@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
 // jsonDoor is /json alone; whether a request is trusted is its answer.
 func jsonDoor(local bool) http.Handler {
-	return New(Config{Token: access.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
+	return New(Config{Token: httpauth.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
 		if trusted {
 			return 200, []byte("trusted")
 		}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
-	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
 const (

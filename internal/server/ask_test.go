@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 // askable is an address as its owner would give it.

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 const budgetsYAML = `

@@ -17,9 +17,9 @@ import (
 	"github.com/pires/go-proxyproto"
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/metrics"
-	"github.com/rlsidecar/rlsidecar/internal/rarely"
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 )
 
 const (
@@ -65,7 +65,7 @@ func (s *server) boundListeners(doors []door) {
 		d := &doors[i]
 		l := &boundedListener{
 			Listener: nonblock.Listener(d.listener), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
-			log: rarely.Log(s.log, time.Second).With(zap.String("listener", d.name)),
+			log: logthrottle.Log(s.log, time.Second).With(zap.String("listener", d.name)),
 		}
 		switch d.name {
 		case "grpc":

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {

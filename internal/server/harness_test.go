@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
 // engine serves the gRPC doors of the tests that are running.

@@ -7,7 +7,7 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // TestOperatorsResetForAllSidecars: a bucket is looked at and forgotten at any sidecar, and whom each

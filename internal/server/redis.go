@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/rlsidecar/rlsidecar/internal/rarely"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -112,7 +112,7 @@ func (s *server) storePanicked(value any) {
 
 // backendFailed logs why Redis could not decide, once a second at most.
 func (s *server) backendFailed() func(error) {
-	log := rarely.Log(s.log, time.Second)
+	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {
 		log.Warn("redis could not decide; limits answer by on_backend_failure", zap.Error(err))
 	}

@@ -19,16 +19,16 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/peer"
 
-	"github.com/rlsidecar/rlsidecar/internal/access"
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/denials"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/metrics"
-	"github.com/rlsidecar/rlsidecar/internal/statsd"
-	"github.com/rlsidecar/rlsidecar/internal/tracing"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 // Config is what Run needs to know.
@@ -160,7 +160,7 @@ type server struct {
 	limiter *limiter.Limiter
 	tracing *tracing.Tracing // nil: not at all
 	// The tokens of Config; nil: there is none.
-	apiToken, adminToken access.Token
+	apiToken, adminToken httpauth.Token
 	ready                atomic.Bool
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
@@ -257,11 +257,11 @@ func (s *server) newLimiter() *limiter.Limiter {
 }
 
 // token is a fixed one, or that in a file; nil where both are "".
-func (s *server) token(fixed, file string) (access.Token, error) {
+func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	if file == "" {
-		return access.FixedToken(fixed), nil
+		return httpauth.FixedToken(fixed), nil
 	}
-	return access.FileToken(file, s.log)
+	return httpauth.FileToken(file, s.log)
 }
 
 // observer is told of every answer.
@@ -420,7 +420,7 @@ func (s *server) open() (doors []door, running Running, err error) {
 		mux.Handle(s.config.MetricsPath, s.metrics.Handler())
 		h := http.Handler(mux)
 		if isLocal(s.config.Metrics) {
-			h = access.ThisMachineOnly(h, "ask by an address or as localhost")
+			h = httpauth.ThisMachineOnly(h, "ask by an address or as localhost")
 		}
 		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
 		d.last = true

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
 const counted = `

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 func TestTLSFilesAreReadAgain(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 // files writes a certificate of a's, its key and a's own into a new folder.

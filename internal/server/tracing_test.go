@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlsidecar/rlsidecar/internal/tracing"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
 // sink is a collector of traces.

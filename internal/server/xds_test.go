@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
-	"github.com/rlsidecar/rlsidecar/internal/xdstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
-	"github.com/rlsidecar/rlsidecar/internal/xdstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

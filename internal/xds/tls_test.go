@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
 // issue writes a certificate for name, and its key.

@@ -10,9 +10,9 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/rlstest"
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 const shouldRateLimit = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"

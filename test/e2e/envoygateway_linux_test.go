@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/rlsidecar/rlsidecar/internal/certtest"
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
-	"github.com/rlsidecar/rlsidecar/internal/rlstest"
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
-	"github.com/rlsidecar/rlsidecar/internal/xdstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
 // networkOfItsOwn is set where a test has been started again in a network of its own.

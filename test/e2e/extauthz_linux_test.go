@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 // TestEnvoyExtAuthz runs examples/envoy-extauthz as it is, but for patience.

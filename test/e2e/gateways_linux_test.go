@@ -9,7 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 // told are the headers of alice's first answer.

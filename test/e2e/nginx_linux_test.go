@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 // The changes of examples/nginx/nginx.conf that tests make. The first is made always: on a busy

@@ -21,8 +21,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
-	"github.com/rlsidecar/rlsidecar/internal/rlstest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
 // reference is rlsidecar in the place of the reference server: under its name, with nothing but its

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
-	"github.com/rlsidecar/rlsidecar/internal/tooltest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
 // bounded is what the key "bounded" may ask for in all, whoever answers; other keys are not held up.

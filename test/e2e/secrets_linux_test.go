@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // TestNoPageShowsASecret gives the built program its secrets on the command line, as people do, and reads all

@@ -12,7 +12,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/rlsidecar/rlsidecar/pkg/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // underCluster is a load on a Cluster of three masters and three replicas.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
 // trouble is what can befall a server for a while.

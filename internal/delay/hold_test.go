@@ -1,0 +1,89 @@
+package delay
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+func TestLongest(t *testing.T) {
+	for _, c := range []struct {
+		left time.Duration // until the caller's deadline; 0: none
+		want algorithms.Micros
+	}{
+		{0, 60_000_000},
+		{time.Hour, 60_000_000},
+		{61 * time.Second, 60_000_000},
+		{time.Second, 998_000}, // the answer takes its time, too
+		{3 * time.Millisecond, 1_000},
+		{2 * time.Millisecond, 1},
+		{time.Nanosecond, 1},
+		{-time.Second, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx := t.Context()
+			if c.left != 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.left)
+				defer cancel()
+			}
+			if got := new(Room).Longest(ctx); got != c.want {
+				t.Errorf("%v left: %d, want %d", c.left, got, c.want)
+			}
+		})
+	}
+}
+
+func TestThereIsPlaceForSoMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &Room{Most: 3}
+		for range 2 {
+			go func() { _ = r.Wait(t.Context(), 5_000_000) }()
+		}
+		stop := r.Later(7_000_000, func() { t.Error("it was stopped") })
+		synctest.Wait()
+		if r.Held() != 3 || r.LongestFor(0) != 1 {
+			t.Errorf("%d held, the next for %d", r.Held(), r.LongestFor(0))
+		}
+		stop()
+		stop() // twice is once
+		if r.Held() != 2 || r.LongestFor(0) != 60_000_000 {
+			t.Errorf("%d held, the next for %d", r.Held(), r.LongestFor(0))
+		}
+		time.Sleep(6 * time.Second)
+		if r.Held() != 0 {
+			t.Errorf("%d held", r.Held())
+		}
+		for most, held := range map[int64]algorithms.Micros{0: 60_000_000, -1: 1} {
+			if got := (&Room{Most: most}).LongestFor(0); got != held {
+				t.Errorf("room for %d: %d", most, got)
+			}
+		}
+	})
+}
+
+func TestWaitingEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, from := &Room{}, time.Now()
+		if err := r.Wait(t.Context(), 1_500_000); err != nil || time.Since(from) != 1500*time.Millisecond {
+			t.Errorf("%v after %v", err, time.Since(from))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := r.Wait(ctx, 2_000_000); !errors.Is(err, context.DeadlineExceeded) || r.Held() != 0 {
+			t.Errorf("%v, %d held", err, r.Held())
+		}
+		answered := time.Time{}
+		stop := r.Later(1_000_000, func() { answered = time.Now() })
+		from = time.Now()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if stop(); answered.Sub(from) != time.Second || r.Held() != 0 {
+			t.Errorf("after %v, %d held", answered.Sub(from), r.Held())
+		}
+	})
+}

@@ -1,0 +1,98 @@
+package httpauth
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+func write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A file that cannot give a token is an error at the start, and never "no token is required".
+func TestFilesWithoutATokenAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "null": "a\x00b", "large": strings.Repeat("x", maxToken+1),
+	} {
+		write(t, filepath.Join(dir, name), text)
+	}
+	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "null", "large", "none", "."} {
+		token, err := FileToken(filepath.Join(dir, path), zap.NewNop())
+		if err == nil || token != nil || !strings.Contains(err.Error(), filepath.Join(dir, path)) || strings.Contains(err.Error(), "xxx") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if token, err := FileToken("", zap.NewNop()); err == nil || token != nil {
+		t.Error("a file without a name was read")
+	}
+}
+
+func TestTokensAreReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		write(t, path, "first \r\n")
+		token, err := FileToken(path, zap.New(core))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct{ text, want string }{
+			{"first", "first"},
+			{"second\n", "second"},
+			{"", "second"}, // while it is written anew, or by mistake
+			{"thi rd", "second"},
+			{"third", "third"},
+			{"-", "third"}, // removed
+			{"third", "third"},
+			{"fourth", "fourth"},
+		} {
+			if step.text == "-" {
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				write(t, path, step.text)
+			}
+			time.Sleep(reread)
+			for range 3 {
+				if got := token(); got != step.want {
+					t.Errorf("%q: %q, want %q", step.text, got, step.want)
+				}
+			}
+		}
+		for _, entry := range logs.All() {
+			if strings.Contains(entry.Message, "hird") || strings.Contains(fmt.Sprint(entry.ContextMap()), "hird") {
+				t.Errorf("the log shows a token: %v", entry)
+			}
+		}
+		if n := logs.FilterMessageSnippet("cannot be read again").Len(); n != 3 {
+			t.Errorf("%d problems are logged, want 3", n)
+		}
+	})
+}
+
+func TestNothingBringsNoToken(t *testing.T) {
+	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x"} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set("Authorization", header)
+		if Brings(r, nil) || Brings(r, FixedToken("")) {
+			t.Errorf("%q", header)
+		}
+		if Brings(r, FixedToken("x")) != (header == "Bearer x") {
+			t.Errorf("%q", header)
+		}
+	}
+}

@@ -1,0 +1,285 @@
+// Package refenv reads the environment of the reference server, envoyproxy/ratelimit, and says what
+// it means here: values for flags of `rlsidecar serve`, by the flags' names. Read is a function of
+// its arguments; nothing here looks at files or the network.
+//
+// What cannot be honoured is an error where limits would not hold as they are meant, a warning where
+// something else is missed, and nothing where only the way there differs.
+package refenv
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+)
+
+// Settings is what an environment says.
+type Settings struct {
+	// Flags of serve, by name.
+	Flags map[string]Flag
+	// XDS is where the configuration comes from; nil: from files.
+	XDS *XDS
+	// Rewrites are of metrics sent to DogStatsD.
+	Rewrites []statsd.Rewrite
+	// ConsumeTogether: no limit of a request consumes where another denies, also where the
+	// configuration says `consume: each`.
+	ConsumeTogether bool
+	// Warnings are for the log.
+	Warnings []string
+}
+
+// Flag is the value of a flag.
+type Flag struct {
+	Value string
+	From  string // the variable; of several the one that says most
+}
+
+// Read reads env. With asServer the program stands in for the reference server, and has its defaults;
+// otherwise variables that are not set mean nothing. Empty variables are not set. The error names
+// each variable that cannot be used.
+func Read(env map[string]string, asServer bool) (Settings, error) {
+	r := &reader{env: env, asServer: asServer, Settings: Settings{Flags: map[string]Flag{}}}
+	r.files()
+	r.doors()
+	r.admin()
+	r.tls()
+	r.redis()
+	r.ConsumeTogether = r.bool("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT")
+	r.answers()
+	r.metrics()
+	r.tracing()
+	r.logging()
+	r.readXDS()
+	return r.Settings, errors.Join(r.mistakes...)
+}
+
+type reader struct {
+	env      map[string]string
+	asServer bool
+	Settings
+	mistakes []error
+}
+
+// given is the value of a variable that is set; "" if it is not.
+func (r *reader) given(name string) string {
+	byName(name) // every variable that is read is in the table
+	return r.env[name]
+}
+
+// value is that of a variable, or its default.
+func (r *reader) value(name string) string {
+	if v := r.given(name); v != "" {
+		return v
+	}
+	return byName(name).Default
+}
+
+// counts tells whether a variable has something to say: it is set, or its default applies.
+func (r *reader) counts(name string) bool { return r.asServer || r.given(name) != "" }
+
+func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }
+
+// copy gives flag the variable's value.
+func (r *reader) copy(flag, name string) {
+	if v := r.value(name); v != "" && r.counts(name) {
+		r.set(flag, v, name)
+	}
+}
+
+func (r *reader) mistake(name, format string, args ...any) {
+	shown := byName(name).Shown(r.env[name])
+	r.mistakes = append(r.mistakes, fmt.Errorf("%s=%s: %s", name, shown, fmt.Sprintf(format, args...)))
+}
+
+func (r *reader) warn(format string, args ...any) {
+	r.Warnings = append(r.Warnings, fmt.Sprintf(format, args...))
+}
+
+func (r *reader) bool(name string) bool {
+	v, err := strconv.ParseBool(r.value(name))
+	if err != nil {
+		r.mistake(name, "write true or false")
+	}
+	return v
+}
+
+func (r *reader) duration(name string) time.Duration {
+	d, err := time.ParseDuration(r.value(name))
+	if err != nil || d < 0 {
+		r.mistake(name, "write a duration, such as 30s or 24h")
+	}
+	return d
+}
+
+func (r *reader) integer(name string, most int) int {
+	n, err := strconv.Atoi(r.value(name))
+	if err != nil || n < 0 || n > most {
+		r.mistake(name, "write a number from 0 to %d", most)
+	}
+	return n
+}
+
+// choice is one of the words, in lower case.
+func (r *reader) choice(name string, words ...string) string {
+	v := strings.ToLower(r.value(name))
+	if slices.Contains(words, v) {
+		return v
+	}
+	r.mistake(name, "write %s", strings.Join(words, ", "))
+	return ""
+}
+
+// files says where the configuration is. What that server's two ways of watching need, a link that is
+// turned or a folder that changes, is both watched.
+func (r *reader) files() {
+	kind := r.choice("CONFIG_TYPE", "file", "grpc_xds_sotw")
+	r.bool("RUNTIME_WATCH_ROOT")
+	r.bool("RUNTIME_IGNOREDOTFILES")
+	r.bool("MERGE_DOMAIN_CONFIG")
+	if kind != "file" || !r.counts("RUNTIME_ROOT") {
+		return
+	}
+	folder := path.Join(r.value("RUNTIME_ROOT"), r.value("RUNTIME_SUBDIRECTORY"), r.value("RUNTIME_APPDIRECTORY"))
+	// A comma would make two paths of one, as a flag that may be repeated takes a list.
+	r.set("config", strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`), "RUNTIME_ROOT")
+}
+
+func (r *reader) doors() {
+	host := ""
+	if r.asServer { // HOST alone is set by some shells: it means something to that server only
+		host = r.given("HOST")
+	}
+	r.listen("http-listen", host, "PORT")
+	if v := r.given("GRPC_UDS"); v != "" {
+		r.set("grpc-listen", "unix://"+v, "GRPC_UDS")
+	} else {
+		r.listen("grpc-listen", r.given("GRPC_HOST"), "GRPC_PORT")
+	}
+	for flag, name := range map[string]string{
+		"grpc-max-connection-age": "GRPC_MAX_CONNECTION_AGE", "grpc-max-connection-age-grace": "GRPC_MAX_CONNECTION_AGE_GRACE",
+	} {
+		if r.counts(name) {
+			r.set(flag, r.duration(name).String(), name)
+		}
+	}
+}
+
+// listen sets an address. Without a host the reference server takes all addresses, this program
+// otherwise only those of this machine.
+func (r *reader) listen(flag, host, portName string) {
+	if host == "" && !r.counts(portName) {
+		return
+	}
+	if host == "" && !r.asServer {
+		host = loopback
+	}
+	port := r.integer(portName, 65535)
+	r.set(flag, net.JoinHostPort(host, strconv.Itoa(port)), portName)
+}
+
+const loopback = "127.0.0.1"
+
+// admin says where the debug port is. That server shows profiles of its memory to everybody there;
+// here other machines need a token, and without one see nothing.
+func (r *reader) admin() {
+	if !r.counts("DEBUG_PORT") && r.given("DEBUG_HOST") == "" {
+		return
+	}
+	host := r.given("DEBUG_HOST")
+	switch {
+	case r.env["RLSIDECAR_ADMIN_TOKEN"] != "" || r.env["RLSIDECAR_ADMIN_TOKEN_FILE"] != "":
+	case host != loopback && host != "localhost" && host != "::1":
+		if (host != "" || r.given("DEBUG_PORT") != "") && r.env["RLSIDECAR_ADMIN_LISTEN"] == "" {
+			r.warn("the debug port is open to this machine only: set RLSIDECAR_ADMIN_TOKEN or RLSIDECAR_ADMIN_TOKEN_FILE to open it to others, who must bring the token, or PROMETHEUS_ADDR for metrics without one")
+		}
+		host = loopback
+	}
+	r.listen("admin-listen", host, "DEBUG_PORT")
+}
+
+func (r *reader) tls() {
+	if !r.bool("GRPC_SERVER_USE_TLS") {
+		return
+	}
+	for _, name := range []string{"GRPC_SERVER_TLS_CERT", "GRPC_SERVER_TLS_KEY"} {
+		if r.given(name) == "" {
+			r.mistake("GRPC_SERVER_USE_TLS", "%s is not set; name a PEM file", name)
+		}
+	}
+	r.copy("tls-cert", "GRPC_SERVER_TLS_CERT")
+	r.copy("tls-key", "GRPC_SERVER_TLS_KEY")
+	r.copy("tls-client-ca", "GRPC_CLIENT_TLS_CACERT")
+	if r.given("GRPC_CLIENT_TLS_CACERT") != "" { // without it that server asks for no certificate
+		r.copy("tls-client-name", "GRPC_CLIENT_TLS_SAN")
+	}
+}
+
+func (r *reader) answers() {
+	for flag, name := range map[string]string{
+		"response-headers": "LIMIT_RESPONSE_HEADERS_ENABLED", "dynamic-metadata": "RESPONSE_DYNAMIC_METADATA",
+		"shadow-mode": "SHADOW_MODE", "quota-mode": "QUOTA_MODE",
+	} {
+		if r.counts(name) {
+			r.set(flag, strconv.FormatBool(r.bool(name)), name)
+		}
+	}
+	r.copy("limit-header", "LIMIT_LIMIT_HEADER")
+	r.copy("remaining-header", "LIMIT_REMAINING_HEADER")
+	r.copy("reset-header", "LIMIT_RESET_HEADER")
+}
+
+func (r *reader) metrics() {
+	ratio, err := strconv.ParseFloat(r.value("NEAR_LIMIT_RATIO"), 32)
+	if err != nil || ratio <= 0 || ratio > 1 {
+		r.mistake("NEAR_LIMIT_RATIO", "write a share above 0, up to 1, such as 0.8")
+	}
+	r.copy("near-limit-ratio", "NEAR_LIMIT_RATIO")
+	if r.bool("DISABLE_STATS") {
+		return
+	}
+	r.statsd()
+	if r.bool("USE_PROMETHEUS") {
+		r.set("metrics-listen", r.value("PROMETHEUS_ADDR"), "PROMETHEUS_ADDR")
+		r.set("metrics-path", r.value("PROMETHEUS_PATH"), "PROMETHEUS_PATH")
+	}
+}
+
+// tracing says what is traced. Where traces go is in variables that are not that server's own.
+func (r *reader) tracing() {
+	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
+	if err != nil || rate < 0 || rate > 1 {
+		r.mistake("TRACING_SAMPLING_RATE", "write a share from 0 to 1, such as 0.1")
+	}
+	protocol := r.choice("TRACING_EXPORTER_PROTOCOL", "http", "grpc")
+	if !r.bool("TRACING_ENABLED") {
+		return
+	}
+	r.set("tracing", "true", "TRACING_ENABLED")
+	r.set("tracing-protocol", protocol, "TRACING_EXPORTER_PROTOCOL")
+	r.copy("tracing-sampling-rate", "TRACING_SAMPLING_RATE")
+	if r.given("TRACING_SERVICE_NAME") != "" || r.env["OTEL_SERVICE_NAME"] == "" {
+		r.copy("tracing-service-name", "TRACING_SERVICE_NAME")
+	}
+	r.copy("tracing-service-namespace", "TRACING_SERVICE_NAMESPACE")
+	r.copy("tracing-service-instance-id", "TRACING_SERVICE_INSTANCE_ID")
+}
+
+// levels are logrus's; the two above error only differ in how that server ends.
+var levels = map[string]string{
+	"panic": "error", "fatal": "error", "error": "error", "warn": "warn", "warning": "warn", "info": "info", "debug": "debug", "trace": "debug",
+}
+
+func (r *reader) logging() {
+	if r.counts("LOG_LEVEL") {
+		r.set("log-level", levels[r.choice("LOG_LEVEL", "panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")], "LOG_LEVEL")
+	}
+	if r.counts("LOG_FORMAT") {
+		r.set("log-format", r.choice("LOG_FORMAT", "text", "json"), "LOG_FORMAT")
+	}
+}

@@ -1,0 +1,88 @@
+package refenv
+
+import (
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+)
+
+// statsd says where metrics are sent. With that server one of statsd, DogStatsD and Prometheus can be
+// used, the first being the default; here Prometheus may be beside one of the others.
+func (r *reader) statsd() {
+	dog := r.bool("USE_DOG_STATSD")
+	plain := r.bool("USE_STATSD")
+	if r.given("USE_STATSD") == "" && (!r.asServer || dog || r.bool("USE_PROMETHEUS")) {
+		plain = false
+	}
+	interval := r.duration("STATS_FLUSH_INTERVAL")
+	protocol := r.choice("STATSD_PROTOCOL", "tcp", "udp")
+	address := net.JoinHostPort(r.value("STATSD_HOST"), strconv.Itoa(r.integer("STATSD_PORT", 65535)))
+	from := "USE_STATSD"
+	switch {
+	case dog && plain:
+		r.mistake("USE_DOG_STATSD", "USE_STATSD is true too; set it to false")
+		return
+	case dog:
+		from = "USE_DOG_STATSD"
+		r.set("statsd-format", "dogstatsd", from)
+		r.set("statsd-protocol", "udp", from) // STATSD_PROTOCOL is of the other's
+		r.rewrites()
+	case plain:
+		r.set("statsd-protocol", protocol, "STATSD_PROTOCOL")
+	default:
+		return
+	}
+	r.set("statsd-address", address, from)
+	if interval > 0 {
+		r.set("statsd-interval", interval.String(), "STATS_FLUSH_INTERVAL")
+	} else {
+		r.mistake("STATS_FLUSH_INTERVAL", "write a duration above 0, such as 10s")
+	}
+	var tags []string
+	for key, value := range r.pairs("EXTRA_TAGS", ":") {
+		tags = append(tags, key+"="+value)
+	}
+	if len(tags) > 0 {
+		slices.Sort(tags)
+		r.set("statsd-tags", strings.Join(tags, ","), "EXTRA_TAGS")
+	}
+}
+
+// rewrites reads USE_DOG_STATSD_MOGRIFIERS, names of rewrites that have variables of their own. That
+// server tries them in no particular order, this one in that of the list.
+func (r *reader) rewrites() {
+	for name := range strings.SplitSeq(r.given("USE_DOG_STATSD_MOGRIFIERS"), ",") {
+		if name = strings.TrimSpace(name); name == "" {
+			continue
+		}
+		prefix := "DOG_STATSD_MOGRIFIER_" + name + "_"
+		pattern, err := regexp.Compile(r.env[prefix+"PATTERN"])
+		switch {
+		case r.env[prefix+"PATTERN"] == "":
+			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sPATTERN is not set; write a regular expression for the names it is to change", prefix)
+			continue
+		case err != nil:
+			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sPATTERN: %v", prefix, err)
+			continue
+		case r.env[prefix+"NAME"] == "":
+			r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sNAME is not set; write the new name, in which $1 is what the first group matched", prefix)
+			continue
+		}
+		rewrite := statsd.Rewrite{Pattern: pattern, Name: r.env[prefix+"NAME"], Tags: map[string]string{}}
+		for pair := range strings.SplitSeq(r.env[prefix+"TAGS"], ",") {
+			key, value, ok := strings.Cut(strings.TrimSpace(pair), ":")
+			switch {
+			case pair == "":
+			case !ok || key == "" || value == "":
+				r.mistake("USE_DOG_STATSD_MOGRIFIERS", "%sTAGS has %q; write tag:value,tag:value", prefix, pair)
+			default:
+				rewrite.Tags[key] = value
+			}
+		}
+		r.Rewrites = append(r.Rewrites, rewrite)
+	}
+}

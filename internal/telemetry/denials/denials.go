@@ -1,0 +1,245 @@
+// Package denials remembers which keys are denied most, and why, for those who operate the program:
+// by counting in bounded memory (package heavy), and for the last minutes only.
+package denials
+
+import (
+	"cmp"
+	"errors"
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Why a request was denied.
+const (
+	Limit    = "limit"           // the limit was reached
+	Never    = "never"           // it asked for more than the limit can ever give
+	Backend  = "backend-failure" // the store could not decide, and on_backend_failure denies
+	Full     = "no-room"         // there was no room for another bucket in memory
+	NoConfig = "no-config"       // there is no configuration of its domain yet
+	NoRoute  = "no-route"        // no route of auth matched, or none of its descriptors could be made
+)
+
+// Denied is a key, and how often it was denied.
+type Denied struct {
+	Domain, Limit string
+	// Why is one of the reasons above. Where it is not about a key (all but Limit and Never), all of a
+	// limit's keys are counted as one, without Key and Entries.
+	Why string
+	// Key is the values that tell the limit's bucket apart, and Entries the descriptor, if it was one
+	// that was denied. They are bytes that a client chose.
+	Key     []string
+	Entries []descriptors.Entry
+	// Cut: Key and Entries are not all of it, being too long.
+	Cut bool
+	// Times is how often, at least; Exact tells whether it was not more often.
+	Times int64
+	Exact bool
+	// Last is when it was denied last.
+	Last time.Time
+}
+
+const (
+	// window is how long the counts of a window are added to. Those of one and of the one before it
+	// are told.
+	window = 5 * time.Minute
+	// shards are locked one by one, so that those who are denied do not wait for each other.
+	shards = 8
+	// kept bounds what each counts: in all, a key that makes up more than about a thousandth of the
+	// denials of a window is there.
+	kept = 128
+	// maxShown bounds the bytes kept of a key, to show it.
+	maxShown = 256
+)
+
+// Recorder counts denials. It is safe for concurrent use.
+type Recorder struct {
+	now    func() time.Time
+	began  time.Time
+	seed   maphash.Seed
+	shards [shards]shard
+}
+
+type shard struct {
+	mu             sync.Mutex
+	window         int64 // the number of that of recent; guarded by mu, as the rest is
+	recent, before *topk.Counter[Denied]
+	_              [64]byte // the next one's lock is in another cache line
+}
+
+// New makes a Recorder; now is the time.
+func New(now func() time.Time) *Recorder {
+	return &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
+}
+
+// Observe counts c, which was denied.
+func (r *Recorder) Observe(c *limiter.Call) {
+	now := c.Arrived // near enough: to ask for the time costs a tenth of what a denial does
+	if now.IsZero() {
+		now = r.now()
+	}
+	if len(c.Results) == 0 {
+		r.count(now, c, &limiter.Result{}, NoConfig)
+		return
+	}
+	for i := range c.Results {
+		if result := &c.Results[i]; c.Denies(result) {
+			r.count(now, c, result, why(result))
+		}
+	}
+}
+
+func why(r *limiter.Result) string {
+	switch {
+	case r.Outcome == limiter.FailedDenied && errors.Is(r.Decision.Err, backend.ErrFull):
+		return Full
+	case r.Outcome == limiter.FailedDenied:
+		return Backend
+	case r.Decision.Never:
+		return Never
+	default:
+		return Limit
+	}
+}
+
+// count adds one to what result and why come to.
+func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
+	var room [256]byte
+	aboutKey := why == Limit || why == Never
+	key := append(room[:0], why...)
+	switch {
+	case aboutKey && result.Key != nil:
+		key = append(append(key, 'k'), result.Key...)
+	case result.Policy != nil:
+		key = append(append(key, 'o'), result.Policy.Owner...)
+	default:
+		key = append(append(key, 'd'), cut(c.Request.Domain)...)
+	}
+	r.add(now, key, func() Denied { return describe(c, result, why, aboutKey) })
+}
+
+// Unrouted counts a request that was denied because there was no limit to ask.
+func (r *Recorder) Unrouted() {
+	r.add(r.now(), []byte(NoRoute), func() Denied { return Denied{Why: NoRoute} })
+}
+
+// add counts key, of which describe tells.
+func (r *Recorder) add(now time.Time, key []byte, describe func() Denied) {
+	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.turn(now)
+	d, added := s.recent.Add(key)
+	if added {
+		d.Value = describe()
+	}
+	d.Value.Last = now
+}
+
+// turn makes the window of now the recent one.
+func (s *shard) turn(now time.Time) {
+	current := number(now)
+	switch {
+	case s.recent != nil && current <= s.window: // or a clock that went back
+		return
+	case s.recent != nil && current == s.window+1:
+		s.before = s.recent
+	default:
+		s.before = nil
+	}
+	s.recent, s.window = topk.New[Denied](kept), current
+}
+
+// number tells windows apart: they begin for all shards at once.
+func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
+
+// describe copies what c says of result: its texts are the door's.
+func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
+	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
+	if c.Verdict.Domain != nil {
+		d.Domain = c.Verdict.Domain.Name
+	}
+	if result.Policy != nil {
+		d.Limit = strings.Clone(cut(result.Policy.Name)) // a request may have brought it
+	}
+	if !aboutKey {
+		return d
+	}
+	left := maxShown
+	take := func(text string) string {
+		if len(text) > left {
+			text, d.Cut = text[:left], true
+		}
+		left -= len(text)
+		return strings.Clone(text)
+	}
+	if result.Policy != nil {
+		for _, value := range c.AppendValues(nil, result) {
+			d.Key = append(d.Key, take(value))
+		}
+	}
+	left = maxShown
+	if result.Descriptor < len(c.Descriptors) && len(c.Limits) == 0 {
+		for _, e := range c.Descriptors[result.Descriptor].Entries {
+			d.Entries = append(d.Entries, descriptors.Entry{Key: take(e.Key), Value: take(e.Value)})
+		}
+	}
+	return d
+}
+
+func cut(text string) string { return text[:min(len(text), maxShown)] }
+
+// Top returns the n keys denied most, the most first, and since when they are counted: the last five
+// to ten minutes.
+func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
+	now := r.now()
+	since = time.Unix((number(now)-1)*int64(window/time.Second), 0)
+	if since.Before(r.began) {
+		since = r.began
+	}
+	for i := range r.shards {
+		top = r.shards[i].top(now, top)
+	}
+	slices.SortFunc(top, func(a, b Denied) int {
+		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
+	})
+	return since, top[:min(n, len(top))]
+}
+
+// top appends what s has.
+func (s *shard) top(now time.Time, dst []Denied) []Denied {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.turn(now)
+	windows := []*topk.Counter[Denied]{s.recent}
+	if s.before != nil {
+		windows = append(windows, s.before)
+	}
+	at := map[string]int{}
+	for _, counted := range windows {
+		for _, c := range counted.Top(kept) {
+			i, seen := at[c.Key()]
+			if !seen {
+				i = len(dst)
+				at[c.Key()] = i
+				dst = append(dst, c.Value)
+			}
+			dst[i].Times += c.Least()
+		}
+	}
+	for key, i := range at {
+		most := int64(0)
+		for _, counted := range windows {
+			most += counted.Most(key)
+		}
+		dst[i].Exact = most == dst[i].Times
+	}
+	return dst
+}

@@ -1,0 +1,63 @@
+package metrics
+
+import (
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/test/docgen"
+)
+
+// TestReference sets every metric there is, for docs/reference/metrics.md.
+func TestReference(t *testing.T) {
+	m := New("v1", "rev")
+	store := memory.New(memory.Config{})
+	m.WatchMemory(store.Stats)
+	m.WatchLeases(func() backend.LeaseStats { return backend.LeaseStats{} })
+	opened, _ := m.WatchBreakers()
+	opened("127.0.0.1:6379")
+	m.Examined("eviction", false)
+	m.WatchConnections("grpc", func() ConnectionStats { return ConnectionStats{} })
+	m.WatchControlPlane()(true)
+	m.Loaded(true, time.Unix(1, 0))
+	m.Stale([]string{"d"})
+	m.Refused("malformed")
+	m.TooLarge("entries")
+	m.Answered(time.Millisecond)
+	l := limiter.New(m.Backend(store, time.Second, func(error) {}), limiter.Config{Observer: m})
+	l.Swap(snapshot(&descriptors.Policy{Name: "plain", Limit: limit(t, 2)}, &descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true}))
+	ask(t, l, "d", "plain", "v", 1)
+	ask(t, l, "d", "shadow", "v", 1)
+	ask(t, l, "elsewhere", "plain", "v", 1)
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	text := docgen.Metrics(w.Body.String())
+	docgen.Hold(t, "../../..", "reference/metrics.md", text)
+
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, metric := range regexp.MustCompile(`"((?:rlsidecar|ratelimit_service)_[a-z_]*[a-z])"`).FindAllStringSubmatch(string(source), -1) {
+			if !strings.Contains(text, metric[1]) {
+				t.Errorf("%s: %s is not set here", name, metric[1])
+			}
+		}
+	}
+}

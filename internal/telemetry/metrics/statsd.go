@@ -1,0 +1,86 @@
+package metrics
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+)
+
+// Statsd is what a statsd server is sent: the reference server's counters under its own names. It
+// is called once, before the first Call; from then on hits are told apart by all levels of a
+// descriptor, and not by those only that have a label.
+func (m *Metrics) Statsd() statsd.Source {
+	m.series.levels = maxLevels
+	m.service.times = &timings{}
+	return source{m}
+}
+
+// maxLevels bounds the levels whose values are told apart; no configuration is as deep.
+const maxLevels = 64
+
+type source struct{ m *Metrics }
+
+var hitNames = [...]string{
+	totalHits: ".total_hits", withinLimit: ".within_limit", nearLimit: ".near_limit", overLimit: ".over_limit", shadowMode: ".shadow_mode",
+}
+
+// Counters implements statsd.Source.
+func (s source) Counters() (list []statsd.Counter) {
+	add := func(name string, n uint64) {
+		if n > 0 {
+			list = append(list, statsd.Counter{Name: name, Total: n})
+		}
+	}
+	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
+	m := s.m
+	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // the domain's name is the client's
+	add(own+"config_load_success", m.service.loaded.Load())
+	add(own+"config_load_error", m.service.refused.Load())
+	add(own+"global_shadow_mode", m.service.spared.Load())
+	add(own+"call.should_rate_limit.redis_error", m.service.failures.Load())
+	add(own+"call.should_rate_limit.service_error", m.service.badRequests.Load())
+	add("ratelimit_server."+shouldRateLimit+".total_requests", m.service.calls.Load())
+	m.series.mu.RLock()
+	defer m.series.mu.RUnlock()
+	for name, one := range m.series.all {
+		for i, what := range hitNames {
+			add(limits+name+what, one.sum(i))
+		}
+	}
+	return list
+}
+
+// Timings implements statsd.Source.
+func (s source) Timings() (string, []time.Duration) {
+	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
+}
+
+// timings keeps some of what it is told, each as likely as any other, so that their distribution is
+// that of all.
+type timings struct {
+	told atomic.Uint64
+	kept [1000]atomic.Int64 // 0: none
+}
+
+func (t *timings) add(d time.Duration) {
+	i := t.told.Add(1) - 1
+	if i >= uint64(len(t.kept)) {
+		i = rand.Uint64N(i + 1)
+	}
+	if i < uint64(len(t.kept)) {
+		t.kept[i].Store(max(1, int64(d)))
+	}
+}
+
+// take returns those kept, and starts anew.
+func (t *timings) take() (list []time.Duration) {
+	t.told.Store(0)
+	for i := range t.kept {
+		if d := t.kept[i].Swap(0); d > 0 {
+			list = append(list, time.Duration(d))
+		}
+	}
+	return list
+}

@@ -1,0 +1,196 @@
+// Package tracing says of each decision, to a collector of OpenTelemetry, how long it took and what it
+// was. It takes up the trace of the caller (W3C or B3 headers). Where it goes, and what is known of the
+// process, is in the OTEL_… variables that all programs have in common.
+//
+// Nothing that a client sent is in a span: no domain that is not configured, no keys, no values.
+package tracing
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/propagators/b3"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/sdk/trace"
+	api "go.opentelemetry.io/otel/trace"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/stats"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
+)
+
+// Config says what is traced, and how it is sent. The address is OTEL_EXPORTER_OTLP_ENDPOINT's.
+type Config struct {
+	// Protocol is "http" or "grpc".
+	Protocol string
+	// Share of the traces that start here, 0 to 1; those of callers are sampled as they say. At 1
+	// OTEL_TRACES_SAMPLER counts.
+	Share float64
+	// Service, Namespace and Instance name this process; empty: as OTEL_SERVICE_NAME and
+	// OTEL_RESOURCE_ATTRIBUTES have it.
+	Service, Namespace, Instance string
+	// Version of the program.
+	Version string
+}
+
+// Check returns what is wrong with c itself.
+func (c *Config) Check() error {
+	switch {
+	case c.Protocol != "http" && c.Protocol != "grpc":
+		return fmt.Errorf("tracing: the protocol is %q; write http or grpc", c.Protocol)
+	case !(c.Share >= 0 && c.Share <= 1):
+		return fmt.Errorf("tracing: the share of traces is %v; write a number from 0 to 1", c.Share)
+	}
+	return nil
+}
+
+// Tracing sends spans. It keeps some thousand at most; those that come while a collector is away are
+// dropped.
+type Tracing struct {
+	provider   *trace.TracerProvider
+	propagator propagation.TextMapPropagator
+	tracer     api.Tracer
+}
+
+// patience bounds each attempt to reach the collector, and the wait for the last when it stops.
+const patience = 5 * time.Second
+
+// Start makes a Tracing. It does not wait for the collector; what goes wrong later is logged, once a
+// minute at most. The error is of the variables.
+func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
+	var client otlptrace.Client
+	if c.Protocol == "grpc" {
+		client = otlptracegrpc.NewClient(otlptracegrpc.WithTimeout(patience))
+	} else {
+		client = otlptracehttp.NewClient(otlptracehttp.WithTimeout(patience))
+	}
+	exporter, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return nil, fmt.Errorf("tracing: %w", err)
+	}
+	own, err := c.resource(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("tracing: %w", err)
+	}
+	options := []trace.TracerProviderOption{trace.WithBatcher(exporter), trace.WithResource(own)}
+	if c.Share < 1 {
+		options = append(options, trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(c.Share))))
+	}
+	log = logthrottle.Log(log, time.Minute)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces cannot be sent", zap.Error(err)) }))
+	t := &Tracing{
+		provider:   trace.NewTracerProvider(options...),
+		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New()),
+	}
+	t.tracer = t.provider.Tracer("github.com/rlsidecar/rlsidecar")
+	return t, nil
+}
+
+// resource is what is known of this process.
+func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
+	var own []attribute.KeyValue
+	add := func(key, value string) {
+		if value != "" {
+			own = append(own, attribute.String(key, value))
+		}
+	}
+	if c.Service == "" && os.Getenv("OTEL_SERVICE_NAME") == "" {
+		own = append(own, attribute.String("service.name", "rlsidecar"))
+	}
+	known, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(own...), resource.WithFromEnv())
+	if err != nil {
+		return nil, err
+	}
+	own = nil
+	add("service.name", c.Service)
+	add("service.namespace", c.Namespace)
+	add("service.instance.id", c.Instance)
+	add("service.version", c.Version)
+	return resource.Merge(known, resource.NewSchemaless(own...))
+}
+
+// Stop sends what there still is, but not for long.
+func (t *Tracing) Stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_ = t.provider.Shutdown(ctx) // what was wrong has been logged
+}
+
+// Handler traces the calls of methods at a gRPC server.
+func (t *Tracing) Handler(methods ...string) stats.Handler {
+	known := map[string]bool{}
+	for _, m := range methods {
+		known[m] = true
+	}
+	return otelgrpc.NewServerHandler(
+		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagator), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
+		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // others could have any name
+}
+
+// Checker is a limiter.Limiter.
+type Checker interface {
+	Check(context.Context, *limiter.Call) error
+}
+
+// Decisions is a Checker that traces those of next.
+func (t *Tracing) Decisions(next Checker) Checker { return &decisions{t.tracer, next} }
+
+type decisions struct {
+	tracer api.Tracer
+	next   Checker
+}
+
+// Check implements Checker.
+func (d *decisions) Check(ctx context.Context, c *limiter.Call) error {
+	ctx, span := d.tracer.Start(ctx, "decide")
+	defer span.End()
+	err := d.next.Check(ctx, c)
+	if span.IsRecording() {
+		describe(span, c, err)
+	}
+	return err
+}
+
+// mostNames bounds the names of limits in a span.
+const mostNames = 8
+
+// describe says what was decided. The names are those of the configuration.
+func describe(span api.Span, c *limiter.Call, err error) {
+	switch {
+	case err != nil || c.Err != nil:
+		span.SetStatus(codes.Error, "not decided")
+	case c.Denied:
+		span.SetAttributes(attribute.String("ratelimit.code", "OVER_LIMIT"))
+	default:
+		span.SetAttributes(attribute.String("ratelimit.code", "OK"))
+	}
+	if c.Verdict.Domain != nil {
+		span.SetAttributes(attribute.String("ratelimit.domain", c.Verdict.Domain.Name))
+	}
+	var denied []string
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.Outcome.Denies() && r.Policy != nil && len(denied) < mostNames {
+			denied = append(denied, r.Policy.Name)
+		}
+	}
+	if denied != nil {
+		span.SetAttributes(attribute.StringSlice("ratelimit.denied_by", denied))
+	}
+	span.SetAttributes(attribute.Int("ratelimit.limits", len(c.Results)))
+	if c.Failed {
+		span.SetAttributes(attribute.Bool("ratelimit.backend_failure", true))
+	}
+}

@@ -1,0 +1,234 @@
+package arch
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const module = "github.com/rlsidecar/rlsidecar/"
+
+// edge is an import that must not be: of to, or a package under it, by from or a package under it.
+// Packages of this module are named by their folders.
+type edge struct{ from, to string }
+
+var forbidden = map[edge]string{
+	{"pkg/algorithms", "internal"}:              "pkg is a library for other programs: it stands alone",
+	{"pkg/backend/memory", "internal"}:          "pkg is a library for other programs: it stands alone",
+	{"pkg/calendar", "internal"}:                "pkg is a library for other programs: it stands alone",
+	{"pkg/descriptors", "internal"}:             "pkg is a library for other programs: it stands alone",
+	{"pkg", "cmd"}:                              "pkg is a library for other programs: it stands alone",
+	{"pkg", "go.uber.org/zap"}:                  "a library's user chooses the logger: pkg returns errors",
+	{"pkg", "log"}:                              "a library's user chooses the logger: pkg returns errors",
+	{"pkg", "github.com/prometheus"}:            "a library's user chooses the metrics: pkg returns values",
+	{"pkg/algorithms", "pkg/descriptors"}:       "the arithmetic knows numbers only",
+	{"pkg/algorithms", "pkg/backend"}:           "the arithmetic knows numbers only",
+	{"pkg/descriptors", "pkg/backend"}:          "what a limit means does not depend on where it is kept",
+	{"pkg/backend", "pkg/descriptors"}:          "a Key is opaque to a Store",
+	{"internal/limiter", "internal/config"}:     "a Snapshot is compiled by config and known to it, not the other way",
+	{"pkg/backend/memory", "pkg/backend/redis"}: "Stores stand side by side: both compute what algorithms says",
+	{"pkg/backend/redis", "pkg/backend/memory"}: "Stores stand side by side: both compute what algorithms says",
+	{"internal/limiter", "pkg/backend/memory"}:  "one use case for every Store",
+	{"internal/config", "internal/server"}:      "reading files needs no server",
+	{"internal/config", "internal/grpcapi"}:     "what is configured holds at every door",
+	{"internal/config", "internal/xds"}:         "what a limit means does not depend on who sent it",
+	{"internal/xds", "internal/server"}:         "a control plane is followed for whoever asks",
+	{"internal/grpcapi", "internal/config"}:     "a door asks the limiter; it sees no files",
+	{"internal/grpcapi", "internal/server"}:     "a door is opened by the server and does not know it",
+	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 stays apart from what the messages mean",
+	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 stays apart from what the messages mean",
+	{"internal/server", "cmd"}:                  "the program starts the server",
+}
+
+// only says of a dependency which packages may import it, each with the reason.
+var only = map[string]map[string]string{
+	"google.golang.org/grpc": {
+		"internal/testkit/xdstest":   "is for tests",
+		"examples/xds":               "is another program",
+		"internal/grpcapi":           "is the gRPC door",
+		"internal/server":            "opens and drains it",
+		"internal/xds":               "asks the control plane",
+		"internal/telemetry/tracing": "hears of its calls",
+	},
+	"google.golang.org/protobuf": {
+		"internal/testkit/rlstest": "is for tests",
+		"internal/grpcapi":         "is where messages become requests",
+		"internal/xds":             "is where messages become configuration",
+	},
+	"github.com/envoyproxy": {
+		"internal/testkit/xdstest": "is for tests",
+		"examples/xds":             "is another program",
+		"internal/testkit/rlstest": "is for tests",
+		"internal/grpcapi":         "is where messages become requests",
+		"internal/xds":             "is where messages become configuration",
+	},
+	"github.com/redis/go-redis": {
+		"pkg/backend/redis":          "is where buckets go over the network",
+		"internal/testkit/redistest": "starts servers for tests",
+	},
+	"go.yaml.in/yaml": {
+		"internal/config":            "reads limits",
+		"internal/offline/scenario":  "reads scenarios",
+		"internal/reference/migrate": "reads, and rewrites, the reference server's limits",
+	},
+	"go.opentelemetry.io":        {"internal/telemetry/tracing": "sends traces"},
+	"github.com/DataDog":         {"internal/telemetry/statsd": "sends metrics"},
+	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
+}
+
+// beyond is all that packages of the library import beyond the standard library: who imports them
+// carries these along.
+var beyond = map[string][]string{
+	"pkg/algorithms":     {},
+	"pkg/calendar":       {"pkg/algorithms"},
+	"pkg/descriptors":    {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
+	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
+	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
+	// The limiter decides calls of Go programs as it does those over HTTP.
+	"pkg/ratelimit":    {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter"},
+	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/target"},
+	"internal/target":  {},
+}
+
+func TestLibraryIsLight(t *testing.T) {
+	for name, allowed := range beyond {
+		for _, imported := range find(t, name).Imports {
+			if !standard(imported) && !slices.Contains(allowed, imported) {
+				t.Errorf("%s imports %s; beyond the standard library it may only have %v", name, imported, allowed)
+			}
+		}
+	}
+}
+
+// TestPureCore holds pkg/algorithms to being a function: without these there is no time in it, no
+// chance, no input and no output.
+func TestPureCore(t *testing.T) {
+	allowed := []string{"cmp", "errors", "fmt", "math", "math/big", "math/bits", "slices", "sort", "strconv", "strings"}
+	for _, imported := range find(t, "pkg/algorithms").Imports {
+		if !slices.Contains(allowed, imported) {
+			t.Errorf("pkg/algorithms imports %s; it computes from its arguments alone, with %v", imported, allowed)
+		}
+	}
+}
+
+func TestForbiddenImports(t *testing.T) {
+	for e, why := range forbidden {
+		exists(t, e.from)
+		if ours(e.to) {
+			exists(t, e.to)
+		}
+		for _, p := range packages(t) {
+			for _, imported := range p.Imports {
+				if within(p.name(), e.from) && within(imported, e.to) {
+					t.Errorf("%s imports %s: %s", p.name(), imported, why)
+				}
+			}
+		}
+	}
+}
+
+func TestDependenciesStayWhereTheyBelong(t *testing.T) {
+	for dependency, users := range only {
+		unused := make(map[string]bool)
+		for user := range users {
+			exists(t, user)
+			unused[user] = true
+		}
+		for _, p := range packages(t) {
+			for _, imported := range p.Imports {
+				if !within(imported, dependency) {
+					continue
+				}
+				if _, ok := users[p.name()]; !ok {
+					t.Errorf("%s imports %s, which only these do: %v", p.name(), imported, users)
+				}
+				delete(unused, p.name())
+			}
+		}
+		for user := range unused {
+			t.Errorf("%s no longer imports %s: take it from the list", user, dependency)
+		}
+	}
+}
+
+// goPackage is what `go list` tells of a package. Imports are those of the program, not of tests; those of
+// this module are named by their folders.
+type goPackage struct {
+	Dir, ImportPath                    string
+	Imports                            []string
+	GoFiles, TestGoFiles, XTestGoFiles []string
+}
+
+func (p goPackage) name() string { return strings.TrimPrefix(p.ImportPath, module) }
+
+// packages lists the module's packages.
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	list, err := listOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+var listOnce = sync.OnceValues(func() ([]goPackage, error) {
+	// -e: a package that does not compile is for the compiler to report.
+	cmd := exec.Command("go", "list", "-e", "-json=Dir,ImportPath,Imports,GoFiles,TestGoFiles,XTestGoFiles", "./...")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil, errors.New("go list: " + string(failed.Stderr))
+	} else if err != nil {
+		return nil, err
+	}
+	var list []goPackage
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p goPackage
+		if err := decoder.Decode(&p); err == io.EOF {
+			return list, nil
+		} else if err != nil {
+			return nil, err
+		}
+		for i := range p.Imports {
+			p.Imports[i] = strings.TrimPrefix(p.Imports[i], module)
+		}
+		list = append(list, p)
+	}
+})
+
+func find(t *testing.T, name string) goPackage {
+	t.Helper()
+	i := slices.IndexFunc(packages(t), func(p goPackage) bool { return p.name() == name })
+	if i < 0 {
+		t.Fatalf("there is no package %s any more: mend the rule", name)
+	}
+	return packages(t)[i]
+}
+
+// exists keeps rules from outliving what they are about.
+func exists(t *testing.T, folder string) {
+	t.Helper()
+	if !slices.ContainsFunc(packages(t), func(p goPackage) bool { return within(p.name(), folder) }) {
+		t.Errorf("there is no package in %s any more: mend the rule", folder)
+	}
+}
+
+func ours(path string) bool {
+	return within(path, "pkg") || within(path, "internal") || within(path, "cmd")
+}
+
+func standard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !ours(path) && !strings.Contains(first, ".")
+}
+
+// within tells whether path is folder or under it.
+func within(path, folder string) bool {
+	return path == folder || strings.HasPrefix(path, folder+"/")
+}

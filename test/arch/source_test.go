@@ -1,0 +1,113 @@
+package arch
+
+import (
+	"go/ast"
+	"go/build/constraint"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// clockless are the packages that decide: time and chance are given to them.
+var clockless = []string{"pkg/algorithms", "pkg/calendar", "pkg/descriptors", "internal/limiter", "internal/offline/simulate"}
+
+// outside is what they do not touch: these packages, and these functions of time.
+var (
+	outsidePackages  = []string{"math/rand", "math/rand/v2", "crypto/rand", "log", "log/slog", "os", "syscall"}
+	outsideFunctions = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
+)
+
+func TestDecidingReadsNoClock(t *testing.T) {
+	for _, name := range clockless {
+		p := find(t, name)
+		for _, imported := range p.Imports {
+			if slices.Contains(outsidePackages, imported) {
+				t.Errorf("%s imports %s", name, imported)
+			}
+		}
+		fset := token.NewFileSet()
+		for _, path := range p.files(p.GoFiles) {
+			ast.Inspect(parse(t, fset, path), func(n ast.Node) bool {
+				selector, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if x, ok := selector.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(outsideFunctions, selector.Sel.Name) {
+					t.Errorf("%s: time.%s; the time is an argument here", fset.Position(n.Pos()), selector.Sel.Name)
+				}
+				return true
+			})
+		}
+	}
+}
+
+// TestPackageComments: one, so that go doc has one place to begin.
+func TestPackageComments(t *testing.T) {
+	for _, p := range packages(t) {
+		var with []string
+		fset := token.NewFileSet()
+		for _, path := range p.files(slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles)) {
+			if parse(t, fset, path).Doc != nil {
+				with = append(with, filepath.Base(path))
+			}
+		}
+		if len(with) != 1 {
+			t.Errorf("%s has %d package comments, want one: %v", p.name(), len(with), with)
+		}
+	}
+}
+
+// TestEveryFileIsBuilt: a file behind `//go:build none` compiles for nobody and rots.
+func TestEveryFileIsBuilt(t *testing.T) {
+	for _, path := range tracked(t) {
+		if filepath.Ext(path) != ".go" {
+			continue
+		}
+		for line := range strings.Lines(read(t, path)) {
+			if strings.HasPrefix(line, "package ") {
+				break
+			}
+			expr, err := constraint.Parse(strings.TrimSpace(line))
+			if err != nil {
+				continue // not a constraint
+			}
+			if never(expr) {
+				t.Errorf("%s is never built: %s", path, expr)
+			}
+		}
+	}
+}
+
+// never tells whether e needs a tag that nobody sets.
+func never(e constraint.Expr) bool {
+	switch e := e.(type) {
+	case *constraint.TagExpr:
+		return e.Tag == "none" || e.Tag == "ignore" || e.Tag == "never"
+	case *constraint.AndExpr:
+		return never(e.X) || never(e.Y)
+	case *constraint.OrExpr:
+		return never(e.X) && never(e.Y)
+	default:
+		return false
+	}
+}
+
+func (p goPackage) files(names []string) []string {
+	var paths []string
+	for _, name := range names {
+		paths = append(paths, filepath.Join(p.Dir, name))
+	}
+	return paths
+}
+
+func parse(t *testing.T, fset *token.FileSet, path string) *ast.File {
+	t.Helper()
+	file, err := parser.ParseFile(fset, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}

@@ -1,0 +1,113 @@
+package arch
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+)
+
+const root = "../.."
+
+// TestExamplesAreAccepted loads what people will start from.
+func TestExamplesAreAccepted(t *testing.T) {
+	loaded := 0
+	for _, path := range tracked(t) {
+		if !strings.HasPrefix(path, "examples/") || filepath.Ext(path) != ".yaml" ||
+			!regexp.MustCompile(`(?m)^domain:`).MatchString(read(t, path)) {
+			continue // not limits: Envoy's own
+		}
+		loaded++
+		if _, problems := config.Load([]string{filepath.Join(root, path)}, config.Options{}); len(problems) > 0 {
+			t.Errorf("%s: %v", path, problems)
+		}
+	}
+	if loaded == 0 {
+		t.Error("there are no examples of limits in examples/")
+	}
+}
+
+// TestNoPathsOfOneMachine: what is tracked works everywhere.
+func TestNoPathsOfOneMachine(t *testing.T) {
+	ofOneMachine := regexp.MustCompile(`(^|[^A-Za-z0-9_.])/(work|root)/`)
+	for _, path := range tracked(t) {
+		n := 0
+		for line := range strings.Lines(read(t, path)) {
+			n++
+			if ofOneMachine.MatchString(line) {
+				t.Errorf("%s:%d: %s", path, n, strings.TrimSpace(line))
+			}
+		}
+	}
+}
+
+// TestNothingLargeIsTracked: whoever clones this gets each file forever.
+func TestNothingLargeIsTracked(t *testing.T) {
+	const most = 1 << 20
+	for _, path := range tracked(t) {
+		if n := len(read(t, path)); n > most {
+			t.Errorf("%s has %d bytes, %d are enough", path, n, most)
+		}
+	}
+}
+
+func TestReadmeIsAFrontPage(t *testing.T) {
+	const most = 150
+	if n := strings.Count(read(t, "README.md"), "\n"); n >= most {
+		t.Errorf("README.md has %d lines; under %d it is read: move the rest to docs/", n, most)
+	}
+}
+
+// tracked lists the files of the project, from its root; also those that git would add.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return walk(t) // not a clone, or no git
+	}
+	var files []string
+	for name := range bytes.SplitSeq(bytes.TrimRight(out, "\x00"), []byte{0}) {
+		if info, err := os.Stat(filepath.Join(root, string(name))); err == nil && info.Mode().IsRegular() {
+			files = append(files, string(name))
+		}
+	}
+	return files
+}
+
+func walk(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, root+"/")
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (name == ".git" || name == ".tools" || name == "bin" || name == "dist"):
+			return filepath.SkipDir
+		case entry.Type().IsRegular():
+			files = append(files, name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
