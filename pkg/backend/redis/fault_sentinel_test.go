@@ -113,7 +113,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t) // without replicas
-	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second, WaitReplicas: 1})
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 4 * time.Second, WaitReplicas: 1})
 	for _, when := range []string{"at first", "then", "without the script", "again"} {
 		if when == "without the script" {
 			server.Do("SCRIPT", "FLUSH")

@@ -43,8 +43,8 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
-	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout})
-	lease := backend.Lease(below, backend.LeaseConfig{})
+	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, patience: time.Minute}) // on a busy machine, too
+	lease := backend.Lease(below, backend.LeaseConfig{Timeout: time.Minute})
 	s := backend.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
 	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}

@@ -63,6 +63,8 @@ type Config struct {
 	// Panicked is called with the value of a panic on a goroutine of the Store's that serves several batches: the
 	// process goes on. May be nil.
 	Panicked func(value any)
+
+	patience time.Duration // 0: patience. For tests
 }
 
 // LogTo sends what the Redis client has to say, which is of use to debug with only, to log. The
@@ -147,7 +149,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
 	w := &way{usual, usual}
-	if s.config.Timeout < patience {
+	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		w.patient = newLane(patience, n.patient(patience).decide)
 	}
 	if s.config.Panicked != nil {
