@@ -21,6 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
+// serveCmd has one field for each flag: that is the form of the library.
 type serveCmd struct {
 	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas). Needed, unless there is --xds-server."`
 	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"A configuration with a mistake is refused as a whole (all), or for the domains with a mistake while the others go live (isolate) (${default})."`

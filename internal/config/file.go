@@ -85,7 +85,7 @@ type descriptor struct {
 }
 
 // limit is a rate_limit or a named limit. The form is that of the reference server (clock-aligned
-// fixed windows) or the one with an algorithm; keys without a form go with both.
+// fixed windows) or the one with an algorithm; keys without a form go with both. It has one field for each key.
 type limit struct {
 	at       place
 	doubtful bool

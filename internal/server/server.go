@@ -31,7 +31,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
-// Config is what Run needs to know.
+// Config is what Run needs to know. It has one field for each flag of serve, or group of them.
 type Config struct {
 	// Paths are the configuration files, and folders of them.
 	Paths []string
@@ -337,29 +337,6 @@ type door struct {
 
 // open makes the doors, listening. On an error none is left open.
 func (s *server) open() (doors []door, running Running, err error) {
-	defer func() {
-		if err == nil {
-			return
-		}
-		now, cancel := context.WithCancel(context.Background())
-		cancel()
-		for _, d := range doors {
-			if d.listener != nil {
-				d.listener.Close()
-			}
-			d.stop(now)
-		}
-	}()
-	add := func(name, address string, at *net.Addr, d door) (err error) {
-		d.name = name
-		if d.listener, err = listen(address, s.config.ReusePort); err != nil {
-			err = fmt.Errorf("listen on %s: %w", address, err)
-		} else {
-			*at = d.listener.Addr()
-		}
-		doors = append(doors, d) // in any case, so that it is stopped
-		return err
-	}
 	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // who does not ask for response times does not pay for them
 		s.config.Answers.Answered = s.metrics.Answered
 	}
@@ -374,63 +351,113 @@ func (s *server) open() (doors []door, running Running, err error) {
 	if err != nil {
 		return nil, running, err
 	}
-	running.Snapshot = s.limiter.Current()
-	g, err := s.grpcDoor(api)
+	o := &opening{server: s, api: api}
+	o.running.Snapshot = s.limiter.Current()
+	for _, open := range []func() error{o.grpc, o.http, o.admin, o.metrics} {
+		if err = open(); err != nil {
+			o.giveUp()
+			return o.doors, o.running, err
+		}
+	}
+	s.boundListeners(o.doors)
+	if err = takeOver(o.doors); err != nil {
+		o.giveUp()
+	}
+	return o.doors, o.running, err
+}
+
+// opening is listeners that are being opened.
+type opening struct {
+	server  *server
+	api     *grpcapi.Server
+	doors   []door
+	running Running
+}
+
+// giveUp closes what was opened.
+func (o *opening) giveUp() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, d := range o.doors {
+		if d.listener != nil {
+			d.listener.Close()
+		}
+		d.stop(now)
+	}
+}
+
+// add listens on an address for d, and puts in at what came of it.
+func (o *opening) add(name, address string, at *net.Addr, d door) (err error) {
+	d.name = name
+	if d.listener, err = listen(address, o.server.config.ReusePort); err != nil {
+		err = fmt.Errorf("listen on %s: %w", address, err)
+	} else {
+		*at = d.listener.Addr()
+	}
+	o.doors = append(o.doors, d) // in any case, so that it is stopped
+	return err
+}
+
+func (o *opening) grpc() error {
+	d, err := o.server.grpcDoor(o.api)
 	if err != nil {
-		return nil, running, err
+		return err
 	}
-	if err = add("grpc", s.config.GRPC, &running.GRPC, g); err != nil {
-		return doors, running, err
+	return o.add("grpc", o.server.config.GRPC, &o.running.GRPC, d)
+}
+
+func (o *opening) http() error {
+	s := o.server
+	if s.config.HTTP == "" {
+		return nil
 	}
-	if s.config.HTTP != "" {
-		c := httpapi.Config{
-			AnswerJSON: api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
-			Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor(),
-		}
-		if s.config.NoJSON {
-			c.AnswerJSON = nil
-		}
-		h := httpapi.New(c)
-		d := s.httpDoor(&http.Server{
-			Handler: h, ReadTimeout: 10 * time.Second,
-			WriteTimeout: 75 * time.Second, // longer than an answer may be held
-		})
-		if s.config.HTTPProxyProtocol {
-			plain := d.serve
-			d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
-		}
-		if err = add("http", s.config.HTTP, &running.HTTP, d); err != nil {
-			return doors, running, err
-		}
+	c := httpapi.Config{
+		AnswerJSON: o.api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
+		Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor(),
 	}
-	if s.config.Admin != "" {
-		h := admin.New(admin.Config{
-			Token: s.adminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
-			Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top,
-			API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Log: s.log}).Handler(),
-		})
-		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
-		d.last = true
-		if err = add("admin", s.config.Admin, &running.Admin, d); err != nil {
-			return doors, running, err
-		}
+	if s.config.NoJSON {
+		c.AnswerJSON = nil
 	}
-	if s.config.Metrics != "" {
-		mux := http.NewServeMux()
-		mux.Handle(s.config.MetricsPath, s.metrics.Handler())
-		h := http.Handler(mux)
-		if isLocal(s.config.Metrics) {
-			h = httpauth.ThisMachineOnly(h, "ask by an address or as localhost")
-		}
-		d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
-		d.last = true
-		if err = add("metrics", s.config.Metrics, &running.Metrics, d); err != nil {
-			return doors, running, err
-		}
+	d := s.httpDoor(&http.Server{
+		Handler: httpapi.New(c), ReadTimeout: 10 * time.Second,
+		WriteTimeout: 75 * time.Second, // longer than an answer may be held
+	})
+	if s.config.HTTPProxyProtocol {
+		plain := d.serve
+		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
 	}
-	s.boundListeners(doors)
-	err = takeOver(doors)
-	return doors, running, err
+	return o.add("http", s.config.HTTP, &o.running.HTTP, d)
+}
+
+func (o *opening) admin() error {
+	s := o.server
+	if s.config.Admin == "" {
+		return nil
+	}
+	h := admin.New(admin.Config{
+		Token: s.adminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
+		Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top,
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Log: s.log}).Handler(),
+	})
+	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
+	d.last = true
+	return o.add("admin", s.config.Admin, &o.running.Admin, d)
+}
+
+func (o *opening) metrics() error {
+	s := o.server
+	if s.config.Metrics == "" {
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle(s.config.MetricsPath, s.metrics.Handler())
+	h := http.Handler(mux)
+	if isLocal(s.config.Metrics) {
+		h = httpauth.ThisMachineOnly(h, "ask by an address or as localhost")
+	}
+	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+	d.last = true
+	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
 }
 
 // httpAPI is the API for applications.

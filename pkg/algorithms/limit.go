@@ -200,6 +200,17 @@ func check(s Spec) (errs SpecErrors) {
 	add := func(field, format string, args ...any) {
 		errs = append(errs, SpecError{Field: field, Problem: fmt.Sprintf(format, args...)})
 	}
+	s.checkNumbers(add)
+	s.checkModes(add)
+	s.checkParts(add)
+	return errs
+}
+
+// addError adds a mistake in a field.
+type addError = func(field, format string, args ...any)
+
+// checkNumbers finds what is wrong with the rate, the period, the capacity and their kin.
+func (s Spec) checkNumbers(add addError) {
 	if s.Kind < TokenBucket || s.Kind > LeakyBucket {
 		add("algorithm", "is missing")
 	}
@@ -247,6 +258,11 @@ func check(s Spec) (errs SpecErrors) {
 	case *s.MaxReserved < 0:
 		add("max_reserved", "must not be negative, is %d", *s.MaxReserved)
 	}
+}
+
+// checkModes finds modes that the algorithm does not have.
+func (s Spec) checkModes(add addError) {
+	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
 	if s.Start != nil && s.Kind != FixedWindow {
 		add("start", "belongs to algorithm fixed_window, not to %s", s.Kind)
 	}
@@ -259,6 +275,10 @@ func check(s Spec) (errs SpecErrors) {
 	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
 		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
 	}
+}
+
+// checkParts finds what is wrong with the penalty and the guaranteed minimum.
+func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
 		case s.Overdraw:
@@ -283,7 +303,6 @@ func check(s Spec) (errs SpecErrors) {
 			add("guaranteed", "needs a period longer than 0")
 		}
 	}
-	return errs
 }
 
 func (s Spec) title() string {

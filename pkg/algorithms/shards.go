@@ -89,6 +89,8 @@ func split(x *int64, n, i int) *int64 {
 // are left level. A give-back goes to the emptiest first; a reservation is spread over all given,
 // leaving them level, and waits for the last. The Decision, Never included, speaks of the shards
 // given.
+//
+// It is one function because its parts share the slices and sums that the first loop makes.
 func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	var d Decision
 	left := make([]int64, len(shards)) // in 1/q unit

@@ -8,7 +8,7 @@ import (
 
 // Policy is a limit as one place of a configuration uses it: the numbers and how the outcome is
 // treated. It is immutable once compiled. Several policies may share the buckets of one named
-// limit.
+// limit. Its fields are those that a request needs at hand: a part apart would be another cache line to read.
 type Policy struct {
 	// Index numbers the policies of one configuration from 0, so that counters are an array.
 	Index int

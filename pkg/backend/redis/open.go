@@ -253,11 +253,6 @@ func parse(text string) (location, error) {
 	bad := func(problem string) (location, error) {
 		return location{}, errors.New("redis url: " + problem)
 	}
-	const (
-		noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
-		badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"
-		encode    = "; percent-encode special characters of the password"
-	)
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
 		return bad(noScheme)
@@ -273,7 +268,7 @@ func parse(text string) (location, error) {
 	}
 	u, err := url.Parse("redis://" + user + "host" + tail)
 	if err != nil || u.Host != "host" || u.Fragment != "" {
-		return bad("cannot be read" + encode)
+		return bad("cannot be read" + escape)
 	}
 	l := location{network: "tcp", username: u.User.Username()}
 	l.password, _ = u.User.Password()
@@ -281,52 +276,75 @@ func parse(text string) (location, error) {
 	l.sentinelUsername, l.sentinelPassword = q.Get("sentinel_username"), q.Get("sentinel_password")
 	for name := range q {
 		if name != "db" && name != "sentinel_username" && name != "sentinel_password" {
-			return bad("there is an unknown parameter; known are db, sentinel_username and sentinel_password" + encode)
+			return bad("there is an unknown parameter; known are db, sentinel_username and sentinel_password" + escape)
 		}
 	}
-	path, db := strings.Trim(u.Path, "/"), q.Get("db")
 	base, form, _ := strings.Cut(scheme, "+")
-	switch l.form, l.tls = form, base == "rediss"; {
+	l.form, l.tls = form, base == "rediss"
+	db := q.Get("db")
+	var problem string
+	switch {
 	case base == "unix" && form == "":
-		if l.network, l.addr = "unix", u.Path; authority != "" || l.addr == "" {
-			return bad("a socket is written unix:///path")
+		l.network, l.addr = "unix", u.Path
+		if authority != "" || l.addr == "" {
+			problem = "a socket is written unix:///path"
 		}
 	case base != "redis" && base != "rediss":
-		return bad(badScheme)
-	case authority == "":
-		return bad("names no host")
-	case form == "":
-		l.hosts = hosts(authority, "6379")
-		if l.addr = l.hosts[0]; len(l.hosts) > 1 {
-			return bad("names several hosts; write redis+sentinel:// or redis+cluster://")
-		}
-		if path != "" {
-			db = path
-		}
-	case form == "sentinel":
-		if l.master = path; path == "" || strings.ContainsAny(path, "/@") {
-			return bad("names no master; write redis+sentinel://host:port/master" + encode)
-		}
-		l.hosts = hosts(authority, "26379")
-	case form == "cluster":
-		if path != "" || db != "" {
-			return bad("a cluster has one database only" + encode)
-		}
-		l.hosts = hosts(authority, "6379")
+		problem = badScheme
 	default:
-		return bad(badScheme)
+		problem = l.place(authority, strings.Trim(u.Path, "/"), &db)
 	}
-	for _, host := range l.hosts {
-		if !isAddress(host) {
-			return bad("a host is written host, host:port or [IPv6]:port" + encode)
-		}
+	if problem != "" {
+		return bad(problem)
 	}
 	if db != "" {
 		if l.db, err = strconv.Atoi(db); err != nil || l.db < 0 || strconv.Itoa(l.db) != db {
-			return bad("the database is not a number" + encode)
+			return bad("the database is not a number" + escape)
 		}
 	}
 	return l, nil
+}
+
+// The problems of a URL.
+const (
+	noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
+	badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"
+	escape    = "; percent-encode special characters of the password"
+)
+
+// place notes where the servers are, by the hosts and the path of a URL, and the database if the path names it. It
+// returns what is wrong with them.
+func (l *location) place(authority, path string, db *string) (problem string) {
+	switch {
+	case authority == "":
+		return "names no host"
+	case l.form == "":
+		l.hosts = hosts(authority, "6379")
+		if l.addr = l.hosts[0]; len(l.hosts) > 1 {
+			return "names several hosts; write redis+sentinel:// or redis+cluster://"
+		}
+		if path != "" {
+			*db = path
+		}
+	case l.form == "sentinel":
+		if l.master = path; path == "" || strings.ContainsAny(path, "/@") {
+			return "names no master; write redis+sentinel://host:port/master" + escape
+		}
+		l.hosts = hosts(authority, "26379")
+	case l.form == "cluster":
+		if path != "" || *db != "" {
+			return "a cluster has one database only" + escape
+		}
+		l.hosts = hosts(authority, "6379")
+	default:
+		return badScheme
+	}
+	for _, host := range l.hosts {
+		if !isAddress(host) {
+			return "a host is written host, host:port or [IPv6]:port" + escape
+		}
+	}
+	return ""
 }
 
 // isAddress reports whether text is host:port. Other texts appear in the errors of a connection, and may
