@@ -35,7 +35,7 @@ import (
 )
 
 const (
-	mostBytes = 25_000_000
+	mostBytes = 36_000_000
 	limits    = `domain: edge
 descriptors:
   - {key: path, value: /login, rate_limit: {unit: year, requests_per_unit: 2}}
