@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"container/heap"
 	"context"
 	"fmt"
 	"slices"
@@ -113,7 +114,7 @@ func (s *deadlineStore) await(t *trial) {
 	if b.Known != nil {
 		t.tellKnown()
 	}
-	s.pending.push(t)
+	heap.Push(&s.pending, t)
 	if s.wakeAt.IsZero() || t.until.Before(s.wakeAt) {
 		s.wake(t.until)
 	}
@@ -147,8 +148,7 @@ func (s *deadlineStore) overdue() {
 	var late []*Batch
 	s.mu.Lock()
 	for len(s.pending) > 0 && !now.Before(s.pending[0].until) {
-		t := s.pending[0]
-		s.pending.remove(t)
+		t := heap.Pop(&s.pending).(*trial)
 		late = append(late, t.outer)
 		t.failUnknown()
 		t.outer = nil
@@ -198,7 +198,7 @@ func (s *deadlineStore) ended(t *trial) {
 	b := t.outer
 	t.outer = nil
 	if t.at != notQueued {
-		s.pending.remove(t)
+		heap.Remove(&s.pending, t.at)
 	}
 	s.mu.Unlock()
 	if b != nil {
@@ -224,57 +224,35 @@ func (t *trial) release() {
 	}
 }
 
-// trialQueue is a heap: the trial whose time is over first is the first.
+// trialQueue is a heap.Interface: the trial whose time is over first is the first.
 type trialQueue []*trial
 
 const notQueued = -1
 
-func (q *trialQueue) push(t *trial) {
-	*q = append(*q, t)
-	t.at = len(*q) - 1
-	q.up(t.at)
-}
+// Len implements heap.Interface.
+func (q trialQueue) Len() int { return len(q) }
 
-func (q *trialQueue) remove(t *trial) {
-	at, last := t.at, len(*q)-1
-	q.swap(at, last)
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	t.at = notQueued
-	if at < last {
-		q.down(at)
-		q.up(at)
-	}
-}
+// Less implements heap.Interface.
+func (q trialQueue) Less(i, j int) bool { return q[i].until.Before(q[j].until) }
 
-func (q trialQueue) swap(i, j int) {
+// Swap implements heap.Interface.
+func (q trialQueue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].at, q[j].at = i, j
 }
 
-func (q trialQueue) up(i int) {
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !q[i].until.Before(q[parent].until) {
-			return
-		}
-		q.swap(i, parent)
-		i = parent
-	}
+// Push implements heap.Interface.
+func (q *trialQueue) Push(t any) {
+	t.(*trial).at = len(*q)
+	*q = append(*q, t.(*trial))
 }
 
-func (q trialQueue) down(i int) {
-	for {
-		first, left := i, 2*i+1
-		for child := left; child <= left+1 && child < len(q); child++ {
-			if q[child].until.Before(q[first].until) {
-				first = child
-			}
-		}
-		if first == i {
-			return
-		}
-		q.swap(i, first)
-		i = first
-	}
+// Pop implements heap.Interface.
+func (q *trialQueue) Pop() any {
+	last := len(*q) - 1
+	t := (*q)[last]
+	t.at = notQueued
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return t
 }
