@@ -1,19 +1,25 @@
-// Package algorithms decides. Given what is remembered of a bucket, the time, and a cost, it
-// says what to remember next and whether to allow. It reads no clock, rolls no dice, and does no
-// I/O; every Store, and the Lua script of the Redis store, computes exactly this.
+// Package algorithms decides whether a request may consume units of a bucket.
 //
-// All of it is integer arithmetic, so that two implementations agree to the last digit. Values
-// are scaled (a token bucket counts in 1/q token) so that nothing is ever rounded while tokens
-// flow in, and Compile refuses numbers that would leave 2^53, the exact range of a double, in
-// which Redis scripts compute.
+// A decision is a pure function of a Limit, the bucket's State, the time and the cost. It returns
+// the next State and a Decision. The package reads no clock, uses no randomness and does no I/O.
+// Every Store, and the Lua script of the Redis store, computes exactly the same decisions.
+//
+// All arithmetic is on integers, so that two implementations agree to the last digit. Values are
+// scaled (a token bucket counts in 1/q token), so that refilling never rounds. Compile refuses
+// numbers whose products would exceed 2^53, because Redis scripts compute in doubles.
+//
+// Compile a Spec once, then call Take for each request:
+//
+//	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
+//	state, decision := limit.Take(state, now, algorithms.Ask{Cost: 1})
 package algorithms
 
 import "slices"
 
-// Micros is a moment (since 1970, UTC) or a span of time in microseconds.
+// Micros is a moment (microseconds since 1970, UTC) or a span of time in microseconds.
 //
-// Microseconds, not nanoseconds: Redis scripts compute in doubles, exact only up to 2^53,
-// which nanoseconds passed in April 1970 and microseconds reach in 2255.
+// The unit is not nanoseconds because Redis scripts compute in doubles, which are exact up to
+// 2^53. Nanoseconds passed that value in April 1970; microseconds reach it in 2255.
 type Micros int64
 
 const (
@@ -21,19 +27,20 @@ const (
 	Second Micros = 1_000_000
 	// Day is 24 hours in Micros.
 	Day = 24 * 60 * 60 * Second
-	// MaxTime is the latest moment a decision is exact for: 2^52 us, September 2112. The rest of
-	// the exact range, another 142 years, is room for windows that lie ahead.
+	// MaxTime is the latest moment for which decisions are exact: 2^52 us, September 2112. The
+	// remaining 142 years of the exact range leave room for the ends of later windows.
 	MaxTime Micros = 1 << 52
 
 	// maxExact is the largest integer up to which all doubles are exact.
 	maxExact = 1 << 53
 	// maxStepBack is how far a clock may step back before its old time counts as corrupt.
 	maxStepBack = 60 * Second
-	// MaxLogRate is the largest rate of a sliding log, which remembers every admitted unit.
+	// MaxLogRate is the largest rate of a sliding log, which stores the time of every admitted unit.
 	MaxLogRate = 10_000
 )
 
-// Kind is an algorithm. It is part of a bucket's key: changing it starts a fresh bucket.
+// Kind is an algorithm. It is part of a bucket's key, so that changing the algorithm of a limit starts
+// new buckets.
 type Kind uint8
 
 // The algorithms. Guaranteed is a token bucket with a guaranteed minimum beside it.
@@ -45,12 +52,12 @@ const (
 	LeakyBucket
 	Guaranteed
 
-	// otherNumbers is, within TakeAt, a State that is kept in other numbers than its limit's.
+	// otherNumbers is used within TakeAt for a State in the numbers of another Limit.
 	otherNumbers Kind = 255
 )
 
-// String returns the name used in configurations; Guaranteed has the name of the token bucket it
-// extends.
+// String returns the algorithm's name in the configuration. Guaranteed returns the name of the token
+// bucket, which it extends.
 func (k Kind) String() string {
 	switch k {
 	case TokenBucket, Guaranteed:
@@ -68,86 +75,88 @@ func (k Kind) String() string {
 	}
 }
 
-// State is what is remembered of one bucket. The zero State is a bucket never seen.
+// State is the stored state of one bucket. The zero State is that of a new bucket.
 type State struct {
-	// By is the limit whose numbers Value and Prev are written in; nil for a bucket never seen.
+	// By is the limit in whose numbers Value and Prev are expressed. It is nil for a new bucket.
 	By *Limit
-	// Value is what is left: in 1/q token (token and leaky bucket; of a guaranteed bucket, the
-	// bank) or in tokens (fixed window). Sliding window: the count of the window At lies in.
+	// Value is the remaining amount: in 1/q token (token and leaky bucket; the bank of a guaranteed
+	// bucket) or in tokens (fixed window). For a sliding window it is the count of the window that
+	// contains At.
 	Value int64
-	// Prev is, for a sliding window, the count of the window before; for a guaranteed bucket, what
-	// is left of the guaranteed part.
+	// Prev is the count of the previous window (sliding window), or the remaining guaranteed part
+	// (guaranteed bucket).
 	Prev int64
-	// At is the time of the last charge (sliding log: of the newest unit in it).
+	// At is the time of the last charge. For a sliding log it is the time of the newest unit.
 	At Micros
-	// Log is, for a sliding log, the times of the units charged, oldest first. It is never edited
-	// in place, only cut and appended to, so a State must have one successor only.
+	// Log has the times of the units in a sliding log, oldest first. Successors share its array:
+	// it is only sliced and appended to, so that a State must have one successor only.
 	Log []Micros
-	// Denials is what the limit's Penalty remembers; nil: nothing.
+	// Denials is the state of the limit's Penalty; nil if there is none.
 	Denials *Denials
 }
 
-// Ask is what one request wants of one bucket.
+// Ask is a request for units of one bucket.
 type Ask struct {
-	// Cost in units; 0 looks, a negative cost gives back.
+	// Cost is the number of units. A cost of 0 is a dry run; a negative cost is a refund.
 	Cost int64
-	// Hash of the bucket's key, from which a fixed window without a start takes its phase.
+	// Hash is the hash of the bucket's key. A fixed window without a start derives its phase from it.
 	Hash uint64
-	// MaxWait denies a leaky bucket's turn that is further away than this; 0: no bound.
+	// MaxWait denies a turn in a leaky bucket that is further away than this; 0 means no bound.
 	MaxWait Micros
-	// Of is, where a give-back undoes a charge, the moment of that charge. Once the window of the charge
-	// is over, the give-back returns nothing. A token bucket returns what is given back less what has
-	// flowed in since Of: had the units been there all the time, the bucket might have overflowed. So an
-	// undo never leaves more than if the charge had not been made. 0: not an undo.
+	// Of makes a refund the undo of a charge: it is the moment of that charge; 0 means that the
+	// refund is not an undo. Once the window of the charge has ended, an undo returns nothing. A
+	// token bucket returns the refund less the tokens that have flowed in since Of, because the
+	// bucket might have overflowed if the charge had not been made. So an undo never leaves
+	// more units than there would be without the charge.
 	Of Micros
-	// Raw says that Cost is in the unit of State.Value: 1/q token. So the parts of one cost are
-	// charged to several shards.
+	// Raw means that Cost is in the unit of State.Value, 1/q token. It is used to charge parts of one
+	// cost to several shards.
 	Raw bool
-	// Reserve allows the value to go below zero, down to -MaxReserved.
+	// Reserve lets the value go below zero, down to -MaxReserved.
 	Reserve bool
-	// Look answers as Take would and takes nothing; all it may store is the first State of a
-	// bucket that does not start full, whose clock would never run otherwise.
+	// Look makes a dry run: the Decision is the one that Take would make, but nothing is consumed. Only the
+	// first State of a bucket that does not start full may be stored, because its clock would
+	// never start otherwise.
 	Look bool
-	// Settle says that the ask corrects an earlier charge: a Cost of 0, no difference, is always allowed.
+	// Settle marks the correction of an earlier charge. A correction of 0 is always allowed.
 	Settle bool
 
-	counted bool // takeCounted asks: whatever was denied before
+	counted bool // called by takeCounted, which has handled the penalty
 }
 
 // Decision is the answer to one Ask.
 type Decision struct {
-	// Allowed says whether the cost was (with Look: would be) taken.
+	// Allowed reports whether the cost was consumed, or in a dry run whether it would be.
 	Allowed bool
-	// Never marks a denial for good: the cost is more than the bucket can ever hold. RetryAfter is
-	// 0 then.
+	// Never means that the cost exceeds the most that the bucket can ever hold. RetryAfter is 0.
 	Never bool
-	// Remaining is how many units are left.
+	// Remaining is the number of units left.
 	Remaining int64
-	// Value is what is left in the unit of State.Value (of a guaranteed bucket, both parts; of the
-	// sliding algorithms, Remaining).
+	// Value is the remaining amount in the unit of State.Value: the sum of both parts of a guaranteed
+	// bucket, and Remaining for the sliding algorithms.
 	Value int64
-	// RetryAfter is, on a denial, the exact time until the same Ask, alone, would be allowed.
+	// RetryAfter is, for a denial, the exact time until the same Ask would be allowed if no other
+	// request came first.
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again.
 	ResetAfter Micros
-	// Blocked is, on a denial, how long a Penalty blocks the bucket from now; 0: it does not.
+	// Blocked is, for a denial, how long a Penalty blocks the bucket from now on; 0 means that it does not.
 	Blocked Micros
-	// Wait is how long the caller must wait for what was reserved, or for its turn in a leaky
-	// bucket.
+	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait Micros
 }
 
-// Take charges a.Cost at time now to the bucket remembered as s. It returns what to remember next
-// and the answer. On a denial the State is s, but for a clock that had to be started or mended and
-// for limits that charge what they deny (Overdraw, TakesDenied) or count denials (Penalty).
+// Take charges a.Cost to a bucket with state s at time now. It returns the next state and the decision.
+// A denial returns s unchanged, with these exceptions: a clock that must be started or corrected, limits that
+// charge denied requests (Overdraw, TakesDenied), and limits that count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 	var d Decision
 	l.TakeAt(&s, now, &a, &d)
 	return s, d
 }
 
-// TakeAt is Take where things lie: s becomes what to remember next, and d the answer. Copying them
-// costs as much as deciding.
+// TakeAt is Take in place: it writes the next state to s and the decision to d. Copying them would cost as
+// much as deciding.
 func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
 		counted := *a
@@ -156,7 +165,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 		return
 	}
 	*d = Decision{}
-	if l.Rate == 0 { // nothing flows in: never allows, and there is nothing to divide by
+	if l.Rate == 0 { // never allows, and the formulas would divide by zero
 		d.Allowed, d.Never = a.Cost <= 0, a.Cost > 0
 		return
 	}
@@ -188,15 +197,15 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 	if a.Settle && a.Cost == 0 {
 		d.Allowed, d.RetryAfter = true, 0
 	}
-	if back := at - now; back > 0 { // the clock stands still until it has caught up
+	if back := at - now; back > 0 { // the bucket's time stands still until the clock has caught up
 		d.later(back)
 	}
 	switch {
 	case d.Never && !l.TakesDenied:
 		*s = was
-	case a.Cost < 0 && !seen && l.startsFilled(): // full already: nothing to give back
+	case a.Cost < 0 && !seen && l.startsFilled(): // a full bucket needs no refund
 		*s = was
-	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()): // s is what remains
+	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()): // s is the charged state
 	default:
 		if *s = was; !l.stays(seen, a.Look) {
 			l.start(s, now, a.Hash)
@@ -204,8 +213,8 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 	}
 }
 
-// Keep is what remains of s when an Ask is denied for a reason outside this bucket: s itself, but
-// for a clock that had to be started or mended.
+// Keep returns the state of a bucket after a denied by another bucket of its group. It is s, except that
+// its clock may have been started or corrected.
 func (l *Limit) Keep(s State, now Micros, a Ask) State {
 	if l.Rate == 0 {
 		return s
@@ -222,8 +231,8 @@ func (l *Limit) Keep(s State, now Micros, a Ask) State {
 	return kept
 }
 
-// keep is what remains of s where nothing is charged, kept being s with its clock started or
-// mended.
+// keep returns the state after a decision that charges nothing: s, or kept, which is s with its clock
+// started or corrected.
 func (l *Limit) keep(s, kept State, seen, look bool) State {
 	if l.stays(seen, look) {
 		return s
@@ -231,15 +240,19 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 	return kept
 }
 
-// stays tells whether what is remembered remains as it was where nothing is charged. A bucket that
+// stays reports whether a decision that charges nothing leaves the stored state untouched. A bucket that
 // starts full is created by its first charge, not before.
 func (l *Limit) stays(seen, look bool) bool { return seen && look || !seen && l.startsFilled() }
 
-// start makes s a State of l at time now: a bucket never seen is filled, numbers written under
-// another Limit are converted (if that loses nothing; otherwise s.By stays that Limit), and a clock that stepped back is mended: by up to a minute the
-// returned time is that of the last charge (nothing flows in meanwhile), by more the value is kept
-// and counts from now. So a step neither refills nor starves for more than a minute. It also
-// tells whether s was seen before.
+// start makes s a State of l at time now.
+//
+//   - A new bucket is filled.
+//   - Numbers of another Limit are converted if that loses nothing. Otherwise s.By stays that Limit.
+//   - If the clock stepped back by up to a minute, at is the time of the last charge, so that nothing flows in
+//     meanwhile. If it stepped back further, the value is kept and counts from now.
+//     So a step of the clock neither refills a bucket nor starves it for more than a minute.
+//
+// It also reports whether s was stored before.
 func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) {
 	if s.By == nil || s.By.Kind != l.Kind || l.Kind == SlidingLog && len(s.Log) == 0 {
 		*s = l.fresh(now)
@@ -266,25 +279,25 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		l.adopt(s, at, hash)
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(*s, hash)+Day {
-		*s = l.fresh(at) // full for a day, it starts at Initial again: under, never over
+		*s = l.fresh(at) // after a day at capacity a bucket starts at Initial again: it admits less, never more
 		return at, false
 	}
 	return at, true
 }
 
-// begin is start of a copy.
+// begin is start on a copy of s.
 func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
 	at, seen = l.start(&s, now, hash)
 	return s, at, seen
 }
 
-// startsFilled tells whether a bucket never seen equals a full one.
+// startsFilled reports whether a new bucket is full.
 func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
-// ChargesDenied tells whether l takes a cost also when it answers "denied".
+// ChargesDenied reports whether l charges the cost of denied requests too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
-// fresh is the State of a bucket never seen, filled at time now.
+// fresh is the State of a new bucket, filled at time now.
 func (l *Limit) fresh(now Micros) State {
 	s := State{By: l, At: l.tickOf(now)}
 	switch l.Kind {
@@ -292,14 +305,14 @@ func (l *Limit) fresh(now Micros) State {
 		s.Value, s.Prev = l.V-(l.Capacity-l.Initial)*l.Q, l.V1
 	case FixedWindow:
 		s.Value = l.Initial
-	case SlidingWindow, SlidingLog: // counts, nothing counted
+	case SlidingWindow, SlidingLog: // they start at a count of 0
 	}
 	return s
 }
 
-// FreshAt is a moment from which on s equals the fresh State, so that it may be forgotten without
-// changing any decision (for a fixed window with a phase of its own: up to a period after the
-// first such moment). With Initial below Capacity a full bucket is kept one day more.
+// FreshAt returns a moment from which s equals a new State, so that a Store may delete it then without
+// changing any decision. For a fixed window whose phase comes from the key it may be up to a period later than
+// necessary. If Initial is below Capacity, a full bucket is kept for one more day.
 func (s State) FreshAt() Micros {
 	l := s.By
 	if l == nil || l.Rate == 0 {
@@ -323,7 +336,7 @@ func (s State) FreshAt() Micros {
 	return at
 }
 
-// fullAt is the moment at which s, a State of l, has become equal to a full bucket.
+// fullAt is the moment at which s, a State of l, becomes equal to a full bucket.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.Tick)
 	switch l.Kind {
@@ -352,7 +365,7 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	return Micros(at) * l.Tick
 }
 
-// later moves every answered time by the time a clock that stepped back needs to catch up.
+// later adds back, the time that a clock needs to catch up after a step back, to every time in d.
 func (d *Decision) later(back Micros) {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += back
@@ -365,15 +378,15 @@ func (d *Decision) later(back Micros) {
 	}
 }
 
-// tickOf is the start of the tick that t lies in: within one, nothing happens.
+// tickOf is the start of the tick that contains t. Nothing flows in within a tick.
 func (l *Limit) tickOf(t Micros) Micros {
-	if l.Tick == 1 { // as nearly always; a division costs more than all else here
+	if l.Tick == 1 { // the usual case; the division would cost more than the rest of the function
 		return t
 	}
 	return t - t%l.Tick
 }
 
-// ticks is how many whole ticks t has.
+// ticks is the number of whole ticks in t.
 func (l *Limit) ticks(t Micros) int64 {
 	if l.Tick == 1 {
 		return int64(t)
@@ -381,7 +394,7 @@ func (l *Limit) ticks(t Micros) int64 {
 	return int64(t / l.Tick)
 }
 
-// span turns ticks counted from the tick that now lies in into the exact time from now.
+// span converts ticks, counted from the tick that contains now, into the exact time from now.
 func (l *Limit) span(now Micros, ticks int64) Micros {
 	if ticks <= 0 {
 		return 0
@@ -389,8 +402,8 @@ func (l *Limit) span(now Micros, ticks int64) Micros {
 	return Micros(l.ticks(now)+ticks)*l.Tick - now
 }
 
-// giveBack is how many units a negative cost returns; cut to the most that can be missing before
-// anything is multiplied with it.
+// giveBack is the number of units that a negative cost refunds. It is at most what a bucket can lack, so
+// that products with it cannot overflow.
 func (l *Limit) giveBack(cost int64) int64 {
 	most := l.Capacity + l.MaxReserved
 	if cost < -most {

@@ -1,27 +1,28 @@
 package algorithms
 
-// Calendar is windows that a calendar sets: they have numbers, and edges that no arithmetic gives.
-// Limits are compared with ==, so equal ones share one Calendar.
+// Calendar is a series of windows whose edges follow a calendar, such as days in a time zone. Limits are compared with
+// ==, so that limits with equal calendars must share one Calendar.
 type Calendar struct {
-	// Unit and Zone say which it is: "day", "Europe/Berlin". Calendars with both equal have equal
+	// Unit and Zone identify the calendar: "day", "Europe/Berlin". Calendars with equal Unit and Zone have equal
 	// windows.
 	Unit, Zone string
-	// Usual is the length that a window has for people who do not look at the calendar.
+	// Usual is the nominal length of a window, such as 24 hours for a day.
 	Usual Micros
-	// Longest is the most that a window lasts.
+	// Longest is the length of the longest window.
 	Longest Micros
+	// Edges computes the windows.
 	Edges
 }
 
-// Edges are the moments at which windows start: a function, safe for use by several goroutines.
+// Edges computes the moments at which windows start. Implementations are pure and safe for concurrent use.
 type Edges interface {
-	// Window is the number of the window that t lies in; the one after it has the next number.
+	// Window returns the number of the window that contains t. Consecutive windows have consecutive numbers.
 	Window(t Micros) int64
-	// Start is the moment at which window n starts.
+	// Start returns the moment at which window n starts.
 	Start(n int64) Micros
 }
 
-// After is the time from now until the n-th window start from now on; 0 for none.
+// After returns the time from now until the n-th window start after now; 0 if n <= 0.
 func (c *Calendar) After(now Micros, n int64) Micros {
 	if n <= 0 {
 		return 0
@@ -29,7 +30,7 @@ func (c *Calendar) After(now Micros, n int64) Micros {
 	return c.Start(c.Window(now)+n) - now
 }
 
-// same tells whether c and d, which may be nil, have equal windows.
+// same reports whether c and d, which may be nil, have equal windows.
 func (c *Calendar) same(d *Calendar) bool {
 	return c == d || c != nil && d != nil && c.Unit == d.Unit && c.Zone == d.Zone
 }

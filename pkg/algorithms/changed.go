@@ -2,25 +2,26 @@ package algorithms
 
 import "math/bits"
 
-// Changed numbers: a bucket is met by a limit with other numbers than those its State was written in.
+// Changed numbers. A limit may be applied to a State that was written under other numbers, after a reload
+// or by a sidecar with another configuration.
 //
-//	used  = V - value'              by the old numbers, at the time of the ask
+//	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// A State is converted only while that loses nothing, that is while used <= V2. Until then it is kept
-// in the old numbers and flows by them. An ask is answered by V2 - used, which is below 0:
+// A State is converted only when that loses no consumption, that is when used <= V2. Until then it stays
+// in the old numbers and refills at the old rate. Decisions are made with V2 - used, which is below 0:
 //
 //	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
-//	retry_after until the same ask, alone, is allowed under these rules
+//	retry_after until the same request would be allowed under these rules, if no other came first
 //
-// What an ask takes or returns meanwhile is added to used, or taken off it, in the old numbers. So two
-// processes with different numbers never admit more than the larger limit, and neither does a limit
-// that is lowered and put back.
+// Units that are consumed or refunded meanwhile are added to used or subtracted from it, in the old numbers.
+// So two processes with different numbers never admit more than the larger limit. The same holds for a limit
+// that is lowered and raised again.
 //
-// The counts of a sliding window and the times of a log stay as they are.
+// The counts of a sliding window and the times of a log need no conversion.
 
-// sameScale reports whether numbers written under old, of the same Kind, mean the same under l.
+// sameScale reports whether numbers written under old, a Limit of the same Kind, mean the same under l.
 func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
@@ -29,14 +30,14 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
 			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash) && l.Calendar.same(old.Calendar)
 	case SlidingWindow, SlidingLog:
-		// A State lives as long as the longest period it was met by: that Limit stays its own.
+		// The lifetime of a State is that of the Limit with the longest period, so that this Limit stays in s.By.
 		return l.denialSpan() >= old.denialSpan()
 	}
 	return false
 }
 
-// adopt makes s, written under another Limit of the same Kind, a State of l at time now, if that loses
-// nothing. Otherwise s stays as it is.
+// adopt converts s, written under another Limit of the same Kind, to a State of l at time now if that loses
+// no consumption. Otherwise it leaves s unchanged.
 func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	switch {
 	case l.sameScale(s.By, hash):
@@ -56,29 +57,29 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	}
 }
 
-// kept is what was used of a bucket, in the numbers it is kept in.
+// kept is the consumption of a bucket, in the old numbers that its State stays in.
 type kept struct {
 	old  *Limit
-	unit int64 // so many of used make one unit
-	most int64 // units that can be used at the most
+	unit int64 // how many of used make one unit
+	most int64 // the largest consumption, in units
 	used int64
 
-	// Token buckets: now is the start of the tick of both limits, p what flows in with each.
+	// Token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
 	now  Micros
 	tick Micros
 	p    int64
 
-	// Fixed windows: the window of the ask, and the phase.
+	// Fixed windows: the window of the request, and the phase.
 	window, phase int64
 }
 
-// keptTokens is a token bucket that holds value of full by the numbers of s, of which p flows in with
-// each of its ticks. Where one limit counts in us and the other in ms, both go by ms.
+// keptTokens returns the consumption of a token bucket that holds value of full in the numbers of s, where p flows
+// in with each tick. If one limit counts in us and the other in ms, both use ms.
 func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	old := s.By
 	k := kept{old: old, unit: old.Q, most: (maxExact - old.P - old.P1) / old.Q, used: full - value, p: p, tick: max(l.Tick, old.Tick)}
 	if k.tick != old.Tick {
-		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // when the tick of s.At began
+		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // at the beginning of the tick of s.At
 		k.p = min(p*int64(k.tick/old.Tick), maxExact)
 	}
 	k.used = k.after(int64(now/k.tick - s.At/k.tick))
@@ -86,7 +87,7 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	return k
 }
 
-// after is how much is used so many ticks later.
+// after is the consumption that remains after ticks.
 func (k *kept) after(ticks int64) int64 {
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
 		return k.used - int64(lo)
@@ -94,7 +95,7 @@ func (k *kept) after(ticks int64) int64 {
 	return 0
 }
 
-// keptWindow is a fixed window by the numbers of s.
+// keptWindow returns the consumption of a fixed window in the numbers of s.
 func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	old := s.By
 	if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
@@ -118,8 +119,9 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	return k
 }
 
-// outlived is l, whose Calendar a script that is asked by another limit does not have: it knows when the
-// window of at ends, and the longest window there is, in hours. So these are its windows.
+// outlived returns l without its Calendar. The Redis script does not have the calendar of a limit that is
+// not configured any more. It stores the end of the window that contains at, and the length of the longest window in
+// hours; these define the windows here too.
 func (l *Limit) outlived(at Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
@@ -129,28 +131,28 @@ func (l *Limit) outlived(at Micros) *Limit {
 	return &plain
 }
 
-// units is what is used, in the unit of l, rounded up.
+// units is the consumption in the unit of l, rounded up.
 func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
 
-// of is so much in the unit of l, as used counts, rounded down.
+// of converts units of l to the unit of used, rounded down.
 func (k *kept) of(l *Limit, units int64) int64 {
 	n, _ := mulDiv(units, k.unit, l.Unit())
 	return n
 }
 
-// until is the time from now until no more than most, in the unit of l, counts as used.
+// until is the time from now until the consumption is at most most, in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 	fine := int64(k.tick/l.Tick) - 1
 	if k.tick == 0 || fine == 0 || most >= l.V {
 		return k.untilUsed(l, now, k.of(l, most))
 	}
-	// Once it is converted it flows by the new numbers, whose ticks are finer.
+	// After the conversion the bucket refills at the new rate, whose ticks are finer.
 	later, n := *k, k.ticksTo(k.of(l, min(l.V, most+fine*l.P)))
 	later.used = k.after(n)
 	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.P)))*l.Tick-now)
 }
 
-// untilUsed is the time from now until no more than most is used.
+// untilUsed is the time from now until used is at most most.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
 		return max(0, k.moment(k.ticksTo(most))-now)
@@ -162,13 +164,13 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo is how many ticks it takes until no more than most is used.
+// ticksTo is the number of ticks until used is at most most.
 func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
 
-// moment is the start of the n-th tick from now on.
+// moment is the start of the n-th tick after now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
-// giveBack takes units of l off what is used. What undoes a charge returns less by what has flowed in since.
+// giveBack subtracts units of l from used. The undo of a charge returns less by the tokens that have flowed in since.
 func (k *kept) giveBack(l *Limit, units int64, p int64, a *Ask) {
 	given := k.of(l, units)
 	if a.Of > 0 && k.tick > 0 {
@@ -177,8 +179,8 @@ func (k *kept) giveBack(l *Limit, units int64, p int64, a *Ask) {
 	k.used = max(0, k.used-given)
 }
 
-// takeKept answers a of s, which is kept in other numbers than l's, at time now, which is back ahead of a
-// clock that stepped back.
+// takeKept decides a for s, which is in the numbers of another Limit, at time now. If the clock stepped back, now is
+// ahead of it by back.
 func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros) {
 	var k kept
 	switch l.Kind {
@@ -202,15 +204,15 @@ func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros)
 	d.ResetAfter = k.until(l, now, 0)
 }
 
-// decideKept takes a of a token bucket or a fixed window.
+// decideKept decides a for a token bucket or a fixed window.
 func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
 	unit, full := l.Unit(), l.full()
 	cost, r := l.costIn(unit, a), int64(0)
 	if a.Reserve {
 		r = l.MaxReserved
 	}
-	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // as far as the old numbers go
-	goal := full + r*unit - cost                           // with so much used or less, a is allowed
+	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // the largest debt that the old numbers can express
+	goal := full + r*unit - cost                           // a is allowed if at most this is used
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {
 			goal = full + reach*unit - cost
@@ -223,7 +225,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
 		}
 		d.Allowed = true
 	case cost == 0:
-		debt := max(k.of(l, goal), k.old.full()) // more than that is one, by the old numbers too
+		debt := max(k.of(l, goal), k.old.full()) // more than that is a debt by the old numbers too
 		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
 			d.RetryAfter = k.untilUsed(l, now, debt)
 		} else if !d.Allowed {
@@ -244,7 +246,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
 	}
 }
 
-// decideKeptTurn takes a of a leaky bucket.
+// decideKeptTurn decides a for a leaky bucket.
 func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Micros) {
 	cost := l.raw(a)
 	switch {
@@ -261,7 +263,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Mi
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
-	case cost == 0 && wait <= a.MaxWait: // once the clock has caught up
+	case cost == 0 && wait <= a.MaxWait: // allowed when the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
 		goal := l.V - cost
@@ -274,7 +276,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Mi
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.Tick > 1 { // within the tick in which the turn is near enough
+		if a.MaxWait > 0 && l.Tick > 1 { // add the time within the tick until the turn is near enough
 			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
 			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.P))*l.Tick-a.MaxWait)
 			k.used = goal
@@ -282,8 +284,8 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Mi
 	}
 }
 
-// takeKeptPair takes a of a guaranteed bucket. Either part counts for itself, so that a smaller bank
-// leaves the guaranteed rate; both together never give more than the larger limit holds.
+// takeKeptPair decides a for a guaranteed bucket. Each part is counted by itself, so that a smaller bank
+// does not affect the guaranteed rate. Both together never give more than the larger limit holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Ask, d *Decision) {
 	old := s.By
 	k1, k2 := l.keptTokens(s, s.Prev, old.V1, old.P1, now), l.keptTokens(s, s.Value, old.V, old.P, now)
@@ -313,13 +315,13 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Ask, d *Decision) {
 	d.ResetAfter = max(0, pair.until(l, l.Capacity)-now)
 }
 
-// keptPair is the two parts of a guaranteed bucket.
+// keptPair is the consumption of the two parts of a guaranteed bucket.
 type keptPair struct {
 	sure, bank kept
-	most       int64 // that can be used of both
+	most       int64 // the largest consumption of both together
 }
 
-// left is how many units both can give before more is used than the larger limit holds.
+// left is the number of units that both can give before they exceed the larger limit.
 func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
 
 func (p *keptPair) giveBack(l *Limit, a *Ask) {
@@ -330,18 +332,19 @@ func (p *keptPair) giveBack(l *Limit, a *Ask) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has tells whether cost is there so many ticks later.
+// has reports whether cost is available after ticks.
 func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
 	more, ok := p.wait(l, cost, ticks)
 	return ok && more == 0
 }
 
-// wait is how many ticks of l after so many ticks cost is there, if it is before the next.
+// wait reports whether cost becomes available after ticks and before the next tick of the pair; more is the number of
+// finer ticks of l that it takes.
 func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
 	c, then := cost*l.Q, *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
 	u1, u2 := then.sure.units(l), then.bank.units(l)
-	if v1, v2 := l.V1-u1, l.V-u2; v1 >= 0 && v2 >= 0 { // it is converted then
+	if v1, v2 := l.V1-u1, l.V-u2; v1 >= 0 && v2 >= 0 { // then the state is converted
 		if v1+v2 < c {
 			more = l.guaranteedRetry(v1, v2, c)
 		}
@@ -350,7 +353,7 @@ func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
 	return 0, c <= max(0, l.V1-u1)+max(0, l.V-u2) && cost <= then.left()
 }
 
-// pay takes a cost that is there.
+// pay consumes a cost that is available.
 func (p *keptPair) pay(l *Limit, cost int64) {
 	sure := min(max(0, l.V1-p.sure.units(l)), cost*l.Q)
 	paid := min(mulDivCeil(sure, p.sure.unit, l.Q), cost*p.sure.unit)
@@ -358,7 +361,7 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 	p.bank.used += cost*p.bank.unit - paid
 }
 
-// until is the moment from which on cost is there.
+// until is the moment from which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
 	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
 	for lo+1 < hi {
@@ -373,7 +376,8 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 	return p.bank.moment(hi) + Micros(more)*l.Tick
 }
 
-// mulDiv is a*b/c rounded down, for a, b >= 0 and c > 0, and whether that left a rest; cut to 2^53.
+// mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results are cut
+// to 2^53.
 func mulDiv(a, b, c int64) (n int64, rest bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

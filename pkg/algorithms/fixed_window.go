@@ -9,13 +9,13 @@ package algorithms
 //	allow:  value'' = min(capacity, value' - cost);  wait, below zero, to the window that covers it
 //	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now
 //
-// Most admitted in one window: capacity. With TakesDenied what is denied is counted too, but the
-// next window starts at capacity: no debt is carried. So it is with PerRequest, where a count may
-// exceed the limit that the next request brings.
+// Most admitted in one window: capacity. With TakesDenied, denied requests count too, but the next window starts at
+// capacity, so that no debt carries over. The same holds for PerRequest, where the count may exceed the limit of the
+// next request.
 //
-// Windows of a Calendar start where it says instead, and have no phase.
+// A Calendar replaces these window starts by its own. Its windows have no phase.
 
-// windowOf is the number of the window that t lies in.
+// windowOf is the number of the window that contains t.
 func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	if l.Calendar != nil {
 		return l.Calendar.Window(t)
@@ -31,21 +31,20 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 	return Micros(phase+n*l.Period) * l.Tick
 }
 
-// WindowEnd is the time from now to the next start of a fixed window, also of one that never allows; its
-// windows must not start at a time of the key's.
+// WindowEnd returns the time from now to the next start of a fixed window, also of one that never allows. The phase must
+// not depend on the key.
 func (l *Limit) WindowEnd(now Micros) Micros {
 	return l.windowStart(l.windowOf(now, l.Phase)+1, l.Phase) - now
 }
 
-// roll grants what the window starts between s and now brought. It also returns the window now
-// lies in and the phase.
+// roll returns the value after the window starts between s.At and now, the window that contains now, and the phase.
 func (l *Limit) roll(s *State, now Micros, hash uint64) (value, window, phase int64) {
 	phase = l.PhaseOf(hash)
 	window = l.windowOf(now, phase)
 	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
 }
 
-// granted is what value has become k window starts later.
+// granted is value after k window starts.
 func (l *Limit) granted(value, k int64) int64 {
 	switch {
 	case k <= 0:
@@ -57,7 +56,7 @@ func (l *Limit) granted(value, k int64) int64 {
 	}
 }
 
-// clears tells whether a window starts at capacity whatever the last one left.
+// clears reports whether each window starts at capacity, whatever the last one left.
 func (l *Limit) clears() bool { return l.TakesDenied || l.PerRequest }
 
 func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
@@ -100,7 +99,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 	d.ResetAfter = until(max(1, l.windowsToFull(value)))
 }
 
-// windowOver tells whether a undoes a charge of a window that is over at time now.
+// windowOver reports whether a undoes a charge of a window that has ended at time now.
 func (l *Limit) windowOver(a *Ask, now Micros) bool {
 	if a.Of <= 0 || l.Kind != FixedWindow {
 		return false
@@ -109,7 +108,7 @@ func (l *Limit) windowOver(a *Ask, now Micros) bool {
 	return l.windowOf(a.Of, phase) != l.windowOf(now, phase)
 }
 
-// windowsToFull is how many window starts fill a bucket that holds value.
+// windowsToFull is the number of window starts that fill a bucket which holds value.
 func (l *Limit) windowsToFull(value int64) int64 {
 	n := ceilDiv(l.Capacity-value, l.Rate)
 	if l.clears() {
@@ -118,7 +117,7 @@ func (l *Limit) windowsToFull(value int64) int64 {
 	return n
 }
 
-// overdrawn takes cost from value though it is not there, down to -MaxReserved.
+// overdrawn subtracts cost from value although it is not available, down to -MaxReserved.
 func (l *Limit) overdrawn(value, cost int64) int64 {
 	return max(min(value, -l.MaxReserved), value-min(cost, l.Capacity+l.MaxReserved))
 }

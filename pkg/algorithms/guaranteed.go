@@ -1,12 +1,12 @@
 package algorithms
 
-// Guaranteed minimum with a burst bank: two token buckets on one clock, 1 guaranteed and 2 the
+// Guaranteed minimum with a burst bank: two token buckets with one clock. Bucket 1 is the guaranteed part, bucket 2 the
 // bank, both in 1/q with q = lcm(q1, q2), c = cost*q:
 //
-//	allowed = v1 + v2 >= c;  the guaranteed pays min(v1, c), the bank the rest
+//	allowed = v1 + v2 >= c;  the guaranteed part pays min(v1, c), the bank the rest
 //	retry_after = max(ceil((c-v1-v2)/(p1+p2)), ceil((c-V1-v2)/p2), ceil((c-v1-V2)/p1))
 //
-// What is given back goes to the bank first. There is no reserving.
+// Refunds go to the bank first. Reservations are not supported.
 
 func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	e := l.elapsed(s.At, now)
@@ -22,7 +22,7 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		c = a.Cost * l.Q
 		if d.Allowed = v1+v2 >= c; d.Allowed {
-			paid := max(0, min(v1, c)) // a State kept in these numbers may owe v1
+			paid := max(0, min(v1, c)) // v1 is negative in a State that was kept in these numbers
 			v1, v2 = v1-paid, v2-(c-paid)
 			break
 		}
@@ -33,7 +33,7 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
 	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
 }
 
-// guaranteedRetry is how many ticks it takes until v1 and v2, which are less now, are c together.
+// guaranteedRetry is the number of ticks until v1 and v2, which are less now, add up to c.
 func (l *Limit) guaranteedRetry(v1, v2, c int64) int64 {
 	return max(ceilDiv(c-v1-v2, l.P1+l.P), ceilDiv(c-l.V1-v2, l.P), ceilDiv(c-v1-l.V, l.P1))
 }

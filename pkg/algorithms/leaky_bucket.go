@@ -1,13 +1,13 @@
 package algorithms
 
-// Leaky bucket: a queue of so many places, drained at rate per period: a token bucket of
-// places + 1 whose answer is how long to wait for one's turn,
+// Leaky bucket: a queue with a number of places, drained at rate per period. It is a token bucket with a capacity of
+// places + 1 that also computes the time to wait for the turn:
 //
 //	wait = ceil((V - value') / p)    before the charge, so 0 when the bucket is empty.
 //
-// A full queue denies; so does a turn further away than MaxWait, with retry_after = wait - MaxWait.
+// A full queue denies. A turn further away than MaxWait is denied with retry_after = wait - MaxWait.
 
-// takeTurn takes a turn at time now, which is back ahead of a clock that stepped back.
+// takeTurn takes a turn at time now. If the clock stepped back, now is ahead of it by back.
 func (l *Limit) takeTurn(s *State, now Micros, a *Ask, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.V-value, l.P))

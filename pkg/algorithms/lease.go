@@ -1,17 +1,17 @@
 package algorithms
 
-// Lease is how much of one bucket a process may borrow, and for how long: units charged ahead of
-// time, which are spent when they are lent. It belongs to token buckets and fixed windows.
+// Lease bounds how many units of one bucket a process may borrow, and for how long. Leased units are charged when they
+// are granted. Only token buckets and fixed windows have leases.
 type Lease struct {
-	// Most units on loan to a process at a time; 0: none.
+	// Most is the largest number of units leased to a process at a time; 0 means no lease.
 	Most int64
-	// For is how long after they were lent units may be given out.
+	// For is how long after the grant leased units may be used.
 	For Micros
 }
 
-// LentFor is how long after at, when they were charged, units of a bucket may be given out. Of a
-// fixed window that is at most to its end, so that it never gives out more than it holds; a token
-// bucket admits at most capacity + floor((T + most)*rate/period) in any span T.
+// LentFor returns how long after at, the time of the grant, leased units may be used: at most most. A lease of a
+// fixed window ends with the window, so that a window never gives more than its capacity. A token bucket admits
+// at most capacity + floor((T + most)*rate/period) in any span T.
 func (l *Limit) LentFor(at, most Micros, hash uint64) Micros {
 	if l.Kind != FixedWindow {
 		return most
@@ -20,7 +20,7 @@ func (l *Limit) LentFor(at, most Micros, hash uint64) Micros {
 	return min(most, l.windowStart(l.windowOf(at, phase)+1, phase)-at)
 }
 
-// Unit is how many of State.Value make one unit.
+// Unit returns how many of State.Value make one unit.
 func (l *Limit) Unit() int64 {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
@@ -30,7 +30,8 @@ func (l *Limit) Unit() int64 {
 	return 1
 }
 
-// Unused is how much of units that were lent, and not used, comes back so long after (Ask.Of).
+// Unused returns how many of units, leased and not used, can be refunded when the time after has passed since the
+// grant; see Ask.Of.
 func (l *Limit) Unused(units int64, after Micros) int64 {
 	if l.Kind != TokenBucket {
 		return units
@@ -38,9 +39,8 @@ func (l *Limit) Unused(units int64, after Micros) int64 {
 	return returned(units*l.Q, l.P, l.ticks(after)) / l.Q
 }
 
-// Seen is what a Look at time now sees of a bucket that holds value at a time less than a day before,
-// for token buckets and fixed windows: what changes by itself of Take's answer (Value, Remaining and
-// ResetAfter), at a part of its cost.
+// Seen returns the Value, Remaining and ResetAfter that a dry run at time now would return for a bucket which held value
+// at time at, less than a day before. It is cheaper than Take, and supports token buckets and fixed windows only.
 func (l *Limit) Seen(value int64, at, now Micros, hash uint64) (d Decision) {
 	now = max(now, at)
 	if l.Kind == TokenBucket {

@@ -6,45 +6,46 @@ import (
 	"strings"
 )
 
-// Spec is a limit as a person writes it. Compile checks it and makes a Limit of it.
+// Spec is a limit as it is configured. Compile checks it and returns a Limit.
 type Spec struct {
 	Kind Kind
-	// Rate units flow in (or are granted, or are admitted) in each Period. Rate 0 never allows.
+	// Rate is the number of units that flow in (bucket), are granted (fixed window) or are admitted (sliding window) in each
+	// Period. A rate of 0 never allows.
 	Rate   int64
 	Period Micros
-	// Capacity is the most a token bucket or a fixed window can hold (nil: Rate), or the places of
-	// a leaky bucket's queue (nil: none).
+	// Capacity is the most units that a token bucket or a fixed window can hold (nil means Rate), or the number of
+	// places in a leaky bucket's queue (nil means none).
 	Capacity *int64
-	// Initial is what a bucket never seen holds; nil: Capacity.
+	// Initial is the number of units in a new bucket; nil means Capacity.
 	Initial *int64
-	// MaxReserved is how far below zero reservations (and Overdraw) may go; nil: as far as the
-	// numbers reach.
+	// MaxReserved is how many units below zero reservations and Overdraw may go; nil means as far as the
+	// numbers stay exact.
 	MaxReserved *int64
-	// Start is a moment at which some fixed window starts; nil: each key has its own.
+	// Start is a moment at which a fixed window starts; nil means that the phase of each key derives from its hash.
 	Start *Micros
-	// Calendar sets the edges of a fixed window, instead of Period and Start; nil: they do.
+	// Calendar, if not nil, sets the edges of a fixed window instead of Period and Start.
 	Calendar *Calendar
-	// Overdraw always takes the cost, below zero if need be, and denies where it was not there.
+	// Overdraw always charges the cost, below zero if necessary, and denies if it was not available.
 	Overdraw bool
-	// TakesDenied makes a fixed window count what it denies, within that window only.
+	// TakesDenied makes a fixed window count denied requests too, within that window only.
 	TakesDenied bool
-	// PerRequest: the numbers come with each request. A fixed window then keeps what was used in
-	// it exactly when they change, and the next window starts at capacity.
+	// PerRequest means that the numbers come with each request. A fixed window then keeps its exact consumption when
+	// the numbers change, and the next window starts at capacity.
 	PerRequest bool
-	// Penalty blocks a bucket after so many denials; nil: none does.
+	// Penalty, if not nil, blocks a bucket after a number of denials.
 	Penalty *Penalty
-	// Minimum is a guaranteed rate beside a token bucket, which becomes a bank for bursts.
+	// Minimum, if not nil, is a guaranteed rate beside a token bucket, which then serves as a bank for bursts.
 	Minimum *Rate
 }
 
-// Rate is so many units per period.
+// Rate is a number of units per period.
 type Rate struct {
 	Units  int64
 	Period Micros
 }
 
-// Limit is the numbers of a limit, checked and scaled. Only Compile makes one; it is a value,
-// compared with ==. Times inside are in ticks.
+// Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits are
+// immutable and can be compared with ==. Times inside are in ticks.
 type Limit struct {
 	Kind         Kind
 	Overdraw     bool
@@ -58,29 +59,29 @@ type Limit struct {
 	Capacity    int64  // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
 	Initial     int64  // units
 	MaxReserved int64  // units
-	Reach       int64  // units: the largest debt the numbers can express
+	Reach       int64  // units: the largest debt that can be represented exactly
 	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
-	// Calendar, of a fixed window, sets the edges; Period is its Usual then, and Phase is 0.
+	// Calendar sets the edges of a fixed window. Then Period is its Usual, and Phase is 0.
 	Calendar *Calendar
 	Penalty  Penalty
 
-	// Token buckets count in 1/Q unit, of which P flow in each tick, up to V.
+	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
 	P, Q, V int64
-	// The guaranteed part of a guaranteed bucket; P, V and Capacity-V1/Q are then the bank's.
+	// P1 and V1 are those of the guaranteed part of a guaranteed bucket. P, V and Capacity-V1/Q are then the bank's.
 	P1, V1 int64
 }
 
-// SpecError is one thing wrong with a Spec.
+// SpecError is one mistake in a Spec.
 type SpecError struct {
 	Field   string // the field of the configuration: "rate", "period", "capacity", …
 	Problem string // "must be at least 1, is -5"
-	largest int64  // the largest value that would fit, where it is too large
+	largest int64  // the largest value that would fit, if the value is too large
 }
 
-// SpecErrors is everything wrong with a Spec.
+// SpecErrors lists all mistakes in a Spec.
 type SpecErrors []SpecError
 
-// Error joins all of them.
+// Error joins the mistakes with semicolons.
 func (e SpecErrors) Error() string {
 	s := make([]string, len(e))
 	for i, x := range e {
@@ -89,13 +90,14 @@ func (e SpecErrors) Error() string {
 	return strings.Join(s, "; ")
 }
 
-// PartOf is share (0 to 1) of n, rounded down.
+// PartOf returns n*share, rounded down; share is between 0 and 1.
 func PartOf(n int64, share float64) int64 {
 	const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less
 	return min(n, int64(float64(n)*(share+grain)))
 }
 
-// Part is share (0 to 1) of s: its amounts rounded down, a rate and a capacity of at least 1.
+// Part returns s with all amounts multiplied by share (0 to 1) and rounded down. Rate and capacity are at
+// least 1.
 func (s Spec) Part(share float64) Spec {
 	part := func(n *int64, least int64) *int64 {
 		if n == nil {
@@ -115,10 +117,10 @@ func (s Spec) Part(share float64) Spec {
 	return s
 }
 
-// ticks are the units of time a Limit can be in, the finest first.
+// ticks are the units of time that a Limit can use, the finest first.
 var ticks = [...]Micros{1, 1000}
 
-// Compile checks and scales s. An error is a SpecErrors that lists every mistake.
+// Compile checks and scales s. Its errors are of type SpecErrors and list every mistake.
 func Compile(s Spec) (Limit, error) {
 	fine, err := compile(s, ticks[0])
 	if err == nil {
@@ -134,7 +136,7 @@ func Compile(s Spec) (Limit, error) {
 	return Limit{}, err
 }
 
-// fits tells whether the spans of s are a whole number of ticks.
+// fits reports whether the spans of s are whole numbers of ticks.
 func (s Spec) fits(tick Micros) bool {
 	if s.Calendar != nil {
 		return tick == 1
@@ -142,7 +144,7 @@ func (s Spec) fits(tick Micros) bool {
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
-// compile is Compile in one unit of time.
+// compile is Compile with one unit of time.
 func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
@@ -195,7 +197,7 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	return Limit{}, SpecErrors{{field, what, unit}}
 }
 
-// check finds what is wrong with s whatever the scale.
+// check finds the mistakes in s that do not depend on the scale.
 func check(s Spec) (errs SpecErrors) {
 	add := func(field, format string, args ...any) {
 		errs = append(errs, SpecError{Field: field, Problem: fmt.Sprintf(format, args...)})
@@ -209,7 +211,7 @@ func check(s Spec) (errs SpecErrors) {
 // addError adds a mistake in a field.
 type addError = func(field, format string, args ...any)
 
-// checkNumbers finds what is wrong with the rate, the period, the capacity and their kin.
+// checkNumbers finds mistakes in the rate, the period, the capacity and similar amounts.
 func (s Spec) checkNumbers(add addError) {
 	if s.Kind < TokenBucket || s.Kind > LeakyBucket {
 		add("algorithm", "is missing")
@@ -260,7 +262,7 @@ func (s Spec) checkNumbers(add addError) {
 	}
 }
 
-// checkModes finds modes that the algorithm does not have.
+// checkModes finds modes that the algorithm does not support.
 func (s Spec) checkModes(add addError) {
 	tokens := s.Kind == TokenBucket || s.Kind == FixedWindow
 	if s.Start != nil && s.Kind != FixedWindow {
@@ -277,7 +279,7 @@ func (s Spec) checkModes(add addError) {
 	}
 }
 
-// checkParts finds what is wrong with the penalty and the guaranteed minimum.
+// checkParts finds mistakes in the penalty and the guaranteed minimum.
 func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
@@ -312,8 +314,8 @@ func (s Spec) title() string {
 	return "algorithm " + s.Kind.String()
 }
 
-// scale computes the numbers of l in its Tick. Where they leave the exact range it names the
-// field that is too large and the largest value that would fit (0: none does).
+// scale computes the numbers of l in its Tick. If they exceed the exact range, it returns the field that is
+// too large and the largest value that would fit (0 if no value fits).
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	l.Period = int64(s.Period / l.Tick)
 	reserved := int64(0)
@@ -373,7 +375,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	return true, "", 0
 }
 
-// mostOfWindows is the largest capacity + max_reserved of a fixed window; below 0: none fits.
+// mostOfWindows is the largest capacity + max_reserved of a fixed window; negative if none fits.
 func mostOfWindows(rate, longest int64) int64 {
 	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
 	if windows <= most/rate {
@@ -409,7 +411,7 @@ func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64)
 	return true, "", 0
 }
 
-// Most is the largest cost l can ever allow.
+// Most returns the largest cost that l can ever allow, for a reservation if reserve is true.
 func (l *Limit) Most(reserve bool) int64 {
 	switch {
 	case l.Rate == 0:
@@ -423,11 +425,10 @@ func (l *Limit) Most(reserve bool) int64 {
 	}
 }
 
-// CanReserve tells whether l knows reservations.
+// CanReserve reports whether l supports reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// PhaseOf is the moment, in ticks within a period, at which the windows of a key start; hash is the
-// key's.
+// PhaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash start.
 func (l *Limit) PhaseOf(hash uint64) int64 {
 	if l.PhaseFromKey {
 		return int64(hash % uint64(l.Period))

@@ -1,40 +1,41 @@
 package algorithms
 
-// Penalty blocks a bucket that is asked for more than it has again and again. After so many denials
-// within a period of the limit it is blocked for a while, whatever it holds; each block that follows
-// lasts twice as long, up to Max, and Max after the last block has ended all is forgotten.
+// Penalty blocks a bucket after repeated denials. After a number of denials within one period of the limit, the
+// bucket denies everything for a while, whatever it holds. Each further block lasts twice as long, up to Max. When no
+// block has followed for Max after the end of the last one, the next block is again the first.
 //
 //	denied at times t1 <= … <= tn (n = After), tn - t1 < period: blocked from tn for min(For*2^(k-1), Max)
 //	where this is the k-th block in a row
 //	blocked: denied, retry_after = max(rest of the block, its own)
 //
-// What is denied by a block is not counted, nor taken where denials are (TakesDenied). Looks, costs of 0
-// and costs that can never fit do not count. A give-back is allowed all the same, and ends no block.
+// Requests denied by a block are not counted as denials, and not charged (TakesDenied). Dry runs, costs of 0
+// and costs that can never fit do not count as denials. Refunds are allowed during a block and do not end it.
 type Penalty struct {
-	// After is how many denials within a period block; 0: there is no penalty.
+	// After is the number of denials within a period that starts a block; 0 means no penalty.
 	After int64
-	// For is how long the first block lasts, Max the longest, and how long after its end it counts.
+	// For is the length of the first block. Max is the length of the longest, and how long after its end a block
+	// counts.
 	For, Max Micros
 }
 
 const (
-	// MaxPenaltyAfter is the largest Penalty.After: the time of each denial is remembered, and
-	// written with each.
+	// MaxPenaltyAfter is the largest Penalty.After. The times of all counted denials are stored, and written again with
+	// each denial.
 	MaxPenaltyAfter = 100
 	// MaxBlock is the largest Penalty.Max: ten years.
 	MaxBlock = 3650 * Day
 )
 
-// Denials is what a Penalty remembers of a bucket. Times are only cut and appended to, as State.Log is.
+// Denials is the state of a bucket's Penalty. Like State.Log, Times is only sliced and appended to.
 type Denials struct {
-	// Times of the denials since the last block, oldest first.
+	// Times has the times of the denials since the last block, oldest first.
 	Times []Micros
-	// Blocks in a row, of which the last ends at Until; 0: none.
+	// Blocks is the number of blocks in a row, 0 for none. The last one ends at Until.
 	Blocks int64
 	Until  Micros
 }
 
-// block is how long the k-th block in a row lasts.
+// block is the length of the k-th block in a row.
 func (p Penalty) block(k int64) Micros {
 	span := p.For
 	for ; k > 1 && span < p.Max; k-- {
@@ -43,17 +44,17 @@ func (p Penalty) block(k int64) Micros {
 	return span
 }
 
-// span of time within which denials count together.
+// denialSpan is the span of time within which denials count together.
 func (l *Limit) denialSpan() Micros { return Micros(l.Period) * l.Tick }
 
-// denialsAt is what still counts, at time now, of the denials that s has; nil: nothing. A clock that stepped back by more
-// than a minute takes them along, so that no block lasts longer than it was to.
+// denialsAt returns the denials of s that still count at time now; nil if there are none. If the clock stepped back by
+// more than a minute, their times move with it, so that no block lasts longer than intended.
 func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	was := s.Denials
 	if l.Penalty.After == 0 || s.By.Kind != l.Kind {
 		return nil
 	}
-	last := was.Until - l.Penalty.block(was.Blocks) // the latest moment there was
+	last := was.Until - l.Penalty.block(was.Blocks) // the latest moment in the state
 	if n := len(was.Times); n > 0 {
 		last = max(last, was.Times[n-1])
 	}
@@ -73,7 +74,7 @@ func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	return was
 }
 
-// forgottenAt is when nothing of d counts any more.
+// forgottenAt is the moment from which nothing in d counts.
 func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 	if n := len(d.Times); n > 0 {
 		at = d.Times[n-1] + l.denialSpan()
@@ -84,7 +85,7 @@ func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 	return at
 }
 
-// counted is what is remembered of denials after one at time now.
+// counted returns the denials after a further one at time now.
 func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	p, d := l.Penalty, &Denials{}
 	if was != nil {
@@ -111,7 +112,7 @@ func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	return d
 }
 
-// takeCounted is Take where denials count, or did under other numbers.
+// takeCounted is Take for a limit that counts denials, or a state that has some.
 func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
 	was := s
 	if s.Denials != nil {
@@ -139,8 +140,8 @@ func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
 	return next, d
 }
 
-// timeOf is the time to reckon with: that of the last charge where the clock stepped back behind it by
-// up to a minute, as begin says.
+// timeOf is the time to decide with: that of the last charge if the clock stepped back by up to a minute
+// since, as in start.
 func (l *Limit) timeOf(s *State, now Micros) Micros {
 	if l.seen(s) && now < s.At && s.At-now <= maxStepBack {
 		return s.At
@@ -148,17 +149,17 @@ func (l *Limit) timeOf(s *State, now Micros) Micros {
 	return now
 }
 
-// seen tells whether s has a clock.
+// seen reports whether s has a time of a last charge.
 func (l *Limit) seen(s *State) bool {
 	return s.By != nil && s.By.Kind == l.Kind && (l.Kind != SlidingLog || len(s.Log) > 0)
 }
 
-// counts tells whether d, the answer to a, is a denial that a Penalty counts.
+// counts reports whether d, the decision on a, is a denial that a Penalty counts.
 func (l *Limit) counts(d *Decision, a Ask) bool {
 	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.Look
 }
 
-// blocked answers a of s, which is blocked.
+// blocked decides a for s, which is blocked.
 func (l *Limit) blocked(s State, now Micros, a Ask) Decision {
 	a.Look = true
 	_, own := l.Take(s, now, a)

@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// MaxShards is the most shards a limit can be split into: twice a sum over them fits in an int64.
+// MaxShards is the largest number of shards of a limit: twice a sum over them fits in an int64.
 const MaxShards = 256
 
-// A sharded limit is split into n buckets of its own numbers, so that a hot key spreads over the
-// nodes of a cluster. Of two shards drawn at random the one with more left is charged (power of
-// two choices); if neither has enough alone, both together, leaving them level; if still not, the
-// others are tried before a denial is given.
+// A sharded limit is split into n smaller buckets, so that a hot key spreads over the nodes of a cluster. Of two
+// shards drawn at random, the one with more units left is charged (power of two choices). If neither has enough alone,
+// both are charged together and left level. If that is not enough either, the other shards are tried before the
+// request is denied.
 
-// Split compiles the n shards of s: capacity, initial, max_reserved and a window's rate are split
-// so that they add up exactly; a token bucket keeps its rate and multiplies its period by n, which
-// divides the rate without a fraction.
+// Split compiles the n shards of s. Capacity, initial, max_reserved and the rate of a window are split
+// so that they add up exactly. A token bucket keeps its rate and multiplies its period by n, which
+// divides the rate without a fraction. Its errors are of type SpecErrors.
 func Split(s Spec, n int) ([]Limit, error) {
 	whole, err := Compile(s)
 	if err != nil {
@@ -47,7 +47,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	return nil, wrong
 }
 
-// splitAt compiles shards, all on one scale.
+// splitAt compiles all shards with one unit of time.
 func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
 	n := len(shards)
 	for i := range shards {
@@ -67,7 +67,7 @@ func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecError
 	return nil
 }
 
-// share is the i-th of n parts of x: x div n, and the first x mod n get one more.
+// share is the i-th of n parts of x: x div n, plus one for the first x mod n parts.
 func share(x int64, n, i int) int64 {
 	part := x / int64(n)
 	if int64(i) < x%int64(n) {
@@ -84,21 +84,20 @@ func split(x *int64, n, i int) *int64 {
 	return &part
 }
 
-// TakeShards charges a.Cost to shards of one bucket (two that were drawn, or all of them) at time
-// now. Where one alone has enough, the one with most left pays; otherwise they pay together and
-// are left level. A give-back goes to the emptiest first; a reservation is spread over all given,
-// leaving them level, and waits for the last. The Decision, Never included, speaks of the shards
-// given.
+// TakeShards charges a.Cost at time now to shards of one bucket: to two that were drawn, or to all of them. If one
+// shard alone has enough, the one with the most units left is charged. Otherwise they are charged together and left
+// level. A refund goes to the emptiest shard first. A reservation is spread over all given shards, leaving them
+// level, and waits for the last. The Decision, Never included, describes the given shards only.
 //
-// It is one function because its parts share the slices and sums that the first loop makes.
+// It is one function because its parts share the slices and sums of the first loop.
 func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	var d Decision
 	left := make([]int64, len(shards)) // in 1/q unit
 	begun := make([]State, len(shards))
-	kept := make([]State, len(shards)) // begun, in the shard's own numbers
+	kept := make([]State, len(shards)) // begun, in the numbers of the shard's Limit
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
-	most, missing := int64(0), int64(0) // the most these can give, and be given back
+	most, missing := int64(0), int64(0) // the most that these shards can give, and take as a refund
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
 		missing += b.Limit.Most(true)
@@ -155,8 +154,8 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 	return d
 }
 
-// own is s in the numbers of l, where s may be kept in others: what l does not hold of what was used is a
-// debt.
+// own returns s in the numbers of l. If s is in the numbers of another Limit, consumption beyond l's capacity
+// becomes a debt.
 func (l *Limit) own(s State, now Micros, hash uint64) State {
 	if s.By == l {
 		return s
@@ -167,8 +166,8 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
-// Undone is how much of units of a bucket, in State.Value's, the undo of a charge at time of returns to its
-// shards at time now (Ask.Of).
+// Undone returns how much of units, in the unit of State.Value, the undo of a charge made at time of returns to the
+// shards at time now; see Ask.Of.
 func Undone(shards []Limit, units int64, of, now Micros) int64 {
 	return undoneOf(len(shards), func(i int) *Limit { return &shards[i] }, units, of, now)
 }
@@ -184,7 +183,7 @@ func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int6
 	return returned(units, p, shard(0).elapsed(of, now))
 }
 
-// leftAt is the Value that s has at time t, were nothing asked until then.
+// leftAt is the Value that s has at time t if nothing is charged until then.
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
 	if l.Kind == FixedWindow {
@@ -194,7 +193,7 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	return l.flow(s.Value, l.V, l.P, l.elapsed(s.At, t))
 }
 
-// waitAt is the moment at which a debt in s has been paid.
+// waitAt is the moment at which the debt in s is paid off.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	if l.Kind == FixedWindow {
 		phase := l.PhaseOf(hash)
@@ -211,8 +210,8 @@ func (l *Limit) full() int64 {
 	return l.V
 }
 
-// shardsRetry is the first span after which the shards, together, have want: what they have only
-// grows, so it is found by halving.
+// shardsRetry is the shortest time after which the shards together have want. Their sum only grows, so that
+// bisection finds it.
 func shardsRetry(now Micros, shards []Bucket, kept []State, a Ask, want int64) Micros {
 	have := func(t Micros) (sum int64) {
 		for i, b := range shards {
@@ -234,7 +233,7 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Ask, want int64) M
 	return hi
 }
 
-// lower takes cost from left, from the fullest down, so that those touched end level.
+// lower subtracts cost from left, the fullest first, so that the shards it touches end level.
 func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	floor := func(i int) int64 {
 		if reserve {
@@ -248,7 +247,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 		}
 		return sum
 	}
-	// The highest level that frees enough; what it frees too much goes back one by one.
+	// Find the highest level that frees enough. The surplus goes back one by one.
 	lo, hi := int64(0), slices.Max(left)
 	for i := range left {
 		lo = min(lo, floor(i))
@@ -271,7 +270,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	}
 }
 
-// raise gives amount back to left, to the emptiest first, none above its full.
+// raise adds amount to left, the emptiest first, and none above its full.
 func raise(shards []Bucket, left []int64, amount int64) {
 	used := func(level int64) (sum int64) {
 		for i, v := range left {
@@ -283,7 +282,7 @@ func raise(shards []Bucket, left []int64, amount int64) {
 	for _, b := range shards {
 		hi = max(hi, b.Limit.full()+1)
 	}
-	for lo+1 < hi { // the highest level that amount pays for
+	for lo+1 < hi { // find the highest level that amount reaches
 		if mid := lo + (hi-lo)/2; used(mid) <= amount {
 			lo = mid
 		} else {

@@ -1,7 +1,7 @@
 package algorithms
 
-// Sliding window counter: this window's count and the last one's, the last one weighted by how
-// much of it the sliding window still covers. With e = now mod period:
+// Sliding window counter: the counts of this window and of the last one, the last one weighted by the part of it that
+// the sliding window still covers. With e = now mod period:
 //
 //	allowed = (cur + cost)*period + prev*(period - e) <= rate*period
 //	deny:   a = rate - cur - cost
@@ -25,7 +25,7 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
 	switch {
 	case cost < 0 && a.Of > 0 && int64(a.Of/l.Tick)/l.Period != t/l.Period:
 		d.Allowed = true
-	case cost < 0: // off this count, then the last
+	case cost < 0: // a refund reduces this window's count first, then the last one's
 		back := -max(cost, -maxExact)
 		own := min(back, s.Value)
 		s.Value, s.Prev = s.Value-own, max(0, s.Prev-(back-own))
@@ -50,8 +50,8 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
 	}
 }
 
-// windowCounts is this window's count and the last one's, cut where products would leave the exact range:
-// other numbers may have allowed more. What is stored is not cut.
+// windowCounts returns the counts of this window and of the last one, cut so that products stay in the exact range:
+// other numbers may have allowed more. The stored counts are not cut.
 func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	if s.Value <= l.Rate && s.Prev <= l.Rate {
 		return s.Value, s.Prev
@@ -60,7 +60,7 @@ func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	return min(s.Value, most), min(s.Prev, most)
 }
 
-// slidingRetry is how many ticks from e, within the window, cost fits.
+// slidingRetry is the number of ticks, from e within the window, until cost fits.
 func (l *Limit) slidingRetry(cur, prev, cost, e int64) int64 {
 	if a := l.Rate - cur - cost; a >= 0 && prev > 0 {
 		if e2 := l.Period - a*l.Period/prev; e2 < l.Period {

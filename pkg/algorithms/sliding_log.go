@@ -2,13 +2,13 @@ package algorithms
 
 import "sort"
 
-// Sliding window log: the time of every unit admitted in the last period. Exact in every window:
-// at most rate in any span of period; an entry of age == period is out. With n entries:
+// Sliding window log: the times of all units admitted in the last period. It is exact: at most rate units are admitted
+// in any span of one period. An entry whose age equals the period does not count. With n entries:
 //
 //	allowed = n + cost <= rate
 //	deny:   retry_after = (the (n + cost - rate)-th oldest) + period - now
 //
-// What is given back comes off the newest.
+// Refunds remove the newest entries.
 
 func (l *Limit) takeLog(s *State, now Micros, a *Ask, d *Decision) {
 	period := Micros(l.Period)

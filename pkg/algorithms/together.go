@@ -2,19 +2,18 @@ package algorithms
 
 import "math"
 
-// Bucket is one bucket of a decision over several: what is asked of it, what is remembered of it,
-// and, afterwards, the answer.
+// Bucket is one bucket of a decision over several. TakeAll reads Limit, Ask and State, and writes State and Decision.
 type Bucket struct {
 	Limit    *Limit
 	Ask      Ask
-	State    State // before: what is remembered; after: what to remember
+	State    State // before: the stored state; after: the state to store
 	Decision Decision
 }
 
-// TakeAll charges all buckets at time now or none of them, and reports which. Each Decision is
-// that bucket's own: where one denied, the others say what they would have answered, with what is
-// there. A cost that can never fit is an error of the whole: nothing is remembered then. Buckets
-// must be different ones; limits that charge what they deny do so whatever the others say.
+// TakeAll charges all buckets at time now or none of them, and reports whether it charged them. The buckets must be
+// different ones. Each Decision is that bucket's own: if one bucket denies, the Decisions of the others are those that
+// they would have made, with their present remaining units. If one cost can never fit, no state changes. Limits that
+// charge denied requests do so whatever the other buckets decide.
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
@@ -45,16 +44,16 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	return all
 }
 
-// there corrects the answer to an Ask that would have been allowed, but was not charged because
-// another bucket of its group denied: remaining and reset_after are those of what is there.
+// there corrects d, the decision on an Ask that would have been allowed but was not charged, because another bucket
+// of the group denied: Remaining and ResetAfter become those of the bucket without the charge.
 func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
 	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait = is.Value, is.Remaining, is.ResetAfter, 0
 	return d
 }
 
-// Plus makes one ask of a and b, which are of one bucket: their costs are added up, cut to what fits,
-// and it reserves only if each does.
+// Plus combines a and b, which are for the same bucket, into one Ask. It adds their costs, cut to the range of
+// int64, and reserves only if both do.
 func (a Ask) Plus(b Ask) Ask {
 	a.Reserve = a.Reserve && b.Reserve
 	switch sum := a.Cost + b.Cost; {

@@ -19,7 +19,7 @@ func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
 }
 
-// flow adds what flowed in since. The product may be too large for an int64.
+// flow adds the tokens that flow in during elapsed ticks. The product may exceed an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return min(full, value+elapsed*p)
@@ -31,11 +31,11 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	return value + int64(lo)
 }
 
-// raw is a cost of a in 1/q token, cut to just beyond the most that can ever be taken before it is
-// multiplied.
+// raw is the cost of a in 1/q token. It is first cut to just above the most that can ever be consumed, so that the
+// product cannot overflow.
 func (l *Limit) raw(a *Ask) int64 { return l.costIn(l.Q, a) }
 
-// costIn is raw in units of which so many make one of the limit's.
+// costIn is raw with 1/unit instead of 1/q.
 func (l *Limit) costIn(unit int64, a *Ask) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
@@ -48,10 +48,10 @@ func (l *Limit) costIn(unit int64, a *Ask) int64 {
 	}
 }
 
-// back is what a give-back of so much, in 1/q token, returns at time now.
+// back is the part of given, a refund in 1/q token, that is returned at time now.
 //
-// The undo of a charge must leave the bucket no fuller than if the charge had not been made. All that
-// the bucket can have gained by being emptier is what flowed in since: full, it would have lost that.
+// The undo of a charge must leave the bucket no fuller than if the charge had not been made. The charge made room for
+// at most the tokens that have flowed in since; a full bucket would have lost them.
 func (l *Limit) back(given int64, now Micros, a *Ask) int64 {
 	if a.Of <= 0 {
 		return given
@@ -59,9 +59,9 @@ func (l *Limit) back(given int64, now Micros, a *Ask) int64 {
 	return returned(given, l.P+l.P1, l.elapsed(a.Of, now))
 }
 
-// returned is what is left of given once so many ticks have brought p each.
+// returned is given less p for each of ticks, at least 0.
 func returned(given, p, ticks int64) int64 {
-	if ticks < 0 { // the clock stepped back further than it stands still: what flowed in is not known
+	if ticks < 0 { // the clock stepped back by more than a minute, so that the inflow since is unknown
 		return 0
 	}
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(given) {
@@ -90,7 +90,7 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	case l.Overdraw:
 		floor := min(s.Value, -l.MaxReserved*l.Q)
 		s.Value = max(floor, s.Value-cost)
-		// A cost above capacity is never there at once: the wait is until all that can be is.
+		// A cost above capacity is never available at once: the retry time is that of a full bucket.
 		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.P))
 	case cost > most:
 		d.Never = true
