@@ -11,6 +11,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -32,6 +33,8 @@ type Config struct {
 	Counts func(*descriptors.Policy) (allowed, denied uint64)
 	// Denied is the n keys denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Conditions is what is wrong now, the worst first.
+	Conditions func() []conditions.Condition
 	// API serves what is below /api/.
 	API http.Handler
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -22,6 +23,8 @@ type Operator struct {
 	Limiter *limiter.Limiter
 	// Denied is a denials.Recorder's Top.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Conditions is a conditions.Registry's List.
+	Conditions func() []conditions.Condition
 	// Log is told of buckets that were reset.
 	Log *zap.Logger
 }
@@ -36,6 +39,7 @@ func (o *Operator) Handler() http.Handler {
 	mux.Handle("/api/buckets", guard(map[string]http.HandlerFunc{http.MethodGet: o.buckets}))
 	mux.Handle("/api/reset", guard(map[string]http.HandlerFunc{http.MethodPost: o.reset}))
 	mux.Handle("/api/top", guard(map[string]http.HandlerFunc{http.MethodGet: o.top}))
+	mux.Handle("/api/conditions", guard(map[string]http.HandlerFunc{http.MethodGet: o.conditions}))
 	mux.Handle("/api/", guard(nil))
 	return mux
 }
@@ -147,6 +151,11 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 		all = append(all, k)
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all})
+}
+
+// conditions answers with what is wrong now, the worst first.
+func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
+	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
 }
 
 func howMany(raw string) (int, error) {

@@ -61,9 +61,11 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 		if open {
 			opened(server)
 			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
+			s.reportBreaker(server)
 		} else {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
+			s.conditions.Clear(breakerOpen + server)
 		}
 	}, s.storePanicked)
 }

@@ -110,6 +110,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 		s.reload.Failed, s.reload.Problems = now, problems.Error()
 	}
 	s.mu.Unlock()
+	s.reportReload(problems, stale)
 	if snapshot != nil {
 		s.isConfigured()
 	}

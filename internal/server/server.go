@@ -25,6 +25,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
@@ -159,6 +160,8 @@ type server struct {
 	denials *denials.Recorder // nil: there is no admin port that tells of them
 	limiter *limiter.Limiter
 	tracing *tracing.Tracing // nil: not at all
+	// conditions is what is wrong now.
+	conditions *conditions.Registry
 	// The tokens of Config; nil: there is none.
 	apiToken, adminToken httpauth.Token
 	ready                atomic.Bool
@@ -189,7 +192,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	ballasted.Do(func() { ballast = make([]byte, ballastSize) })
-	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{})}
+	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	if c.Isolate {
 		s.keeper = config.NewKeeper(c.Defaults)
 	}
@@ -436,8 +439,8 @@ func (o *opening) admin() error {
 	}
 	h := admin.New(admin.Config{
 		Token: s.adminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
-		Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top,
-		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Log: s.log}).Handler(),
+		Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top, Conditions: s.conditions.List,
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Conditions: s.conditions.List, Log: s.log}).Handler(),
 	})
 	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 	d.last = true

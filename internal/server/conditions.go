@@ -1,0 +1,91 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// The names of conditions that this package reports. Where a name ends in a slash, the address of a server of
+// Redis follows.
+const (
+	configurationRefused = "configuration-refused"
+	configurationStale   = "configuration-stale"
+	breakerOpen          = "redis-breaker-open/"
+)
+
+// reportReload reports how the last load of the configuration went.
+func (s *server) reportReload(problems config.Problems, stale []string) {
+	if !problems.Bad() {
+		s.conditions.Clear(configurationRefused)
+		s.conditions.Clear(configurationStale)
+		return
+	}
+	mistakes, first := 0, ""
+	for _, p := range problems {
+		if p.Warning {
+			continue
+		}
+		if mistakes++; mistakes == 1 {
+			first = p.String()
+		}
+	}
+	if mistakes > 1 {
+		first += fmt.Sprintf(" (and %d more)", mistakes-1)
+	}
+	c := conditions.Condition{
+		Name: configurationRefused, Severity: conditions.Degraded,
+		Summary: "The configuration was refused, and the one before it stays in use: " + first + ".",
+		Remedy:  "Correct the configuration; it is read again when it changes. rlsidecar check finds all mistakes.",
+	}
+	if len(stale) > 0 {
+		c.Name = configurationStale
+		c.Summary = fmt.Sprintf("The configuration was refused for the domains %s, which stay as they were; the other domains are up to date: %s.",
+			strings.Join(stale, ", "), first)
+	}
+	for _, name := range []string{configurationRefused, configurationStale} {
+		if name != c.Name {
+			s.conditions.Clear(name)
+		}
+	}
+	s.conditions.Set(c)
+}
+
+// reportBreaker reports that the circuit breaker of a server of Redis has opened.
+func (s *server) reportBreaker(server string) {
+	s.conditions.Set(conditions.Condition{
+		Name: breakerOpen + server, Severity: conditions.Critical,
+		Summary: "Redis at " + server + " gives no answer, and its circuit breaker is open. " + s.meanwhile(),
+		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor says what is wrong with it. The circuit closes with its first answer.",
+	})
+}
+
+// meanwhile says what requests get while Redis cannot decide.
+func (s *server) meanwhile() string {
+	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
+	counts := map[descriptors.OnFailure]int{}
+	if current := s.limiter.Current(); current != nil {
+		for _, p := range current.Policies {
+			if !p.Unlimited {
+				counts[p.OnFailure]++
+			}
+		}
+	}
+	var texts []string
+	for _, mode := range modes {
+		switch n := counts[mode]; n {
+		case 0:
+		case 1:
+			texts = append(texts, fmt.Sprintf("%s (1 limit)", mode))
+		default:
+			texts = append(texts, fmt.Sprintf("%s (%d limits)", mode, n))
+		}
+	}
+	if len(texts) == 0 {
+		return "Meanwhile requests are answered by on_backend_failure."
+	}
+	return "Meanwhile requests are answered by on_backend_failure: " + strings.Join(texts, ", ") + "."
+}

@@ -1,0 +1,157 @@
+// Package conditions holds what is wrong with the program now. Parts of the program report into a
+// Registry; the admin page, /readyz and the log read it. A condition is set once, stays until the part
+// that set it clears it, and is described for a person: what is wrong, since when, and the remedy.
+package conditions
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// Severity of a Condition; a larger one is worse.
+type Severity uint8
+
+// The severities.
+const (
+	// Warning: requests are decided as configured, but that may end, or may not be what was meant.
+	Warning Severity = iota + 1
+	// Degraded: some requests are answered otherwise than their limits would answer them, or by an old
+	// configuration.
+	Degraded
+	// Critical: most requests are answered otherwise than their limits would answer them.
+	Critical
+)
+
+var severities = [...]string{"", "warning", "degraded", "critical"}
+
+// String implements fmt.Stringer.
+func (s Severity) String() string {
+	if int(s) < len(severities) && s > 0 {
+		return severities[s]
+	}
+	return fmt.Sprintf("Severity(%d)", uint8(s))
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// Condition is one thing that is wrong.
+type Condition struct {
+	// Name identifies the condition: lower case words joined by hyphens, and after a slash what it is
+	// about where there can be several, as in "redis-breaker-open/10.0.0.1:6379".
+	Name     string   `json:"name"`
+	Severity Severity `json:"severity"`
+	// Since is when it was set first.
+	Since time.Time `json:"since"`
+	// Summary says what is wrong, and what requests get meanwhile; Remedy what to do about it. Both are
+	// sentences. They may quote texts from the network, and are printable.
+	Summary string `json:"summary"`
+	Remedy  string `json:"remedy"`
+}
+
+const (
+	// maxConditions bounds a Registry. At the bound a new condition replaces the mildest one, if that is
+	// milder.
+	maxConditions = 64
+	// maxName and maxText bound, in bytes, what is kept of a condition's texts.
+	maxName, maxText = 256, 1024
+)
+
+// Registry is the conditions of a process. It is safe for concurrent use; the nil Registry ignores what is
+// reported to it and is empty.
+type Registry struct {
+	now func() time.Time
+
+	mu  sync.Mutex
+	all map[string]Condition // guarded by mu
+}
+
+// New makes an empty Registry; now returns the time.
+func New(now func() time.Time) *Registry {
+	return &Registry{now: now, all: map[string]Condition{}}
+}
+
+// Set adds c, or replaces the condition of its name, which keeps its Since. A zero Since becomes the current
+// time. Set reports whether there was no such condition before.
+func (r *Registry) Set(c Condition) (added bool) {
+	if r == nil {
+		return false
+	}
+	c.Name, c.Summary, c.Remedy = printable(c.Name, maxName), printable(c.Summary, maxText), printable(c.Remedy, maxText)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before, known := r.all[c.Name]
+	switch {
+	case known:
+		c.Since = before.Since
+	case c.Since.IsZero():
+		c.Since = r.now()
+	}
+	if !known && len(r.all) >= maxConditions {
+		list := r.list()
+		mildest := list[len(list)-1]
+		if mildest.Severity >= c.Severity {
+			return false
+		}
+		delete(r.all, mildest.Name)
+	}
+	r.all[c.Name] = c
+	return !known
+}
+
+// Clear removes the condition called name. It reports whether there was one.
+func (r *Registry) Clear(name string) (removed bool) {
+	if r == nil {
+		return false
+	}
+	name = printable(name, maxName)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, removed = r.all[name]
+	delete(r.all, name)
+	return removed
+}
+
+// List returns the conditions: the worst first, of equally bad ones the oldest first.
+func (r *Registry) List() []Condition {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.list()
+}
+
+// list is List with mu held.
+func (r *Registry) list() []Condition {
+	list := make([]Condition, 0, len(r.all))
+	for _, c := range r.all {
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b Condition) int {
+		return cmp.Or(cmp.Compare(b.Severity, a.Severity), a.Since.Compare(b.Since), cmp.Compare(a.Name, b.Name))
+	})
+	return list
+}
+
+// printable is text without control characters and invalid UTF-8, cut to about most bytes.
+func printable(text string, most int) string {
+	if len(text) > most {
+		cut := most
+		for cut > 0 && !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut] + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError || r == 0x2028 || r == 0x2029 {
+			return ' '
+		}
+		return r
+	}, text)
+}

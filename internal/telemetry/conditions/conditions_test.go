@@ -1,0 +1,84 @@
+package conditions
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestConditionsAreListedWorstFirst is a script: at each time something happens, and the list is as shown.
+func TestConditionsAreListedWorstFirst(t *testing.T) {
+	start := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
+	now := start
+	r := New(func() time.Time { return now })
+	for _, step := range []struct {
+		at   time.Duration
+		do   func() bool
+		want bool
+		list string
+	}{
+		{0, func() bool { return r.Clear("memory-full") }, false, ""},
+		{1, func() bool { return r.Set(Condition{Name: "memory-full", Severity: Degraded}) }, true, "memory-full@1"},
+		{2, func() bool { return r.Set(Condition{Name: "redis-slow/a", Severity: Degraded}) }, true, "memory-full@1 redis-slow/a@2"},
+		{3, func() bool { return r.Set(Condition{Name: "redis-slow/b", Severity: Critical}) }, true, "redis-slow/b@3 memory-full@1 redis-slow/a@2"},
+		{4, func() bool { return r.Set(Condition{Name: "redis-slow/a", Severity: Critical}) }, false, "redis-slow/a@2 redis-slow/b@3 memory-full@1"},
+		{5, func() bool { return r.Clear("redis-slow/a") }, true, "redis-slow/b@3 memory-full@1"},
+		{6, func() bool { return r.Set(Condition{Name: "redis-slow/a", Severity: Warning}) }, true, "redis-slow/b@3 memory-full@1 redis-slow/a@6"},
+	} {
+		now = start.Add(step.at * time.Second)
+		if got := step.do(); got != step.want {
+			t.Errorf("at %d: returned %v, want %v", step.at, got, step.want)
+		}
+		var texts []string
+		for _, c := range r.List() {
+			texts = append(texts, fmt.Sprintf("%s@%.0f", c.Name, c.Since.Sub(start).Seconds()))
+		}
+		if got := strings.Join(texts, " "); got != step.list {
+			t.Errorf("at %d: %s; want %s", step.at, got, step.list)
+		}
+	}
+}
+
+// TestConditionsAreBounded: no report makes the registry grow without end, and a worse condition is never the
+// one left out.
+func TestConditionsAreBounded(t *testing.T) {
+	r := New(time.Now)
+	for i := range 3 * maxConditions {
+		r.Set(Condition{Name: fmt.Sprint("warning/", i), Severity: Warning, Summary: strings.Repeat("ä", maxText)})
+	}
+	r.Set(Condition{Name: "redis-away", Severity: Critical})
+	list := r.List()
+	if len(list) != maxConditions || list[0].Name != "redis-away" {
+		t.Errorf("%d conditions, the first %q; want %d and redis-away", len(list), list[0].Name, maxConditions)
+	}
+	if n := len(list[1].Summary); n > maxText+len("…") {
+		t.Errorf("a summary has %d bytes", n)
+	}
+}
+
+// TestTextsFromTheNetworkArePrintable: an error of a server may hold anything.
+func TestTextsFromTheNetworkArePrintable(t *testing.T) {
+	r := New(time.Now)
+	r.Set(Condition{Name: "redis", Severity: Critical, Summary: "ERR a\nb\x1b[31m\xff é", Remedy: "do\r\nthis"})
+	got := r.List()[0]
+	if got.Summary != "ERR a b [31m  é" || got.Remedy != "do  this" {
+		t.Errorf("%q, %q", got.Summary, got.Remedy)
+	}
+}
+
+func TestConditionAsJSON(t *testing.T) {
+	text, err := json.Marshal(Condition{Name: "n", Severity: Critical, Since: time.Unix(0, 0).UTC(), Summary: "s.", Remedy: "r."})
+	if want := `{"name":"n","severity":"critical","since":"1970-01-01T00:00:00Z","summary":"s.","remedy":"r."}`; err != nil || string(text) != want {
+		t.Errorf("%s, %v; want %s", text, err, want)
+	}
+}
+
+// TestNoRegistry: parts report without asking whether somebody listens.
+func TestNoRegistry(t *testing.T) {
+	var r *Registry
+	if r.Set(Condition{Name: "n"}) || r.Clear("n") || len(r.List()) != 0 {
+		t.Error("the nil Registry keeps conditions")
+	}
+}
