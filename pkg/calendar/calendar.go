@@ -1,6 +1,9 @@
-// Package calendar makes windows of the days, weeks, months and years that a place has: their edges
-// are where its clocks say, daylight saving included. It reads no clock; what it knows of time zones
-// is what package time knows (import time/tzdata to need no files).
+// Package calendar makes windows from the days, weeks, months and years of a time zone, daylight saving time
+// included. It is pure: it reads no clock. Its time zones are those of package time; programs that run without time
+// zone files import time/tzdata.
+//
+//	berlin, err := time.LoadLocation("Europe/Berlin")
+//	days := calendar.Day.In(berlin) // for algorithms.Spec.Calendar
 package calendar
 
 import (
@@ -10,10 +13,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Unit is what a window is.
+// Unit is the unit of time that a window spans.
 type Unit uint8
 
-// The units. A week starts on Monday, as ISO 8601 has it.
+// The units. Weeks start on Monday, as in ISO 8601.
 const (
 	Day Unit = iota
 	Week
@@ -21,14 +24,15 @@ const (
 	Year
 )
 
-// Units are all of them.
+// Units lists all units.
 var Units = [...]Unit{Day, Week, Month, Year}
 
-// String is day, week, month or year.
+// String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 
-// In is the calendar of the place whose clocks zone tells. Usually a day has 24 hours, a month 30 days
-// and a year 365. Since 1970 no clocks have been set back by more than two hours in one.
+// In returns the calendar of u in zone. The nominal length of a day is 24 hours, of a month 30 days and of a year
+// 365 days. The longest window is two hours longer than the longest unit, because no clock has been set back by more
+// than two hours within one unit since 1970.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
 	return &algorithms.Calendar{
@@ -39,16 +43,16 @@ func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	}
 }
 
-// edges are those of a unit in a zone. A day starts the first time that the clocks show its date, so
-// that clocks that go back over midnight start it once, too.
+// edges computes the windows of a unit in a zone. A day starts the first time that local clocks show its date, so
+// that clocks which are set back over midnight do not start it twice.
 type edges struct {
 	unit Unit
 	zone *time.Location
-	// last is the windows around the newest moment asked for: nearly all asks are for one of them.
+	// last caches the windows around the newest moment, where nearly all lookups fall.
 	last atomic.Pointer[row]
 }
 
-// row is the starts of windows in turn, first being the number of the first.
+// row is the starts of consecutive windows; first is the number of the first one.
 type row struct {
 	first  int64
 	starts [5]algorithms.Micros
@@ -65,7 +69,7 @@ func (e *edges) Window(t algorithms.Micros) int64 {
 		}
 	}
 	n := e.unit.number(time.UnixMicro(int64(t)).In(e.zone).Date())
-	for e.edge(n+1) <= t { // a clock that was set back over an edge has passed it all the same
+	for e.edge(n+1) <= t { // a clock that was set back over an edge has passed it before
 		n++
 	}
 	if last == nil || t >= last.starts[len(last.starts)-1] {
@@ -88,10 +92,10 @@ func (e *edges) Start(n int64) algorithms.Micros {
 	return e.edge(n)
 }
 
-// secondsADay are those of a day whose clocks are not set.
+// secondsADay is the length of a day without a change of clocks.
 const secondsADay = 24 * 60 * 60
 
-// number is the number of the window that has a date.
+// number is the number of the window that contains a date.
 func (u Unit) number(year int, month time.Month, day int) int64 {
 	switch u {
 	case Year:
@@ -105,7 +109,7 @@ func (u Unit) number(year int, month time.Month, day int) int64 {
 	return floorDiv(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix(), secondsADay)
 }
 
-// begins is what clocks show when window n begins, in seconds since they showed 1970.
+// begins is the local time at which window n begins, in seconds since 1970 local time.
 func (u Unit) begins(n int64) int64 {
 	switch u {
 	case Year:
@@ -119,15 +123,14 @@ func (u Unit) begins(n int64) int64 {
 	return n * secondsADay
 }
 
-// edge is the first moment at which the clocks of the place show the beginning of window n, or, where
-// they skip it, what comes after.
+// edge is the first moment at which local clocks show the beginning of window n, or a later time if they skip it.
 func (e *edges) edge(n int64) algorithms.Micros {
 	shown := e.unit.begins(n)
-	// Two days before, nobody's clocks have come so far.
+	// Two days earlier no local clock in the world shows the beginning yet.
 	for t := time.Unix(shown-2*secondsADay, 0).In(e.zone); ; {
 		_, offset := t.Zone()
 		_, end := t.ZoneBounds()
-		if !end.IsZero() && !end.After(t) { // so it is on the last day of a leap year that rules foretell
+		if !end.IsZero() && !end.After(t) { // package time does this on the last day of leap years beyond its tables
 			end = t.Add(time.Hour)
 		}
 		at := max(t.Unix(), shown-int64(offset))

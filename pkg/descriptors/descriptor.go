@@ -1,10 +1,9 @@
-// Package descriptors says which policies a request meets and which bucket of each is its own. A
-// descriptor is what a proxy sends: entries key=value, in order. A Tree is the compiled patterns
-// of one domain; matching one descriptor against it is a function of the two that allocates
-// nothing.
+// Package descriptors finds the policies that apply to a request, and the key of the request's bucket in each.
 //
-// Keys and values are bytes that clients chose, not text: they need not be UTF-8, and nothing here
-// assumes it.
+// A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the compiled patterns of one
+// domain. Tree.Match finds the Node of a descriptor without allocating, and Policy.AppendKey builds the key of the bucket.
+//
+// Keys and values are raw bytes chosen by clients. They need not be UTF-8.
 package descriptors
 
 import (
@@ -18,8 +17,8 @@ type Entry struct {
 	Key, Value string
 }
 
-// Parse reads the text form of a descriptor, key=value[,key=value]…, used on the command line.
-// In a key or value, "\," stands for a comma, "\=" for an equals sign and "\\" for a backslash.
+// Parse reads the text form of a descriptor that the command line uses: key=value[,key=value]…
+// In keys and values, "\," is a comma, "\=" is an equals sign and "\\" is a backslash.
 func Parse(text string) ([]Entry, error) {
 	var entries []Entry
 	var key, word strings.Builder
@@ -65,8 +64,8 @@ func Parse(text string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Format is the text form of entries, for people: each key and value Printable. What is plain text
-// throughout, and not cut, Parse reads.
+// Format returns the text form of entries for display: each key and value is shown by Printable. Parse reads the
+// result if all keys and values are plain text and were not cut.
 func Format(entries []Entry) string {
 	var b strings.Builder
 	for i, e := range entries {
@@ -82,8 +81,8 @@ func Format(entries []Entry) string {
 
 var formatKey = strings.NewReplacer(",", `\,`, "=", `\=`)
 
-// Printable shows bytes that a client chose: as they are where they are plain text, otherwise
-// with escapes, and cut to a length that suits a log line.
+// Printable returns bytes from a client in a form that is safe to display: plain text as it is, other bytes escaped,
+// and at most 128 bytes of input.
 func Printable(s string) string {
 	const most = 128
 	cut := ""

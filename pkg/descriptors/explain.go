@@ -7,62 +7,62 @@ import (
 	"strings"
 )
 
-// Explanation is what Match did with a descriptor, step by step.
+// Explanation describes step by step how Match treats a descriptor.
 type Explanation struct {
-	// Steps are the entries that met a pattern, in order.
+	// Steps are the entries that matched a pattern, in order.
 	Steps []Step
-	// Node is where the descriptor ended; nil if an entry met no pattern.
+	// Node is the node at which the descriptor ended; nil if an entry matched no pattern.
 	Node *Node
-	// Miss says why no limit was met; nil if one was.
+	// Miss describes why no limit applies; nil if one does.
 	Miss *Miss
 }
 
-// Step is one entry and the pattern it met.
+// Step is one entry and the pattern that it matched.
 type Step struct {
 	Entry Entry
-	// Pattern as it is written: key, or key=value.
+	// Pattern is the pattern in the configuration's notation: key, or key=value.
 	Pattern string
 	How     How
-	// Over are the other patterns that match the entry; Pattern came first.
+	// Over lists the other patterns that match the entry. Pattern takes precedence over them.
 	Over []string
 }
 
-// Reason is why a descriptor met no limit.
+// Reason is the reason why no limit applies to a descriptor.
 type Reason uint8
 
-// The reasons. Values and keys are those of one entry.
+// The reasons. Keys and values are those of one entry.
 const (
 	NoKey     Reason = iota // no pattern has the key
-	NoValue                 // the key is there, the value is not
+	NoValue                 // patterns have the key, but not the value
 	TooLong                 // the configuration ends before the descriptor does
-	TooShort                // limits are there, further down
-	Unlimited               // nothing is limited here or further down
+	TooShort                // there are limits further down only
+	Unlimited               // there is no limit here or further down
 )
 
 var reasonNames = [...]string{"no such key", "no such value", "too long", "too short", "no limit"}
 
-// String names the reason in a word or two.
+// String returns the reason in a few words.
 func (r Reason) String() string { return reasonNames[r] }
 
-// maxNear bounds Miss.Near: a hint, not a listing.
+// maxNear bounds the length of Miss.Near.
 const maxNear = 5
 
-// Miss is a near miss: where the match failed and what stands there instead.
+// Miss describes where a match failed and what the configuration has there instead.
 type Miss struct {
 	Reason Reason
-	// At is the entry that met nothing; the number of entries where the descriptor ended too soon.
+	// At is the position of the entry that matched nothing, or the number of entries if the descriptor is too short.
 	At    int
 	Entry Entry
-	// Near is what there is instead, nearest first: keys, values, or what to add to the end of a
-	// descriptor that is too short.
+	// Near lists what the configuration has instead, the most similar first: keys, values, or the entries that are
+	// missing from a descriptor that is too short.
 	Near []string
-	// More is how many others there are.
+	// More is the number of further candidates.
 	More int
-	// Shorter is how many of the entries, alone, would meet a limit; 0: none.
+	// Shorter is the number of leading entries that would meet a limit if the others were left out; 0 means none.
 	Shorter int
 }
 
-// String says it in a sentence.
+// String describes m in a sentence.
 func (m *Miss) String() string {
 	near := strings.Join(m.Near, ", ")
 	if m.More > 0 {
@@ -94,7 +94,7 @@ func entriesText(n int) string {
 	return fmt.Sprintf("%d entries", n)
 }
 
-// Explain matches as Match does and says why each step was taken, or what was nearly met.
+// Explain matches entries as Match does, and describes each step, or why no limit applies.
 func (t *Tree) Explain(entries []Entry) Explanation {
 	var x Explanation
 	at, shorter := &t.root, 0
@@ -119,13 +119,13 @@ func (t *Tree) Explain(entries []Entry) Explanation {
 	return x
 }
 
-// matched is a pattern that an entry meets.
+// matched is a pattern that matches an entry.
 type matched struct {
 	Pattern
 	node *Node
 }
 
-// matching lists all patterns that match e, the one that wins first.
+// matching lists all patterns that match e, the one with the highest precedence first.
 func (at *level) matching(e *Entry) []matched {
 	var all []matched
 	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
@@ -183,7 +183,7 @@ func (at *level) step(e *Entry, node *Node) Step {
 	return s
 }
 
-// miss describes why e, the i-th entry, met nothing.
+// miss describes why e, the i-th entry, matched nothing.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
 	v := at.keys[e.Key]
@@ -200,7 +200,7 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended describes why a descriptor of n entries that ends above this level met nothing.
+// ended describes why a descriptor of n entries that ends above this level meets no limit.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string
@@ -239,7 +239,7 @@ func (at *level) walk(path string, visit func(path string, node *Node)) {
 	}
 }
 
-// patterns calls visit for those of the key that ask for some value.
+// patterns calls visit for the patterns of the key that require some value.
 func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	for value, node := range v.exact {
 		visit(Pattern{Key: key, How: Exact, Text: value}, node)
@@ -274,7 +274,7 @@ func (at *level) names() []string {
 	return names
 }
 
-// near keeps the names, which are printable, most like want.
+// near keeps the names most similar to want. The names are printable.
 func (m *Miss) near(want string, names []string) {
 	want = Printable(want)
 	far := make(map[string]int, len(names))
@@ -292,7 +292,7 @@ func (m *Miss) cut(names []string) {
 	m.Near, m.More = names[:n], len(names)-n
 }
 
-// distance is how many bytes must be put in, taken out or changed to make b of a (Levenshtein).
+// distance is the number of insertions, deletions and changes of bytes that turn a into b (Levenshtein).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1) // distances of the part of a so far from each prefix of b
 	for j := range row {

@@ -9,10 +9,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A key is a prefix, which says whose bucket it is, and the values that tell the limit's buckets
-// apart, each preceded by its length: equal descriptors give equal keys, different ones different
-// keys. Values that would make a key longer than maxValues are replaced by their SHA-256, so that
-// a client cannot make memory grow by sending long values.
+// A key is a prefix, which identifies the limit, and the values that identify the bucket, each preceded by its length.
+// So equal descriptors have equal keys and different ones have different keys. If the values are longer than
+// maxValues, their SHA-256 replaces them, so that clients cannot exhaust memory with long values.
 const maxValues = 128
 
 const (
@@ -20,9 +19,9 @@ const (
 	formDigest = 'd' // the SHA-256 of the values follows
 )
 
-// Prefix builds the start of the keys of one limit's buckets. what tells namespaces apart
-// ("limit": named limits, "path": inline ones, "override": limits that come with a request), id
-// the limits within it. Changing the algorithm starts afresh, so it is part of the key.
+// Prefix returns the prefix of the keys of one limit. The parameter what is a namespace: "limit" for named limits,
+// "path" for inline ones, "override" for limits that come with a request. The parameter id identifies the limit within it.
+// The algorithm is part of the key, because a bucket cannot be converted to another algorithm.
 func Prefix(domain, what, id string, kind algorithms.Kind) []byte {
 	key := []byte{'1', 'a' + byte(kind)} // the version of this layout
 	for _, s := range []string{domain, what, id} {
@@ -31,9 +30,9 @@ func Prefix(domain, what, id string, kind algorithms.Kind) []byte {
 	return key
 }
 
-// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash of
-// the values, from which a fixed window takes its phase: of the value itself where there is one,
-// of the length-prefixed values where there are more. Other limits take nothing from it: it is 0.
+// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a fixed window
+// derives its phase: the hash of the value if there is one, or of the length-prefixed values if there are several. For
+// other algorithms the hash is 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
 	if p.Whole {
 		return p.appendWhole(dst, entries)
@@ -53,7 +52,7 @@ func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64
 	return foldKey(dst, values), hash
 }
 
-// AppendKeyOf is AppendKey for values that are given as they are, as an API client does.
+// AppendKeyOf is AppendKey for a list of values instead of entries.
 func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)

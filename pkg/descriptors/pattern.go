@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// How a pattern matches the value of an entry.
+// How is the way in which a pattern matches the value of an entry.
 type How uint8
 
-// They win over each other in this order: an exact value, the longest prefix, the longest suffix,
-// the first declared of wildcards and regular expressions, a key without a value.
+// The ways to match, by precedence: an exact value, the longest prefix, the longest suffix, the first declared of the
+// wildcards and regular expressions, and a key without a value.
 const (
 	Exact How = iota
 	HasPrefix
@@ -23,11 +23,11 @@ const (
 
 var howNames = [...]string{"exact", "prefix", "suffix", "wildcard", "regex", "any"}
 
-// String is the name in lower case.
+// String returns the name in lower case.
 func (h How) String() string { return howNames[h] }
 
-// Pattern is what one entry of a descriptor is compared with. With a "*" in the Key it is a Wildcard
-// of key and value, whatever How says.
+// Pattern is compared with one entry of a descriptor. If its Key contains a "*", it is a Wildcard of key and value,
+// whatever How is.
 type Pattern struct {
 	Key  string
 	How  How
@@ -36,8 +36,8 @@ type Pattern struct {
 	regex *regexp.Regexp // with Regex
 }
 
-// ValuePattern is the Pattern of a value as the reference server writes it: "" is any, and each "*" in
-// it any text.
+// ValuePattern returns the Pattern of a value in the reference server's notation: "" matches any value, and each "*"
+// matches any text.
 func ValuePattern(key, value string) Pattern {
 	switch {
 	case value == "":
@@ -52,14 +52,14 @@ func ValuePattern(key, value string) Pattern {
 const (
 	// maxRegex bounds a regular expression, in bytes.
 	maxRegex = 1000
-	// maxRegexSteps bounds its program, as Envoy does: matching takes, at worst, as many steps for each
-	// byte of a value, and a client may send 60 KiB. 200 of them came to 15 ms.
+	// maxRegexSteps bounds the compiled expression, as Envoy does. In the worst case matching takes that many steps
+	// for each byte of a value, and a client may send 60 KiB. 200 steps took 15 ms.
 	maxRegexSteps = 200
 )
 
-// RegexPattern is the Pattern of a regular expression (RE2), which must match a whole value. A "."
-// matches every character, newlines too, and a byte that is no UTF-8 is one character: what a client
-// sends gets by an expression only where that says so. The error says what is wrong with it.
+// RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "." matches every
+// character, newlines included, and each byte that is not UTF-8 is one character. So a client cannot avoid an
+// expression by unusual bytes. The error describes the mistake in the expression.
 func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
 		return Pattern{}, fmt.Errorf("has %d bytes, the most is %d", len(expression), maxRegex)
@@ -83,7 +83,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 	return Pattern{Key: key, How: Regex, Text: expression, regex: regex}, err
 }
 
-// Shown is the pattern for people: key, key=value, or key~expression.
+// Shown returns the pattern for display: key, key=value, or key~expression.
 func (p *Pattern) Shown() string {
 	switch {
 	case p.Key == "": // a wildcard of key and value
@@ -97,7 +97,7 @@ func (p *Pattern) Shown() string {
 	}
 }
 
-// value is the part of Shown that is not the key.
+// value is the part of Shown after the key.
 func (p *Pattern) value() string {
 	text := Printable(p.Text)
 	switch p.How {

@@ -6,59 +6,59 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Policy is a limit as one place of a configuration uses it: the numbers and how the outcome is
-// treated. It is immutable once compiled. Several policies may share the buckets of one named
-// limit. Its fields are those that a request needs at hand: a part apart would be another cache line to read.
+// Policy is a limit as one place of a configuration uses it: its numbers, and how its decisions are treated. It is
+// immutable. Several policies may share the buckets of one named limit. All fields are in one struct because a request
+// reads most of them, and a part behind a pointer would cost another cache line.
 type Policy struct {
 	// Index numbers the policies of one configuration from 0, so that counters are an array.
 	Index int
-	// Domain and Name say which limit this is, to people: the name of a named limit, or the path
-	// of descriptors that leads to an inline one.
+	// Domain and Name identify the limit for display. Name is the name of a named limit, or the path of descriptors to
+	// an inline one.
 	Domain, Name string
-	// Owner is Domain and limit in one text: equal for policies that share buckets.
+	// Owner is the domain and limit in one text. It is equal for policies that share buckets.
 	Owner string
-	// Place is where the configuration says it: file:line.
+	// Place is the place in the configuration: file:line.
 	Place string
-	// Limit is the numbers.
+	// Limit has the numbers.
 	Limit algorithms.Limit
-	// Prefix starts the key of each of its buckets.
+	// Prefix is the prefix of the keys of the policy's buckets.
 	Prefix []byte
-	// Open lists the positions of the entries whose values tell its buckets apart.
+	// Open lists the positions of the entries whose values identify a bucket.
 	Open []int
-	// OpenKeys are the keys of these entries as the configuration has them, for people.
+	// OpenKeys has the keys of these entries in the configuration's notation.
 	OpenKeys []string
 
-	// Whole: its buckets are told apart by all keys and values of the descriptor, Open aside. So it
-	// is where a "*" stands in a key.
+	// Whole means that all keys and values of the descriptor identify a bucket, not those in Open. It is set for
+	// patterns with a "*" in a key.
 	Whole bool
-	// Shards is how a store of several nodes splits each bucket; none: not at all.
+	// Shards has the parts into which a store of several nodes splits each bucket; empty means that it is not split.
 	Shards []algorithms.Limit
-	// Lease is what a process may borrow of each bucket, with a store that others share; nil: nothing.
+	// Lease bounds what a process may borrow from each bucket of a shared store; nil means nothing.
 	Lease *algorithms.Lease
-	// Slot says which buckets a store of several nodes keeps in one place, so that limits of one
-	// request can be charged in one step; the zero Slot: each on its own.
+	// Slot groups the buckets that a Redis Cluster keeps in one slot, so that the limits of one request can be
+	// charged in one step. The zero Slot groups nothing.
 	Slot Slot
 
-	// RateName is the rate_limit's own name: shown in answers, and what Replaces refers to.
+	// RateName is the rate_limit's own name. It appears in answers, and Replaces refers to it.
 	RateName string
-	// Replaces lists the RateNames that are not evaluated in a request that meets this policy.
+	// Replaces lists the RateNames of the policies that this one replaces in a request to which both apply.
 	Replaces []string
 	// Unlimited always allows and charges nothing.
 	Unlimited bool
-	// Reference tells that the limit was written as the reference server has it: unit and
-	// requests_per_unit.
+	// Reference means that the limit is in the reference server's form, with unit and requests_per_unit.
 	Reference bool
-	// Shadow never denies: what it would have denied is counted.
+	// Shadow never denies. Requests that it would have denied are counted.
 	Shadow bool
 	// Quota denies only together with all other quota policies of the request.
 	Quota bool
-	// Alone: decided on its own, not all-or-none with the request's others (`consume: each`).
+	// Alone means that the policy is charged on its own, not together with the request's other policies
+	// (`consume: each`).
 	Alone bool
-	// MaxDelay is how long an answer may be held for its turn in a leaky bucket; 0: not held.
+	// MaxDelay is how long an answer may be held back until its turn in a leaky bucket; 0 means not at all.
 	MaxDelay algorithms.Micros
 	// OnFailure is the answer when the store cannot decide.
 	OnFailure OnFailure
-	// Local is the numbers of this process's own bucket, which OnFailure local gives out from.
+	// Local has the numbers of this process's own bucket, for OnFailure local.
 	Local *algorithms.Limit
 
 	// StatKey names the policy's counters as the reference server does:
@@ -70,22 +70,22 @@ type Policy struct {
 	// (value_to_metric), or all of them (detailed_metric, then Detailed is set).
 	StatValues []int
 	Detailed   bool
-	// Metadata is passed on in dynamic metadata of requests that pass; nil: none.
+	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
 
-// Slot is what buckets that are kept in one place have in common: something fixed, or a value.
+// Slot determines the buckets that are kept in one slot: those of a fixed number, or those with an equal value.
 type Slot struct {
-	// Fixed is a number of their own; 0: none.
+	// Fixed is the number; 0 means none.
 	Fixed uint64
-	// Value is 1 + the position of the value among those of the key; 0: none.
+	// Value is 1 + the position of the value in the key; 0 means none.
 	Value int
-	// Entry is the key of the entry with the value, for a policy that is Whole.
+	// Entry is the key of the entry that has the value, for a policy that is Whole.
 	Entry string
 }
 
-// SlotOf is a number that buckets to be kept in one place share; 0: the bucket of this descriptor
-// is on its own.
+// SlotOf returns a number that all buckets of one slot share. It returns 0 if the bucket of this descriptor is not
+// grouped.
 func (p *Policy) SlotOf(entries []Entry) uint64 {
 	switch {
 	case p.Slot.Value > 0:
@@ -100,7 +100,7 @@ func (p *Policy) SlotOf(entries []Entry) uint64 {
 	return p.Slot.Fixed
 }
 
-// SlotOfKey is SlotOf for values that are given as they are, as an API client does.
+// SlotOfKey is SlotOf for a list of values instead of entries.
 func (p *Policy) SlotOfKey(key []string) uint64 {
 	if i := p.Slot.Value; i > 0 && i <= len(key) {
 		return SlotNumber(key[i-1])
@@ -108,18 +108,18 @@ func (p *Policy) SlotOfKey(key []string) uint64 {
 	return p.Slot.Fixed
 }
 
-// SlotNumber is the Slot of all that share text.
+// SlotNumber returns the number of the slot for text; it is never 0.
 func SlotNumber(text string) uint64 { return xxhash.Sum64String(text) | 1 }
 
-// OnFailure is the answer to give when a store cannot decide in time.
+// OnFailure is the answer when a store cannot decide in time.
 type OnFailure uint8
 
-// Deny is the default: a rate limiter that cannot count does not open the gate.
+// The answers. The default is Deny, because a rate limiter that cannot count must not admit everything.
 const (
 	Deny  OnFailure = iota
-	Allow           // let it pass
-	Local           // this process's own bucket, of a share of the limit
-	Error           // an RPC error, so that the proxy's own failure mode decides
+	Allow           // allow the request
+	Local           // decide with this process's own bucket, which has a share of the limit
+	Error           // return an RPC error, so that the proxy's own failure mode decides
 )
 
 var onFailureNames = [...]string{"deny", "allow", "local", "error"}
@@ -127,7 +127,7 @@ var onFailureNames = [...]string{"deny", "allow", "local", "error"}
 // String returns the name used in configurations.
 func (f OnFailure) String() string { return onFailureNames[f] }
 
-// ParseOnFailure reads the name used in configurations.
+// ParseOnFailure reads the name used in configurations. It reports whether it knows the name.
 func ParseOnFailure(s string) (OnFailure, bool) {
 	for i, name := range onFailureNames {
 		if s == name {

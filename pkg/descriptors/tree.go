@@ -5,17 +5,16 @@ import (
 	"strings"
 )
 
-// Tree is the compiled descriptors of one domain.
+// Tree has the compiled descriptor patterns of one domain. The zero Tree is empty.
 type Tree struct {
 	root level
 }
 
-// Node is one place of the tree: what a descriptor meets that ends there.
+// Node is one place in a Tree. It applies to descriptors that end there.
 type Node struct {
-	// Policies are the limits at this place; none: descriptors that end here are not limited.
+	// Policies are the limits at this place. If there are none, descriptors that end here are not limited.
 	Policies []*Policy
-	// MaxOverride is what limits that come with requests to this place may allow at most; nil: there
-	// is no bound of the place's own.
+	// MaxOverride bounds the limits that come with requests to this place; nil means that the place sets no bound.
 	MaxOverride *Policy
 	next        level
 }
@@ -23,11 +22,11 @@ type Node struct {
 // level holds the patterns for one entry.
 type level struct {
 	keys map[string]*values
-	// first and firstValues are one of keys. Often it is the only one, and comparing is cheaper than looking up.
+	// first and firstValues are one of keys, often the only one. A comparison is cheaper than a lookup.
 	first       string
 	firstValues *values
-	// loose are patterns with a "*" in the key itself. As in the reference server they are matched
-	// against key_value as one text.
+	// loose has the patterns with a "*" in the key. As in the reference server, they are matched against key_value as
+	// one text.
 	loose []wildcard
 	count int // wildcards and regular expressions, in both
 }
@@ -40,7 +39,7 @@ type values struct {
 	open           *Node // any value
 }
 
-// affixes are texts that values start with, or end in.
+// affixes holds prefixes or suffixes of values.
 type affixes struct {
 	lengths []int // of the texts, longest first
 	nodes   map[string]*Node
@@ -49,12 +48,12 @@ type affixes struct {
 // wildcard is a pattern with a "*", or a regular expression.
 type wildcard struct {
 	Pattern
-	order int // its place among those of the level
+	order int // its position among those of the level
 	node  *Node
 }
 
-// Add returns the node for p below parent (nil: the root), made if need be. It reports whether the
-// node is new.
+// Add returns the node for p below parent, and makes it if it does not exist. A nil parent is the root. It reports
+// whether the node is new.
 func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	at := &t.root
 	if parent != nil {
@@ -130,7 +129,7 @@ func (a *affixes) add(text string) (node *Node, added bool) {
 	return node, true
 }
 
-// longest is the node of the longest text that value starts with or, with atEnd, ends in.
+// longest is the node of the longest prefix of value, or of the longest suffix if atEnd is true.
 func (a *affixes) longest(value string, atEnd bool) *Node {
 	for _, n := range a.lengths {
 		if n > len(value) {
@@ -147,8 +146,8 @@ func (a *affixes) longest(value string, atEnd bool) *Node {
 	return nil
 }
 
-// Match returns the node at which the descriptor ends, or nil. At each entry the patterns win over
-// each other as How lists them; what was chosen is never taken back.
+// Match returns the node at which the descriptor ends, or nil. At each entry the pattern with the highest precedence
+// (see How) is chosen. There is no backtracking.
 func (t *Tree) Match(entries []Entry) *Node {
 	at := &t.root
 	var node *Node
@@ -203,7 +202,7 @@ func (at *level) match(e *Entry) *Node {
 	}
 }
 
-// matches tells whether w, of a key without a "*", matches value.
+// matches reports whether w, whose key has no "*", matches value.
 func (w *wildcard) matches(value string) bool {
 	if w.regex != nil {
 		return w.regex.MatchString(value)
@@ -211,21 +210,21 @@ func (w *wildcard) matches(value string) bool {
 	return glob(w.Text, "", value)
 }
 
-// glob tells whether pattern, in which each "*" stands for any text, matches value, or, where key
-// is given, key + "_" + value.
+// glob reports whether pattern, in which each "*" matches any text, matches value. If key is not empty, it is compared
+// with key + "_" + value.
 func glob(pattern, key, value string) bool {
 	return joined{key, value, key != ""}.matches(pattern)
 }
 
-// joined is key_value without joining them, or value alone.
+// joined is the text key_value, or value alone, without a copy.
 type joined struct {
 	key, value string
 	both       bool
 }
 
-// matches tells whether pattern matches all of j.
+// matches reports whether pattern matches all of j.
 func (j joined) matches(pattern string) bool {
-	// The classic two-pointer match: on a mismatch the last "*" swallows one byte more.
+	// The usual two-pointer match: after a mismatch the last "*" matches one more byte.
 	p, s, star, mark := 0, 0, -1, 0
 	for s < j.len() {
 		switch {

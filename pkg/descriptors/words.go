@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Words says what p allows in a sentence.
+// Words describes in a sentence what p allows.
 func (p *Policy) Words() string {
 	l := &p.Limit
 	switch {
@@ -54,7 +54,7 @@ func (p *Policy) Words() string {
 	return text
 }
 
-// reserved is how far ahead l may be reserved, and whether that is less than the numbers allow.
+// reserved is how many units of l may be reserved ahead, and whether that is less than the numbers allow.
 func reserved(l *algorithms.Limit) (n int64, given bool) {
 	if !l.CanReserve() {
 		return 0, false
@@ -66,10 +66,10 @@ func reserved(l *algorithms.Limit) (n int64, given bool) {
 	return l.MaxReserved, err == nil && l.MaxReserved < most.MaxReserved
 }
 
-// guaranteedRate is the rate of the guaranteed part: P1 of 1/Q unit flow in each tick.
+// guaranteedRate is the rate of the guaranteed part, into which P1 of 1/Q unit flow with each tick.
 func guaranteedRate(l *algorithms.Limit) string {
 	units := l.V1 / l.Q
-	// V1 is one period's worth, so the period is the ticks it takes to fill.
+	// V1 is the inflow of one period, so that the period is the number of ticks until it is full.
 	return fmt.Sprintf("%d per %s", units, Span(algorithms.Micros(l.V1/l.P1)*l.Tick))
 }
 
@@ -106,7 +106,7 @@ func leakyWords(l *algorithms.Limit, period string, delay algorithms.Micros) str
 	return text
 }
 
-// Span writes a span of time as configurations do: 1d, 1h, 1m30s, 200ms.
+// Span returns a span of time in the configuration's notation: 1d, 1h, 1m30s, 200ms.
 func Span(d algorithms.Micros) string {
 	if d >= algorithms.Day && d%algorithms.Day == 0 {
 		return fmt.Sprintf("%dd", d/algorithms.Day)
