@@ -35,7 +35,12 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 		t.inner.Done = t.ended
 		return t
 	}
-	m.registry.MustRegister(b.seconds, b.failures, b.abandoned)
+	allowed := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rlsidecar_backend_timeout_seconds",
+		Help: "How long the backend may take, by --backend-timeout; what takes longer is a failure.",
+	})
+	allowed.Set(timeout.Seconds())
+	m.registry.MustRegister(b.seconds, b.failures, b.abandoned, allowed)
 	return b
 }
 

@@ -25,9 +25,10 @@ type service struct {
 
 func newService() *service {
 	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "ratelimit_service_response_time_seconds",
-		Help:    "How long answers to gRPC calls took.",
-		Buckets: append([]float64{.0001, .00025, .0005, .001, .0025}, prometheus.DefBuckets...),
+		Name: "ratelimit_service_response_time_seconds",
+		Help: "How long answers to gRPC calls took.",
+		// Envoy waits 20 ms by default: a later answer is one that it no longer waits for.
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 	}, []string{"grpc_method"})}
 	s.answered = s.seconds.WithLabelValues(shouldRateLimit)
 	return s
