@@ -392,7 +392,7 @@ func (c *compiler) failure(d *domain, l *limit, p *descriptors.Policy) {
 	if err != nil { // what is wrong with the whole has been said
 		return
 	}
-	p.Local = &local
+	p.Local, p.LocalShare = &local, share
 	if stated := l.OnFailure.ok || l.LocalShare.ok; stated && !p.Unlimited && p.Limit.Rate > 0 {
 		c.warnLocal(l, p, share)
 	}

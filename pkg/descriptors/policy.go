@@ -58,8 +58,12 @@ type Policy struct {
 	MaxDelay algorithms.Micros
 	// OnFailure is the answer when the store cannot decide.
 	OnFailure OnFailure
-	// Local has the numbers of this process's own bucket, for OnFailure local.
-	Local *algorithms.Limit
+	// Local has the numbers of this process's own bucket, for OnFailure local: LocalShare of the limit.
+	Local      *algorithms.Limit
+	LocalShare float64
+	// Adjusted is set in the copy of a policy that an operator's adjustment made; nil: the policy is as it
+	// was configured.
+	Adjusted *Adjusted
 
 	// StatKey names the policy's counters as the reference server does:
 	// domain.key_value.key_value…
@@ -72,6 +76,18 @@ type Policy struct {
 	Detailed   bool
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
+}
+
+// Adjusted is what an operator's adjustment made of a policy, beside its numbers.
+type Adjusted struct {
+	// ID of the adjustment.
+	ID string
+	// Expires is when it ends, by the clock of the place where adjustments are kept.
+	Expires algorithms.Micros
+	// Unlimited: the bucket is charged, and never denies.
+	Unlimited bool
+	// Block denies everything.
+	Block bool
 }
 
 // Slot determines the buckets that are kept in one slot: those of a fixed number, or those with an equal value.

@@ -92,6 +92,7 @@ var beyond = map[string][]string{
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
 	// The limiter decides calls of Go programs as it does those over HTTP.
 	"pkg/ratelimit":    {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter"},
+	"internal/adjust":  {"pkg/algorithms", "pkg/descriptors"},
 	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/target"},
 	"internal/target":  {},
 }

@@ -1,0 +1,235 @@
+// Package adjust changes the numbers of single limits without a deployment: an operator gives one key,
+// or all keys of a limit, other numbers until a moment. It holds what an adjustment is, the immutable
+// Set of those in force, what they make of a limit, the chained audit of changes, and the Service that
+// the admin API and the page use.
+//
+// An adjustment changes numbers as a new configuration does: a bucket keeps what was consumed. So
+// sidecars that do not agree yet never admit more than the larger of the two limits.
+package adjust
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Bounds of adjustments. What clients send does not reach them; they keep a mistaken script of an operator
+// from filling memory, Redis or the log.
+const (
+	// MaxAdjustments is how many there can be at a time.
+	MaxAdjustments = 10_000
+	// MaxFor is how far ahead an adjustment may expire. What should last longer belongs in the
+	// configuration.
+	MaxFor = 30 * 24 * time.Hour
+
+	maxAuthor    = 128  // bytes
+	maxReason    = 512  // bytes
+	maxName      = 1024 // bytes of a domain's or a limit's name
+	maxKeyBytes  = 4096 // of all values of a key together
+	maxKeyValues = 256
+)
+
+// Adjustment is a change of one limit's numbers, for one key or for all keys, until Expires.
+type Adjustment struct {
+	// ID names it: equal targets have equal IDs, so that a second adjustment of a target replaces the first.
+	ID     string
+	Target Target
+	Change Change
+	// Algorithm that the limit had when the adjustment was made. Numbers and factors apply only while it
+	// has the same.
+	Algorithm algorithms.Kind
+	// Expires and Created are moments by the clock of the place where adjustments are kept.
+	Expires, Created algorithms.Micros
+	// Author as they called themselves, and their Reason.
+	Author, Reason string
+}
+
+// Target is what an adjustment changes.
+type Target struct {
+	Domain, Limit string
+	// Key is the values that identify the bucket; raw bytes, and an empty value is a value.
+	Key []string
+	// AllKeys: every key of the limit that has no adjustment of its own. Key is empty then.
+	AllKeys bool
+}
+
+// Change is what becomes of the numbers: exactly one of other numbers (Rate, Capacity, Period; what is
+// nil or 0 stays), a Factor, Unlimited or Block.
+type Change struct {
+	Rate, Capacity *int64
+	Period         algorithms.Micros
+	Factor         Factor
+	// Unlimited charges the bucket as before and never denies.
+	Unlimited bool
+	// Block denies everything.
+	Block bool
+}
+
+// Factor multiplies the numbers of the day; in thousandths, so that every sidecar computes the same. 0: none.
+type Factor int64
+
+const (
+	one       Factor = 1000
+	maxFactor        = 1_000_000 * one
+)
+
+// String is the factor as a decimal number.
+func (f Factor) String() string {
+	text := fmt.Sprintf("%d.%03d", f/one, f%one)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+}
+
+// ParseFactor reads a decimal number with at most three decimal places.
+func ParseFactor(text string) (Factor, error) {
+	wrong := fmt.Errorf("factor %q must be a number from 0.001 to %d, with at most three decimal places", descriptors.Printable(text), maxFactor/one)
+	whole, fraction, _ := strings.Cut(text, ".")
+	if len(whole) == 0 || len(whole) > 7 || len(fraction) > 3 || strings.HasSuffix(text, ".") {
+		return 0, wrong
+	}
+	var f Factor
+	for _, c := range []byte(whole + fraction + "000"[len(fraction):]) {
+		if c < '0' || c > '9' {
+			return 0, wrong
+		}
+		f = f*10 + Factor(c-'0')
+	}
+	if f < 1 || f > maxFactor {
+		return 0, wrong
+	}
+	return f, nil
+}
+
+// ID identifies the target. It is the start of a digest, because keys can be long and hold any bytes.
+func (t *Target) ID() string {
+	h := sha256.New()
+	for _, s := range append([]string{t.Domain, t.Limit}, t.Key...) {
+		h.Write(binary.AppendUvarint(nil, uint64(len(s))))
+		h.Write([]byte(s))
+	}
+	if t.AllKeys {
+		h.Write([]byte("all keys"))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:12])
+}
+
+// String is the target for people.
+func (t *Target) String() string {
+	return fmt.Sprintf("limit %s of domain %s, %s", descriptors.Printable(t.Limit), descriptors.Printable(t.Domain), t.KeyText())
+}
+
+// KeyText is the key for people.
+func (t *Target) KeyText() string {
+	switch {
+	case t.AllKeys:
+		return "all keys"
+	case len(t.Key) == 0:
+		return "no key"
+	}
+	shown := make([]string, len(t.Key))
+	for i, v := range t.Key {
+		if shown[i] = descriptors.Printable(v); v == "" {
+			shown[i] = `""`
+		}
+	}
+	return "key " + strings.Join(shown, ",")
+}
+
+// Check returns what is wrong with a, without regard to the configuration.
+func (a *Adjustment) Check() error {
+	for _, check := range []error{a.Target.check(), a.Change.check(), checkText("author", a.Author, maxAuthor), checkText("reason", a.Reason, maxReason)} {
+		if check != nil {
+			return check
+		}
+	}
+	switch lasts := a.Expires - a.Created; {
+	case lasts <= 0:
+		return errors.New("the adjustment must expire in the future; give a time to come")
+	case lasts > algorithms.Micros(MaxFor/time.Microsecond):
+		return errors.New("an adjustment may last 30 days at most; change the configuration for what should last longer")
+	}
+	return nil
+}
+
+func (t *Target) check() error {
+	switch {
+	case t.Domain == "" || t.Limit == "":
+		return errors.New("name the domain and the limit")
+	case len(t.Domain) > maxName || len(t.Limit) > maxName:
+		return fmt.Errorf("the names of the domain and the limit may have %d bytes each at most", maxName)
+	case t.AllKeys && len(t.Key) > 0:
+		return errors.New("an adjustment is for one key or for all keys; give one of the two")
+	case len(t.Key) > maxKeyValues:
+		return fmt.Errorf("a key may have %d values at most, this one has %d", maxKeyValues, len(t.Key))
+	}
+	bytes := 0
+	for _, v := range t.Key {
+		bytes += len(v)
+	}
+	if bytes > maxKeyBytes {
+		return fmt.Errorf("a key may have %d bytes at most, this one has %d", maxKeyBytes, bytes)
+	}
+	return nil
+}
+
+func (c *Change) check() error {
+	given := 0
+	for _, is := range []bool{c.numbers(), c.Factor != 0, c.Unlimited, c.Block} {
+		if is {
+			given++
+		}
+	}
+	switch {
+	case given == 0:
+		return errors.New("say what to change: rate, capacity and period, or factor, or unlimited, or block")
+	case given > 1:
+		return errors.New("numbers, factor, unlimited and block exclude each other; give one of them")
+	case c.Factor < 0 || c.Factor > maxFactor:
+		return fmt.Errorf("the factor must be from 0.001 to %d", maxFactor/one)
+	case c.Rate != nil && *c.Rate < 1:
+		return fmt.Errorf("rate must be at least 1, is %d; to deny everything, block", *c.Rate)
+	case c.Capacity != nil && *c.Capacity < 0:
+		return fmt.Errorf("capacity must not be negative, is %d", *c.Capacity)
+	case c.Period < 0:
+		return errors.New("period must be longer than 0")
+	}
+	return nil
+}
+
+// numbers reports whether c gives other numbers.
+func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
+
+// checkText checks a text that people are shown.
+func checkText(what, text string, most int) error {
+	switch {
+	case strings.TrimSpace(text) == "":
+		return fmt.Errorf("%s is missing: the audit names who changed a limit, and why", what)
+	case len(text) > most:
+		return fmt.Errorf("%s may have %d bytes at most, has %d", what, most, len(text))
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
+		return fmt.Errorf("%s must be plain text in UTF-8, on one line", what)
+	}
+	return nil
+}
+
+// equal reports whether two adjustments are the same.
+func (a *Adjustment) equal(b *Adjustment) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	same := func(x, y *int64) bool { return x == y || x != nil && y != nil && *x == *y }
+	return a.ID == b.ID && slices.Equal(a.Target.Key, b.Target.Key) && a.Expires == b.Expires && a.Created == b.Created &&
+		a.Algorithm == b.Algorithm && a.Author == b.Author && a.Reason == b.Reason &&
+		same(a.Change.Rate, b.Change.Rate) && same(a.Change.Capacity, b.Change.Capacity) &&
+		a.Change.Period == b.Change.Period && a.Change.Factor == b.Change.Factor &&
+		a.Change.Unlimited == b.Change.Unlimited && a.Change.Block == b.Change.Block
+}

@@ -1,0 +1,146 @@
+package adjust
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Apply returns what a makes of p: a copy with other numbers, or with another treatment of denials. An
+// error says why a does not apply to p as it is configured now; p counts then.
+func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
+	changed := *p
+	changed.Adjusted = &descriptors.Adjusted{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}
+	switch {
+	case a.Change.Block:
+		changed.Shadow, changed.Quota = false, false
+		return &changed, nil
+	case p.Unlimited:
+		return nil, errors.New("the limit is configured as unlimited: it has no numbers to change; it can be blocked")
+	case a.Change.Unlimited:
+		return &changed, nil
+	case a.Algorithm != 0 && a.Algorithm != p.Limit.Kind:
+		return nil, fmt.Errorf("the limit is a %s now; the adjustment was made for a %s", kindName(p.Limit.Kind), kindName(a.Algorithm))
+	}
+	spec, err := a.Change.spec(&p.Limit)
+	if err != nil {
+		return nil, err
+	}
+	return &changed, renumber(&changed, p, spec)
+}
+
+// renumber gives changed, a copy of p, the numbers of spec. Shards, lease and the stand-in bucket follow.
+func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) (err error) {
+	if changed.Limit, err = algorithms.Compile(spec); err != nil {
+		return fmt.Errorf("the limit cannot have these numbers: %w", err)
+	}
+	if n := len(p.Shards); n > 0 {
+		if changed.Shards, err = algorithms.Split(spec, n); err != nil {
+			return fmt.Errorf("the limit has %d shards, and these numbers cannot be split: %w", n, err)
+		}
+	}
+	if p.Lease != nil {
+		lease := *p.Lease
+		lease.Most = scale(lease.Most, changed.Limit.Capacity, max(1, p.Limit.Capacity))
+		changed.Lease = &lease
+	}
+	if p.Local != nil {
+		local, err := algorithms.Compile(spec.Part(p.LocalShare))
+		if err != nil {
+			return fmt.Errorf("the share of this process cannot have these numbers: %w", err)
+		}
+		changed.Local = &local
+	}
+	return nil
+}
+
+// spec is l with the numbers that c changes.
+func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
+	if l.Rate == 0 {
+		return algorithms.Spec{}, errors.New("the limit is configured to allow nothing: it has no numbers to change")
+	}
+	s := l.Spec()
+	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // as where none is configured
+	if c.Factor != 0 {
+		s.Rate = c.Factor.of(s.Rate)
+		if s.Capacity != nil {
+			*s.Capacity = c.Factor.of(*s.Capacity)
+		}
+		if s.Minimum != nil {
+			s.Minimum = &algorithms.Rate{Units: c.Factor.of(s.Minimum.Units), Period: s.Minimum.Period}
+		}
+		if s.Rate < 1 {
+			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny everything, block", c.Factor, l.Rate)
+		}
+		return fitInitial(s), nil
+	}
+	if c.Period != 0 {
+		if l.Calendar != nil {
+			return s, fmt.Errorf("the calendar sets the period of this limit (%s); it cannot be adjusted", l.Calendar.Unit)
+		}
+		s.Period = c.Period
+	}
+	if c.Rate != nil {
+		s.Rate = *c.Rate
+		if tied {
+			s.Capacity = nil
+		}
+	}
+	if c.Capacity != nil {
+		if l.Kind == algorithms.SlidingWindow || l.Kind == algorithms.SlidingLog {
+			return s, fmt.Errorf("a %s has no capacity: it admits rate in each period", kindName(l.Kind))
+		}
+		capacity := *c.Capacity
+		s.Capacity = &capacity
+	}
+	return fitInitial(s), nil
+}
+
+// fitInitial lowers what a new bucket holds to the capacity.
+func fitInitial(s algorithms.Spec) algorithms.Spec {
+	if capacity := s.Rate; s.Initial != nil {
+		if s.Capacity != nil {
+			capacity = *s.Capacity
+		}
+		*s.Initial = min(*s.Initial, capacity)
+	}
+	return s
+}
+
+// of is f times n, rounded down, or the largest number there is.
+func (f Factor) of(n int64) int64 { return scale(n, int64(f), int64(one)) }
+
+// scale is n*by/of rounded down, or the largest number there is; all are at least 0, and of at least 1.
+func scale(n, by, of int64) int64 {
+	hi, lo := bits.Mul64(uint64(n), uint64(by))
+	if hi >= uint64(of) {
+		return math.MaxInt64
+	}
+	quotient, _ := bits.Div64(hi, lo, uint64(of))
+	if quotient > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(quotient)
+}
+
+// Words says what a does, in a sentence, to limits that are configured as p.
+func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
+	changed, err := a.Apply(p)
+	if err != nil {
+		return "", err
+	}
+	until := moment(a.Expires).Truncate(time.Second).Format("2006-01-02 15:04:05 UTC")
+	switch {
+	case a.Change.Block:
+		return fmt.Sprintf("%s: every request is denied until %s", a.Target.String(), until), nil
+	case a.Change.Unlimited:
+		return fmt.Sprintf("%s: nothing is denied until %s; what is used is still counted (configured: %s)", a.Target.String(), until, p.Words()), nil
+	default:
+		return fmt.Sprintf("%s: %s, until %s (configured: %s); what is used now stays used", a.Target.String(), changed.Words(), until, p.Words()), nil
+	}
+}

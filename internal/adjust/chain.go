@@ -1,0 +1,122 @@
+package adjust
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// MaxEntries is how many entries of the audit are kept at least; a few more until the oldest are trimmed.
+const MaxEntries = 10_000
+
+// trimBy is how many entries are trimmed at a time.
+const trimBy = 500
+
+// Entry is one change, as the audit has it.
+type Entry struct {
+	// Version counts changes from 1.
+	Version uint64
+	// At is when, by the clock of the place where adjustments are kept.
+	At algorithms.Micros
+	// Operation is unique: an operator whose request was not answered finds here whether it was carried out.
+	Operation string
+	// Author as they called themselves, and their Reason.
+	Author, Reason string
+	// Target is the ID of the adjustment that was set or deleted.
+	Target string
+	// Before and After are it before and after the change; nil: there was, or is, none.
+	Before, After *Adjustment
+	// Body is the entry as it is kept, and MAC its HMAC together with the MAC of the entry before.
+	Body []byte
+	MAC  string
+}
+
+// entryJSON is the form of an Entry's Body.
+type entryJSON struct {
+	Version   uint64            `json:"version"`
+	At        algorithms.Micros `json:"at_us"`
+	Operation string            `json:"operation"`
+	Author    string            `json:"author"`
+	Reason    string            `json:"reason"`
+	Target    string            `json:"target"`
+	Before    *Adjustment       `json:"before,omitempty"`
+	After     *Adjustment       `json:"after,omitempty"`
+}
+
+// Chain computes the MACs of entries. Each depends on all before it, so that an entry that is changed or
+// removed shows. With a secret key nobody who can only write to the store can hide that; without one the
+// chain shows damage, and not who did it.
+type Chain struct{ key []byte }
+
+// NewChain makes a Chain of a secret key, which may be empty.
+func NewChain(key []byte) *Chain {
+	if len(key) == 0 {
+		key = []byte("rlsidecar audit without a key")
+	}
+	return &Chain{key}
+}
+
+func (c *Chain) sum(parts ...string) string {
+	h := hmac.New(sha256.New, c.key)
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Next completes e as the entry after head: its Version, Body and MAC.
+func (c *Chain) Next(head Head, e *Entry) error {
+	e.Version = head.Version + 1
+	body, err := json.Marshal(entryJSON{e.Version, e.At, e.Operation, e.Author, e.Reason, e.Target, e.Before, e.After})
+	if err != nil {
+		return fmt.Errorf("write an entry of the audit: %w", err)
+	}
+	e.Body, e.MAC = body, c.sum("entry", head.MAC, string(body))
+	return nil
+}
+
+// ParseEntry reads an entry as it is kept. It does not verify the MAC.
+func ParseEntry(body []byte, mac string) (*Entry, error) {
+	var f entryJSON
+	if err := json.Unmarshal(body, &f); err != nil {
+		return nil, fmt.Errorf("read an entry of the audit: %w", err)
+	}
+	return &Entry{f.Version, f.At, f.Operation, f.Author, f.Reason, f.Target, f.Before, f.After, body, mac}, nil
+}
+
+// Checkpoint stands for the entries that were trimmed: the Head of the newest of them, signed.
+type Checkpoint struct {
+	Head
+	Signature string
+}
+
+// Checkpoint signs head.
+func (c *Chain) Checkpoint(head Head) Checkpoint {
+	return Checkpoint{head, c.sum("checkpoint", fmt.Sprint(head.Version), head.MAC)}
+}
+
+// Broken says where the chain of an audit is broken; nil: nowhere. entries follow from, and head is the
+// newest of them.
+func (c *Chain) Broken(from Checkpoint, entries []*Entry, head Head) error {
+	if from.Version > 0 && !hmac.Equal([]byte(from.Signature), []byte(c.Checkpoint(from.Head).Signature)) {
+		return fmt.Errorf("the checkpoint at entry %d is not signed with this key", from.Version)
+	}
+	at := from.Head
+	for _, e := range entries {
+		switch {
+		case e.Version != at.Version+1:
+			return fmt.Errorf("entry %d is missing: %d follows %d", at.Version+1, e.Version, at.Version)
+		case !hmac.Equal([]byte(e.MAC), []byte(c.sum("entry", at.MAC, string(e.Body)))):
+			return fmt.Errorf("entry %d was changed, or was written with another key", e.Version)
+		}
+		at = Head{e.Version, e.MAC}
+	}
+	if at != head {
+		return fmt.Errorf("the newest entries are missing: the last is %d, the version is %d", at.Version, head.Version)
+	}
+	return nil
+}

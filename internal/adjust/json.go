@@ -1,0 +1,257 @@
+package adjust
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// adjustmentJSON is the form of an Adjustment in Redis, in files and in the admin API.
+type adjustmentJSON struct {
+	ID     string `json:"id,omitempty"`
+	Domain string `json:"domain"`
+	Limit  string `json:"limit"`
+	// Key is there for readers, where all of its values are text; KeyB64 always, unless AllKeys.
+	Key       []string `json:"key,omitempty"`
+	KeyB64    [][]byte `json:"key_b64,omitempty"`
+	AllKeys   bool     `json:"all_keys,omitempty"`
+	Algorithm string   `json:"algorithm,omitempty"`
+	changeJSON
+	Expires time.Time `json:"expires"`
+	Created time.Time `json:"created"`
+	Author  string    `json:"author"`
+	Reason  string    `json:"reason"`
+}
+
+// changeJSON is the form of a Change.
+type changeJSON struct {
+	Rate      *int64      `json:"rate,omitempty"`
+	Capacity  *int64      `json:"capacity,omitempty"`
+	Period    string      `json:"period,omitempty"`
+	Factor    json.Number `json:"factor,omitempty"`
+	Unlimited bool        `json:"unlimited,omitempty"`
+	Block     bool        `json:"block,omitempty"`
+}
+
+func (c *Change) form() changeJSON {
+	f := changeJSON{Rate: c.Rate, Capacity: c.Capacity, Unlimited: c.Unlimited, Block: c.Block}
+	if c.Period != 0 {
+		f.Period = spanText(c.Period)
+	}
+	if c.Factor != 0 {
+		f.Factor = json.Number(c.Factor.String())
+	}
+	return f
+}
+
+func (f *changeJSON) change() (c Change, err error) {
+	c = Change{Rate: f.Rate, Capacity: f.Capacity, Unlimited: f.Unlimited, Block: f.Block}
+	if f.Period != "" {
+		if c.Period, err = ParseSpan(f.Period); err != nil {
+			return c, fmt.Errorf("period: %w", err)
+		}
+	}
+	if f.Factor != "" {
+		if c.Factor, err = ParseFactor(string(f.Factor)); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// MarshalJSON implements json.Marshaler.
+func (a Adjustment) MarshalJSON() ([]byte, error) {
+	f := adjustmentJSON{
+		ID: a.ID, Domain: a.Target.Domain, Limit: a.Target.Limit, AllKeys: a.Target.AllKeys, Algorithm: kindName(a.Algorithm),
+		changeJSON: a.Change.form(), Expires: moment(a.Expires), Created: moment(a.Created), Author: a.Author, Reason: a.Reason,
+	}
+	text := true
+	for _, v := range a.Target.Key {
+		f.KeyB64 = append(f.KeyB64, []byte(v))
+		text = text && utf8.ValidString(v)
+	}
+	if text {
+		f.Key = a.Target.Key
+	}
+	return json.Marshal(f)
+}
+
+// UnmarshalJSON implements json.Unmarshaler. It reads what MarshalJSON wrote; Check says whether it is sound.
+func (a *Adjustment) UnmarshalJSON(text []byte) error {
+	var f adjustmentJSON
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
+	}
+	change, err := f.change()
+	if err != nil {
+		return err
+	}
+	kind, err := parseKind(f.Algorithm)
+	if err != nil {
+		return err
+	}
+	*a = Adjustment{
+		Target: Target{Domain: f.Domain, Limit: f.Limit, AllKeys: f.AllKeys}, Change: change, Algorithm: kind,
+		Expires: algorithms.Micros(f.Expires.UnixMicro()), Created: algorithms.Micros(f.Created.UnixMicro()),
+		Author: f.Author, Reason: f.Reason,
+	}
+	for _, v := range f.KeyB64 {
+		a.Target.Key = append(a.Target.Key, string(v))
+	}
+	a.ID = a.Target.ID()
+	return nil
+}
+
+// guaranteed is the name of algorithms.Guaranteed here: configurations call it a token_bucket.
+const guaranteed = "token_bucket+guaranteed"
+
+func kindName(k algorithms.Kind) string {
+	switch k {
+	case 0:
+		return ""
+	case algorithms.Guaranteed:
+		return guaranteed
+	default:
+		return k.String()
+	}
+}
+
+func parseKind(name string) (algorithms.Kind, error) {
+	for k := range algorithms.Guaranteed + 1 {
+		if kindName(k) == name {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown algorithm %q", descriptors.Printable(name))
+}
+
+func moment(t algorithms.Micros) time.Time { return time.UnixMicro(int64(t)).UTC() }
+
+// proposalJSON is the form of a Proposal in the admin API.
+type proposalJSON struct {
+	Domain  string   `json:"domain"`
+	Limit   string   `json:"limit"`
+	Key     []string `json:"key"`
+	KeyB64  [][]byte `json:"key_b64"`
+	AllKeys bool     `json:"all_keys"`
+	changeJSON
+	For     string    `json:"for"`
+	Until   time.Time `json:"until"`
+	Author  string    `json:"author"`
+	Reason  string    `json:"reason"`
+	Version *uint64   `json:"version"`
+}
+
+// ParseProposal reads a Proposal from JSON. An error says what to change.
+func ParseProposal(text []byte) (p Proposal, err error) {
+	var f proposalJSON
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&f); err != nil {
+		return p, fmt.Errorf("the body is not the JSON of an adjustment: %w", err)
+	}
+	if _, err = d.Token(); !errors.Is(err, io.EOF) {
+		return p, errors.New("the body goes on after the JSON object")
+	}
+	if f.Key != nil && f.KeyB64 != nil {
+		return p, errors.New("give the key once: key, or key_b64 for bytes that are not text")
+	}
+	p = Proposal{
+		Target: Target{Domain: f.Domain, Limit: f.Limit, Key: f.Key, AllKeys: f.AllKeys},
+		Until:  f.Until, Author: f.Author, Reason: f.Reason, Expect: f.Version,
+	}
+	for _, v := range f.KeyB64 {
+		p.Target.Key = append(p.Target.Key, string(v))
+	}
+	if p.Change, err = f.change(); err != nil {
+		return p, err
+	}
+	if f.For != "" {
+		span, err := ParseSpan(f.For)
+		if err != nil {
+			return p, fmt.Errorf("for: %w", err)
+		}
+		p.For = time.Duration(min(span, algorithms.Day*36_500)) * time.Microsecond
+	}
+	return p, nil
+}
+
+// MarshalJSON writes what ParseProposal reads.
+func (p Proposal) MarshalJSON() ([]byte, error) {
+	f := struct {
+		Domain  string   `json:"domain,omitempty"`
+		Limit   string   `json:"limit"`
+		KeyB64  [][]byte `json:"key_b64,omitempty"`
+		AllKeys bool     `json:"all_keys,omitempty"`
+		changeJSON
+		For     string     `json:"for,omitempty"`
+		Until   *time.Time `json:"until,omitempty"`
+		Author  string     `json:"author"`
+		Reason  string     `json:"reason"`
+		Version *uint64    `json:"version,omitempty"`
+	}{
+		Domain: p.Target.Domain, Limit: p.Target.Limit, AllKeys: p.Target.AllKeys, changeJSON: p.Change.form(),
+		Author: p.Author, Reason: p.Reason, Version: p.Expect,
+	}
+	for _, v := range p.Target.Key {
+		f.KeyB64 = append(f.KeyB64, []byte(v))
+	}
+	if p.For != 0 {
+		f.For = spanText(algorithms.Micros(p.For / time.Microsecond))
+	}
+	if !p.Until.IsZero() {
+		f.Until = &p.Until
+	}
+	return json.Marshal(f)
+}
+
+// spanUnits are those of configurations.
+var spanUnits = map[string]algorithms.Micros{
+	"us": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second, "h": 3600 * algorithms.Second,
+	"d": algorithms.Day, "w": 7 * algorithms.Day,
+}
+
+// spanText writes a span as ParseSpan reads it, in the largest unit of which it is a whole number.
+func spanText(d algorithms.Micros) string {
+	for _, unit := range []string{"d", "h", "m", "s", "ms"} {
+		if d%spanUnits[unit] == 0 {
+			return fmt.Sprintf("%d%s", d/spanUnits[unit], unit)
+		}
+	}
+	return fmt.Sprintf("%dus", d)
+}
+
+// ParseSpan reads a span of time as configurations have it: 500ms, 30s, 1h30m, 2d.
+func ParseSpan(text string) (sum algorithms.Micros, err error) {
+	wrong := fmt.Errorf("%q is not a duration; write whole numbers with us, ms, s, m, h, d or w: 30s, 1h30m, 2d", descriptors.Printable(text))
+	for rest := text; ; {
+		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
+		letters := strings.IndexAny(rest[digits:], "0123456789")
+		if letters < 0 {
+			letters = len(rest) - digits
+		}
+		n, err := strconv.ParseInt(rest[:digits], 10, 64)
+		unit := spanUnits[rest[digits:digits+letters]]
+		if err != nil || unit == 0 || n > (math.MaxInt64-int64(sum))/int64(unit) {
+			return 0, wrong
+		}
+		sum += algorithms.Micros(n) * unit
+		if rest = rest[digits+letters:]; rest == "" {
+			break
+		}
+	}
+	if sum <= 0 {
+		return 0, wrong
+	}
+	return sum, nil
+}

@@ -1,0 +1,286 @@
+package adjust
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Local keeps adjustments in this process, and in files where it has a folder.
+type Local struct {
+	chain *Chain
+	clock func() time.Time
+	dir   string // "": in memory only
+
+	set atomic.Pointer[Set] // replaced under mu
+
+	mu      sync.Mutex
+	from    Checkpoint // of the entries that were trimmed; guarded by mu
+	entries []*Entry   // the oldest first; guarded by mu
+	damaged bool       // the file with the audit may end in a part of a line; guarded by mu
+	failed  error      // the last writing; guarded by mu
+	watch   func(*Set) // guarded by mu
+}
+
+// The files of a folder. The audit is written before the adjustments, and holds what it changes: after a
+// crash between the two it completes them.
+const (
+	setFile   = "adjustments.json"
+	auditFile = "adjustments-audit.jsonl"
+)
+
+// NewLocal makes a Local; dir "" keeps nothing over a restart. The error names the file that cannot be used.
+func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) {
+	l := &Local{chain: chain, clock: clock, dir: dir}
+	l.set.Store(NewSet(Head{}, nil))
+	if dir == "" {
+		return l, nil
+	}
+	set, err := ReadSet(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.readAudit(); err != nil {
+		return nil, err
+	}
+	for _, e := range l.entries {
+		if e.Version > set.Head.Version {
+			set = set.With(e)
+		}
+	}
+	l.set.Store(set)
+	return l, nil
+}
+
+// Watch has see called with the Set now, and with each one after it. It must not change anything itself.
+func (l *Local) Watch(see func(*Set)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch = see
+	see(l.Set())
+}
+
+// Set implements Keeper.
+func (l *Local) Set() *Set { return l.set.Load() }
+
+// Now implements Keeper.
+func (l *Local) Now() algorithms.Micros { return algorithms.Micros(l.clock().UnixMicro()) }
+
+// Status implements Keeper.
+func (l *Local) Status() Status {
+	place := "this process, until it ends"
+	if l.dir != "" {
+		place = "folder " + l.dir
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Status{Place: place, Seen: l.clock(), Lasting: l.dir != "", Err: l.failed}
+}
+
+// Change implements Keeper.
+func (l *Local) Change(_ context.Context, o Operation) (*Entry, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.Now()
+	set := l.Set()
+	e, err := o.Entry(l.chain, set, now)
+	if err != nil {
+		return nil, err
+	}
+	set = set.Without(set.Expired(now, MaxAdjustments)).With(e)
+	if err := l.keep(set, e); err != nil {
+		return nil, err
+	}
+	l.set.Store(set)
+	if l.watch != nil {
+		l.watch(set)
+	}
+	return e, nil
+}
+
+// keep adds e to the audit, and writes set; l.mu is held. A change counts once it is in the audit: set can be
+// made of that.
+func (l *Local) keep(set *Set, e *Entry) error {
+	entries, from := append(l.entries, e), l.from
+	whole := l.damaged
+	if len(entries) > MaxEntries+trimBy {
+		last := entries[trimBy-1]
+		from, entries, whole = l.chain.Checkpoint(Head{last.Version, last.MAC}), slices.Clone(entries[trimBy:]), true
+	}
+	if l.dir != "" {
+		if whole {
+			l.failed = writeFile(l.dir, auditFile, auditText(from, entries))
+		} else {
+			l.failed = appendFile(filepath.Join(l.dir, auditFile), line(e))
+		}
+		if l.damaged = l.failed != nil; l.damaged {
+			return fmt.Errorf("keep the audit of adjustments: %w", l.failed)
+		}
+		l.failed = WriteSet(l.dir, set)
+	}
+	l.from, l.entries = from, entries
+	return nil
+}
+
+// Audit implements Keeper.
+func (l *Local) Audit(_ context.Context, before uint64, n int) (list []*Entry, _ error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range slices.Backward(l.entries) {
+		if len(list) == n {
+			break
+		}
+		if before == 0 || e.Version < before {
+			list = append(list, e)
+		}
+	}
+	return list, nil
+}
+
+// Verify implements Keeper.
+func (l *Local) Verify(context.Context) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries), l.chain.Broken(l.from, l.entries, l.Set().Head)
+}
+
+// auditLine is a line of the file with the audit: an entry, or at the start the checkpoint.
+type auditLine struct {
+	Checkpoint *Checkpoint     `json:"checkpoint,omitempty"`
+	MAC        string          `json:"mac,omitempty"`
+	Entry      json.RawMessage `json:"entry,omitempty"`
+}
+
+func line(e *Entry) []byte {
+	text, _ := json.Marshal(auditLine{MAC: e.MAC, Entry: e.Body}) // Body is JSON
+	return append(text, '\n')
+}
+
+func auditText(from Checkpoint, entries []*Entry) []byte {
+	text, _ := json.Marshal(auditLine{Checkpoint: &from}) // plain values
+	text = append(text, '\n')
+	for _, e := range entries {
+		text = append(text, line(e)...)
+	}
+	return text
+}
+
+// readAudit reads the file with the audit, if there is one. A last line that a crash cut off is dropped:
+// what it was about to say was not confirmed to anybody.
+func (l *Local) readAudit() error {
+	path := filepath.Join(l.dir, auditFile)
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the audit of adjustments: %w", err)
+	}
+	whole := bytes.LastIndexByte(text, '\n') + 1
+	if whole < len(text) {
+		if err := os.Truncate(path, int64(whole)); err != nil {
+			return fmt.Errorf("remove the unfinished last line of the audit of adjustments: %w", err)
+		}
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text[:whole]))
+	lines.Buffer(nil, 1<<20)
+	for n := 1; lines.Scan(); n++ {
+		var one auditLine
+		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
+			return fmt.Errorf("%s:%d: this is no entry of an audit; move the file away to start a new one: %w", path, n, err)
+		}
+		if one.Checkpoint != nil {
+			l.from = *one.Checkpoint
+			continue
+		}
+		e, err := ParseEntry(one.Entry, one.MAC)
+		if err != nil {
+			return fmt.Errorf("%s:%d: %w; move the file away to start a new one", path, n, err)
+		}
+		l.entries = append(l.entries, e)
+	}
+	return lines.Err()
+}
+
+// setJSON is the file with the adjustments.
+type setJSON struct {
+	Head        Head          `json:"head"`
+	Adjustments []*Adjustment `json:"adjustments"`
+}
+
+// WriteSet keeps set in a folder: whole, or as it was before.
+func WriteSet(dir string, set *Set) error {
+	text, err := json.MarshalIndent(setJSON{set.Head, set.All()}, "", " ")
+	if err != nil {
+		return err
+	}
+	return writeFile(dir, setFile, append(text, '\n'))
+}
+
+// ReadSet is the Set that WriteSet kept in a folder, or an empty one. Adjustments that are not sound are an
+// error, and none is used: the file is this program's own.
+func ReadSet(dir string) (*Set, error) {
+	path := filepath.Join(dir, setFile)
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return NewSet(Head{}, nil), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the adjustments that were kept: %w", err)
+	}
+	var f setJSON
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("%s: these are no adjustments; remove the file to start without: %w", path, err)
+	}
+	for _, a := range f.Adjustments {
+		if err := a.Check(); err != nil {
+			return nil, fmt.Errorf("%s: adjustment %s: %w; remove the file to start without", path, a.ID, err)
+		}
+	}
+	return NewSet(f.Head, f.Adjustments), nil
+}
+
+// writeFile replaces a file at once, so that a crash leaves the old one or the new one.
+func writeFile(dir, name string, text []byte) error {
+	f, err := os.CreateTemp(dir, name+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // after the rename there is none
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), filepath.Join(dir, name))
+}
+
+// appendFile adds text to a file that only its owner reads: keys may be personal data.
+func appendFile(path string, text []byte) error {
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}

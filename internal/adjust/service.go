@@ -1,0 +1,300 @@
+package adjust
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// ErrConflict is returned for a change that expected another version: somebody else was faster.
+var ErrConflict = errors.New("the adjustments have changed meanwhile; look at them again")
+
+// ErrNotFound is returned where no adjustment has the ID.
+var ErrNotFound = errors.New("there is no such adjustment; it may have expired")
+
+// Mistake is an error of who proposes a change: what to do about it.
+type Mistake struct{ Problem string }
+
+// Error is the Problem.
+func (m *Mistake) Error() string { return m.Problem }
+
+// Keeper keeps the adjustments and their audit: this process, or Redis.
+type Keeper interface {
+	// Set is the newest known; never nil.
+	Set() *Set
+	// Now is the time by the clock of the place where they are kept, as far as it is known.
+	Now() algorithms.Micros
+	// Change carries out o: it completes the Entry and keeps it, together with what it changes.
+	Change(ctx context.Context, o Operation) (*Entry, error)
+	// Audit returns up to n entries before a version, the newest first; before 0: from the newest.
+	Audit(ctx context.Context, before uint64, n int) ([]*Entry, error)
+	// Verify says where the audit is damaged; nil: nowhere. It returns how many entries there are.
+	Verify(ctx context.Context) (entries int, err error)
+	// Status says how it is.
+	Status() Status
+}
+
+// Status is how a Keeper is.
+type Status struct {
+	// Place is where adjustments are kept, for people.
+	Place string
+	// Seen is when the place last answered; zero: not yet. Lasting: what is kept survives a restart.
+	Seen    time.Time
+	Lasting bool
+	// Err is why it cannot be reached, or why adjustments are off; nil: it can.
+	Err error
+}
+
+// Operation is a change that a Keeper is to carry out.
+type Operation struct {
+	// ID is unique.
+	ID             string
+	Author, Reason string
+	// Target is the ID of the adjustment.
+	Target string
+	// After is the adjustment, whose Created and, where For is more than 0, Expires the Keeper fills in by its
+	// clock. nil: it is deleted.
+	After *Adjustment
+	For   time.Duration
+	// Expect is the version that the operator has seen; nil: whatever it is, the last one wins.
+	Expect *uint64
+}
+
+// Entry makes the entry of o after set, at time now. The error is a *Mistake, ErrConflict or ErrNotFound.
+func (o *Operation) Entry(chain *Chain, set *Set, now algorithms.Micros) (*Entry, error) {
+	e := &Entry{At: now, Operation: o.ID, Author: o.Author, Reason: o.Reason, Target: o.Target, Before: set.Find(o.Target)}
+	if e.Before != nil && e.Before.Expires <= now {
+		e.Before = nil
+	}
+	switch {
+	case o.Expect != nil && *o.Expect != set.Head.Version:
+		return nil, ErrConflict
+	case o.After == nil && e.Before == nil:
+		return nil, ErrNotFound
+	case o.After != nil:
+		after := *o.After
+		if after.Created = now; o.For > 0 {
+			after.Expires = now + algorithms.Micros(o.For/time.Microsecond)
+		}
+		if err := after.Check(); err != nil {
+			return nil, &Mistake{err.Error()}
+		}
+		if live := set.Len() - len(set.Expired(now, set.Len())); e.Before == nil && live >= MaxAdjustments {
+			return nil, &Mistake{fmt.Sprintf("there are %d adjustments, the most there can be; delete some, or change the configuration", MaxAdjustments)}
+		}
+		e.After = &after
+	}
+	return e, chain.Next(set.Head, e)
+}
+
+// Proposal is what an operator wants.
+type Proposal struct {
+	// Target's domain may be empty where one domain alone has the limit.
+	Target Target
+	Change Change
+	// For is how long; or Until when.
+	For            time.Duration
+	Until          time.Time
+	Author, Reason string
+	// Expect is the version that the operator has seen; nil: the last one wins.
+	Expect *uint64
+}
+
+// Limits finds the limits that adjustments are of.
+type Limits interface {
+	// Adjustable returns the policies of a limit, which have one name and share their numbers, and their
+	// domain. The domain may be empty where one domain alone has the limit.
+	Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error)
+}
+
+// Service is what operators do with adjustments. The admin API, the command line and the page use it.
+type Service struct {
+	keeper  Keeper
+	limits  Limits
+	changed func(*Entry)
+}
+
+// NewService makes a Service. changed is called with each change that this process made, for the log.
+func NewService(k Keeper, l Limits, changed func(*Entry)) *Service {
+	return &Service{keeper: k, limits: l, changed: changed}
+}
+
+// Shown is an adjustment as operators see it.
+type Shown struct {
+	*Adjustment
+	// Words say what it does; or Ignored why it does nothing now.
+	Words, Ignored string
+	// Left is how long it is in force from now.
+	Left time.Duration
+}
+
+// Version counts the changes.
+func (s *Service) Version() uint64 { return s.keeper.Set().Head.Version }
+
+// Status says how the place is where adjustments are kept.
+func (s *Service) Status() Status { return s.keeper.Status() }
+
+// List returns the adjustments in force, by domain, limit and key, and the version that they are of.
+func (s *Service) List() (all []Shown, version uint64) {
+	set, now := s.keeper.Set(), s.keeper.Now()
+	for _, a := range set.All() {
+		if a.Expires > now {
+			all = append(all, s.show(a, now))
+		}
+	}
+	return all, set.Head.Version
+}
+
+// Find returns the adjustment with an ID.
+func (s *Service) Find(id string) (Shown, error) {
+	a, now := s.keeper.Set().Find(id), s.keeper.Now()
+	if a == nil || a.Expires <= now {
+		return Shown{}, ErrNotFound
+	}
+	return s.show(a, now), nil
+}
+
+func (s *Service) show(a *Adjustment, now algorithms.Micros) Shown {
+	shown := Shown{Adjustment: a, Left: time.Duration(a.Expires-now) * time.Microsecond}
+	words, err := s.words(a)
+	if shown.Words = words; err != nil {
+		shown.Ignored = err.Error()
+	}
+	return shown
+}
+
+// words says what a does; the error is why it does nothing.
+func (s *Service) words(a *Adjustment) (string, error) {
+	_, policies, err := s.limits.Adjustable(a.Target.Domain, a.Target.Limit)
+	if err != nil {
+		return "", err
+	}
+	return a.Words(policies[0])
+}
+
+// Preview says what p would do, without doing it. The error is a *Mistake.
+func (s *Service) Preview(p Proposal) (Shown, error) {
+	o, err := s.operation(p)
+	if err != nil {
+		return Shown{}, err
+	}
+	a, now := *o.After, s.keeper.Now()
+	if a.Created = now; o.For > 0 {
+		a.Expires = now + algorithms.Micros(o.For/time.Microsecond)
+	}
+	if err := a.Check(); err != nil {
+		return Shown{}, &Mistake{err.Error()}
+	}
+	shown := s.show(&a, now)
+	if shown.Ignored != "" {
+		return Shown{}, &Mistake{shown.Ignored}
+	}
+	return shown, nil
+}
+
+// Set carries p out. It replaces the adjustment of the same target, if there is one. An error is a
+// *Mistake, ErrConflict, or the place's: it may have been carried out then, as the audit tells.
+func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
+	if _, err := s.Preview(p); err != nil {
+		return Shown{}, 0, err
+	}
+	o, err := s.operation(p)
+	if err != nil {
+		return Shown{}, 0, err
+	}
+	e, err := s.change(ctx, o)
+	if err != nil {
+		return Shown{}, 0, err
+	}
+	return s.show(e.After, s.keeper.Now()), e.Version, nil
+}
+
+// Delete ends an adjustment before it expires. Errors are those of Set, and ErrNotFound.
+func (s *Service) Delete(ctx context.Context, id, author, reason string, expect *uint64) (uint64, error) {
+	for _, err := range []error{checkText("author", author, maxAuthor), checkText("reason", reason, maxReason)} {
+		if err != nil {
+			return 0, &Mistake{err.Error()}
+		}
+	}
+	e, err := s.change(ctx, Operation{Author: author, Reason: reason, Target: id, Expect: expect})
+	if err != nil {
+		return 0, err
+	}
+	return e.Version, nil
+}
+
+func (s *Service) change(ctx context.Context, o Operation) (*Entry, error) {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // it never fails
+	o.ID = hex.EncodeToString(id[:])
+	e, err := s.keeper.Change(ctx, o)
+	if err == nil && s.changed != nil {
+		s.changed(e)
+	}
+	return e, err
+}
+
+// Audit returns up to n changes before a version, the newest first; before 0: from the newest.
+func (s *Service) Audit(ctx context.Context, before uint64, n int) ([]*Entry, error) {
+	return s.keeper.Audit(ctx, before, n)
+}
+
+// Verify says where the audit is damaged; nil: nowhere. It returns how many entries there are.
+func (s *Service) Verify(ctx context.Context) (entries int, err error) { return s.keeper.Verify(ctx) }
+
+// operation makes an Operation of p. The error is a *Mistake.
+func (s *Service) operation(p Proposal) (Operation, error) {
+	if p.For != 0 && !p.Until.IsZero() {
+		return Operation{}, &Mistake{"give how long the adjustment lasts, or until when; not both"}
+	}
+	if p.For <= 0 && p.Until.IsZero() {
+		return Operation{}, &Mistake{"say how long the adjustment lasts, or until when: every adjustment expires"}
+	}
+	in, policies, err := s.limits.Adjustable(p.Target.Domain, p.Target.Limit)
+	if err != nil {
+		return Operation{}, &Mistake{err.Error()}
+	}
+	p.Target.Domain = in
+	if err := reaches(&p.Target, policies); err != nil {
+		return Operation{}, err
+	}
+	a := &Adjustment{
+		ID: p.Target.ID(), Target: p.Target, Change: p.Change, Algorithm: policies[0].Limit.Kind,
+		Author: p.Author, Reason: p.Reason, Expires: algorithms.Micros(p.Until.UnixMicro()),
+	}
+	return Operation{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a, For: min(p.For, 2*MaxFor), Expect: p.Expect}, nil
+}
+
+// reaches returns a *Mistake if no request has a key of so many values as t's. Applications choose the keys
+// of limits that no descriptor uses.
+func reaches(t *Target, policies []*descriptors.Policy) error {
+	if t.AllKeys {
+		return nil
+	}
+	var uses []string
+	for _, p := range policies {
+		switch {
+		case p.StatLevels == nil: // the named limit itself
+			continue
+		case p.Whole && len(t.Key)%2 == 0, !p.Whole && len(p.Open) == len(t.Key):
+			return nil
+		case p.Whole:
+			uses = append(uses, "key,value,key,value… of the whole descriptor")
+		case len(p.Open) == 0:
+			uses = append(uses, "no value")
+		default:
+			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.OpenKeys, ", ")))
+		}
+	}
+	if len(uses) == 0 {
+		return nil
+	}
+	return &Mistake{fmt.Sprintf("the key has %d values; a bucket of limit %s is identified by %s", len(t.Key), descriptors.Printable(t.Limit), uses[0])}
+}

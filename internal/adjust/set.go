@@ -1,0 +1,96 @@
+package adjust
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Set is the adjustments of one version. It is never edited: a change makes another.
+type Set struct {
+	// Head is the newest change that it includes.
+	Head Head
+	byID map[string]*Adjustment
+}
+
+// Head names the newest entry of the audit: its number, counted from 1, and its MAC. 0: there is none.
+type Head struct {
+	Version uint64
+	MAC     string
+}
+
+// NewSet makes a Set of adjustments, of which each target has one.
+func NewSet(head Head, all []*Adjustment) *Set {
+	s := &Set{Head: head, byID: make(map[string]*Adjustment, len(all))}
+	for _, a := range all {
+		s.byID[a.ID] = a
+	}
+	return s
+}
+
+// Len is how many there are, those that have expired included.
+func (s *Set) Len() int { return len(s.byID) }
+
+// Find is the adjustment with an ID; nil: there is none.
+func (s *Set) Find(id string) *Adjustment { return s.byID[id] }
+
+// All lists the adjustments by domain, limit and key.
+func (s *Set) All() []*Adjustment {
+	return slices.SortedFunc(maps.Values(s.byID), func(a, b *Adjustment) int {
+		return cmp.Or(cmp.Compare(a.Target.Domain, b.Target.Domain), cmp.Compare(a.Target.Limit, b.Target.Limit),
+			slices.Compare(a.Target.Key, b.Target.Key), cmp.Compare(a.ID, b.ID))
+	})
+}
+
+// With is s after entries, which follow its Head.
+func (s *Set) With(entries ...*Entry) *Set {
+	next := &Set{Head: s.Head, byID: maps.Clone(s.byID)}
+	for _, e := range entries {
+		next.Head = Head{e.Version, e.MAC}
+		if e.After == nil {
+			delete(next.byID, e.Target)
+		} else {
+			next.byID[e.Target] = e.After
+		}
+	}
+	return next
+}
+
+// Expired lists the IDs of at most n adjustments that have expired at now.
+func (s *Set) Expired(now algorithms.Micros, n int) (ids []string) {
+	for id, a := range s.byID {
+		if a.Expires <= now && len(ids) < n {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Without is s without the adjustments of these IDs.
+func (s *Set) Without(ids []string) *Set {
+	if len(ids) == 0 {
+		return s
+	}
+	next := &Set{Head: s.Head, byID: maps.Clone(s.byID)}
+	for _, id := range ids {
+		delete(next.byID, id)
+	}
+	return next
+}
+
+// Differences are the adjustments that are in one of two Sets, or that are not the same in both.
+func Differences(a, b *Set) (changed []*Adjustment) {
+	for id, x := range a.byID {
+		if y := b.byID[id]; x != y && !x.equal(y) {
+			changed = append(changed, x)
+		}
+	}
+	for id, y := range b.byID {
+		if a.byID[id] == nil {
+			changed = append(changed, y)
+		}
+	}
+	return changed
+}
