@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// respond writes the answer to a stream, which is over then: headers, a message, trailers. s is nil
-// for one that needed no place of its own. c.mu is held.
+// respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is nil if the
+// request has no stream. c.mu is held.
 func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
 	tell, filled := c.table.tell, c.table.filled
 	start := len(c.out)
@@ -29,7 +29,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	c.out = append(appendFrame(c.out, 0, http2.FrameData, 0, id), 0, 0, 0, 0, 0)
 	out, status := message(c.out)
 	if status != nil {
-		c.out = c.out[:start] // nothing has been sent after all
+		c.out = c.out[:start] // remove the headers of the answer
 		c.table.tell, c.table.filled = tell, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
 		c.over(s)
@@ -46,7 +46,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		rest := append([]byte(nil), c.out[data+frameHeaderLen:]...)
 		c.out = c.out[:data]
 		if c.table.filled && !filled {
-			// What goes into the table with the trailers must go there right after this.
+			// The trailers add to the table, so that they must follow without another block in between.
 			c.table.filled = false
 			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
 		}
@@ -64,24 +64,24 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	c.over(s)
 }
 
-// over ends a stream on which all is said. One that needed no place of its own is nil.
+// over ends a stream that is answered. s may be nil.
 func (c *conn) over(s *stream) {
 	c.answered = true
 	if s == nil {
 		return
 	}
 	if s.state != stuck {
-		s.state = coming // it waits for nothing
+		s.state = coming // so that drop has nothing to cancel
 	}
 	c.drop(s)
 	if s.ended {
 		c.recycle(s)
-	} else { // the client need not go on
+	} else { // the client may stop sending the request
 		c.abort(s.id, http2.ErrCodeNo)
 	}
 }
 
-// getStuck keeps DATA that does not fit into the client's windows, or into one frame, and the trailers.
+// getStuck keeps DATA that exceeds the client's windows or one frame, and the trailers, until they can be sent.
 func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	if c.stuck += len(rest); c.stuck > min(maxStuck, c.allowance()) {
 		c.stuck -= len(rest)
@@ -93,8 +93,8 @@ func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	c.push()
 }
 
-// enqueue has s, which is stuck, wait for the connection's window; it waits for its own by itself, for
-// else every increment would mean a look at all streams.
+// enqueue appends s, which is stuck, to those that wait for the connection's window. A stream whose own window is
+// exhausted is not in that queue, because every increment of the connection's window would visit it in vain.
 func (c *conn) enqueue(s *stream) {
 	if !s.queued && (c.initial+s.window > 0 || len(s.rest) == 0) {
 		s.queued = true
@@ -102,7 +102,7 @@ func (c *conn) enqueue(s *stream) {
 	}
 }
 
-// push sends what the client's windows let through of what is stuck, the oldest first.
+// push sends as much of the stuck answers as the client's windows allow, the oldest first.
 func (c *conn) push() {
 	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
 		s := c.stalled[0]
@@ -125,7 +125,7 @@ func (c *conn) push() {
 	}
 }
 
-// dequeue takes s out of those who wait for the connection's window.
+// dequeue removes s from those that wait for the connection's window.
 func (c *conn) dequeue(s *stream) {
 	if !s.queued {
 		return
@@ -140,7 +140,7 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// hold keeps the answer to request i of b back for d. c.mu is held.
+// hold holds the answer to request i of b back for d. c.mu is held.
 func (c *conn) hold(id uint32, s *stream, b Batch, i int, arrived time.Time, d algorithms.Micros) {
 	answer, status := c.encode(nil, b, i)
 	if s == nil {

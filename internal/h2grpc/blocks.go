@@ -10,21 +10,21 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// The header blocks of answers. Two fields are put into the client's table with the first answer,
-// content-type and grpc-status; from then on a block is a byte or two. Nothing else is ever put there,
-// so the two stay where they are.
+// The header blocks of answers. The first answer adds content-type and grpc-status to the client's dynamic table, so
+// that later blocks have one or two bytes. No other field is ever added, so that the positions of these two do not
+// change.
 
-// blocks of an answer that is OK.
+// blocks has the header blocks of a successful answer.
 type blocks struct{ headers, trailers []byte }
 
 var (
-	plainBlocks  = encodeBlocks(false) // the table is not used
-	firstBlocks  = encodeBlocks(true)  // put both into it
+	plainBlocks  = encodeBlocks(false) // without the table
+	firstBlocks  = encodeBlocks(true)  // add both fields to the table
 	laterBlocks  = blocks{[]byte{0x88, 0xbf}, []byte{0xbe}}
 	typeField    = hpack.HeaderField{Name: "content-type", Value: "application/grpc"}
 	statusField  = hpack.HeaderField{Name: "grpc-status", Value: "0"}
 	okField      = hpack.HeaderField{Name: ":status", Value: "200"}
-	smallestSize = uint32(256) // of a table that is used: the two are 104
+	smallestSize = uint32(256) // of a table that is used; the two fields need 104
 )
 
 func encodeBlocks(indexed bool) blocks {
@@ -32,7 +32,7 @@ func encodeBlocks(indexed bool) blocks {
 	e := hpack.NewEncoder(&b)
 	if !indexed {
 		e.SetMaxDynamicTableSizeLimit(0)
-		_ = e.WriteField(okField) // says once that the table is not used
+		_ = e.WriteField(okField) // writes the size update, once
 		b.Reset()
 	}
 	_ = e.WriteField(okField)
@@ -43,16 +43,16 @@ func encodeBlocks(indexed bool) blocks {
 	return blocks{headers, bytes.Clone(b.Bytes())}
 }
 
-// table is what a client's table has.
+// table is the state of a client's dynamic table.
 type table struct {
 	size   uint32
 	filled bool
-	// tell: the client has to hear of size at the start of the next block.
+	// tell means that the next block must begin with an update of the size.
 	tell bool
 }
 
-// resize is for SETTINGS_HEADER_TABLE_SIZE. A table that has become smaller stays so: the client must
-// hear of the least size there was (RFC 7541, 4.2), and two fields need no more.
+// resize handles SETTINGS_HEADER_TABLE_SIZE. A table that was made smaller stays small: the update must contain the
+// smallest size (RFC 7541, 4.2), and two fields need no more.
 func (t *table) resize(size uint32) {
 	if size >= t.size {
 		return
@@ -63,7 +63,7 @@ func (t *table) resize(size uint32) {
 	}
 }
 
-// appendSize begins a block.
+// appendSize begins a block: it appends an update of the table's size if one is due.
 func (t *table) appendSize(b []byte) []byte {
 	if !t.tell {
 		return b
@@ -80,7 +80,7 @@ func (t *table) appendSize(b []byte) []byte {
 	return append(b, byte(n))
 }
 
-// next are the blocks of the next answer whose two blocks go out together.
+// next returns the blocks of the next answer. Both blocks must be sent.
 func (t *table) next() *blocks {
 	switch {
 	case t.filled:
@@ -93,7 +93,7 @@ func (t *table) next() *blocks {
 	}
 }
 
-// appendField appends a literal that stays out of the table.
+// appendField appends a literal that is not added to the table.
 func appendField(b []byte, name, value string) []byte {
 	b = append(b, 0)
 	b = appendString(b, name)
@@ -114,7 +114,7 @@ func appendString(b []byte, s string) []byte {
 	return append(b, s...)
 }
 
-// appendHeaders appends a header block as HEADERS and, where it is long, CONTINUATION frames.
+// appendHeaders appends a header block as a HEADERS frame, followed by CONTINUATION frames if it is long.
 func appendHeaders(b []byte, stream uint32, end bool, block []byte) []byte {
 	kind, flags := http2.FrameHeaders, http2.Flags(0)
 	if end {
@@ -133,7 +133,7 @@ func appendHeaders(b []byte, stream uint32, end bool, block []byte) []byte {
 	}
 }
 
-// appendFailure appends an answer that is a status alone.
+// appendFailure appends an answer that has only a status.
 func (t *table) appendFailure(b []byte, stream uint32, httpStatus int, s *Status) []byte {
 	block := t.appendSize(nil)
 	block = appendField(block, ":status", strconv.Itoa(httpStatus))
@@ -145,7 +145,7 @@ func (t *table) appendFailure(b []byte, stream uint32, httpStatus int, s *Status
 	return appendHeaders(b, stream, true, block)
 }
 
-// percentEncode is gRPC's encoding of messages: printable ASCII but for % stays as it is.
+// percentEncode encodes a status message as gRPC does: printable ASCII other than % stays unchanged.
 func percentEncode(s string) string {
 	s = strings.ToValidUTF8(s, string(utf8.RuneError))
 	var b strings.Builder

@@ -13,29 +13,29 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// conn is a connection. The goroutine that reads it does nearly all of the work; the others (those that complete
-// operations, handlers, held answers, the watch) only add to what is to be written, and write it if no other does.
-// What is in several parts is guarded by mu, but for what is the reader's own.
+// conn is a connection. The reader, the goroutine that reads the connection, does most of the work. Other goroutines
+// (those that complete operations, handlers, held answers, the watch) only append to out, and write it if no other
+// goroutine is writing. All fields are guarded by mu, except those marked as the reader's.
 type conn struct {
 	server *Server
-	socket net.Conn             // is closed, which never waits; closing TLS would write
-	nc     net.Conn             // is read and written: the socket, or TLS on it
-	tls    *tls.ConnectionState // nil: no TLS
+	socket net.Conn             // closed directly, which never blocks; closing TLS would write
+	nc     net.Conn             // read and written: the socket, or TLS on it
+	tls    *tls.ConnectionState // nil without TLS
 
-	// The reader's own.
+	// These are the reader's.
 	heads   *headReader
 	block   openBlock
-	settled bool      // the client's first SETTINGS have come
-	now     time.Time // when what was read last has come, at the earliest
-	empty   time.Time // when there was last nothing more to be read
-	behind  bool      // since then the connection was not read for some time
+	settled bool      // the client's first SETTINGS have arrived
+	now     time.Time // the earliest time at which the bytes of the last read can have arrived
+	empty   time.Time // the last time at which the socket had no more to read
+	behind  bool      // the connection was not read for some time since then
 
 	share  share // guarded by outstanding.mu
 	source backend.Source
 
 	mu      sync.Mutex
-	changed *sync.Cond // out, windows, streams or operations have
-	greeted bool       // from now on may be written
+	changed *sync.Cond // signals changes of out, windows, streams and operations
+	greeted bool       // frames may be written
 	closed  bool       // nothing is read or written any more
 	outgoing
 	flow
@@ -44,68 +44,68 @@ type conn struct {
 	life
 }
 
-// outgoing is what is to be written.
+// outgoing has the frames that are to be written.
 type outgoing struct {
 	table   table
 	out     []byte // to be written
-	spare   []byte // what out may be next
+	spare   []byte // the buffer that out uses next
 	writing bool
-	writes  uint64    // how many there have been
-	seen    uint64    // what writes was when the watch first saw the write under way
-	seenAt  time.Time // when that was
+	writes  uint64    // number of writes
+	seen    uint64    // writes when the watch first saw the present write
+	seenAt  time.Time // the time of that
 }
 
-// flow is how much the client may send, and how much it takes.
+// flow is the state of flow control.
 type flow struct {
-	received int       // bytes that the client may not send again yet; the reader's own
-	window   int64     // what the client takes on the connection
-	initial  int64     // and on a stream from its start
-	stalled  []*stream // wait for window
-	stuck    int       // bytes of answers that the client's windows do not let through
+	received int       // bytes received whose connection window was not given back yet; the reader's
+	window   int64     // the client's window of the connection
+	initial  int64     // the client's initial window of a stream
+	stalled  []*stream // streams that wait for window
+	stuck    int       // bytes of answers that wait for windows
 }
 
-// streams are those of the client.
+// streams has the streams of the client.
 type streams struct {
-	fresh  stream // the one opened last; only in open when others come in between
+	fresh  stream // the stream opened last; it is moved to open only if another stream is opened before it ends
 	open   map[uint32]*stream
-	free   []*stream  // of none of the client's
-	last   uint32     // the greatest stream there has been
-	others int        // streams that are handed over
-	gone   [64]uint32 // streams that were reset here: what the client had sent by then is ignored
-	goneAt int        // where in gone the next goes
+	free   []*stream  // unused ones
+	last   uint32     // the highest stream opened
+	others int        // number of streams that Config.Others serves
+	gone   [64]uint32 // streams that were reset here recently; frames sent before the client knew of it are ignored
+	goneAt int        // the next position in gone
 }
 
-// requests are those that are not answered.
+// requests has the requests that are not answered.
 type requests struct {
-	arrived    []arrival // whole ones; only the reader adds some, and submits them before it releases mu
-	taking     int       // that the reader is decoding, or submitting
-	operations int       // that the Store has
-	undead     int       // requests in these whose streams were reset
-	// Bytes of requests that are not whole, and of those in operations.
+	arrived    []arrival // whole requests; only the reader appends, and submits them before it releases mu
+	taking     int       // requests that the reader is decoding or submitting
+	operations int       // number of operations in the Store
+	undead     int       // requests in these operations whose streams were reset
+	// Bytes of incomplete requests, and of requests in operations.
 	buffered, submitted int
-	counted             int // how much of these, and of stuck, is counted in Server.held
+	counted             int // the part of buffered, submitted and stuck that is counted in Server.held
 }
 
-// life is when the connection ends.
+// life decides when the connection ends.
 type life struct {
 	born     time.Time
-	age      time.Duration // when to end; 0: never
-	old      bool          // it is ending because of its age
-	seenLast uint32        // what last was when the watch looked
-	usedAt   time.Time     // when the watch last saw a request under way
+	age      time.Duration // the age at which to drain; 0 means never
+	old      bool          // it is drained because of its age
+	seenLast uint32        // last at the previous tick
+	usedAt   time.Time     // the last tick that saw a request
 
 	heard    time.Time // when the client last sent anything
-	asked    bool      // a ping asks whether it is there still
+	asked    bool      // a ping was sent to an idle client
 	calm     int       // see the constant
 	pinged   time.Time
 	strikes  int
 	answered bool // a part of an answer was written since the last ping
 
 	draining  bool
-	drained   time.Time // when
-	finalized bool      // the client knows which streams are answered
-	final     uint32    // the last of them
-	leaving   bool      // and all of them are
+	drained   time.Time // when draining began
+	finalized bool      // the client was told the last stream that is answered
+	final     uint32    // that stream
+	leaving   bool      // all streams are answered
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
@@ -127,9 +127,9 @@ func newConn(s *Server, nc net.Conn) *conn {
 	return c
 }
 
-var errNoH2 = errors.New("the client does not speak HTTP/2")
+var errNoH2 = errors.New("the client does not support HTTP/2")
 
-// serve is the reader.
+// serve is the reader's goroutine.
 func (c *conn) serve() {
 	err := c.greet()
 	if err == nil {
@@ -138,14 +138,14 @@ func (c *conn) serve() {
 	if e, is := errors.AsType[*connError](err); is {
 		c.fail(e)
 		c.linger()
-	} else if c.tls != nil && errors.Is(err, io.EOF) { // TLS has an end of its own, to be answered
+	} else if c.tls != nil && errors.Is(err, io.EOF) { // the client's close_notify must be answered
 		_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
 		c.closeWrite()
 	}
 	c.close()
 }
 
-// greet does what comes before the first frame.
+// greet does the TLS handshake, sends SETTINGS and reads the client's preface.
 func (c *conn) greet() error {
 	_ = c.nc.SetDeadline(time.Now().Add(greeting))
 	if config := c.server.config.TLS; config != nil {
@@ -181,8 +181,8 @@ func (c *conn) greet() error {
 
 var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
 
-// read reads until the connection ends. All requests that one read has brought are answered before the
-// next: in is theirs until then.
+// read reads frames until the connection ends. All requests of one read are submitted before the next read, because
+// they refer to the read buffer until then.
 func (c *conn) read() error {
 	buffer := readBuffers.Get().(*[readBuffer]byte)
 	defer readBuffers.Put(buffer)
@@ -215,10 +215,11 @@ func (c *conn) read() error {
 	}
 }
 
-// date notes when what n bytes hold has come; the read took since began. That is now, unless the connection was not
-// read while something waited for room. Then it may have come as early as that began, and so may what is read after it,
-// until a read finds less than backlog or has to wait itself: the deadlines of requests count from there, or those that
-// waited unread would be answered too late.
+// date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have arrived.
+// Deadlines of requests count from that time, because requests that waited unread would otherwise be answered too late.
+//
+// The time is the present one, unless the reader has paused before. Then the bytes may have arrived as early as
+// c.empty, and so may those of the next reads, until a read returns less than backlog or has to wait.
 func (c *conn) date(n int, began time.Time) {
 	now := time.Now()
 	c.now = now
@@ -233,7 +234,7 @@ func (c *conn) date(n int, began time.Time) {
 	}
 }
 
-// awaitRoom waits while there is so much to be written, or submitted, that nothing more is to be read.
+// awaitRoom pauses the reader while too much waits to be written, or is submitted.
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +246,7 @@ func (c *conn) awaitRoom() {
 	}
 }
 
-// count brings Server.held up to date. c.mu is held.
+// count updates Server.held. c.mu is held.
 func (c *conn) count() {
 	if n := c.buffered + c.submitted + c.stuck; n != c.counted {
 		c.server.held.Add(int64(n - c.counted))
@@ -253,8 +254,8 @@ func (c *conn) count() {
 	}
 }
 
-// allowance is how much of each kind the connection may hold. It is less while all connections together hold too
-// much, but a small part remains for each.
+// allowance is the number of bytes of each kind that the connection may hold. While all connections together hold too
+// much, it is reduced to an equal share, and at least ownHeld.
 func (c *conn) allowance() int {
 	if c.server.held.Load() <= maxHeld {
 		return maxBuffered
@@ -262,7 +263,7 @@ func (c *conn) allowance() int {
 	return max(ownHeld, maxHeld/int(max(1, c.server.count.Load())))
 }
 
-// frames handles the whole frames at the start of in, and returns how long they are. c.mu is held.
+// frames handles the whole frames at the start of in, and returns their length. c.mu is held.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for !c.closed && len(in)-used >= frameHeaderLen {
 		f := readFrameHeader(in[used:])
@@ -283,18 +284,18 @@ func (c *conn) frames(in []byte) (used int, err error) {
 
 func (c *conn) frame(f frameHeader, payload []byte) error {
 	if c.block.stream != 0 && (f.kind != http2.FrameContinuation || f.stream != c.block.stream) {
-		return protocolError("a header block is not whole")
+		return protocolError("a header block is incomplete")
 	}
 	if !c.settled && (f.kind != http2.FrameSettings || f.flags.Has(http2.FlagSettingsAck)) {
-		return protocolError("the first frame is no SETTINGS")
+		return protocolError("the first frame is not SETTINGS")
 	}
 	if int(f.kind) < len(handlers) {
 		return handlers[f.kind](c, f, payload)
 	}
-	return c.idle(1) // RFC 9113, 5.5: to be ignored
+	return c.idle(1) // RFC 9113, 5.5: unknown types are ignored
 }
 
-// handlers of frames, by their type. c.mu is held.
+// handlers has the handlers of frames by type. They are called with c.mu held.
 var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameData:         (*conn).onData,
 	http2.FrameHeaders:      (*conn).onHeaders,
@@ -308,20 +309,20 @@ var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameContinuation: (*conn).onContinuation,
 }
 
-// idle counts frames that mean no work. Too many of them are an attack.
+// idle counts n frames that carry no request. Too many of them are an attack.
 func (c *conn) idle(n int) error {
 	if c.calm -= n; c.calm < 0 {
-		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames that ask for nothing"}
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames without a request"}
 	}
 	return nil
 }
 
-// flush writes what is to be written, unless another goroutine does already. It waits for the client, so only
-// goroutines that serve this connection alone may call it. c.mu is held, and released.
+// flush writes c.out, unless another goroutine is writing. It may block on the client, so that only goroutines that
+// serve this connection alone may call it. c.mu is held, and released.
 func (c *conn) flush() { c.write(c.nc.Write) }
 
-// flushSoon is flush for goroutines that serve other connections too: it never waits for the client. Where
-// somebody must wait, a new goroutine does. c.mu is held, and released.
+// flushSoon is flush for goroutines that serve other connections too. It never blocks: if the client does not read, a new
+// goroutine waits for it. c.mu is held, and released.
 func (c *conn) flushSoon() {
 	c.count()
 	nc, ok := c.nc.(interface{ WriteOnce(b []byte) (int, error) }) // a nonblock.Conn
@@ -344,8 +345,8 @@ func (c *conn) flushApart() {
 	})
 }
 
-// write writes what is to be written, unless somebody does already. to may write less than all, without an
-// error: then another goroutine waits for the client. c.mu is held, and let go of.
+// write passes c.out to the function to, unless another goroutine is writing. The function may write a part only, without
+// an error; then a new goroutine writes the rest. c.mu is held, and released.
 func (c *conn) write(to func([]byte) (int, error)) {
 	c.count()
 	if c.writing || c.closed {
@@ -380,11 +381,12 @@ func (c *conn) write(to func([]byte) (int, error)) {
 	c.mu.Unlock()
 }
 
-// mayLeave reports whether all is answered on a connection that takes no more requests. c.mu is held.
+// mayLeave reports whether the connection accepts no more requests and has answered all. c.mu is held.
 func (c *conn) mayLeave() bool { return c.finalized && !c.leaving && !c.closed && !c.busy() }
 
-// leave ends a connection on which all is answered: the client should close it. c.writing is set, so that
-// nothing else is written. c.mu is held, and released meanwhile: TLS writes that this is the end.
+// leave closes the write side of a connection that has answered all requests. The client should close it then. c.writing
+// is set, so that no other goroutine writes. c.mu is held, and released during the call, because TLS writes a
+// close_notify.
 func (c *conn) leave() {
 	c.leaving = true
 	c.mu.Unlock()
@@ -399,7 +401,7 @@ func (c *conn) closeWrite() {
 	}
 }
 
-// fail ends the connection, with a word to the client where there is a reason.
+// fail ends the connection. If there is a reason, it sends a GOAWAY with it first.
 func (c *conn) fail(reason *connError) {
 	c.mu.Lock()
 	if c.closed {
@@ -420,8 +422,8 @@ func (c *conn) fail(reason *connError) {
 	c.flush()
 }
 
-// linger lets the client read why: what it has sent meanwhile would otherwise make the kernel discard
-// what is on its way to it.
+// linger gives the client time to read the GOAWAY. If unread bytes were left in the socket when it closes, the kernel
+// would discard what the client has not received yet.
 func (c *conn) linger() {
 	c.closeWrite()
 	_ = c.nc.SetReadDeadline(time.Now().Add(lingering))
@@ -438,14 +440,14 @@ func (c *conn) shut() {
 	c.changed.Broadcast()
 }
 
-// close lets go of everything; the reader's last.
+// close ends all streams and removes the connection from the server. It is the reader's last call.
 func (c *conn) close() {
 	c.mu.Lock()
 	c.shut()
 	for _, s := range c.open {
 		c.drop(s)
 	}
-	for c.operations > 0 || c.others > 0 { // they end soon: nobody waits for them
+	for c.operations > 0 || c.others > 0 { // they end soon, because they are canceled
 		c.changed.Wait()
 	}
 	c.server.held.Add(-int64(c.counted))

@@ -16,7 +16,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 	case len(payload) != 4:
 		return sizeError("RST_STREAM")
 	}
-	c.answerReady() // it came too late for these
+	c.answerReady() // the reset arrived after these requests were complete
 	s := c.find(f.stream)
 	cost := 1
 	if s != nil {
@@ -45,7 +45,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 		}
 		c.window += n
 	} else {
-		c.answerReady() // one of them may be meant
+		c.answerReady() // the stream may be one of them
 		s := c.find(f.stream)
 		switch {
 		case s == nil:
@@ -86,16 +86,16 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 			}
 			return &connError{code, "SETTINGS out of range"}
 		}
-		switch s.ID { //nolint:exhaustive // the others tell nothing
+		switch s.ID { //nolint:exhaustive // the others have no effect on a server
 		case http2.SettingHeaderTableSize:
-			c.answerReady() // in the order of what came
+			c.answerReady() // answers to earlier requests use the former size
 			c.table.resize(s.Val)
 		case http2.SettingInitialWindowSize:
 			initial = int64(s.Val)
 		}
 	}
 	cost := 1
-	if initial != c.initial { // once a frame, however often it says so
+	if initial != c.initial { // once for each frame, even if it has several values
 		c.initial = initial
 		cost += len(c.open) / streamsLookedAt
 		for _, s := range c.open {
@@ -113,7 +113,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	return c.idle(cost)
 }
 
-// drainPing asks whether the client has seen that the connection ends.
+// drainPing is the ping after the first GOAWAY. The client's answer shows that it has received the GOAWAY.
 var drainPing = [8]byte{'d', 'r', 'a', 'i', 'n', 'i', 'n', 'g'}
 
 func (c *conn) onPing(f frameHeader, payload []byte) error {
@@ -131,7 +131,7 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
-	// As grpc-go: pings that come too often, with no answer to a request in between.
+	// As in grpc-go, a strike is a ping that comes too early, with no answer to a request in between.
 	since := c.now.Sub(c.pinged)
 	c.pinged = c.now
 	switch {
@@ -142,7 +142,7 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 	}
 	c.answered = false
 	if c.strikes > pingStrikes {
-		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients know this word
+		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients react to this text
 	}
 	return c.idle(1)
 }
@@ -159,7 +159,7 @@ func (c *conn) onPriority(f frameHeader, payload []byte) error {
 	return c.idle(1)
 }
 
-// onGoAway: a client that opens no more streams goes on with those it has.
+// onGoAway ignores the frame: a client that opens no more streams may still use those that it has.
 func (c *conn) onGoAway(f frameHeader, _ []byte) error {
 	if f.stream != 0 {
 		return protocolError("GOAWAY on a stream")
@@ -171,11 +171,11 @@ func (c *conn) onPushPromise(frameHeader, []byte) error {
 	return protocolError("PUSH_PROMISE from a client")
 }
 
-// drain tells the client to open no more streams here. It may not have heard yet, so those that it
-// opens until it has are answered still.
+// drain tells the client to open no more streams. Streams that it opens before it has received this are still
+// answered.
 func (c *conn) drain() {
 	c.mu.Lock()
-	if !c.greeted { // it has asked nothing yet
+	if !c.greeted { // it cannot have sent requests
 		c.shut()
 	}
 	if c.draining || c.closed {
@@ -188,7 +188,7 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// finalize ends the streams' coming for good.
+// finalize tells the client the last stream that is answered.
 func (c *conn) finalize() {
 	if c.finalized {
 		return
@@ -197,7 +197,8 @@ func (c *conn) finalize() {
 	c.out = appendGoAway(c.out, c.final, http2.ErrCodeNo, "")
 }
 
-// tick looks after the connection. One goroutine does so for all, so it never waits for the client.
+// tick checks the timeouts of the connection. One goroutine does this for all connections, so that it never blocks on a
+// client.
 func (c *conn) tick(now time.Time) {
 	c.mu.Lock()
 	if c.closed || !c.greeted {
@@ -217,10 +218,10 @@ func (c *conn) tick(now time.Time) {
 		c.mu.Unlock()
 		return
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
-		c.block.since = now // once is enough
+		c.block.since = now // so that the next tick does not do the same
 		c.mu.Unlock()
 		c.server.goroutines.Go(func() {
-			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block does not come to its end"})
+			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block stays incomplete"})
 			c.fail(nil)
 		})
 		return
@@ -247,7 +248,7 @@ func (c *conn) tick(now time.Time) {
 	}
 }
 
-// comingTimeout is how long a request that has this grpc-timeout may take to come.
+// comingTimeout is the time for a request with a grpc-timeout of d to arrive completely.
 func comingTimeout(d time.Duration) time.Duration {
 	if d <= 0 {
 		return wholeTimeout
@@ -255,7 +256,8 @@ func comingTimeout(d time.Duration) time.Duration {
 	return min(d, wholeTimeout)
 }
 
-// jittered is d, a tenth more or less, so that connections made together do not end together; as grpc-go.
+// jittered returns d, changed by up to a tenth at random, so that connections which began together do not end together,
+// as in grpc-go.
 func jittered(d time.Duration) time.Duration {
 	return d + time.Duration((rand.Float64()*2-1)*0.1*float64(d))
 }

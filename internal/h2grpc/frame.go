@@ -6,12 +6,11 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Frames are read and written here, not by http2.Framer: it allocates each HEADERS frame that it
-// reads.
+// Frames are read and written here instead of by http2.Framer, which allocates each HEADERS frame that it reads.
 
 const frameHeaderLen = 9
 
-// frameHeader is RFC 9113, 4.1.
+// frameHeader is the header of a frame (RFC 9113, 4.1).
 type frameHeader struct {
 	length int
 	kind   http2.FrameType
@@ -65,7 +64,7 @@ func appendSettings(b []byte, settings ...http2.Setting) []byte {
 	return b
 }
 
-// connError ends the connection.
+// connError is an error that ends the connection.
 type connError struct {
 	code http2.ErrCode
 	text string
@@ -77,7 +76,7 @@ func protocolError(text string) *connError { return &connError{http2.ErrCodeProt
 
 func sizeError(text string) *connError { return &connError{http2.ErrCodeFrameSize, text} }
 
-// unpad takes the padding from a payload (RFC 9113, 6.1).
+// unpad removes the padding from a payload (RFC 9113, 6.1). It reports whether the padding is valid.
 func unpad(flags http2.Flags, b []byte) ([]byte, bool) {
 	if !flags.Has(http2.FlagDataPadded) {
 		return b, true

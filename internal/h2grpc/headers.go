@@ -12,28 +12,28 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head is what the header fields of a request come to.
+// head is the content of the header fields of a request.
 type head struct {
-	// ours: it is for the Method, and nothing about it is unusual.
+	// ours means that the request is for the Method and has nothing unusual.
 	ours    bool
-	timeout time.Duration // grpc-timeout; 0: none
-	// length is the content-length; -1: not said.
+	timeout time.Duration // grpc-timeout; 0 means none
+	// length is the content-length; -1 means that it is absent.
 	length int64
-	// malformed as RFC 9113, 8.1.1 has it.
+	// malformed is defined in RFC 9113, 8.1.1.
 	malformed bool
-	// tooLong: there are more fields than maxHeaders lets through; only their effect on hpack is left.
+	// tooLong means that the fields exceed maxHeaders. They were decoded only to keep the state of hpack.
 	tooLong bool
-	// refusal is the answer to what is not gRPC; nil: it is.
+	// refusal is the answer to a request that is not gRPC; nil if it is gRPC.
 	refusal *refusal
 }
 
-// refusal is an answer that does without the rest of a request.
+// refusal is an answer that does not depend on the rest of a request.
 type refusal struct {
 	httpStatus int
 	status     Status
 }
 
-// What grpc-go answers, but for the client's bytes, which are not echoed.
+// These are the answers of grpc-go, except that they do not echo the client's bytes.
 var (
 	refusedLength    = &refusal{http.StatusRequestHeaderFieldsTooLarge, Status{8, "header list too long"}}
 	refusedType      = &refusal{http.StatusUnsupportedMediaType, Status{3, "invalid gRPC request content-type"}}
@@ -42,18 +42,17 @@ var (
 	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
 )
 
-// headReader decodes header blocks. Proxies send the same block again and again, for its fields are in
-// hpack's table by then, but for some that they never put there (Envoy the path): such a block is not
-// decoded again.
+// headReader decodes header blocks. Proxies send the same block for each request, because all its fields are in the
+// dynamic table, except fields that they never add (Envoy: the path). Such a block is not decoded again.
 type headReader struct {
 	path    string
 	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // of the block read last; not kept longer
+	fields  []hpack.HeaderField // of the block read last; valid until the next one
 	size    int
 	tooLong bool
 
-	known     []byte // a block that leaves the table what it is; empty: none
-	knownHead head   // what it means, as long as the table stays what it is
+	known     []byte // a block that does not change the table; empty means none
+	knownHead head   // its meaning, as long as the table does not change
 }
 
 func newHeadReader(path string) *headReader {
@@ -72,7 +71,7 @@ func (r *headReader) field(f hpack.HeaderField) {
 	r.fields = append(r.fields, f)
 }
 
-// read decodes a whole block. The error is of compression: the connection cannot go on.
+// read decodes a whole block. An error is one of compression, after which the connection cannot be used.
 func (r *headReader) read(block []byte, trailers bool) (head, error) {
 	if len(r.known) > 0 && !trailers && bytes.Equal(block, r.known) {
 		r.fields = r.fields[:0]
@@ -100,14 +99,14 @@ func (r *headReader) read(block []byte, trailers bool) (head, error) {
 	return h, nil
 }
 
-// leavesTable tells whether all fields of a block, which can be read, are references to the table
-// (RFC 7541, 6.1) or stay out of it (6.2.2, 6.2.3): then it stays what it is.
+// leavesTable reports whether a valid block does not change the dynamic table: all its fields are references to the table
+// (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
 func leavesTable(block []byte) bool {
 	for len(block) > 0 {
 		switch b := block[0]; {
 		case b >= 0x80:
 			_, block = integer(block, 7)
-		case b >= 0x20: // for the table, or about its size
+		case b >= 0x20: // added to the table, or an update of its size
 			return false
 		default:
 			var name uint64
@@ -120,8 +119,7 @@ func leavesTable(block []byte) bool {
 	return true
 }
 
-// integer reads one whose first byte has so many bits of it (RFC 7541, 5.1), and returns what is
-// behind it.
+// integer reads an integer with a prefix of the given number of bits (RFC 7541, 5.1), and returns the rest of b.
 func integer(b []byte, bits int) (n uint64, rest []byte) {
 	if len(b) == 0 {
 		return 0, nil
@@ -140,7 +138,7 @@ func integer(b []byte, bits int) (n uint64, rest []byte) {
 	return n, nil
 }
 
-// afterString is what is behind a string (RFC 7541, 5.2).
+// afterString returns the rest of b after a string (RFC 7541, 5.2).
 func afterString(b []byte) []byte {
 	n, rest := integer(b, 7)
 	return rest[min(n, uint64(len(rest))):]
@@ -163,15 +161,15 @@ func (r *headReader) head() head {
 	return p.head
 }
 
-// parsedFields is what the fields of a request say.
+// parsedFields has the values of a request's header fields.
 type parsedFields struct {
 	head
 	method, path, scheme, authority, contentType string
 
-	pseudo  [4]int // how often :method, :path, :scheme and :authority came
-	hosts   int    // how often host came
-	regular bool   // a field came that is none of these
-	usual   bool   // no field asks for what is handed over
+	pseudo  [4]int // number of :method, :path, :scheme and :authority fields
+	hosts   int    // number of host fields
+	regular bool   // there was a field that is not a pseudo field
+	usual   bool   // no field requires Config.Others
 }
 
 // addPseudo adds a field whose name starts with a colon (RFC 9113, 8.3).
@@ -193,7 +191,7 @@ func (p *parsedFields) addPseudo(f *hpack.HeaderField) {
 	p.malformed = p.malformed || p.regular || !httpguts.ValidHeaderFieldValue(f.Value)
 }
 
-// add adds another field.
+// add adds any other field.
 func (p *parsedFields) add(f *hpack.HeaderField) {
 	p.regular = true
 	if !validField(f) {
@@ -218,7 +216,7 @@ func (p *parsedFields) add(f *hpack.HeaderField) {
 	}
 }
 
-// complete reports whether the pseudo fields are those that a request must have (RFC 9113, 8.3.1 and 8.5).
+// complete reports whether the request has the required pseudo fields (RFC 9113, 8.3.1 and 8.5).
 func (p *parsedFields) complete() bool {
 	switch {
 	case p.pseudo[0] != 1 || p.pseudo[3] > 1 || p.hosts > 1:
@@ -230,7 +228,7 @@ func (p *parsedFields) complete() bool {
 	}
 }
 
-// refused is the answer to a request that is not gRPC; nil: it is.
+// refused returns the answer to a request that is not gRPC, or nil if it is gRPC.
 func (p *parsedFields) refused() *refusal {
 	switch {
 	case p.tooLong:
@@ -247,13 +245,14 @@ func (p *parsedFields) refused() *refusal {
 	return nil
 }
 
-// isGRPC tells whether a content-type is one of gRPC's: application/grpc, +proto or ;charset after it.
+// isGRPC reports whether a content-type is gRPC: application/grpc, possibly followed by a suffix such as +proto or by
+// parameters.
 func isGRPC(contentType string) bool {
 	rest, is := strings.CutPrefix(strings.ToLower(contentType), typeField.Value)
 	return is && (rest == "" || rest[0] == '+' || rest[0] == ';')
 }
 
-// malformedTrailers: no pseudo field may be in them.
+// malformedTrailers reports whether trailers have a pseudo field or an invalid field.
 func (r *headReader) malformedTrailers() bool {
 	for i := range r.fields {
 		if f := &r.fields[i]; strings.HasPrefix(f.Name, ":") || !validField(f) {
@@ -263,7 +262,7 @@ func (r *headReader) malformedTrailers() bool {
 	return false
 }
 
-// validField is RFC 9113, 8.2.
+// validField reports whether a field is valid by RFC 9113, 8.2.
 func validField(f *hpack.HeaderField) bool {
 	switch f.Name {
 	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
@@ -284,7 +283,7 @@ var timeoutUnits = map[byte]time.Duration{
 	'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
 }
 
-// parseTimeout reads a grpc-timeout: up to eight digits and a unit. One of 0 is as short as can be.
+// parseTimeout reads a grpc-timeout: up to eight digits and a unit. A timeout of 0 becomes a nanosecond.
 func parseTimeout(s string) (time.Duration, bool) {
 	if len(s) < 2 || len(s) > 9 {
 		return 0, false

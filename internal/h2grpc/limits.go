@@ -2,93 +2,92 @@ package h2grpc
 
 import "time"
 
-// The bounds of one connection. Proxies are far from all of them.
+// The bounds of one connection. Proxies stay far below all of them.
 const (
-	// maxFrame is the longest frame taken, and sent: what every HTTP/2 implementation takes.
+	// maxFrame is the longest frame received and sent: the size that every HTTP/2 implementation supports.
 	maxFrame = 16 << 10
 	// readBuffer holds a frame of the greatest length, and some more.
 	readBuffer = 32 << 10
-	// backlog is how many bytes a read brings at least if there are more to be read: half a record of TLS.
+	// backlog is the least number of bytes that a read returns when the socket has more to read: half a record of TLS.
 	backlog = 8 << 10
-	// reading is how long a read takes at most that does not have to wait.
+	// reading is the longest time of a read that does not have to wait for the client.
 	reading = 100 * time.Microsecond
 
-	// maxStreams is how many requests may be under way; more are refused, and may be sent again. Envoy
-	// does not wait to hear of it, so it is more than it sends.
+	// maxStreams is the number of requests in flight. More are refused, and the client may send them again. Envoy
+	// sends requests before it has received this setting, so that the bound is higher than what Envoy sends.
 	maxStreams = 16 << 10
-	// maxFree is how many of them are kept for others when they are over.
+	// maxFree is the number of ended streams that are kept for reuse.
 	maxFree = 64
-	// maxOthers is how many of those may be handed over: each costs goroutines.
+	// maxOthers is the number of streams that Config.Others serves at a time, because each costs goroutines.
 	maxOthers = 256
 
-	// maxHeaders bounds what the header fields of a request come to (RFC 9113, 6.5.2), maxHeaderBlock
-	// their encoded form and maxContinuations the frames in which that comes.
+	// maxHeaders bounds the size of the header fields of a request (RFC 9113, 6.5.2), maxHeaderBlock their encoded
+	// form, and maxContinuations the number of its frames.
 	maxHeaders       = 256 << 10
 	maxHeaderBlock   = 256 << 10
 	maxContinuations = 64
 
-	// shortBlock is the longest block that is decoded with the connection's lock held: in some ten microseconds.
+	// shortBlock is the longest block that is decoded with the connection's lock held; it takes about ten microseconds.
 	shortBlock = 2 << 10
-	// maxKnown is the longest block that is remembered. Those of proxies have some 60 bytes, more where they
+	// maxKnown is the longest block whose meaning is cached. The blocks of proxies have about 60 bytes, or more if they
 	// send the path each time.
 	maxKnown = 1 << 10
-	// maxMessage is grpc-go's.
+	// maxMessage is the default of grpc-go.
 	maxMessage = 4 << 20
-	// streamWindow is what a client may send on one stream unasked: a message of the greatest length.
+	// streamWindow is the window of a stream: a message of the greatest length.
 	streamWindow = maxMessage + 64<<10
-	// connWindow is what it may send on the connection before it hears of us.
+	// connWindow is the window of a connection.
 	connWindow = 4 * streamWindow
-	// maxBuffered bounds the bytes of requests that are not whole, and those of requests that are submitted. One more
-	// that is not whole is denied; while there are more of the others nothing is read.
+	// maxBuffered bounds the bytes of incomplete requests, and those of submitted requests. Beyond it an incomplete
+	// request is denied. While submitted requests exceed it, the connection is not read.
 	maxBuffered = 2 * streamWindow
-	// maxStuck bounds the bytes of answers that the client's windows do not let through; one more is
-	// reset. maxOut comes before it where the client reads slowly.
+	// maxStuck bounds the bytes of answers that wait for the client's windows. Beyond it streams are reset. A
+	// client that reads slowly reaches maxOut before.
 	maxStuck = 2 * streamWindow
-	// maxRefused is how much of a request that is not gRPC is read before it is answered.
+	// maxRefused is the part of a request that is not gRPC which is read before it is answered.
 	maxRefused = 64 << 10
-	// maxOut is how much may wait to be written before nothing more is read.
+	// maxOut is the number of bytes that may wait to be written. While there are more, the connection is not read.
 	maxOut = 256 << 10
 
-	// maxBatch is how many requests are put to the method together, and maxWeight of which weight, but for one
-	// request alone. A Store takes so many charges in one call. What is decoded takes about 1 KiB for each.
+	// maxBatch bounds the number of requests in one batch, and maxWeight their weight; a single request may weigh more.
+	// A Store accepts that many charges in one call. Decoded requests need about 1 KiB each.
 	maxBatch, maxWeight = 256, 256
-	// maxOutstanding is the weight of all that is submitted and not answered: a few calls of the Store's, because more
-	// would only wait there. A connection may always have ownOutstanding.
+	// maxOutstanding is the weight of all requests that are submitted and not answered. It is enough for a few
+	// calls of the Store; more requests would only wait there. A connection may always have ownOutstanding.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxHeld bounds the bytes that all connections together keep of requests that are not whole or are submitted, and
-	// of answers that wait for the client. Beyond it the connections that keep most are treated as if they had
-	// reached their own bounds, an equal share of maxHeld, but at least ownHeld. So all together keep at most
-	// twice as much.
+	// maxHeld bounds the bytes that all connections together keep of incomplete and submitted requests, and of answers
+	// that wait for clients. Beyond it the bound of each connection is an equal share of maxHeld, and at least ownHeld. So
+	// all connections together keep at most twice as much.
 	maxHeld, ownHeld = 32 << 20, 64 << 10
 
-	// calm is how many frames that mean no work may come in a Tick beyond one for each answer; the
-	// connection ends then. They are resets, settings, priorities, window updates, empty frames, and
-	// frames of streams that are over. Each costs some 100 ns.
+	// calm is the number of frames without a request that are allowed in each Tick, beyond one for each answer. More
+	// end the connection. Such frames are resets, settings, priorities, window updates, empty frames, and frames of
+	// streams that have ended. Each costs about 100 ns.
 	calm = 10_000
-	// streamsLookedAt is how many streams a frame that concerns all may concern to count for one more.
+	// streamsLookedAt is the number of open streams for which a frame that visits all of them counts as one more.
 	streamsLookedAt = 64
-	// otherReset is what the reset of a stream that was handed over counts for.
+	// otherReset is the number of frames that the reset of a stream of Config.Others counts as.
 	otherReset = 50
 
-	// greeting is how long the TLS handshake and the client's preface may take.
+	// greeting is the time for the TLS handshake and the client's preface.
 	greeting = 20 * time.Second
-	// blockTimeout is how long the frames of one header block may take.
+	// blockTimeout is the time for all frames of one header block.
 	blockTimeout = 20 * time.Second
-	// wholeTimeout is how long a request without a deadline may take to come.
+	// wholeTimeout is the time for a request without a deadline to arrive.
 	wholeTimeout = time.Minute
-	// writeTimeout is how long the client may take none of what is written.
+	// writeTimeout is how long a write may make no progress.
 	writeTimeout = 20 * time.Second
-	// lingering is how long a client that has been told why its connection ends may take to read it.
+	// lingering is the time for a client to read the reason for which its connection ends.
 	lingering = 250 * time.Millisecond
-	// leaving is how long it may take to close a connection on which all is answered.
+	// leaving is the time for a client to close a connection that has answered all requests.
 	leaving = time.Second
 
-	// An idle client is asked whether it is there still, and has so long to answer; grpc-go's.
+	// After idlePing without a frame from the client it gets a ping, and has idleAnswer to answer it, as in grpc-go.
 	idlePing, idleAnswer = 2 * time.Hour, 20 * time.Second
-	// drainAnswer is how long a client may take to see that the connection ends; grpc-go's.
+	// drainAnswer is the time for a client to answer the ping that follows the first GOAWAY, as in grpc-go.
 	drainAnswer = 5 * time.Second
-	// pingEvery is how often pings may come with no answer in between: the documented 5 s, less a tenth because
-	// clients and networks are not punctual. pingStrikes is how many more are tolerated.
+	// pingEvery is the shortest interval between pings with no answer in between: the documented 5 s, less a tenth because
+	// clients and networks are not punctual. pingStrikes is the number of earlier pings that are tolerated.
 	pingEvery, pingStrikes = 4500 * time.Millisecond, 2
 )

@@ -6,15 +6,14 @@ import (
 	"unsafe"
 )
 
-// operation is requests of one connection that are submitted in one Batch. They came in one read, and have the same
-// deadline.
+// operation is a Batch of requests of one connection. They arrived in one read, and have the same deadline.
 type operation struct {
 	conn     *conn
 	batch    Batch
-	messages []byte    // copies, unless Config.Inline
-	requests []request // do not move while batch has them
+	messages []byte    // copies of the messages, unless Config.Inline
+	requests []request // not reallocated while batch refers to them
 	arrived  time.Time
-	deadline time.Time // of the callers; zero: none
+	deadline time.Time // of the callers; zero means none
 	weight   int       // counted in outstanding
 	size     int       // counted in conn.submitted
 
@@ -22,17 +21,17 @@ type operation struct {
 	done  func() // completed
 }
 
-// request is one of an operation.
+// request is one request of an operation.
 type request struct {
 	id       uint32
-	stream   *stream // nil: it needs no place of its own
+	stream   *stream // nil if it has none
 	canceled atomic.Bool
-	finished bool // the Batch has an answer
+	finished bool // the Batch has the answer
 	answered bool
 }
 
-// The states of an operation. Only the goroutine that reads the connection submits; whoever completes the operation
-// before that goroutine has come back leaves the answers to it.
+// The states of an operation. The reader submits it. If it is completed before Submit has returned, the reader sends the
+// answers; otherwise the completing goroutine does.
 const (
 	submitting int32 = iota
 	waitingForStore
@@ -40,7 +39,7 @@ const (
 	abandoned // Submit has panicked
 )
 
-// requestSize is the memory that a request takes while it is submitted, its message aside.
+// requestSize is the memory that a submitted request needs beside its message.
 const requestSize = int(unsafe.Sizeof(request{}) + unsafe.Sizeof(stream{}))
 
 func newOperation(b Batch) *operation {
@@ -49,8 +48,8 @@ func newOperation(b Batch) *operation {
 	return o
 }
 
-// submit submits an operation with requests of list, moves these to its start, and returns how many they are. c.mu is
-// held, and released meanwhile.
+// submit submits an operation with requests of list. It moves these requests to the start of list and returns their
+// number. c.mu is held, and released during the call.
 func (c *conn) submit(list []arrival) (n int) {
 	o := c.server.operations.Get().(*operation)
 	c.mu.Unlock()
@@ -77,7 +76,7 @@ func (c *conn) submit(list []arrival) (n int) {
 	return n
 }
 
-// fill gives o requests of list that have the same deadline, and returns how many.
+// fill adds requests of list that have the same deadline to o, and returns their number.
 func (o *operation) fill(c *conn, list []arrival) (n int) {
 	inline := c.server.config.Inline
 	if !inline {
@@ -97,7 +96,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 		message, canceled := a.message, (*atomic.Bool)(nil)
 		if !inline {
 			from := len(o.messages)
-			o.messages = append(o.messages, a.message...) // requests in the batch may point to what it was before
+			o.messages = append(o.messages, a.message...) // earlier requests may refer to the former array
 			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
 		}
 		o.batch.Add(message, o.arrived, a.left, canceled)
@@ -106,8 +105,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 	return n
 }
 
-// together moves the requests that have the same deadline as the first to the start of list, and returns how many
-// they are.
+// together moves the requests with the same deadline as the first to the start of list, and returns their number.
 func together(list []arrival) int {
 	n := 1
 	for i := 1; i < len(list); i++ {
@@ -119,8 +117,8 @@ func together(list []arrival) int {
 	return n
 }
 
-// enter waits until o may be submitted, or its time is over: then it is submitted with a deadline that has passed, so
-// that its requests are answered without being charged. false: the connection was closed meanwhile.
+// enter waits until o may be submitted or its deadline has passed. In the latter case it is submitted all the same, so
+// that its requests are answered without being charged. It returns false if the connection was closed meanwhile.
 func (c *conn) enter(o *operation) bool {
 	all := &c.server.outstanding
 	if !c.behind && all.enter(o, false) {
@@ -133,7 +131,7 @@ func (c *conn) enter(o *operation) bool {
 	}
 	if !o.late() && !all.enter(o, false) {
 		c.mu.Lock()
-		c.flush() // the answers that are ready; first, because it waits for the client
+		c.flush() // write the ready answers before waiting, because flush may block on the client
 		c.behind = true
 		if !all.enter(o, true) {
 			c.awaitTurn(o)
@@ -147,7 +145,7 @@ func (c *conn) enter(o *operation) bool {
 	return !c.closed
 }
 
-// late reports whether the time of o is over; then it counts for nothing.
+// late reports whether the deadline of o has passed. Then o has no weight.
 func (o *operation) late() bool {
 	if o.deadline.IsZero() || time.Now().Before(o.deadline) {
 		return false
@@ -156,7 +154,7 @@ func (o *operation) late() bool {
 	return true
 }
 
-// awaitTurn waits until o, which waits in outstanding, is admitted, or its time is over.
+// awaitTurn waits until o, which is in outstanding.waiting, is admitted, or its deadline has passed.
 func (c *conn) awaitTurn(o *operation) {
 	var late <-chan time.Time
 	if !o.deadline.IsZero() {
@@ -175,9 +173,9 @@ func (c *conn) awaitTurn(o *operation) {
 	}
 }
 
-// adopt answers the requests of o, which was submitted, that are decided already, and gives the others streams. Then o
-// belongs to the goroutine that completes it. false: it was decided meanwhile, and all are answered. On return c.mu
-// is held.
+// adopt answers the requests of o, which was submitted, that are decided already, and makes streams for the others.
+// Afterwards o belongs to the goroutine that completes it. It returns false if o was decided meanwhile and all requests
+// are answered. On return c.mu is held.
 func (c *conn) adopt(o *operation) bool {
 	for i := range o.requests {
 		if r := &o.requests[i]; o.batch.Known(i) {
@@ -210,7 +208,7 @@ func (c *conn) adopt(o *operation) bool {
 	return false
 }
 
-// completed is called by the Store when o is decided.
+// completed is the done function of the Batch.
 func (o *operation) completed() {
 	if o.state.CompareAndSwap(submitting, decided) || !o.state.CompareAndSwap(waitingForStore, decided) {
 		return
@@ -239,7 +237,7 @@ func (c *conn) release(o *operation) {
 	}
 }
 
-// abandon denies the requests of o, whose Submit has panicked. o is not used again: the Store may still have it.
+// abandon denies the requests of o after a panic in Submit. o is not reused, because the Store may still refer to it.
 func (c *conn) abandon(o *operation) {
 	o.state.Store(abandoned)
 	c.mu.Lock()
@@ -247,7 +245,7 @@ func (c *conn) abandon(o *operation) {
 	c.release(o)
 }
 
-// finish makes answers of what the Store has decided.
+// finish computes the answers from the decisions.
 func (o *operation) finish() {
 	for i := range o.requests {
 		if !o.requests[i].answered {
@@ -275,7 +273,7 @@ func (o *operation) answer() {
 	}
 }
 
-// recycle keeps o, of which nothing is under way, for other requests.
+// recycle keeps o, whose requests are all answered, for other requests.
 func (o *operation) recycle() {
 	const large = 64 << 10
 	if cap(o.messages) > large {
@@ -285,7 +283,7 @@ func (o *operation) recycle() {
 		r := &o.requests[i]
 		r.stream, r.finished, r.answered = nil, false, false
 		if r.canceled.Load() {
-			r.canceled.Store(false) // atomically, because a Store that is late may still look at it
+			r.canceled.Store(false) // atomically, because a Store may still read it
 		}
 	}
 	o.messages, o.requests = o.messages[:0], o.requests[:0]

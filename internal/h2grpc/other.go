@@ -16,19 +16,19 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// other is a stream that was handed over: a request of package http for Config.Others.
+// other is the http.Request of a stream that Config.Others serves.
 type other struct {
 	body   *body
 	cancel context.CancelCauseFunc
 }
 
-// end tells the handler that nobody waits for it any more.
+// end cancels the handler's context and ends its body.
 func (o *other) end(cause error) {
 	o.cancel(cause)
 	o.body.end(cause)
 }
 
-// handOver has s, with these header fields, answered by Config.Others.
+// handOver passes s, which has these header fields, to Config.Others.
 func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	if c.others >= maxOthers {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
@@ -57,7 +57,7 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	}
 	var err error
 	if r.URL, err = url.ParseRequestURI(r.RequestURI); err != nil {
-		r.URL = &url.URL{Path: r.RequestURI} // grpc-go answers that it knows no such method
+		r.URL = &url.URL{Path: r.RequestURI} // grpc-go answers that the method is unknown
 	}
 	s.other = &other{body: newBody(c, s)}
 	var ctx context.Context
@@ -76,8 +76,8 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	return nil
 }
 
-// handOverBody hands a stream over whose message turned out to be unusual: what there is of it is in
-// s.body, its header fields are the usual ones.
+// handOverBody passes a stream whose message is unusual to Config.Others. The received part of the message is in s.body;
+// its header fields are the usual ones.
 func (c *conn) handOverBody(s *stream) error {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
@@ -106,7 +106,7 @@ func (c *conn) handOverBody(s *stream) error {
 	return nil
 }
 
-// handlerEnds says what is left to say on w's stream.
+// handlerEnds ends w's stream after its handler has returned.
 func (c *conn) handlerEnds(w *responseWriter) {
 	if !w.broken {
 		w.finish()
@@ -121,7 +121,7 @@ func (c *conn) handlerEnds(w *responseWriter) {
 	c.flush()
 }
 
-// body is what the client sends on a stream that was handed over.
+// body is the body of a request that Config.Others serves.
 type body struct {
 	conn   *conn
 	stream *stream
@@ -129,7 +129,7 @@ type body struct {
 	mu    sync.Mutex
 	more  *sync.Cond
 	data  []byte
-	cause error // why no more comes
+	cause error // the reason for the end of the body; nil if it has not ended
 }
 
 func newBody(c *conn, s *stream) *body {
@@ -145,7 +145,7 @@ func (b *body) write(data []byte) {
 	b.more.Broadcast()
 }
 
-// end: after what has come there is no more, for a reason, or because that was all.
+// end ends the body after the data received so far: with cause, or with io.EOF if cause is nil.
 func (b *body) end(cause error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -157,7 +157,7 @@ func (b *body) end(cause error) {
 	b.more.Broadcast()
 }
 
-// Read implements io.Reader. What is read the client may send again.
+// Read implements io.Reader. It gives the window of the read bytes back to the client.
 func (b *body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	for len(b.data) == 0 && b.cause == nil {
@@ -178,11 +178,11 @@ func (b *body) Read(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (b *body) Close() error {
-	b.end(errors.New("body closed by handler")) // grpc-go knows these words
+	b.end(errors.New("body closed by handler")) // grpc-go compares this text
 	return nil
 }
 
-// consumed gives the client its window back.
+// consumed gives the window of n bytes back to the client.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
 	if c.open[s.id] != s {
@@ -198,7 +198,7 @@ func (c *conn) consumed(s *stream, n int) {
 	c.flush()
 }
 
-// responseWriter is an http.ResponseWriter for one goroutine.
+// responseWriter is an http.ResponseWriter. One goroutine uses it.
 type responseWriter struct {
 	conn     *conn
 	stream   *stream
@@ -208,7 +208,7 @@ type responseWriter struct {
 	broken   bool     // the handler has panicked
 }
 
-var errGone = errors.New("the stream is over")
+var errGone = errors.New("the stream has ended")
 
 // Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header { return w.header }
@@ -250,7 +250,7 @@ func (w *responseWriter) headers(block []byte, end bool) {
 	c.flush()
 }
 
-// Write implements http.ResponseWriter. It waits until the client takes what is written.
+// Write implements http.ResponseWriter. It blocks until the client's windows allow the write.
 func (w *responseWriter) Write(p []byte) (written int, err error) {
 	w.WriteHeader(http.StatusOK)
 	c, s := w.conn, w.stream

@@ -5,23 +5,23 @@ import (
 	"sync"
 )
 
-// outstanding bounds the weight of all operations that wait for the Store. Beyond it a connection waits for its turn
-// before it submits another, and reads nothing meanwhile. A connection with little outstanding never waits, so that
-// one that sends much cannot delay the others.
+// outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection waits for its
+// turn before it submits another operation, and is not read meanwhile. A connection with little outstanding never
+// waits, so that a connection with many requests cannot delay the others.
 type outstanding struct {
 	mu      sync.Mutex
 	weight  int          // of the operations that were admitted
-	waiting []*operation // in the order in which they came; at most one of each connection
+	waiting []*operation // in the order of arrival; at most one of each connection
 }
 
-// share is a connection's part of what is outstanding; guarded by outstanding.mu.
+// share is one connection's part of outstanding. It is guarded by outstanding.mu.
 type share struct {
 	weight int
-	waits  *operation    // nil: none
-	room   chan struct{} // receives when waits was admitted; has room for one
+	waits  *operation    // nil if none waits
+	room   chan struct{} // receives a value when waits is admitted; its capacity is 1
 }
 
-// enter admits o. false: there is no room; o then waits for its turn, if it is to.
+// enter reports whether it admitted o. If there is no room, and wait is true, o waits for its turn.
 func (s *outstanding) enter(o *operation, wait bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *outstanding) fits(o *operation) bool {
 // fitsOwn reports whether o may be admitted before its turn. outstanding.mu is held.
 func (o *operation) fitsOwn() bool { return o.conn.share.weight+o.weight <= ownOutstanding }
 
-// admit counts o, and ends its wait. mu is held.
+// admit adds o to the weight, and ends its wait. mu is held.
 func (s *outstanding) admit(o *operation) {
 	s.weight += o.weight
 	mine := &o.conn.share
@@ -54,7 +54,7 @@ func (s *outstanding) admit(o *operation) {
 	}
 }
 
-// leave ends an operation that was admitted, and admits those for which there is room now. o still has its connection.
+// leave removes o, which was admitted, from the weight, and admits waiting operations that fit now. o.conn is still set.
 func (s *outstanding) leave(o *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *outstanding) leave(o *operation) {
 	}
 }
 
-// withdraw ends the wait of o. false: it was admitted meanwhile.
+// withdraw ends the wait of o. It returns false if o was admitted meanwhile.
 func (s *outstanding) withdraw(o *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *outstanding) withdraw(o *operation) bool {
 	return true
 }
 
-// remove removes o from those that wait. mu is held.
+// remove removes o from waiting. mu is held.
 func (s *outstanding) remove(o *operation) {
 	at := slices.Index(s.waiting, o)
 	s.waiting = slices.Delete(s.waiting, at, at+1)

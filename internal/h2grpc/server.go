@@ -1,15 +1,13 @@
-// Package h2grpc is a gRPC server for one unary method, directly on HTTP/2 frames. All requests that a
-// connection has brought are put to the method together, and their answers leave in one write: what a
-// gRPC library does for each request (goroutines, channels, contexts, header maps) is what a cheap
-// method would otherwise mostly cost. Where the method answers at once a request costs no goroutine and
-// no allocation.
+// Package h2grpc is a gRPC server for one unary method, implemented directly on HTTP/2 frames.
 //
-// Everything else on the connection, other methods and what is unusual about this one (compression,
-// other content types, malformed messages), is handed over stream by stream to an http.Handler, which
-// is a grpc.Server.
+// All requests that one read of a connection returns form one batch, and their answers are sent in one write.
+// A gRPC library uses goroutines, channels, contexts and header maps for each request, which would cost more than a
+// cheap method does. If the method answers at once, a request costs no goroutine and no allocation.
 //
-// It knows nothing of what the messages mean. Whatever a client does, memory and processor time are
-// bounded: see limits.go.
+// Other methods, and unusual requests for this one (compression, other content types, malformed messages), are passed
+// stream by stream to an http.Handler, which is a grpc.Server.
+//
+// The package does not know the content of messages. Memory and processor time per client are bounded; see limits.go.
 package h2grpc
 
 import (
@@ -29,36 +27,39 @@ import (
 // Method answers the requests of one unary method.
 type Method interface {
 	NewBatch() Batch
-	// Denial is the answer to requests that are too much to be looked at.
+	// Denial returns the answer to requests that exceed a bound, and are therefore not decoded.
 	Denial() []byte
-	// Later calls answer after d, unless it is stopped before.
+	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
-	// Answered is told of each answer to a request that arrived then.
+	// Answered is called after each answer, with the arrival time of its request.
 	Answered(arrived time.Time)
-	// Panicked reports the value with which a Batch panicked; its requests are denied, or the one request that it
-	// panicked about. Or that with which Config.Others panicked; the stream is reset.
+	// Panicked is called with the value of a recovered panic. After a panic in a Batch, its requests, or the one request
+	// concerned, are denied. After a panic in Config.Others, the stream is reset.
 	Panicked(value any)
 }
 
-// Batch answers many requests together: Add each, Submit once, then Finish and Append each; from Reset on
-// it is empty again. Requests are numbered from 0. It is used by one goroutine at a time.
+// Batch decides many requests together. The server calls Add for each request, Submit once, then Finish and Append for
+// each request, and finally Reset, which empties the Batch. Requests are numbered from 0. Only one goroutine uses a
+// Batch at a time.
 type Batch interface {
 	Reset()
-	// Add adds a message, which stays unchanged until Reset. The caller waits for as long as left; 0: for
-	// ever, negative: no longer. canceled becomes true when the client has gone; nil with Config.Inline.
+	// Add adds a message, which stays unchanged until Reset. The time until the caller's deadline is left; 0 means that
+	// it has none, and a negative value that the deadline has passed. canceled becomes true when the client cancels the
+	// request or disconnects; it is nil with Config.Inline.
 	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool)
-	// Submit has all requests decided, by deadline where it is not zero. done is called once, from any goroutine, and
-	// possibly before Submit returns; with Config.Inline always. When it is called after Submit has returned,
-	// source.Flush must be called later.
+	// Submit starts to decide all requests, by deadline if that is not zero. It calls done exactly once, from any
+	// goroutine, possibly before Submit returns, and always so with Config.Inline. If it calls done after Submit has
+	// returned, it must call source.Flush afterwards.
 	Submit(deadline time.Time, source *backend.Source, done func())
-	// Known reports whether request i can be finished before done. It is called after Submit.
+	// Known reports whether request i can be finished before done is called. The server calls it after Submit.
 	Known(i int) bool
+	// Finish computes the answer to request i from its decisions.
 	Finish(i int)
-	// Append appends the answer; an error is a status, and nothing has been appended.
+	// Append appends the answer to request i. If it returns a Status, it has appended nothing.
 	Append(to []byte, i int) ([]byte, *Status)
-	// Weight is how much was added: a charge, and a descriptor without one, weighs 1.
+	// Weight returns the size of the batch: the number of charges, where a descriptor without a charge counts as one.
 	Weight() int
-	// Hold is how long the answer is to be held back.
+	// Hold returns how long the answer to request i must be held back.
 	Hold(i int) algorithms.Micros
 }
 
@@ -68,44 +69,44 @@ type Status struct {
 	Message string
 }
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
-	// Path is /package.Service/Method.
+	// Path is the path of the method: /package.Service/Method.
 	Path   string
 	Method Method
-	// Others answers all other streams.
+	// Others serves all other streams.
 	Others http.Handler
 
-	// Inline says that Batch.Submit calls done before it returns. Then messages are not copied, and deadlines are
-	// the Method's own business.
+	// Inline means that Batch.Submit calls done before it returns. Then the server does not copy messages, and leaves
+	// deadlines to the Method.
 	Inline bool
-	// Patience is how long a request may wait to be submitted where much is outstanding; 0: as long as its caller
-	// waits.
+	// Patience is how long a request may wait to be submitted when too much is outstanding; 0 means until the
+	// caller's deadline.
 	Patience time.Duration
 
-	// TLS of the connections; nil: none.
+	// TLS is the TLS configuration of the listeners; nil means no TLS.
 	TLS *tls.Config
-	// MaxConnectionAge ends connections that are older, MaxConnectionGrace what they still have under way
-	// later; 0: never.
+	// MaxConnectionAge is the age after which connections are drained, and MaxConnectionGrace the time after which
+	// drained connections are closed; 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
-	// MaxConnectionIdle ends connections that have nothing under way for so long; 0: never.
+	// MaxConnectionIdle is the time after which connections without requests are drained; 0 means never.
 	MaxConnectionIdle time.Duration
 
-	// Tick is how often connections are looked after; 0: once a second, or as MaxConnectionAge and
-	// MaxConnectionIdle need it.
+	// Tick is the interval between checks of a connection's timeouts. 0 means a second, or less if MaxConnectionAge
+	// or MaxConnectionIdle need it.
 	Tick time.Duration
 }
 
 // Server serves connections. Make it with New.
 type Server struct {
 	config  Config
-	context context.Context // of all that is handed over
+	context context.Context // parent of the contexts of Config.Others
 	cancel  context.CancelFunc
 
 	operations  sync.Pool
 	outstanding outstanding
-	held        atomic.Int64 // bytes of requests and answers that connections keep: conn.counted
-	count       atomic.Int64 // connections
+	held        atomic.Int64 // bytes of requests and answers that connections keep: the sum of conn.counted
+	count       atomic.Int64 // number of connections
 
 	goroutines sync.WaitGroup
 	stopped    chan struct{}
@@ -115,10 +116,10 @@ type Server struct {
 	draining  bool                      // guarded by mu
 	listeners map[net.Listener]struct{} // guarded by mu
 	conns     map[*conn]struct{}        // guarded by mu
-	empty     *sync.Cond                // conns may be empty
+	empty     *sync.Cond                // signals that conns may be empty
 }
 
-// New makes a Server.
+// New makes a Server. Stop releases its resources.
 func New(c Config) *Server {
 	if c.Tick == 0 {
 		c.Tick = time.Second
@@ -140,7 +141,8 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serve serves what l accepts, best nonblock.Conns, until l fails or the server is told to stop: then it returns nil.
+// Serve serves the connections that l accepts until l fails, or until Stop is called; then it returns nil. Connections
+// of type nonblock.Conn are the cheapest.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.draining {
@@ -162,7 +164,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if ending {
 			return nil
 		}
-		//nolint:staticcheck // of Accept it tells that trying again may help: too many open files
+		//nolint:staticcheck // for Accept it means that a retry may help, as with too many open files
 		if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 			return err
 		}
@@ -197,7 +199,7 @@ func (s *Server) gone(c *conn) {
 	}
 }
 
-// all are the connections there are.
+// all returns the open connections.
 func (s *Server) all() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,8 +210,8 @@ func (s *Server) all() []*conn {
 	return list
 }
 
-// Stop tells clients to go elsewhere, waits until what they have asked is answered, and cuts off what
-// is left when ctx ends. It returns when all is closed.
+// Stop drains the server: it closes the listeners, tells clients to open no more streams, and waits until all requests
+// are answered. When ctx ends, it closes the remaining connections. It returns when all connections are closed.
 func (s *Server) Stop(ctx context.Context) {
 	s.mu.Lock()
 	s.draining = true
@@ -236,7 +238,7 @@ func (s *Server) Stop(ctx context.Context) {
 	s.goroutines.Wait()
 }
 
-// watch looks after connections from time to time.
+// watch checks the timeouts of all connections at each tick.
 func (s *Server) watch() {
 	tick := time.NewTicker(s.config.Tick)
 	defer tick.Stop()

@@ -12,43 +12,43 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// stream is a request that has not been answered in full. One that comes whole in one read and is
-// answered at once never leaves conn.fresh.
+// stream is a request that is not completely answered. A request that arrives in one read and is answered at once
+// stays in conn.fresh.
 type stream struct {
 	id    uint32
 	state streamState
 	head  head
-	// body is what there is of a request that is not whole.
+	// body is the part of an incomplete request that has arrived.
 	body     []byte
-	length   int64 // of what has come, padding aside
-	unread   int64 // bytes that were sent, and whose window the client has not got back
-	window   int64 // what the client takes beyond conn.initial, which may be negative
+	length   int64 // bytes that have arrived, without padding
+	unread   int64 // bytes that have arrived and whose window was not given back yet
+	window   int64 // the client's window, relative to conn.initial; it may be negative
 	opened   time.Time
-	ended    bool // the client has said all
+	ended    bool // the client has ended its side of the stream
 	buffered int  // bytes counted in conn.buffered
 
-	rest []byte // DATA that the client does not take yet
-	tail []byte // the trailers behind it
-	// queued: in conn.stalled.
+	rest []byte // DATA that waits for the client's windows
+	tail []byte // the trailers after it
+	// queued means that the stream is in conn.stalled.
 	queued bool
-	stop   func() // of an answer that is held
-	// canceled, while the answer is waited for, tells the Store that nobody wants it any more.
+	stop   func() // stops the timer of a held answer
+	// canceled tells the Store, while it decides, that the client has canceled the request.
 	canceled *atomic.Bool
-	// other is set where the stream is handed over.
+	// other is set if Config.Others serves the stream.
 	other *other
 }
 
 type streamState uint8
 
 const (
-	coming  streamState = iota // the request is not whole
-	waiting                    // for its answer
-	holding                    // the answer waits for its turn
-	stuck                      // the client does not take the answer yet
-	handed                     // over
+	coming  streamState = iota // the request is incomplete
+	waiting                    // the Store decides
+	holding                    // the answer is held back
+	stuck                      // the answer waits for the client's windows
+	handed                     // Config.Others serves it
 )
 
-// find returns a stream that is open, or nil.
+// find returns an open stream, or nil.
 func (c *conn) find(id uint32) *stream {
 	if c.fresh.id == id && id != 0 {
 		return &c.fresh
@@ -56,7 +56,7 @@ func (c *conn) find(id uint32) *stream {
 	return c.open[id]
 }
 
-// park makes a stream of its own of the one opened last.
+// park moves c.fresh to c.open.
 func (c *conn) park() *stream {
 	s := c.unused()
 	*s = c.fresh
@@ -65,7 +65,7 @@ func (c *conn) park() *stream {
 	return s
 }
 
-// keep makes a stream of a whole request that needed none so far.
+// keep makes a stream for a whole request that has none.
 func (c *conn) keep(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
@@ -73,7 +73,7 @@ func (c *conn) keep(id uint32) *stream {
 	return s
 }
 
-// unused is an empty stream.
+// unused returns an empty stream.
 func (c *conn) unused() (s *stream) {
 	last := len(c.free) - 1
 	if last < 0 {
@@ -83,8 +83,7 @@ func (c *conn) unused() (s *stream) {
 	return s
 }
 
-// recycle keeps s, which is over, for another request. Nothing may refer to it any more: its operation does so only
-// until it is answered, but a held answer, or a handler, may do so later.
+// recycle keeps s, which has ended, for another request, unless a timer or a handler may still refer to it.
 func (c *conn) recycle(s *stream) {
 	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
 		*s = stream{}
@@ -92,7 +91,7 @@ func (c *conn) recycle(s *stream) {
 	}
 }
 
-// kept is s in a place where it can stay.
+// kept returns s, moved to c.open if it is c.fresh.
 func (c *conn) kept(s *stream) *stream {
 	if s == &c.fresh {
 		return c.park()
@@ -100,7 +99,7 @@ func (c *conn) kept(s *stream) *stream {
 	return s
 }
 
-// drop lets go of s, whatever it waits for.
+// drop removes s, and cancels whatever it waits for.
 func (c *conn) drop(s *stream) {
 	if s == &c.fresh {
 		c.fresh = stream{}
@@ -126,13 +125,12 @@ func (c *conn) drop(s *stream) {
 	}
 }
 
-// busy tells whether something is still to be answered.
+// busy reports whether the connection still has requests, or bytes to write.
 func (c *conn) busy() bool {
 	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
 }
 
-// abort resets a stream, which may be among those that are about to be answered. What the client has
-// sent on it meanwhile is ignored.
+// abort resets a stream, which may be one of c.arrived. Frames that the client has sent on it meanwhile are ignored.
 func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.answerReady()
 	if s := c.find(id); s != nil {
@@ -142,7 +140,7 @@ func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.out = appendReset(c.out, id, code)
 }
 
-// forget remembers that frames of a stream may still come.
+// forget records that a stream was reset and that frames may still arrive on it.
 func (c *conn) forget(id uint32) {
 	c.gone[c.goneAt] = id
 	c.goneAt = (c.goneAt + 1) % len(c.gone)
@@ -157,9 +155,9 @@ func (c *conn) forgotten(id uint32) bool {
 	return false
 }
 
-// openBlock is a header block that is not whole.
+// openBlock is an incomplete header block.
 type openBlock struct {
-	stream uint32 // 0: there is none
+	stream uint32 // 0 means none
 	end    bool
 	data   []byte
 	frames int
@@ -179,7 +177,7 @@ func (c *conn) onHeaders(f frameHeader, payload []byte) error {
 			return sizeError("HEADERS without its priority")
 		}
 		if binary.BigEndian.Uint32(b)&(1<<31-1) == f.stream {
-			// The block is lost, and with it the state of its compression.
+			// The block is not decoded, so that the state of the compression is lost.
 			return protocolError("a stream depends on itself")
 		}
 		b = b[5:]
@@ -210,7 +208,7 @@ func (c *conn) onContinuation(f frameHeader, payload []byte) error {
 	if err := c.headers(id, block, end); err != nil {
 		return err
 	}
-	o.data = nil // long ones are rare
+	o.data = nil // long blocks are rare, so that their memory is not kept
 	return nil
 }
 
@@ -219,7 +217,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
-	finalized := c.finalized // before it can be told of this one
+	finalized := c.finalized // readHead releases the lock, after which the client may be told that this stream is answered
 	c.last = id
 	if c.fresh.id != 0 {
 		c.park()
@@ -229,7 +227,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
 	}
 	switch {
-	case finalized: // the client has been told that this one is not answered
+	case finalized: // the client was told that this stream is not answered
 		c.forget(id)
 		return nil
 	case h.malformed:
@@ -245,7 +243,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		c.denyUnread(&c.fresh)
 	case h.refusal != nil && end:
 		return c.refuse(&c.fresh)
-	case h.refusal != nil: // once the rest has come: it may be malformed
+	case h.refusal != nil: // refused when the rest has arrived, which may be malformed
 	case !h.ours:
 		return c.handOver(c.park(), c.heads.fields)
 	case end: // a request without a message
@@ -254,13 +252,13 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	return nil
 }
 
-// readHead decodes a header block: a long one without the lock, which goroutines wait for that serve others. c.mu is
-// held, and released meanwhile.
+// readHead decodes a header block. c.mu is held. While a long block is decoded it is released, because goroutines that
+// serve other connections may wait for it.
 func (c *conn) readHead(block []byte, trailers bool) (head, error) {
 	if len(block) <= shortBlock {
 		return c.heads.read(block, trailers)
 	}
-	c.taking++ // the connection does not end meanwhile
+	c.taking++ // keeps the connection busy
 	c.mu.Unlock()
 	h, err := c.heads.read(block, trailers)
 	c.mu.Lock()
@@ -268,7 +266,7 @@ func (c *conn) readHead(block []byte, trailers bool) (head, error) {
 	return h, err
 }
 
-// refuse answers what is not gRPC, in words that are not only for gRPC clients.
+// refuse answers a request that is not gRPC with an HTTP status and plain text.
 func (c *conn) refuse(s *stream) error {
 	s = c.kept(s)
 	r := s.head.refusal
@@ -280,7 +278,7 @@ func (c *conn) refuse(s *stream) error {
 	return c.idle(1)
 }
 
-// denyUnread answers what is too much to be looked at.
+// denyUnread denies a request that exceeds a bound, without decoding it.
 func (c *conn) denyUnread(s *stream) {
 	s = c.kept(s)
 	c.forgetBody(s)
@@ -291,7 +289,7 @@ func (c *conn) denial(to []byte) ([]byte, *Status) {
 	return append(to, c.server.config.Method.Denial()...), nil
 }
 
-// attempt calls f, and reports whether it returned: a panic about one request must not harm others.
+// attempt calls f and reports whether it returned without a panic. A panic about one request must not affect others.
 func (c *conn) attempt(f func()) (returned bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -302,7 +300,7 @@ func (c *conn) attempt(f func()) (returned bool) {
 	return true
 }
 
-// forgetBody lets go of what there is of a request.
+// forgetBody releases the received part of a request.
 func (c *conn) forgetBody(s *stream) {
 	c.buffered -= s.buffered
 	s.buffered, s.body = 0, nil
@@ -334,8 +332,8 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if f.stream == 0 {
 		return protocolError("DATA on no stream")
 	}
-	// It gets its window for the connection back at once, so it cannot exceed it; what bounds it are
-	// those of the streams, and maxBuffered.
+	// The connection's window is given back at once, so that the client cannot exceed it. The windows of streams and
+	// maxBuffered bound what it sends.
 	if c.received += f.length; c.received >= connWindow/2 {
 		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
 		c.received = 0
@@ -371,10 +369,10 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	return c.part(c.kept(s), data)
 }
 
-// part handles data that is not the last of its stream.
+// part handles data that does not end its stream.
 func (c *conn) part(s *stream, data []byte) error {
 	switch {
-	case s.state == stuck: // it is answered
+	case s.state == stuck: // it is answered already
 		return nil
 	case s.head.refusal != nil && s.length > maxRefused:
 		return c.refuse(s)
@@ -403,7 +401,7 @@ func (c *conn) part(s *stream, data []byte) error {
 	return nil
 }
 
-// whole handles the last of a request; what came before it is in s.body.
+// whole handles the last data of a request. The data before it is in s.body.
 func (c *conn) whole(s *stream, data []byte) error {
 	s.ended = true
 	if s.head.length >= 0 && s.head.length != s.length {
@@ -418,7 +416,7 @@ func (c *conn) whole(s *stream, data []byte) error {
 	}
 	if s.state == handed {
 		if len(data) > 0 {
-			s.ended = false // until this has found its place
+			s.ended = false // part expects an open stream
 			if err := c.part(s, data); err != nil {
 				return err
 			}
@@ -441,11 +439,10 @@ func (c *conn) whole(s *stream, data []byte) error {
 	return nil
 }
 
-// prefixLen is what gRPC puts before a message: whether it is compressed, and its length.
+// prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
 const prefixLen = 5
 
-// unusual tells whether what there is of a body cannot become one message: that is for grpc-go to
-// answer.
+// unusual reports whether body cannot be the beginning of one uncompressed message. Config.Others answers such requests.
 func unusual(body []byte) bool {
 	if len(body) == 0 {
 		return false
@@ -460,15 +457,15 @@ func unusual(body []byte) bool {
 	return n > maxMessage || len(body)-prefixLen > n
 }
 
-// arrival is a whole request that the reader has not put to the Method yet.
+// arrival is a whole request that is not submitted yet.
 type arrival struct {
 	id      uint32
-	stream  *stream       // nil: it needed no place of its own so far
-	message []byte        // a part of what was read last, or of the stream's body
-	left    time.Duration // as Batch.Add has it
+	stream  *stream       // nil if it has none
+	message []byte        // a part of the read buffer, or of the stream's body
+	left    time.Duration // see Batch.Add
 }
 
-// request puts a whole request among those to be answered.
+// request appends a whole request to c.arrived.
 func (c *conn) request(s *stream, message []byte) {
 	left := s.head.timeout
 	if left > 0 {
@@ -488,20 +485,20 @@ func (c *conn) request(s *stream, message []byte) {
 	}
 }
 
-// answerReady submits the requests that have arrived. Only the reader finds any. c.mu is held, and released while they
-// are decoded and submitted, because goroutines that serve other connections wait for it.
+// answerReady submits c.arrived, which is empty unless the reader calls it. c.mu is held, and released while requests are
+// decoded and submitted, because goroutines that serve other connections may wait for it.
 func (c *conn) answerReady() {
 	if len(c.arrived) == 0 {
 		return
 	}
 	list := c.arrived
-	c.arrived = nil // a reset of one of them comes here again
+	c.arrived = nil // abort calls this function again
 	rest := list
 	for len(rest) > 0 && !c.closed {
 		c.taking = len(rest)
 		rest = rest[c.submit(rest):]
 	}
-	for i := range rest { // of a connection that was closed: nothing waits for these
+	for i := range rest { // not submitted, because the connection was closed
 		if s := rest[i].stream; s != nil {
 			s.state = coming
 		}
@@ -511,12 +508,12 @@ func (c *conn) answerReady() {
 	c.arrived = list[:0]
 }
 
-// answer answers request i of b, whose stream is s, where it needed one. Unless it is finished it is denied. c.mu is
-// held.
+// answer answers request i of b on stream s, which is nil if the request has none. A request that is not finished is
+// denied. c.mu is held.
 func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time, finished bool) {
 	if s != nil {
 		c.forgetBody(s)
-		s.state = coming // it no longer waits, so dropping it counts nothing
+		s.state = coming // so that drop does not count it as undead
 	}
 	var d algorithms.Micros
 	finished = finished && c.attempt(func() { d = b.Hold(i) })
