@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -19,6 +21,7 @@ type simulateCmd struct {
 	Auth          bool     `help:"Ask about a line of an access log what the routes of the section auth ask, instead of --descriptor."`
 	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
 	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
+	DenyAtMost    string   `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny a request of at most this share of the clients (${default})."`
 	MemoryMaxKeys int      `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
 	configFlags
 }
@@ -37,8 +40,10 @@ a percent sign. A descriptor of which a line lacks a part is dropped, as Envoy d
 Of nginx's paths the escapes are decoded and //, . and .. resolved, as /v1/auth does.
 With --auth the routes of the section auth say what is asked, as they do at /v1/auth.
 
-The report goes to standard output: what was denied, by which limit, for which keys,
-and at which number none would have been.
+The report goes to standard output: what was denied, by which limit, for which keys;
+how much clients ask for; and, for each limit, which numbers would have denied how
+many clients and requests. It suggests the smallest number that denies a request of
+at most 1 % of the clients (--deny-at-most): one abuser does not change it.
 
 Example:
 
@@ -52,6 +57,10 @@ func (c *simulateCmd) Run(a *app) error {
 	templates, err := c.templates()
 	if err != nil {
 		return exitError{exitUsage, err}
+	}
+	share, err := parseShare(c.DenyAtMost)
+	if err != nil {
+		return exitError{exitUsage, fmt.Errorf("--deny-at-most: %w", err)}
 	}
 	snapshot, err := c.load(a, c.Config)
 	if err != nil {
@@ -78,7 +87,7 @@ func (c *simulateCmd) Run(a *app) error {
 	}
 	run := simulate.Config{
 		Snapshot: snapshot, Name: name, Input: input, Format: simulate.Format(c.Format),
-		Templates: templates, Domain: domain, MaxKeys: c.MemoryMaxKeys,
+		Templates: templates, Domain: domain, MaxKeys: c.MemoryMaxKeys, Share: share,
 	}
 	return c.run(a, run)
 }
@@ -130,6 +139,16 @@ func (c *simulateCmd) templates() (simulate.Templates, error) {
 		return simulate.Templates{}, errors.New("--descriptor goes with --format nginx or envoy; a trace names its descriptors itself")
 	}
 	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
+}
+
+// parseShare reads a percentage.
+func parseShare(text string) (float64, error) {
+	number, percent := strings.CutSuffix(text, "%")
+	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if err != nil || !percent || !(n >= 0 && n < 100) { // so that NaN is none
+		return 0, fmt.Errorf("%q is not a percentage below 100 %%, such as 1%% or 0.5%%", text)
+	}
+	return n / 100, nil
 }
 
 // domain is the one to ask: an access log names none.

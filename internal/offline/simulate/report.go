@@ -1,13 +1,17 @@
 package simulate
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -15,9 +19,42 @@ import (
 // topKeys is how many keys the report names.
 const topKeys = 10
 
+// maxAdvised bounds the limits for which numbers are looked for: those asked most.
+const maxAdvised = 20
+
 // Report sums up a replay.
 type Report struct {
 	tally *tally
+	// Advice on the limits that were asked most, in the order of the configuration.
+	Advice []*advise.Advice
+	// others were asked, and are not among them.
+	others int
+}
+
+// report looks for numbers, once all has been replayed.
+func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
+	var asked []*row
+	for _, r := range t.rows {
+		if r.asked > 0 {
+			asked = append(asked, r)
+		}
+	}
+	slices.SortStableFunc(asked, func(x, y *row) int { return cmp.Compare(y.asked, x.asked) })
+	r := &Report{tally: t, others: max(0, len(asked)-maxAdvised)}
+	asked = asked[:len(asked)-r.others]
+	for _, row := range t.rows {
+		if !slices.Contains(asked, row) {
+			continue
+		}
+		advice, err := row.history.Advise(ctx, row.policy, share)
+		if err != nil {
+			return nil, err
+		}
+		if row.advice = advice; advice != nil {
+			r.Advice = append(r.Advice, advice)
+		}
+	}
+	return r, nil
 }
 
 // WriteText writes the report for people.
@@ -33,6 +70,12 @@ func (r *Report) WriteText(w io.Writer) error {
 	if len(t.rows) > 0 {
 		out.WriteString("\n")
 		t.limits(out)
+	}
+	for _, a := range r.Advice {
+		writeAdvice(out, a)
+	}
+	if r.others > 0 {
+		fmt.Fprintf(out, "\n%d other limits were asked less often; no number is suggested for them.\n", r.others)
 	}
 	t.keys(out)
 	_, err := io.WriteString(w, out.String())
@@ -52,7 +95,6 @@ func (t *tally) notes(w io.Writer) {
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
 	note(t.steppedBack, "order", " earlier than a line before, taken to be of its time")
 	note(t.full, "no room", " needed a bucket more than --memory-max-keys")
-	note(t.untracked, "cut", " asked for keys beyond --memory-max-keys, which the last two columns leave out")
 }
 
 func (t *tally) unreadLines() string {
@@ -66,62 +108,31 @@ func (t *tally) unreadLines() string {
 // limits writes a line for each limit.
 func (t *tally) limits(w io.Writer) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(table, "LIMIT\tASKED\tDENIED\tMOST OF ONE KEY IN A PERIOD\tNONE DENIED AT\n")
+	fmt.Fprint(table, "LIMIT\tREQUESTS\tDENIED\tCLIENTS\tCLIENTS DENIED\n")
 	for _, r := range t.rows {
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.asked, r.denied, r.peakText(), r.needText())
+		clients, denied := "-", "-"
+		if a := r.advice; a != nil {
+			clients, denied = about(a, a.Clients), about(a, a.Denied)+percent(a.Denied, a.Clients)
+		}
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.asked, r.denied, clients, denied)
 	}
 	_ = table.Flush() // into memory
 }
 
+func titleOf(p *descriptors.Policy) string {
+	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
+}
+
 func (r *row) title() string {
-	p, marks := r.policy, ""
+	marks := ""
 	if r.shadow {
 		marks += " (shadow)"
 	}
 	if r.quota {
 		marks += " (quota)"
 	}
-	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name) + marks
+	return titleOf(r.policy) + marks
 }
-
-func (r *row) peakText() string {
-	if r.peak == 0 {
-		return "-"
-	}
-	l := &r.policy.Limit
-	period := descriptors.Span(algorithms.Micros(l.Period) * l.Tick)
-	if l.Calendar != nil {
-		period = l.Calendar.Unit
-	}
-	text := fmt.Sprintf("%d per %s", r.peak, period)
-	if len(r.peakBy) > 0 {
-		text += ", " + descriptors.Printable(string(r.peakBy))
-	}
-	return text + ", from " + moment(r.peakAt)
-}
-
-// needText says at which number none would have been denied, the others staying as they are.
-func (r *row) needText() string {
-	l := &r.policy.Limit
-	tokens := l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow
-	switch {
-	case r.need == 0, tokens && l.Initial < l.Capacity: // a bucket that starts below full denies at any capacity
-		return "-"
-	case r.need > maxNeed:
-		return "no number"
-	case l.Kind == algorithms.SlidingWindow:
-		return fmt.Sprintf("rate %d", r.need)
-	case l.Kind == algorithms.LeakyBucket: // one place is that of the request whose turn it is
-		return fmt.Sprintf("capacity %d", r.need-1)
-	case r.policy.Reference:
-		return fmt.Sprintf("requests_per_unit %d", r.need)
-	default:
-		return fmt.Sprintf("capacity %d", r.need)
-	}
-}
-
-// maxNeed is the largest number a limit can have.
-const maxNeed = 1 << 53
 
 // keys writes the keys denied most.
 func (t *tally) keys(w io.Writer) {

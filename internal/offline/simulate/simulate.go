@@ -41,6 +41,10 @@ type Config struct {
 	Decisions io.Writer
 	// MaxKeys bounds the buckets kept; 0: memory.DefaultMaxKeys.
 	MaxKeys int
+	// Share of the clients that a suggested limit may deny something, in [0, 1).
+	Share float64
+	// HistoryBytes bounds the requests kept to find suggestions; 0: advise.DefaultMemory.
+	HistoryBytes int64
 	// Progress is told now and then how many lines have been read; nil: nobody is.
 	Progress func(lines int64)
 }
@@ -84,7 +88,7 @@ type replay struct {
 // Run replays all of the input. A mistake in a trace is a *LineError, and ends the run: what was
 // decided up to there has been written.
 func Run(ctx context.Context, c Config) (*Report, error) {
-	r := &replay{Config: c, tally: newTally(c.Snapshot, c.MaxKeys)}
+	r := &replay{Config: c, tally: newTally(c.Snapshot, c.HistoryBytes)}
 	switch c.Format {
 	case JSONL:
 		r.reader = &trace{domain: c.Domain}
@@ -112,7 +116,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if s := r.Templates.routes; s != nil {
 		r.tally.leftOut = s.leftOut
 	}
-	return &Report{r.tally}, nil
+	return r.tally.report(ctx, r.Share)
 }
 
 // all reads and answers every line.
@@ -156,12 +160,11 @@ func (r *replay) all(ctx context.Context) error {
 // all of them it waits for so many lines that it costs each little.
 func (r *replay) sweep(line int64) {
 	stats := r.store.Stats()
-	if max(stats.Keys, len(r.tally.used)) <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
+	if stats.Keys <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
 		return
 	}
 	r.swept = line
 	r.store.Sweep()
-	r.tally.sweep(r.now)
 }
 
 // unread is the mistake of a whole log that is in another format.

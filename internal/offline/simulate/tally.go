@@ -1,12 +1,11 @@
 package simulate
 
 import (
-	"bytes"
-
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (
@@ -34,9 +33,6 @@ type tally struct {
 	rows             []*row
 	byPolicy         []*row // by Policy.Index; policies that share buckets share a row
 	owners           []string
-	used             map[string]*usage // by bucket
-	maxUsed          int
-	untracked        int64 // asks of buckets for which there was no room in used
 	scratch          []byte
 	values           []string
 }
@@ -47,16 +43,24 @@ type denied struct {
 	shown string
 }
 
-func newTally(s *limiter.Snapshot, maxKeys int) *tally {
-	if maxKeys <= 0 {
-		maxKeys = memory.DefaultMaxKeys
-	}
-	t := &tally{heavy: topk.New[denied](maxHeavy), used: map[string]*usage{}, maxUsed: maxKeys, byPolicy: make([]*row, len(s.Policies))}
+// row sums up one limit.
+type row struct {
+	policy *descriptors.Policy
+	// asked and denied count requests; denied those that this limit alone would have denied.
+	asked, denied int64
+	shadow, quota bool // some place that asked it has this mode
+	history       *advise.History
+	advice        *advise.Advice // once all is replayed; nil: none
+}
+
+func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
+	t := &tally{heavy: topk.New[denied](maxHeavy), byPolicy: make([]*row, len(s.Policies))}
+	memory := advise.NewMemory(historyBytes)
 	byOwner := map[string]*row{}
 	for i, p := range s.Policies {
 		r := byOwner[p.Owner]
 		if r == nil {
-			r = &row{policy: p}
+			r = &row{policy: p, history: memory.New()}
 			byOwner[p.Owner] = r
 			t.rows, t.owners = append(t.rows, r), append(t.owners, p.Owner)
 		}
@@ -113,49 +117,33 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 		}
 	}
 	if r.Policy.Limit.Rate > 0 {
-		t.use(now, c, r, row)
+		t.remember(now, c, r, row)
 	}
 }
 
-// use notes what the bucket would have seen had everything been allowed.
-func (t *tally) use(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
-	u := t.used[string(r.Key)]
-	if u == nil {
-		if len(t.used) >= t.maxUsed {
-			t.untracked++
-			return
-		}
-		u = &usage{row: row, phase: t.phase(c, r)}
-		u.advance(now)
-		t.used[string(r.Key)] = u
+// remember adds the request to the history of its client.
+func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
+	client, added := row.history.Client(r.Key)
+	if client == nil {
+		return // not in the sample
 	}
-	row.need = max(row.need, u.charge(now, r.Cost))
-	if u.cur > row.peak {
-		row.peak = u.cur
-		row.peakAt = u.windowStart()
-		if !bytes.Equal(row.peakKey, r.Key) {
-			row.peakKey = append(row.peakKey[:0], r.Key...)
-			row.peakBy = t.show(row.peakBy[:0], c, r)
-		}
+	if added {
+		row.history.Describe(client, string(t.show(nil, c, r)), t.hash(c, r))
 	}
+	row.history.Add(client, now, r.Cost)
+	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
-// phase is where the bucket's windows start: those of a fixed window are its own.
-func (t *tally) phase(c *limiter.Call, r *limiter.Result) int64 {
-	l := &r.Policy.Limit
+// hash is that of the key, from which a fixed window may take its phase.
+func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	switch {
-	case l.Kind != algorithms.FixedWindow:
-		return 0
-	case !l.PhaseFromKey:
-		return l.Phase
-	}
-	var hash uint64
-	if len(c.Limits) > 0 {
+	case !r.Policy.Limit.PhaseFromKey:
+	case len(c.Limits) > 0:
 		t.scratch, hash = r.Policy.AppendKeyOf(t.scratch[:0], c.Limits[r.Descriptor].Key)
-	} else {
+	default:
 		t.scratch, hash = r.Policy.AppendKey(t.scratch[:0], c.Descriptors[r.Descriptor].Entries)
 	}
-	return int64(hash % uint64(l.Period))
+	return hash
 }
 
 // show appends the key to show to people, as it came.
@@ -169,13 +157,4 @@ func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 	}
 	clear(t.values) // parts of a block of the input, not to be kept
 	return dst
-}
-
-// sweep forgets the usage of buckets that are as if never seen.
-func (t *tally) sweep(now algorithms.Micros) {
-	for key, u := range t.used {
-		if u.advance(now); u.idle() {
-			delete(t.used, key)
-		}
-	}
 }

@@ -1,0 +1,267 @@
+package advise
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// DefaultShare of the clients may be denied something by a suggested limit.
+const DefaultShare = 0.01
+
+// otherShares are looked at beside the one that the caller wants.
+var otherShares = []float64{0.1, 0.05, 0.001}
+
+// Outcome is what a limit denied: the number of clients that were denied something, and of requests.
+type Outcome struct {
+	Clients  int64 `json:"clients"`
+	Requests int64 `json:"requests"`
+}
+
+// Candidate is a number of a limit and what a replay with it denied.
+type Candidate struct {
+	N int64 `json:"n"`
+	Outcome
+}
+
+// Busiest sums up how many units each client asked for in its busiest period. A percentile is the
+// smallest number that so many clients did not exceed (nearest rank).
+type Busiest struct {
+	P50, P90, P95, P99, Most int64
+	By                       *Client // the client of Most; nil: there are no clients
+	At                       algorithms.Micros
+}
+
+// Needy is a client and what it needs; 0: no number is enough.
+type Needy struct {
+	*Client
+	Need int64
+}
+
+// Advice is what is known of one limit.
+type Advice struct {
+	Policy *descriptors.Policy
+	// Clients kept; About as many there are, 1 kept of each Every.
+	Clients, About, Every int64
+	// Denied clients, by the replay of the whole configuration.
+	Denied int64
+	// Requests of the clients kept, and how many of them were not kept.
+	Requests, Missed int64
+	// Busiest is in units.
+	Busiest Busiest
+	// Configured is what the limit denies as it is configured.
+	Configured Outcome
+	// Candidates, the smallest number first.
+	Candidates []Candidate
+	// Share is what the caller wants, and Error how far the share of all clients may be from that of
+	// the sample (95 %); 0: all clients are kept.
+	Share, Error float64
+	// Suggested is the Candidate for Share; nil: no number is enough.
+	Suggested *Candidate
+	// Neediest clients, the neediest first.
+	Neediest []Needy
+
+	shape   *shape
+	clients []Needy // the least needy first
+	first   algorithms.Micros
+	last    algorithms.Micros
+}
+
+// neediest is how many clients are compared.
+const neediest = 2
+
+// Advise looks at the history of p for limits that deny something to at most share of the clients. It
+// returns nil if nobody asked p.
+func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
+	a := &Advice{
+		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
+		shape: newShape(p),
+	}
+	if a.Clients == 0 || p.Limit.Rate == 0 {
+		return nil, ctx.Err()
+	}
+	a.About = a.Clients * a.Every
+	for _, key := range sortedKeys(h.clients) {
+		c := h.clients[key]
+		a.look(c)
+		a.clients = append(a.clients, Needy{c, a.shape.need(c)})
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	slices.SortStableFunc(a.clients, func(x, y Needy) int { return cmp.Compare(x.Need, y.Need) })
+	a.percentiles()
+	for i := range min(neediest, len(a.clients)) {
+		needy := a.clients[len(a.clients)-1-i]
+		if needy.Need == none {
+			needy.Need = 0
+		}
+		a.Neediest = append(a.Neediest, needy)
+	}
+	a.Configured = a.outcome(ctx, &p.Limit, a.clients)
+	a.candidates(ctx)
+	return a, ctx.Err()
+}
+
+func sortedKeys(clients map[string]*Client) []string {
+	keys := make([]string, 0, len(clients))
+	for key := range clients {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// look takes a client into the sums.
+func (a *Advice) look(c *Client) {
+	if a.first == 0 || c.first < a.first {
+		a.first = c.first
+	}
+	a.last = max(a.last, c.last)
+	a.Requests += c.Requests + c.Missed
+	a.Missed += c.Missed
+	if c.Denied {
+		a.Denied++
+	}
+}
+
+// percentiles finds the busiest periods.
+func (a *Advice) percentiles() {
+	most := make([]int64, 0, len(a.clients))
+	for _, c := range a.clients {
+		units, at := busiest(&a.Policy.Limit, c.Client)
+		if most = append(most, units); a.Busiest.By == nil || units > a.Busiest.Most {
+			a.Busiest.Most, a.Busiest.At, a.Busiest.By = units, at, c.Client
+		}
+	}
+	slices.Sort(most)
+	b := &a.Busiest
+	b.P50, b.P90, b.P95, b.P99 = percentile(most, 0.50), percentile(most, 0.90), percentile(most, 0.95), percentile(most, 0.99)
+}
+
+// percentile is the smallest of the sorted numbers that a share of them does not exceed.
+func percentile(sorted []int64, share float64) int64 {
+	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
+}
+
+// allowed is how many of n clients a share is: rounded down, but 1 % of 300 is 3, although 0.01*300 may
+// be less.
+func allowed(n int64, share float64) int64 {
+	const grain = 1e-9
+	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
+}
+
+// busiest is the most units that c asked for in one period, and when that began.
+func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
+	phase := l.Phase
+	if l.PhaseFromKey {
+		phase = int64(c.Hash % uint64(l.Period))
+	}
+	const far = math.MaxInt64 / 4 // sums stay in range
+	window, units := int64(math.MinInt64), int64(0)
+	for r := c.cursor(); ; {
+		now, cost, more := r.next()
+		if !more {
+			return most, at
+		}
+		n := floorDiv(int64(now/l.Tick)-phase, l.Period)
+		if l.Calendar != nil {
+			n = l.Calendar.Window(now)
+		}
+		if n != window {
+			window, units = n, 0
+		}
+		units = max(0, min(far, units+max(-far, min(far, cost))))
+		if units > most {
+			most = units
+			if at = algorithms.Micros(n*l.Period+phase) * l.Tick; l.Calendar != nil {
+				at = l.Calendar.Start(n)
+			}
+		}
+	}
+}
+
+func floorDiv(a, b int64) int64 {
+	if a < 0 {
+		return -((-a-1)/b + 1)
+	}
+	return a / b
+}
+
+// candidates finds the numbers to look at, and what they deny.
+func (a *Advice) candidates(ctx context.Context) {
+	numbers := []int64{a.smallest(0), a.smallest(min(1, a.Clients-1))}
+	for _, share := range otherShares {
+		numbers = append(numbers, a.smallest(a.room(share)))
+	}
+	suggested := a.suggest(ctx)
+	for _, n := range numbers {
+		if n != none && (suggested == nil || n != suggested.N) && !slices.ContainsFunc(a.Candidates, func(c Candidate) bool { return c.N == n }) {
+			a.Candidates = append(a.Candidates, a.try(ctx, n))
+		}
+	}
+	if suggested != nil {
+		a.Candidates = append(a.Candidates, *suggested)
+	}
+	slices.SortFunc(a.Candidates, func(x, y Candidate) int { return cmp.Compare(x.N, y.N) })
+	for i := range a.Candidates {
+		if suggested != nil && a.Candidates[i].N == suggested.N {
+			a.Suggested = &a.Candidates[i]
+		}
+	}
+}
+
+// suggest is the smallest number of which a replay of all clients denies something to no more of them
+// than the share allows; nil: there is none.
+func (a *Advice) suggest(ctx context.Context) *Candidate {
+	room := a.room(a.Share)
+	for i := a.Clients - 1 - room; i < a.Clients && ctx.Err() == nil; i++ {
+		n := a.clients[i].Need
+		if n == none {
+			return nil
+		}
+		if c := a.try(ctx, n); c.Clients <= room {
+			return &c
+		}
+	}
+	return nil
+}
+
+// room is how many of the clients kept a limit for share may deny something. Where they are a sample,
+// that is so many fewer that the share of all clients is above share for one sample in 40 at most.
+func (a *Advice) room(share float64) int64 {
+	if a.Every == 1 {
+		return allowed(a.Clients, share)
+	}
+	e := 2 * math.Sqrt(share*(1-share)/float64(a.Clients))
+	if share == a.Share {
+		a.Error = e
+	}
+	return allowed(a.Clients, max(0, share-e))
+}
+
+// smallest is the smallest number that denies something to at most n clients; none: there is none.
+func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
+
+// try replays all clients with the limit of n.
+func (a *Advice) try(ctx context.Context, n int64) Candidate {
+	return Candidate{n, a.outcome(ctx, a.shape.at(n), a.clients)}
+}
+
+// outcome replays clients with l.
+func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []Needy) (o Outcome) {
+	for _, c := range clients {
+		if ctx.Err() != nil {
+			return o
+		}
+		if denied := replay(l, a.Policy.MaxDelay, c.Client, func(algorithms.Micros, bool) {}, false); denied > 0 {
+			o.Clients++
+			o.Requests += denied
+		}
+	}
+	return o
+}

@@ -1,0 +1,183 @@
+// Package advise finds the numbers of a limit from the requests of its clients. It keeps what each
+// client asked for, replays that with the arithmetic of pkg/algorithms, and reports how many clients
+// and requests each number would have denied.
+//
+// A client needs n if n is the smallest number with which the limit denies none of its requests. A
+// limit of n denies something to exactly the clients that need more than n. So the smallest limit
+// that denies something to at most the share s of K clients is the need of the client at rank
+// K - floor(s*K), counted from the client that needs least: an order statistic, which one client
+// cannot move by more than one rank, however much it asks for.
+//
+// The need of a token bucket is the burstiness of R. L. Cruz, "A calculus for network delay, part I"
+// (IEEE Transactions on Information Theory 37, 1991): no span of a client's requests exceeds a burst
+// plus a rate times the length of the span.
+package advise
+
+import (
+	"encoding/binary"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const (
+	// DefaultMemory is room for about 40 million requests of a few hundred thousand clients.
+	DefaultMemory = 192 << 20
+	// clientSize is what a client costs beside its key, its name and its requests: the Client, its place
+	// in the map, and what the allocator rounds up.
+	clientSize = 220
+	// oneClient is the part of the memory that the requests of one client may take: without a bound one
+	// abuser would leave no room for the others.
+	oneClient = 8
+)
+
+// Memory bounds several histories together.
+type Memory struct {
+	most, used int64
+	histories  []*History
+}
+
+// NewMemory returns room for most bytes; 0: DefaultMemory.
+func NewMemory(most int64) *Memory {
+	if most <= 0 {
+		most = DefaultMemory
+	}
+	return &Memory{most: most}
+}
+
+// History is what the clients of one limit asked for. Where memory is short it keeps the clients
+// whose keys have a hash that ends in level zero bits: a sample that takes each client with the same
+// probability, whatever it asks for (adaptive sampling: P. Flajolet, "On adaptive sampling",
+// Computing 43, 1990).
+type History struct {
+	memory  *Memory
+	level   uint
+	clients map[string]*Client
+	bytes   int64
+}
+
+// Client is one key of a limit.
+type Client struct {
+	// Shown is the key for people.
+	Shown string
+	// Hash of the key, from which fixed windows take their phase.
+	Hash uint64
+	// Denied: the replayed configuration denied it something.
+	Denied bool
+	// Requests kept, and those beyond the part of the memory that one client may take.
+	Requests, Missed int64
+
+	first, last algorithms.Micros
+	asked       []byte // for each request the time since the last one, doubled, and 1 more where a cost other than 1 follows
+}
+
+// New adds a history.
+func (m *Memory) New() *History {
+	h := &History{memory: m, clients: map[string]*Client{}}
+	m.histories = append(m.histories, h)
+	return h
+}
+
+// Client returns the client with a key, and whether it is new: its Shown and Hash are then the
+// caller's to set, by Describe. It returns nil where the client is not in the sample.
+func (h *History) Client(key []byte) (c *Client, added bool) {
+	if h.level > 0 && !h.samples(xxhash.Sum64(key)) {
+		return nil, false
+	}
+	if c = h.clients[string(key)]; c != nil {
+		return c, false
+	}
+	c = &Client{}
+	h.clients[string(key)] = c
+	h.grow(clientSize + int64(len(key)))
+	return c, true
+}
+
+// Describe sets what is known of a new client.
+func (h *History) Describe(c *Client, shown string, hash uint64) {
+	c.Shown, c.Hash = shown, hash
+	h.grow(int64(len(shown)))
+}
+
+// Add notes a request of c for cost. Times never go back.
+func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
+	before := cap(c.asked)
+	if int64(before) >= h.memory.most/oneClient {
+		c.Missed++
+		return
+	}
+	if c.Requests == 0 {
+		c.first, c.last = now, now
+	}
+	c.Requests++
+	word := uint64(now-c.last) << 1
+	if cost == 1 {
+		c.asked = binary.AppendUvarint(c.asked, word)
+	} else {
+		c.asked = binary.AppendVarint(binary.AppendUvarint(c.asked, word|1), cost)
+	}
+	c.last = now
+	h.grow(int64(cap(c.asked) - before))
+}
+
+// grow accounts for more bytes. While there are too many, the largest history keeps half of its
+// clients.
+func (h *History) grow(more int64) {
+	h.bytes += more
+	for m := h.memory; ; {
+		if m.used += more; m.used <= m.most {
+			return
+		}
+		largest := h
+		for _, other := range m.histories {
+			if other.bytes > largest.bytes {
+				largest = other
+			}
+		}
+		if len(largest.clients) <= 1 {
+			return // its requests are bounded by Add
+		}
+		more = -largest.halve()
+	}
+}
+
+// halve keeps the clients of the next level, and returns how much that frees.
+func (h *History) halve() (freed int64) {
+	h.level++
+	for key, c := range h.clients {
+		if !h.samples(xxhash.Sum64String(key)) {
+			delete(h.clients, key)
+			freed += clientSize + int64(len(key)+len(c.Shown)+cap(c.asked))
+		}
+	}
+	h.bytes -= freed
+	return freed
+}
+
+// samples reports whether the sample has the keys of a hash.
+func (h *History) samples(hash uint64) bool { return hash&(1<<h.level-1) == 0 }
+
+// cursor reads the requests of a client.
+type cursor struct {
+	rest []byte
+	at   algorithms.Micros
+}
+
+func (c *Client) cursor() cursor { return cursor{c.asked, c.first} }
+
+// next returns the time and the cost of the next request. At the end ok is false.
+func (r *cursor) next() (at algorithms.Micros, cost int64, ok bool) {
+	if len(r.rest) == 0 {
+		return 0, 0, false
+	}
+	word, n := binary.Uvarint(r.rest)
+	r.rest = r.rest[n:]
+	r.at += algorithms.Micros(word >> 1)
+	if word&1 == 0 {
+		return r.at, 1, true
+	}
+	cost, n = binary.Varint(r.rest)
+	r.rest = r.rest[n:]
+	return r.at, cost, true
+}

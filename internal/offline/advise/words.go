@@ -1,0 +1,103 @@
+package advise
+
+import (
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// units are those of the reference form.
+var units = map[algorithms.Micros]string{
+	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
+}
+
+// Period is the span that the limit counts in, for people.
+func (a *Advice) Period() string {
+	l := &a.Policy.Limit
+	if l.Calendar != nil {
+		return l.Calendar.Unit
+	}
+	return descriptors.Span(algorithms.Micros(l.Period) * l.Tick)
+}
+
+// Field is the number that the candidates differ in.
+func (a *Advice) Field() string {
+	switch {
+	case a.Policy.Reference:
+		return "requests_per_unit"
+	case a.Policy.Limit.Kind == algorithms.Guaranteed:
+		return "capacity"
+	default:
+		return "rate"
+	}
+}
+
+// Numbers of the configured limit, as the configuration has them.
+func (a *Advice) Numbers() string {
+	l := &a.Policy.Limit
+	switch {
+	case a.Policy.Reference:
+		return fmt.Sprintf("requests_per_unit: %d", l.Rate)
+	case l.Kind == algorithms.Guaranteed:
+		return fmt.Sprintf("capacity: %d", l.Capacity-l.V1/l.Q)
+	case l.Kind == algorithms.LeakyBucket:
+		return fmt.Sprintf("rate: %d, capacity: %d", l.Rate, l.Capacity-1)
+	case l.Capacity != l.Rate:
+		return fmt.Sprintf("rate: %d, capacity: %d", l.Rate, l.Capacity)
+	default:
+		return fmt.Sprintf("rate: %d", l.Rate)
+	}
+}
+
+// Candidate is the number n, as the configuration would have it.
+func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Field(), n) }
+
+// Outlier is a client that needs much more than any other.
+type Outlier struct {
+	*Client
+	Need, Next int64 // 0: no number is enough
+}
+
+// outlying is how many times as much as any other an Outlier needs.
+const outlying = 5
+
+// Outlier returns the one client that needs much more than the next; nil: there is none.
+func (a *Advice) Outlier() *Outlier {
+	if len(a.Neediest) < 2 {
+		return nil
+	}
+	first, next := a.Neediest[0], a.Neediest[1]
+	if next.Need == 0 || first.Need > 0 && first.Need/outlying < next.Need {
+		return nil
+	}
+	return &Outlier{first.Client, first.Need, next.Need}
+}
+
+// Of is the limit of a candidate, as a line of a configuration. Keys that it does not name, such as
+// shadow_mode, stay as they are configured.
+func (a *Advice) Of(n int64) string {
+	l := &a.Policy.Limit
+	period := "period: " + a.Period()
+	if l.Calendar != nil {
+		period = fmt.Sprintf("period: %s, time_zone: %s", l.Calendar.Unit, l.Calendar.Zone)
+	}
+	switch {
+	case a.Policy.Reference && l.Calendar == nil && units[algorithms.Micros(l.Period)*l.Tick] != "":
+		return fmt.Sprintf("{unit: %s, requests_per_unit: %d}", units[algorithms.Micros(l.Period)*l.Tick], n)
+	case a.Policy.Reference:
+		return fmt.Sprintf("{requests_per_unit: %d}", n)
+	case l.Kind == algorithms.Guaranteed:
+		sure := descriptors.Span(algorithms.Micros(l.V1/l.P1) * l.Tick)
+		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, l.V1/l.Q, sure)
+	case l.Kind == algorithms.TokenBucket || l.Kind == algorithms.LeakyBucket:
+		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d}", l.Kind, n, period, n)
+	default:
+		return fmt.Sprintf("{algorithm: %s, rate: %d, %s}", l.Kind, n, period)
+	}
+}
+
+// OneBucket reports whether all clients share one bucket.
+func (a *Advice) OneBucket() bool {
+	return a.Clients == 1 && !a.Policy.Whole && len(a.Policy.Open) == 0 && a.clients[0].Shown == ""
+}

@@ -1,0 +1,100 @@
+package simulate
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"text/tabwriter"
+
+	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// writeAdvice writes what the clients of one limit asked for, and which numbers would deny how many
+// of them.
+func writeAdvice(w io.Writer, a *advise.Advice) {
+	fmt.Fprintf(w, "\n%s\n", titleOf(a.Policy))
+	if a.Every > 1 {
+		fmt.Fprintf(w, "  Memory was short: the following is of a sample of %s, each with the same probability.\n", clients(a.Clients))
+		fmt.Fprintf(w, "  At %s of the clients it is off by %s at most (95 %%).\n", share(a.Share), share(a.Error))
+	}
+	if a.Missed > 0 {
+		fmt.Fprintf(w, "  %d requests of clients with too many of them were left out of the following.\n", a.Missed)
+	}
+	b := &a.Busiest
+	fmt.Fprintf(w, "  Units that a client asked for in its busiest %s (percentiles of %s):\n", a.Period(), clients(a.Clients))
+	fmt.Fprintf(w, "    p50 %d, p90 %d, p95 %d, p99 %d, most %d%s from %s\n", b.P50, b.P90, b.P95, b.P99, b.Most, by(b.By), moment(b.At))
+	fmt.Fprintf(w, "  What other numbers would have denied, this limit alone:\n")
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(table, "    LIMIT\tCLIENTS DENIED\tREQUESTS DENIED\n")
+	outcome := func(numbers string, o advise.Outcome, mark string) {
+		fmt.Fprintf(table, "    %s\t%d%s\t%d%s%s\n", numbers, o.Clients, percent(o.Clients, a.Clients), o.Requests, percent(o.Requests, a.Requests), mark)
+	}
+	outcome(a.Numbers()+" (configured)", a.Configured, "")
+	for i := range a.Candidates {
+		c := &a.Candidates[i]
+		mark := ""
+		if c == a.Suggested {
+			mark = "\t<- suggested"
+		}
+		outcome(a.Candidate(c.N), c.Outcome, mark)
+	}
+	_ = table.Flush() // into memory
+	suggest(w, a)
+}
+
+// suggest writes the suggestion and what to think of it.
+func suggest(w io.Writer, a *advise.Advice) {
+	if a.Suggested == nil {
+		fmt.Fprintf(w, "  No limit of this algorithm denies something to at most %s of the clients.\n", share(a.Share))
+		return
+	}
+	fmt.Fprintf(w, "  Suggestion: %s\n", a.Of(a.Suggested.N))
+	whole := int64(float64(a.Clients) * a.Share)
+	switch {
+	case a.OneBucket():
+		fmt.Fprint(w, "    All requests share one bucket, so it denies none of them.\n")
+	case whole == 0:
+		fmt.Fprintf(w, "    %s of %s is less than one, so it denies nobody anything.\n", share(a.Share), clients(a.Clients))
+	default:
+		fmt.Fprintf(w, "    Replayed, it denies something to %d of %s (%s); asked for: at most %s.\n",
+			a.Suggested.Clients, clients(a.Clients), share(float64(a.Suggested.Clients)/float64(a.Clients)), share(a.Share))
+	}
+	if o := a.Outlier(); o != nil {
+		fmt.Fprintf(w, "    %s stands out: it needs %s, the next client %s.\n", descriptors.Printable(o.Client.Shown), need(a, o.Need), need(a, o.Next))
+	}
+}
+
+func need(a *advise.Advice, n int64) string {
+	if n == 0 {
+		return "more than any number"
+	}
+	return a.Candidate(n)
+}
+
+func by(c *advise.Client) string {
+	if c.Shown == "" {
+		return ""
+	}
+	return " by " + descriptors.Printable(c.Shown)
+}
+
+func clients(n int64) string {
+	if n == 1 {
+		return "1 client"
+	}
+	return fmt.Sprintf("%d clients", n)
+}
+
+// share is a percentage with as many digits as it needs: 1 %, 0.25 %.
+func share(s float64) string {
+	return fmt.Sprintf("%g %%", math.Round(s*1e4)/100)
+}
+
+// about is a number of clients; of a sample, how many that makes of all.
+func about(a *advise.Advice, n int64) string {
+	if a.Every > 1 {
+		return fmt.Sprintf("about %d", n*a.Every)
+	}
+	return fmt.Sprint(n)
+}

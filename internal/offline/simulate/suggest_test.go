@@ -1,0 +1,123 @@
+package simulate
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
+)
+
+// forms are limits of each kind as a configuration has them, and what stays beside a suggestion.
+var forms = []struct{ name, limit, stays string }{
+	{"token bucket", "algorithm: token_bucket, rate: 3, period: 1m, capacity: 5", ""},
+	{"token bucket with a penalty", "algorithm: token_bucket, rate: 3, period: 1m", "penalty: {after: 2, for: 30s, max: 5m}"},
+	{"token bucket that starts empty", "algorithm: token_bucket, rate: 3, period: 1m, initial: 0", ""},
+	{"fixed window", "algorithm: fixed_window, rate: 3, period: 10s", ""},
+	{"fixed window of the calendar", "algorithm: fixed_window, rate: 3, period: day, time_zone: Europe/Berlin", ""},
+	{"sliding window", "algorithm: sliding_window, rate: 3, period: 30s", ""},
+	{"sliding log", "algorithm: sliding_log, rate: 3, period: 30s", ""},
+	{"leaky bucket", "algorithm: leaky_bucket, rate: 3, period: 10s, capacity: 2", "max_delay: 2s"},
+	{"guaranteed minimum", "algorithm: token_bucket, rate: 3, period: 1m, capacity: 2, guaranteed: {rate: 1, period: 10s}", ""},
+	{"reference", "unit: minute, requests_per_unit: 3", ""},
+}
+
+// perAddress is a configuration of one limit for each client.
+func perAddress(limit string) string {
+	return "{domain: edge, descriptors: [{key: remote_address, rate_limit: " + limit + "}]}"
+}
+
+// TestSuggestionHoldsWhenItIsConfigured takes the suggestion for a random log as it is printed, configures
+// it, and replays the log with the store, the limiter and the reader of the sidecar: it denies something to
+// exactly the clients that were announced, and to no larger share than was asked for.
+func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
+	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, form := range forms {
+		t.Run(form.name, func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				log, share := drawLog(rt), rapid.SampledFrom([]float64{0, 0.01, 0.1, 0.25, 0.5}).Draw(rt, "share")
+				replay := func(limit string) *Report {
+					r, err := Run(t.Context(), Config{
+						Snapshot: compiled(t, perAddress(limit)), Name: "log", Input: strings.NewReader(log), Format: Nginx,
+						Templates: templates, Domain: "edge", Share: share,
+					})
+					if err != nil {
+						rt.Fatal(err)
+					}
+					return r
+				}
+				stays := ""
+				if form.stays != "" {
+					stays = ", " + form.stays
+				}
+				first := replay("{" + form.limit + stays + "}").Advice[0]
+				if first.Suggested == nil {
+					rt.Fatal("nothing is suggested")
+				}
+				limit := strings.TrimSuffix(first.Of(first.Suggested.N), "}") + stays + "}"
+				then := replay(limit)
+				a := then.Advice[0]
+				if got := (advise.Outcome{Clients: a.Denied, Requests: then.tally.denied}); got != first.Suggested.Outcome {
+					rt.Fatalf("%s denies %+v, announced %+v", limit, got, first.Suggested.Outcome)
+				}
+				if float64(a.Denied) > share*float64(a.Clients)+1e-6 {
+					rt.Fatalf("%s denies %d of %d clients, asked for at most %v", limit, a.Denied, a.Clients, share)
+				}
+				if a.Configured != first.Suggested.Outcome {
+					rt.Fatalf("configured, it denies %+v", a.Configured)
+				}
+			})
+		})
+	}
+}
+
+// drawLog draws an access log of some clients, of which one may be an abuser.
+func drawLog(t *rapid.T) string {
+	var log strings.Builder
+	second, clients := 0, rapid.IntRange(1, 12).Draw(t, "clients")
+	abused := rapid.Bool().Draw(t, "abused")
+	for range rapid.IntRange(1, 80).Draw(t, "requests") {
+		second += rapid.OneOf(rapid.IntRange(0, 2), rapid.IntRange(0, 40)).Draw(t, "pause")
+		client := rapid.IntRange(1, clients).Draw(t, "client")
+		if abused && rapid.Bool().Draw(t, "by the abuser") {
+			client = 0
+		}
+		fmt.Fprintf(&log, `192.0.2.%d - - [01/Jan/2026:%02d:%02d:%02d +0000] "GET / HTTP/1.1" 200 1`+"\n", client, second/3600, second/60%60, second%60)
+	}
+	return log.String()
+}
+
+// TestSuggestionInCompany: with several limits a suggestion is for its limit alone, and denies no
+// more in company, where requests that another limit denied cost nothing.
+func TestSuggestionInCompany(t *testing.T) {
+	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
+limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`
+	templates, err := ParseTemplates(Nginx, []string{"user=%h", "user_too=%h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		log := drawLog(rt)
+		replay := func(a, b int64) *Report {
+			r, err := Run(t.Context(), Config{
+				Snapshot: compiled(t, fmt.Sprintf(both, a, b)), Name: "log", Input: strings.NewReader(log), Format: Nginx,
+				Templates: templates, Domain: "edge", Share: 0.2,
+			})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			return r
+		}
+		first := replay(1, 1).Advice
+		for i, a := range replay(first[0].Suggested.N, first[1].Suggested.N).Advice {
+			if a.Denied > first[i].Suggested.Clients {
+				rt.Fatalf("%s denies something to %d clients, announced %d", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
+			}
+		}
+	})
+}
