@@ -15,7 +15,7 @@ const (
 	// breakerCalls is how many calls must have failed by then: at a call a second two lost answers are no
 	// outage.
 	breakerCalls = 5
-	// The pause between two probes doubles from minProbePause to maxProbePause.
+	// The pause between the starts of two probes doubles from minProbePause to maxProbePause.
 	minProbePause = 10 * time.Millisecond
 	maxProbePause = 200 * time.Millisecond
 )
@@ -25,7 +25,8 @@ var errOpen = fmt.Errorf("%w: not called while it fails", backend.ErrNotTaken)
 
 // circuit is the state of a circuit breaker, which stops calls to a server that fails. Once the server has given no
 // answer for 100 ms, groups are answered ErrNotTaken at once. Then single calls are sent as probes, the first one
-// immediately and the others after pauses of 10 ms growing to 200 ms. One answer closes the circuit.
+// immediately and the others at intervals of 10 ms growing to 200 ms. One answer closes the circuit. After a sign of
+// life the next call is a probe, even if another probe is still in flight, perhaps on a connection that is dead.
 //
 // The zero circuit is closed.
 type circuit struct {
@@ -34,7 +35,7 @@ type circuit struct {
 	open    bool
 	probing bool          // a probe is in flight
 	probeAt time.Time     // the earliest time of the next probe
-	pause   time.Duration // after the next probe that is not answered
+	pause   time.Duration // from the start of the next probe to the start of the one after it
 }
 
 // event is what happens to a circuit.
@@ -69,10 +70,8 @@ func (c *circuit) pausing(now time.Time) bool {
 // step is the whole behavior of a circuit breaker: a function of its state, an event and the time.
 func (c circuit) step(e event, now time.Time) (circuit, effect) {
 	if e >= callAnswered+ofProbe {
-		c.probing, c.probeAt = false, now.Add(c.pause)
-		if e -= ofProbe; e == callFailed {
-			c.pause = min(2*c.pause, maxProbePause)
-		}
+		c.probing = false
+		e -= ofProbe
 	}
 	switch e {
 	case callDeparts:
@@ -82,11 +81,12 @@ func (c circuit) step(e event, now time.Time) (circuit, effect) {
 		case c.probing || c.pausing(now):
 			return c, doRefuse
 		default:
-			c.probing = true
+			c.probing, c.probeAt = true, now.Add(c.pause)
+			c.pause = min(2*c.pause, maxProbePause)
 			return c, doProbe
 		}
 	case serverHeard:
-		c.probeAt = now
+		c.probing, c.probeAt, c.pause = false, now, minProbePause
 	case callAnswered:
 		was := c.open
 		c = circuit{probing: c.probing}

@@ -230,8 +230,8 @@ func TestBreakerProbes(t *testing.T) {
 			}
 			time.Sleep(ms)
 		}
-		// Each probe takes 4 ms, and then the pause begins; the load calls each ms.
-		want := []time.Duration{0, 10 + 4, 20 + 4, 40 + 4, 80 + 4, 160 + 4, 200 + 4, 200 + 4, 200 + 4, 200 + 4}
+		// The intervals are between the starts of probes; a probe takes 4 ms, and the load calls each ms.
+		want := []time.Duration{0, 10, 20, 40, 80, 160, 200, 200, 200, 200}
 		sum := time.Duration(0)
 		for i, at := range probes {
 			if i >= len(want) {
@@ -285,6 +285,71 @@ func TestBreakerHears(t *testing.T) {
 			t.Errorf("told %q", told.all)
 		}
 	})
+}
+
+// A probe may take longer than a call: it prepares a connection first. Its caller is answered at its deadline.
+func TestBreakerGivesProbesTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, told := &server{}, &changes{}
+		l := guarding(p, told)
+		l.patience = 250 * ms
+		l.probe = func(ctx context.Context, c *call) error {
+			select {
+			case <-time.After(40 * ms): // dial, log in, load the script
+				return p.decide(ctx, c)
+			case <-ctx.Done():
+				c.fail(errDown)
+				return errDown
+			}
+		}
+		s := backend.Deadline(l, 10*ms, ms, nil)
+		p.broken.Store(true)
+		for told.all == "" {
+			ok(t, s)
+			time.Sleep(ms)
+		}
+		p.broken.Store(false)
+		healed := time.Now()
+		for !ok(t, s) {
+			if took := time.Since(healed); took > 50*ms {
+				t.Fatalf("still open %v after the first probe could have been answered", took)
+			}
+			time.Sleep(ms)
+		}
+		if told.all != "open closed " {
+			t.Errorf("told %q", told.all)
+		}
+		synctest.Wait()
+	})
+}
+
+// A probe that hangs, perhaps on a connection that is dead, does not keep a server waiting that shows a sign of life.
+func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
+	at := time.Unix(0, 0)
+	c := circuit{open: true, pause: maxProbePause, probeAt: at}
+	steps := []struct {
+		after time.Duration
+		event event
+		want  effect
+	}{
+		{0, callDeparts, doProbe},
+		{ms, callDeparts, doRefuse}, // the probe is in flight
+		{ms, serverHeard, doNothing},
+		{ms, callDeparts, doProbe},
+		{ms, callDeparts, doRefuse},
+		{ms, callFailed + ofProbe, doNothing}, // the first one
+		{ms, callDeparts, doRefuse},           // the pause starts anew at 10 ms
+		{8 * ms, callDeparts, doProbe},
+		{ms, callAnswered + ofProbe, doReportClosed},
+		{ms, callDeparts, doSend},
+	}
+	for i, s := range steps {
+		at = at.Add(s.after)
+		var got effect
+		if c, got = c.step(s.event, at); got != s.want {
+			t.Errorf("step %d: %v, want %v", i, got, s.want)
+		}
+	}
 }
 
 // Callers with short deadlines do not make a slow server one that fails: the time of a call is that of the lane.

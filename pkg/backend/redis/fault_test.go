@@ -407,6 +407,34 @@ func TestFaultBlackHole(t *testing.T) {
 	})
 }
 
+// After a restart a connection is dialed and logged in, and the script is loaded. Where that takes longer than a call
+// may, the probe that does it still closes the circuit breaker.
+func TestFaultPreparingAConnectionTakesLongerThanACall(t *testing.T) {
+	faulty(t)
+	server := redistest.Start(t)
+	p := startProxy(t, server.Addr, seed(t))
+	changed := make(chan bool, 100)
+	const timeout = 60 * ms
+	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, Changed: func(_ string, open bool) { changed <- open }})
+	l := startLoadWithin(t, timeout, 4, s)
+	redistest.Eventually(t, "it is served", l.admitted)
+	server.Kill()
+	if !<-changed {
+		t.Fatal("closed first")
+	}
+	p.do(faults{far: 40 * ms}) // the answers to the login and to the script: 80 ms
+	server.Restart()
+	server.Wait()
+	select {
+	case open := <-changed:
+		if open {
+			t.Error("opened twice")
+		}
+	case <-time.After(time.Minute):
+		t.Errorf("still open after a minute: %s", l.failures())
+	}
+}
+
 func TestFaultNothingThereAtStart(t *testing.T) {
 	faulty(t)
 	port := redistest.FreePort(t)

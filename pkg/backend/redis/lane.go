@@ -19,6 +19,10 @@ type lane struct {
 	// decide makes a call; the error, which wraps backend.ErrUnavailable, tells that a part of it failed.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
+	// probe is decide for a call that probes a server, which may last patience: it often prepares a connection first
+	// (dial, log in, load the script), and no caller waits for it longer than its own deadline.
+	probe    func(ctx context.Context, c *call) error
+	patience time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
 	// changed is called when the circuit opens (true) and closes. It must not block.
@@ -40,7 +44,7 @@ var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
 func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) error) *lane {
 	l := &lane{
-		decide: decide, timeout: timeout, queue: newQueue(timeout),
+		decide: decide, timeout: timeout, probe: decide, patience: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},
@@ -59,7 +63,7 @@ func (l *lane) Submit(b *backend.Batch) {
 	now := time.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.hurries(b, now)
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hurries(b, now) // a probe may take longer than b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -212,10 +216,13 @@ func (l *lane) heard() {
 // send makes the call c, which ends by until, or answers it if the circuit refuses it. c.ended are then the batches
 // that are complete.
 func (l *lane) send(c *call, until time.Time) {
-	outcome := callAnswered
+	outcome, decide := callAnswered, l.decide
+	if c.permit == doProbe {
+		decide, until = l.probe, time.Now().Add(l.patience)
+	}
 	if c.permit == doRefuse {
 		c.fail(errOpen)
-	} else if l.try(c, until) != nil {
+	} else if l.try(c, decide, until) != nil {
 		outcome = callFailed
 	}
 	if c.permit == doProbe {
@@ -263,7 +270,7 @@ func (l *lane) guard(ctx context.Context, do func() error) error {
 }
 
 // try makes the call c. If that panics it has failed: whether it was charged is not known.
-func (l *lane) try(c *call, until time.Time) (err error) {
+func (l *lane) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	defer func() {
@@ -273,7 +280,7 @@ func (l *lane) try(c *call, until time.Time) (err error) {
 			c.fail(err)
 		}
 	}()
-	return l.decide(ctx, c)
+	return decide(ctx, c)
 }
 
 // tell ends the batches of c.ended, and then flushes their sources.

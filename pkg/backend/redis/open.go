@@ -151,6 +151,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	w := &way{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		w.patient = newLane(patience, n.patient(patience).decide)
+		usual.probe, usual.patience = w.patient.decide, patience
 	}
 	if s.config.Panicked != nil {
 		usual.panicked, w.patient.panicked = s.config.Panicked, s.config.Panicked

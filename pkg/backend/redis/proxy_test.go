@@ -36,6 +36,7 @@ type faults struct {
 	reset bool          // the connection is reset
 	late  time.Duration // the answer comes late
 	hole  bool          // nothing passes, in either direction
+	far   time.Duration // how long each answer is on its way, also those to logins
 }
 
 func startProxy(tb testing.TB, server string, seed uint64) *proxy {
@@ -177,8 +178,16 @@ func (p *proxy) serve(client net.Conn) {
 				time.Sleep(f.late)
 			}
 		}
+		time.Sleep(p.far())
 		if _, err := client.Write(buffer[:n]); err != nil {
 			return
 		}
 	}
+}
+
+// far is how long an answer is on its way.
+func (p *proxy) far() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.faults.far
 }
