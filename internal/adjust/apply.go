@@ -19,6 +19,7 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	switch {
 	case a.Change.Block:
 		changed.Shadow, changed.Quota = false, false
+		changed.Reference = p.Reference && p.Limit.Rate > 0 // without numbers there is no window to tell of
 		return &changed, nil
 	case p.Unlimited:
 		return nil, errors.New("the limit is configured as unlimited: it has no numbers to change; it can be blocked")

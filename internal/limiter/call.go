@@ -18,6 +18,8 @@ type Call struct {
 	Verdict
 
 	modes     Modes
+	adjusted  *adjusted          // nil: nothing is
+	blocked   bool               // an operator blocks a key: the request is denied whatever the modes say
 	charges   []backend.Charge   // in a Batch: a part of its
 	decisions []backend.Decision // so are these
 	keys      []byte
@@ -165,6 +167,7 @@ func (c *Call) Reset() {
 	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0]}
 	c.charges, c.keys = c.charges[:0], c.keys[:0]
+	c.adjusted, c.blocked = nil, false
 }
 
 // Held is how many bytes c keeps room for, but for the entries of descriptors and what is the Batch's.

@@ -22,6 +22,9 @@ func (c *Call) fold() {
 			if r.Decision.Blocked > 0 {
 				r.Decision.Remaining = 0 // whatever is there, none can be had before the block is over
 			}
+			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // inspected
+				r.block(c.adjusted.now())
+			}
 			c.Replayed = c.Replayed || r.Decision.Replayed
 			r.Outcome = c.outcome(r)
 		} else if r.Policy == nil {
@@ -44,7 +47,7 @@ func (c *Call) fold() {
 	if c.quotasDeny = quotas > 0 && quotas == quotasDenied; c.quotasDeny {
 		c.Denied = true
 	}
-	if c.modes.Shadow {
+	if c.modes.Shadow && !c.blocked {
 		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
@@ -64,7 +67,7 @@ func (c *Call) fold() {
 // isQuota tells whether r denies only together with all others of which this is true.
 func (c *Call) isQuota(r *Result) bool {
 	if c.modes.Quota {
-		return r.Outcome != Unlimited
+		return r.Outcome != Unlimited && !r.isBlocked()
 	}
 	return r.Policy != nil && r.Policy.Quota && r.charge >= 0
 }
@@ -82,6 +85,8 @@ func (c *Call) unlimited() (n int) {
 // outcome decides what the store's decision on r comes to.
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
+	case r.isUnlimited():
+		return c.unlimitedOutcome(d)
 	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure says: the request is at fault
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
@@ -100,6 +105,16 @@ func (c *Call) outcome(r *Result) Outcome {
 	default:
 		return Denied
 	}
+}
+
+// unlimitedOutcome is that of a limit that an operator has never deny.
+func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
+	if d.Err != nil {
+		c.Failed = true
+		return FailedAllowed
+	}
+	d.Allowed, d.Never, d.RetryAfter, d.Blocked = true, false, 0, 0
+	return Allowed
 }
 
 // failed is the answer where the store could not decide.

@@ -7,8 +7,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -48,7 +51,11 @@ type Modes struct {
 type Limiter struct {
 	store   backend.Store
 	config  Config
-	current atomic.Pointer[Snapshot] // replaced whole, never edited
+	current atomic.Pointer[inUse] // replaced whole, under mu; never edited
+
+	mu  sync.Mutex
+	set *adjust.Set              // the adjustments; guarded by mu, nil: none
+	now func() algorithms.Micros // the clock that they expire by; guarded by mu
 }
 
 // New makes a Limiter that has no Snapshot yet.
@@ -59,11 +66,18 @@ func (l *Limiter) Swap(s *Snapshot) {
 	if l.config.Observer != nil {
 		l.config.Observer.Swapped(s)
 	}
-	l.current.Store(s)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.use(s)
 }
 
 // Current is the configuration in use; nil before the first.
-func (l *Limiter) Current() *Snapshot { return l.current.Load() }
+func (l *Limiter) Current() *Snapshot {
+	if u := l.current.Load(); u != nil {
+		return u.snapshot
+	}
+	return nil
+}
 
 // Check answers c.Request in c.Verdict. An error means that the request itself is wrong: it names
 // a limit that is not there, or there is no configuration; or it is backend.ErrReused or ErrPending,
@@ -95,12 +109,12 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 // plan makes the charges of c. Where it does not, c is answered, or err says why it is not. last, which may
 // be nil, was planned before c.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
-	s := l.current.Load() // once: a request sees one configuration
-	if s == nil {
+	u := l.current.Load() // once: a request sees one configuration
+	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
-	c.modes = l.config.Modes
-	if err := c.plan(s, last); err != nil {
+	c.modes, c.adjusted = l.config.Modes, u.adjusted
+	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
 	if d := c.Verdict.Domain; d != nil && d.Broken {

@@ -142,12 +142,12 @@ func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Po
 // Reset forgets the buckets that c asks, so that they are as ones never seen; c.Results tell which. An
 // error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
 func (l *Limiter) Reset(ctx context.Context, c *Call) error {
-	s := l.current.Load()
-	if s == nil {
+	u := l.current.Load()
+	if u == nil {
 		return ErrNoConfig
 	}
-	c.Inspect = true
-	if err := c.plan(s, nil); err != nil {
+	c.Inspect, c.adjusted = true, u.adjusted
+	if err := c.plan(u.snapshot, nil); err != nil {
 		return err
 	}
 	switch d := c.Verdict.Domain; {

@@ -91,6 +91,9 @@ func (c *Call) planLimits(s *Snapshot) error {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
 		r.slot = p.SlotOfKey(ask.Key)
 		r.Key = c.keys[start:]
+		if c.adjusted != nil {
+			c.adjust(&r)
+		}
 		c.Results = append(c.Results, r)
 	}
 	c.charge()
@@ -118,6 +121,9 @@ func (c *Call) meet(i int) {
 			if most := domain.MostOverride(d.Entries); most != nil {
 				c.apply(i, most)
 			}
+			if c.adjusted != nil {
+				c.adjustOverridden(i)
+			}
 			return
 		}
 	}
@@ -139,7 +145,7 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	c.Results = append(c.Results, Result{})
 	r := &c.Results[len(c.Results)-1]
 	r.Descriptor, r.Policy, r.Cost, r.charge = i, p, d.Cost, toCharge
-	if p.Unlimited {
+	if p.Unlimited && c.adjusted == nil {
 		r.Outcome, r.charge = Unlimited, noCharge
 		return
 	}
@@ -147,6 +153,12 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
 	r.slot = p.SlotOf(d.Entries)
 	r.Key = c.keys[start:]
+	if c.adjusted != nil {
+		c.adjust(r)
+		if p.Unlimited && !r.isBlocked() {
+			r.Outcome, r.charge, r.Key = Unlimited, noCharge, nil
+		}
+	}
 }
 
 // few is how many limits of a request are compared one with another; with more, a table takes the place of
@@ -200,13 +212,16 @@ func (c *Call) replaceMany() {
 // named reports whether r is of a limit that others can replace. An unlimited one stays so, as in the
 // reference server.
 func (r *Result) named() bool {
-	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited
+	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
 
 // charge makes the charges: first the one Group of those taken together, then the others.
 func (c *Call) charge() {
+	if c.adjusted != nil && c.deniedByBlock() {
+		return
+	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.charge == toCharge && c.together(r.Policy) {
+		if r := &c.Results[i]; r.charge == toCharge && c.together(r) {
 			c.chargeTogether(r)
 		}
 	}
@@ -221,8 +236,9 @@ func (c *Call) charge() {
 
 // together tells whether p stands with the request's others. Limits asked for by name do whatever the
 // domain consumes: who lists them is promised all or none, and the reference server knows no such list.
-func (c *Call) together(p *descriptors.Policy) bool {
-	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota
+func (c *Call) together(r *Result) bool {
+	p := r.Policy
+	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota && !r.isUnlimited()
 }
 
 // chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
@@ -290,7 +306,7 @@ func (c *Call) neverFits() bool {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {
-		return r.charge >= 0 && c.together(r.Policy) && c.charges[r.charge].NeverFits()
+		return r.charge >= 0 && c.together(&r) && c.charges[r.charge].NeverFits()
 	}) {
 		return false
 	}

@@ -58,7 +58,7 @@ func (l *Limiter) Settle(ctx context.Context, c *Call, r *Reservation, inline *d
 	}
 	c.Limits = append(c.Limits, ask)
 	c.Once = Once{ID: "settle " + r.ID, For: remembered}
-	s := l.current.Load()
+	s := l.Current()
 	if s == nil {
 		return ErrNoConfig
 	}

@@ -93,7 +93,7 @@ var beyond = map[string][]string{
 	// The limiter decides calls of Go programs as it does those over HTTP.
 	"pkg/ratelimit":    {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter"},
 	"internal/adjust":  {"pkg/algorithms", "pkg/descriptors"},
-	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/target"},
+	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/adjust", "internal/target"},
 	"internal/target":  {},
 }
 

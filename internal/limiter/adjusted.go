@@ -1,0 +1,282 @@
+package limiter
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// inUse is what requests are decided by. It is never edited.
+type inUse struct {
+	snapshot *Snapshot
+	adjusted *adjusted // nil: nothing is adjusted
+}
+
+// adjusted is a Set of adjustments, compiled for one Snapshot. It is never edited. Policies that no
+// adjustment is of are not in it.
+type adjusted struct {
+	limits map[*descriptors.Policy]*adjustedLimit
+	now    func() algorithms.Micros
+}
+
+// adjustedLimit is the adjustments of one limit. All policies that share its buckets share it.
+type adjustedLimit struct {
+	all  *change            // of every key without its own; nil: none
+	keys map[string]*change // by the key of the bucket
+}
+
+// change is one adjustment of a limit. A limit may be used at many places, each with a treatment of its own,
+// so that each needs its own copy: the first is made ahead, the others once a request meets them.
+type change struct {
+	adjustment *adjust.Adjustment
+	of, copy   *descriptors.Policy
+	others     sync.Map // *descriptors.Policy -> *descriptors.Policy; itself where the adjustment does not apply
+}
+
+// policy is what the adjustment makes of p.
+func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
+	if p == c.of {
+		return c.copy
+	}
+	if found, ok := c.others.Load(p); ok {
+		return found.(*descriptors.Policy)
+	}
+	changed, err := c.adjustment.Apply(p)
+	if err != nil {
+		changed = p
+	}
+	found, _ := c.others.LoadOrStore(p, changed)
+	return found.(*descriptors.Policy)
+}
+
+// Adjusted is what became of a Set of adjustments.
+type Adjusted struct {
+	// InForce is how many adjustments change a limit. Ignored is how many do not, although they have not
+	// expired: their limit is not configured, or cannot have their numbers.
+	InForce, Ignored int
+	// Next is when the first of them expires; 0: there is none.
+	Next algorithms.Micros
+}
+
+// Adjust makes set the adjustments of all Calls that start from now on, whatever configuration is in use.
+// now returns the time by the clock that they expire by.
+func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set, l.now = set, now
+	return l.use(l.Current())
+}
+
+// use makes s, with the adjustments of it, what requests are decided by. l.mu is held.
+func (l *Limiter) use(s *Snapshot) (result Adjusted) {
+	if s == nil {
+		return result
+	}
+	next := &inUse{snapshot: s}
+	if l.set != nil && l.set.Len() > 0 {
+		next.adjusted, result = compileAdjusted(s, l.set, l.now)
+	}
+	l.current.Store(next)
+	return result
+}
+
+func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros) (*adjusted, Adjusted) {
+	var result Adjusted
+	byName := map[[2]string][]*adjust.Adjustment{}
+	for _, a := range set.All() {
+		if a.Expires <= now() {
+			continue
+		}
+		if result.Next == 0 || a.Expires < result.Next {
+			result.Next = a.Expires
+		}
+		result.Ignored++ // until it is found to apply
+		name := [2]string{a.Target.Domain, a.Target.Limit}
+		byName[name] = append(byName[name], a)
+	}
+	if len(byName) == 0 {
+		return nil, result
+	}
+	compiled := &adjusted{limits: map[*descriptors.Policy]*adjustedLimit{}, now: now}
+	owners := map[string]*adjustedLimit{}
+	applied := map[string]bool{}
+	for _, p := range s.Policies {
+		list := byName[[2]string{p.Domain, p.Name}]
+		if list == nil {
+			continue
+		}
+		limit, known := owners[p.Owner]
+		if !known {
+			limit = compileLimit(p, list, applied)
+			owners[p.Owner] = limit
+		}
+		if limit != nil {
+			compiled.limits[p] = limit
+		}
+	}
+	result.InForce = len(applied)
+	result.Ignored -= len(applied)
+	if len(compiled.limits) == 0 {
+		return nil, result
+	}
+	return compiled, result
+}
+
+// compileLimit compiles the adjustments of the limit of p, and notes the IDs of those that apply. nil: none does.
+func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
+	limit := &adjustedLimit{keys: map[string]*change{}}
+	for _, a := range list {
+		copied, err := a.Apply(p)
+		if err != nil {
+			continue
+		}
+		applied[a.ID] = true
+		c := &change{adjustment: a, of: p, copy: copied}
+		if a.Target.AllKeys {
+			limit.all = c
+			continue
+		}
+		limit.keys[string(bucketKey(p, a.Target.Key))] = c
+	}
+	if limit.all == nil && len(limit.keys) == 0 {
+		return nil
+	}
+	return limit
+}
+
+func bucketKey(p *descriptors.Policy, values []string) []byte {
+	key, _ := p.AppendKeyOf(nil, values)
+	return key
+}
+
+// adjust gives r, whose Key is known, the numbers of the adjustment that is in force for it. The key's own
+// goes before that of all keys.
+func (c *Call) adjust(r *Result) {
+	limit := c.adjusted.limits[r.Policy]
+	if limit == nil {
+		return
+	}
+	now := c.adjusted.now()
+	for _, one := range [...]*change{limit.keys[string(r.Key)], limit.all} {
+		if one != nil && now < one.adjustment.Expires {
+			r.Policy = one.policy(r.Policy)
+			return
+		}
+	}
+}
+
+// adjustOverridden adds the Results of limits that the override of descriptor i stands in for, but that an
+// adjustment is in force of for its key: of the two the stricter decides.
+func (c *Call) adjustOverridden(i int) {
+	d := &c.Descriptors[i]
+	node := c.Verdict.Domain.Tree.Match(d.Entries)
+	if node == nil {
+		return
+	}
+	for _, p := range node.Policies {
+		if c.adjusted.limits[p] == nil {
+			continue
+		}
+		keys := len(c.keys)
+		c.apply(i, p)
+		last := len(c.Results) - 1
+		if a := c.Results[last].Policy.Adjusted; a == nil || a.Unlimited {
+			c.Results, c.keys = c.Results[:last], c.keys[:keys]
+		}
+	}
+}
+
+// isBlocked reports whether an operator blocks r. What gives back, or settles, units that were consumed
+// before is accepted all the same.
+func (r *Result) isBlocked() bool {
+	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle && r.of == 0
+}
+
+// isUnlimited reports whether an operator has r never deny.
+func (r *Result) isUnlimited() bool {
+	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
+}
+
+// deniedByBlock answers a request of which an operator blocks a key: that limit denies, and no other is
+// charged. It reports whether it is one. An operator who inspects the buckets is shown them.
+func (c *Call) deniedByBlock() bool {
+	blocked := false
+	for i := range c.Results {
+		blocked = blocked || c.Results[i].isBlocked()
+	}
+	if !blocked || c.Inspect {
+		return false
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; r.isBlocked() {
+			r.Outcome, r.charge = Denied, noCharge
+			r.block(c.adjusted.now())
+		} else if r.charge == toCharge {
+			r.Outcome, r.charge = Replaced, noCharge
+		}
+	}
+	c.blocked = true
+	return true
+}
+
+// block makes r's Decision a denial until the adjustment expires.
+func (r *Result) block(now algorithms.Micros) {
+	left := max(1, r.Policy.Adjusted.Expires-now)
+	d := &r.Decision
+	d.Allowed, d.Remaining = false, 0
+	d.Blocked, d.RetryAfter = max(d.Blocked, left), max(d.RetryAfter, left)
+}
+
+// Adjustable implements adjust.Limits: the policies that are called limit. The error is an *AskError, or
+// ErrNoConfig.
+func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
+	s := l.Current()
+	if s == nil {
+		return "", nil, ErrNoConfig
+	}
+	if domain != "" && s.Domains[domain] == nil {
+		return "", nil, missing("domain %q is not configured", descriptors.Printable(domain))
+	}
+	for _, p := range s.Policies {
+		if p.Name != limit || domain != "" && p.Domain != domain {
+			continue
+		}
+		if in != "" && in != p.Domain {
+			return "", nil, &AskError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(limit))}
+		}
+		in, policies = p.Domain, append(policies, p)
+	}
+	switch {
+	case policies != nil:
+		return in, policies, nil
+	case domain != "":
+		return "", nil, missing("domain %q has no limit named %q", domain, descriptors.Printable(limit))
+	default:
+		return "", nil, missing("no limit is named %q", descriptors.Printable(limit))
+	}
+}
+
+// Buckets lists the keys of the buckets that a is of, once each; all: every bucket of its limit may be.
+func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
+	s := l.Current()
+	if s == nil {
+		return nil, false
+	}
+	owners := map[string]bool{}
+	for _, p := range s.Policies {
+		if p.Domain != a.Target.Domain || p.Name != a.Target.Limit || owners[p.Owner] {
+			continue
+		}
+		owners[p.Owner] = true
+		if a.Target.AllKeys {
+			return nil, true
+		}
+		keys = append(keys, bucketKey(p, a.Target.Key))
+	}
+	return keys, false
+}
+
+var _ adjust.Limits = (*Limiter)(nil)

@@ -1,0 +1,395 @@
+package limiter_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const minute = 60 * algorithms.Second
+
+func number(n int64) *int64 { return &n }
+
+// adjust makes the changes adjustments of limit, which end a minute from now; by key, "*" being all keys.
+func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
+	var all []*adjust.Adjustment
+	for key, change := range changes {
+		a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: limit, Key: []string{key}}, Change: change, Expires: b.now + minute}
+		if key == "*" {
+			a.Target.Key, a.Target.AllKeys = nil, true
+		}
+		a.ID = a.Target.ID()
+		all = append(all, a)
+	}
+	return b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
+}
+
+// allowed is how many of n requests of one unit are allowed.
+func (b *bench) allowed(tb testing.TB, n int, text string) (count int) {
+	tb.Helper()
+	for range n {
+		if !b.ask(tb, 1, text).Denied {
+			count++
+		}
+	}
+	return count
+}
+
+const adjustable = `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}
+descriptors:
+  - {key: user, limit: calls}
+  - {key: shadow, limit: calls, shadow_mode: true}
+  - {key: other, rate_limit: {name: other, algorithm: token_bucket, rate: 5, period: 1h}}
+  - {key: free, rate_limit: {name: free, unlimited: true}}
+  - {key: window, rate_limit: {name: window, unit: hour, requests_per_unit: 5}}
+`
+
+func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
+	b := newBench(t, adjustable)
+	got := b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(100), Capacity: number(200)}})
+	if got.InForce != 1 || got.Ignored != 0 || got.Next != b.now+minute {
+		t.Errorf("%+v", got)
+	}
+	if n := b.allowed(t, 250, "user=bob"); n != 200 {
+		t.Errorf("bob got %d, want 200", n)
+	}
+	if n := b.allowed(t, 50, "user=ann"); n != 20 {
+		t.Errorf("ann got %d, want 20", n)
+	}
+}
+
+func TestAllKeysAndTheKeysOwnAdjustmentGoesBefore(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}, "bob": {Factor: 2000}, "": {Block: true}})
+	for text, want := range map[string]int{"user=bob": 40, "user=ann": 3, "user=": 0} {
+		if n := b.allowed(t, 50, text); n != want {
+			t.Errorf("%s got %d, want %d", text, n, want)
+		}
+	}
+}
+
+// What was used stays used when numbers go up, down, and back by themselves, at the microsecond.
+func TestConsumptionIsKept(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.allowed(t, 15, "user=bob")
+	b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(60), Capacity: number(100)}})
+	if n := b.allowed(t, 200, "user=bob"); n != 85 {
+		t.Errorf("raised from 20 to 100 with 15 used: got %d, want 85", n)
+	}
+	b.now += minute - 1
+	if n := b.allowed(t, 200, "user=bob"); n != 59 {
+		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
+	}
+	b.now++ // it expires: 100 used, less the 60 a minute that flow in until what is used fits in 20
+	if n := b.allowed(t, 200, "user=bob"); n != 0 {
+		t.Errorf("after the end: got %d, want 0", n)
+	}
+	b.now += 79 * algorithms.Second
+	if n := b.allowed(t, 200, "user=bob"); n != 0 {
+		t.Errorf("79 s after the end: got %d, want 0", n)
+	}
+	b.now += 10 * algorithms.Second
+	if n := b.allowed(t, 200, "user=bob"); n == 0 || n > 20 {
+		t.Errorf("when it fits again: got %d", n)
+	}
+	b.now += 10 * minute
+	b.allowed(t, 5, "user=ann")
+	b.adjust("calls", map[string]adjust.Change{"ann": {Capacity: number(8)}})
+	if n := b.allowed(t, 50, "user=ann"); n != 3 {
+		t.Errorf("lowered from 20 to 8 with 5 used: got %d, want 3", n)
+	}
+}
+
+func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
+	const yaml = adjustable + `
+  - {key: quota, limit: calls, quota_mode: true}
+  - {key: vip, rate_limit: {name: vip, algorithm: token_bucket, rate: 5, period: 1h, replaces: [{name: calls}]}}
+`
+	for _, modes := range []limiter.Modes{{}, {Shadow: true}, {Quota: true}} {
+		b := newBench(t, yaml, modes)
+		b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+		for _, texts := range [][]string{{"user=bob"}, {"shadow=bob"}, {"quota=bob"}, {"user=bob", "vip=1"}, {"quota=bob", "other=1"}, {"user=bob", "free=1"}} {
+			c := b.ask(t, 1, texts...)
+			if !c.Denied || c.RetryAfter != minute || c.Never || !c.Statuses[0].Denied || c.Results[0].Decision.Blocked != minute {
+				t.Errorf("%+v %v: %+v", modes, texts, c.Verdict)
+			}
+		}
+		b.now += minute - 1
+		if c := b.ask(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
+			t.Errorf("1 us before its end: %+v", c.Verdict)
+		}
+		b.now++
+		if b.ask(t, 1, "user=bob").Denied {
+			t.Errorf("at its end: denied")
+		}
+	}
+}
+
+func TestABlockedRequestChargesNothing(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	b.allowed(t, 10, "other=1")
+	b.ask(t, -3, "other=1") // 3 are left
+	for _, texts := range [][]string{{"other=1", "user=bob"}, {"user=bob", "other=1"}, {"other=1", "shadow=bob"}} {
+		if c := b.ask(t, 1, texts...); !c.Denied {
+			t.Errorf("%v: allowed", texts)
+		}
+	}
+	if n := b.left(t, "other=1"); n != 3 {
+		t.Errorf("%d are left of other, want 3", n)
+	}
+	if c := b.ask(t, 0, "user=bob"); !c.Denied {
+		t.Error("a dry run is allowed")
+	}
+	if c := b.ask(t, -1, "user=bob"); c.Denied {
+		t.Error("a refund is denied")
+	}
+	b.store.err = backend.ErrUnavailable
+	if c := b.ask(t, 1, "user=bob"); !c.Denied || c.Failed {
+		t.Error("a block needs no store")
+	}
+}
+
+func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.allowed(t, 5, "user=bob")
+	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.LimitAsk{{Name: "calls", Key: []string{"bob"}}}}}
+	if err := b.Check(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if d := c.Results[0].Decision; d.Blocked != minute || d.ResetAfter != 30*algorithms.Second || d.Err != nil || c.Results[0].Policy.Adjusted == nil {
+		t.Errorf("%+v", d)
+	}
+	c = &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "calls", Key: []string{"bob"}}}}}
+	if err := b.Reset(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	b.adjust("calls", nil)
+	if n := b.left(t, "user=bob"); n != 20 {
+		t.Errorf("%d left after a reset, want 20", n)
+	}
+}
+
+func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
+	b := newBench(t, adjustable)
+	if got := b.adjust("free", map[string]adjust.Change{"bob": {Block: true}, "ann": {Factor: 2000}}); got.InForce != 1 || got.Ignored != 1 {
+		t.Errorf("%+v", got)
+	}
+	if !b.ask(t, 1, "free=bob").Denied {
+		t.Error("bob is allowed")
+	}
+	if c := b.ask(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
+		t.Errorf("ann: %+v", c.Verdict)
+	}
+}
+
+func TestUnlimitedGoesOnChargingAndNeverDenies(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
+	if n := b.allowed(t, 100, "user=bob"); n != 100 {
+		t.Errorf("got %d of 100", n)
+	}
+	if c := b.ask(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
+		t.Errorf("other denies 1000, and it alone: %+v", c.Verdict)
+	}
+	b.store.err = backend.ErrUnavailable
+	if c := b.ask(t, 1, "user=bob"); c.Denied || !c.Failed {
+		t.Errorf("with the store away: %+v", c.Verdict)
+	}
+	b.store.err = nil
+	b.now += minute // 10 flow in
+	if n := b.allowed(t, 100, "user=bob"); n != 10 {
+		t.Errorf("after its end, with all used: got %d, want 10", n)
+	}
+}
+
+func TestOfALimitThatComesWithARequestAndAnAdjustmentTheStricterHolds(t *testing.T) {
+	b := newBench(t, adjustable)
+	ask := func(user string) *limiter.Call {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "window", Value: user}}, 1
+		d.HasOverride, d.Override = true, limiter.Override{Rate: 7, Period: minute}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	allowed := func(user string) (n int) {
+		for range 50 {
+			if !ask(user).Denied {
+				n++
+			}
+		}
+		return n
+	}
+	b.adjust("window", map[string]adjust.Change{"blocked": {Block: true}, "less": {Rate: number(2)}, "more": {Rate: number(30)}, "free": {Unlimited: true}})
+	for user, want := range map[string]int{"blocked": 0, "less": 2, "more": 7, "free": 7, "none": 7} {
+		if n := allowed(user); n != want {
+			t.Errorf("%s got %d, want %d", user, n, want)
+		}
+	}
+}
+
+func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
+	b := newBench(t, adjustable)
+	if got := b.adjust("gone", map[string]adjust.Change{"bob": {Block: true}}); got.Ignored != 1 || got.InForce != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := b.adjust("calls", map[string]adjust.Change{"bob": {Capacity: number(1 << 52)}}); got.Ignored != 1 {
+		t.Errorf("%+v", got)
+	}
+	if n := b.allowed(t, 50, "user=bob"); n != 20 {
+		t.Errorf("got %d, want 20", n)
+	}
+}
+
+// A reload compiles the adjustments for its own limits: a factor is of the numbers of the day.
+func TestAReloadKeepsAdjustments(t *testing.T) {
+	b := newBench(t, adjustable)
+	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
+	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(`
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 50}
+descriptors:
+  - {key: user, limit: calls}
+`)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	b.Swap(s)
+	if n := b.allowed(t, 200, "user=bob"); n != 100 {
+		t.Errorf("bob got %d, want 100", n)
+	}
+	if !b.ask(t, 1, "user=eve").Denied {
+		t.Error("eve is allowed")
+	}
+}
+
+func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
+	b := newBench(t, adjustable)
+	before := b.ask(t, 1, "user=ann").Results[0].Policy
+	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}})
+	if got := b.ask(t, 1, "user=ann").Results[0].Policy; got != before {
+		t.Error("ann's limit is another copy")
+	}
+	first := b.ask(t, 1, "user=bob").Results[0].Policy
+	if got := b.ask(t, 1, "user=bob").Results[0].Policy; got == before || got != first {
+		t.Error("bob's limit is not one copy of his own")
+	}
+	if got := b.ask(t, 1, "shadow=bob").Results[0].Policy; !got.Shadow || got.Limit != first.Limit {
+		t.Error("at another place the limit is treated as configured there")
+	}
+}
+
+// Sidecars that do not agree yet, in any order, never admit more together than the larger numbers.
+func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		b := newBench(t, adjustable)
+		other := &bench{Limiter: limiter.New(b.store, limiter.Config{}), store: b.store, now: b.now}
+		other.Swap(b.Current())
+		rate, capacity := rapid.Int64Range(1, 40).Draw(rt, "rate"), rapid.Int64Range(0, 60).Draw(rt, "capacity")
+		change := map[string]adjust.Change{"bob": {Rate: &rate, Capacity: &capacity}}
+		began, count := b.now, int64(0)
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			one := b
+			if rapid.Bool().Draw(rt, "other") {
+				one = other
+			}
+			switch rapid.IntRange(0, 6).Draw(rt, "what") {
+			case 0:
+				one.adjust("calls", change)
+			case 1:
+				one.adjust("calls", nil)
+			case 2:
+				b.now += algorithms.Micros(rapid.Int64Range(0, 20e6).Draw(rt, "passed"))
+				other.now = b.now
+			default:
+				cost := rapid.Int64Range(1, 10).Draw(rt, "cost")
+				if !one.ask(t, cost, "user=bob").Denied {
+					count += cost
+				}
+			}
+		}
+		passed := int64(b.now - began)
+		most := max(capacity, 20) + passed*max(rate, 10)/int64(minute)
+		if count > most {
+			rt.Fatalf("%d admitted in %d us, the larger limit admits %d", count, passed, most)
+		}
+	})
+}
+
+func TestHostileKeysAreAdjustedByTheirBytes(t *testing.T) {
+	b := newBench(t, adjustable)
+	long := string(slices.Repeat([]byte{0xff, 'x'}, 2000))
+	b.adjust("calls", map[string]adjust.Change{"\xff\x00": {Block: true}, long: {Block: true}})
+	ask := func(value string) bool {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: value}}, 1
+		if err := b.Check(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c.Denied
+	}
+	for value, want := range map[string]bool{"\xff\x00": true, long: true, "\xff": false, "\xff\x00\x00": false, long + "x": false, "\ufffd\x00": false} {
+		if got := ask(value); got != want {
+			t.Errorf("%.20q: denied %v", value, got)
+		}
+	}
+}
+
+func BenchmarkPlan(b *testing.B) {
+	few := map[string]adjust.Change{"bob": {Factor: 2000}}
+	many := map[string]adjust.Change{}
+	for i := range adjust.MaxAdjustments {
+		many[time.Duration(i).String()] = adjust.Change{Factor: 2000}
+	}
+	for _, of := range []struct {
+		name    string
+		limit   string
+		changes map[string]adjust.Change
+		key     string
+	}{
+		{"without adjustments", "calls", nil, "user=ann"},
+		{"of another limit", "other", few, "user=ann"},
+		{"of another key", "calls", few, "user=ann"},
+		{"of the key", "calls", few, "user=bob"},
+		{"of 10000 other keys", "calls", many, "user=ann"},
+		{"of 10000 keys", "calls", many, "user=77ns"},
+	} {
+		b.Run(of.name, func(b *testing.B) {
+			x := newBench(b, adjustable)
+			x.adjust(of.limit, of.changes)
+			entries, _ := descriptors.Parse(of.key)
+			c := &limiter.Call{}
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Reset()
+				c.Request.Domain = "d"
+				d := c.AddDescriptor()
+				d.Entries, d.Cost = append(d.Entries, entries...), 0
+				if err := x.Check(b.Context(), c); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
