@@ -1,5 +1,5 @@
-// Package delay keeps answers back until their turn in a leaky bucket has come. It is bounded in
-// number and in time.
+// Package delay holds answers back until their turn in a leaky bucket. The number of held answers and the delay are
+// bounded.
 package delay
 
 import (
@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// defaultMost bounds the answers held; each costs a goroutine.
+	// defaultMost bounds the number of held answers, because each needs a goroutine.
 	defaultMost = 10_000
-	// longest is how long an answer may be held where the caller has no deadline.
+	// longest is the longest delay for a caller without a deadline.
 	longest = 60 * algorithms.Second
-	// margin is left of the caller's deadline for the answer to arrive.
+	// margin is the part of the caller's deadline that is kept for sending the answer.
 	margin = 2 * time.Millisecond
-	// none lets only those pass whose turn is now; 0 would not bound the wait.
+	// none allows only requests whose turn is now; 0 would mean no bound.
 	none = algorithms.Micros(1)
 )
 
-// Room is for answers that are held. The zero Room has place for 10,000.
+// Room holds answers back. The zero Room has room for 10,000.
 type Room struct {
-	// Most is how many answers may be held; 0: the default, negative: none.
+	// Most is the largest number of held answers; 0 means the default, and a negative number means none.
 	Most int64
 	held atomic.Int64
 }
 
-// Longest is how long an answer may be held: until shortly before the caller's deadline. While
-// there is no place it is next to nothing.
+// Longest returns how long an answer may be held: until shortly before the deadline of ctx. If there is no room, it
+// returns the shortest delay.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -38,7 +38,7 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor is Longest for a caller that waits for so long still; 0: for ever.
+// LongestFor is Longest for a caller whose deadline is left away; 0 means no deadline.
 func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {
@@ -54,7 +54,7 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	}
 }
 
-// Wait waits for d; the error is ctx's.
+// Wait waits for d. It returns the error of ctx if that ends before.
 func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
 	r.held.Add(1)
 	defer r.held.Add(-1)
@@ -68,7 +68,7 @@ func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
 	}
 }
 
-// Later calls answer after d, unless it is stopped before.
+// Later calls answer after d, unless stop is called before.
 func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
 	r.held.Add(1)
 	leave := func() { r.held.Add(-1) }
@@ -83,5 +83,5 @@ func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
 	}
 }
 
-// Held is how many answers are held.
+// Held returns the number of held answers.
 func (r *Room) Held() int64 { return r.held.Load() }

@@ -13,28 +13,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many requests with one Batch of the store, each as ShouldRateLimit over gRPC would be.
-// It is for listeners that have several at hand, and is used again and again so that a request costs no
-// allocation. Requests are numbered from 0 in the order of Add.
+// Batch decides many requests in one backend.Batch, each as ShouldRateLimit would. Listeners reuse it, so that a
+// request costs no allocation. Requests are numbered from 0 in the order of Add.
 //
-// Reset, Add, Submit, then Finish and Append for each: after done, or after Submit for those that are Known.
+// Call Reset, Add for each request, Submit once, then Finish and Append for each request: after done, or after
+// Submit for requests that are Known.
 type Batch struct {
 	server   *Server
 	limiter  *limiter.Limiter
 	checks   *limiter.Batch
 	requests []*batched
 	used     int
-	panicked any // the value with which Submit panicked
+	panicked any // the value of a panic in Submit
 	known    knownLimits
 	weight   int
 }
 
-// batched is a request in a Batch.
+// batched is one request of a Batch.
 type batched struct {
 	exchange
 	state  batchState
 	weight int
-	err    error // a gRPC status, where the state is failed
+	err    error // a gRPC status, if the state is failed
 }
 
 type batchState uint8
@@ -42,11 +42,11 @@ type batchState uint8
 const (
 	toFinish batchState = iota
 	answered
-	refused // is denied without having been looked at
+	refused // denied without being decoded
 	failed
 )
 
-// NewBatch makes an empty Batch, whose requests are put to l.
+// NewBatch makes an empty Batch for requests to l.
 func (s *Server) NewBatch(l *limiter.Limiter) *Batch {
 	return &Batch{server: s, limiter: l, checks: l.NewBatch()}
 }
@@ -55,9 +55,9 @@ func (s *Server) newBatched() *batched {
 	return &batched{exchange: exchange{bounds: s.options.Bounds}}
 }
 
-// Reset empties b. Messages that were added are not looked at again.
+// Reset empties b. It no longer refers to the messages that were added.
 func (b *Batch) Reset() {
-	if b.panicked != nil { // the store may still hold parts of it
+	if b.panicked != nil { // the store may still refer to parts of it
 		*b = *b.server.NewBatch(b.limiter)
 		return
 	}
@@ -70,12 +70,12 @@ func (b *Batch) Reset() {
 	b.checks.Reset()
 }
 
-// Len is how many requests there are.
+// Len returns the number of requests.
 func (b *Batch) Len() int { return b.used }
 
-// Add adds a RateLimitRequest, which must stay unchanged until Reset. It arrived at some time, and the caller waits
-// for as long as left; 0: for ever, negative: no longer. canceled, where it is not nil, becomes true when the caller
-// has gone.
+// Add adds a RateLimitRequest, which must stay unchanged until Reset. The time until the caller's deadline is left;
+// 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it becomes true when the
+// caller cancels the request.
 func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
 	if b.used == len(b.requests) {
 		b.requests = append(b.requests, b.server.newBatched())
@@ -87,14 +87,14 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
-		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // gRPC's own words
+		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // the text of grpc-go
 		return
 	}
 	if is, err := b.server.refuse(&r.exchange); is {
 		r.fail(err)
 		return
 	}
-	if left < 0 { // nobody waits for the answer, so nothing is charged for it
+	if left < 0 { // the deadline has passed, so that nothing is charged
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
@@ -107,24 +107,24 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	r.state = toFinish
 }
 
-// weigh counts r, which was added when there were so many charges.
+// weigh adds the weight of r to b; charges is the number of charges before r was added.
 func (b *Batch) weigh(r *batched, charges int) {
 	r.weight = max(len(r.asks), b.checks.Charges()-charges)
 	b.weight += r.weight
 }
 
-// Weight is how much was added: a charge, and a descriptor without one, weighs 1. Each is at most some 2 KiB in
-// memory, its key aside, where a descriptor may have 16 entries.
+// Weight returns the size of the batch: the number of charges, where a descriptor without a charge counts as one.
+// Each needs at most about 2 KiB of memory beside its key, if a descriptor may have 16 entries.
 func (b *Batch) Weight() int { return b.weight }
 
-// fail makes err the answer, or a denial where there is none.
+// fail makes err the answer, or a denial if err is nil.
 func (r *batched) fail(err error) {
 	if r.state, r.err = failed, err; err == nil {
 		r.state = refused
 	}
 }
 
-// answered makes what the limiter said the answer.
+// answered makes the limiter's result the answer.
 func (r *batched) answered(s *Server, err error) {
 	r.state = answered
 	if err := s.failure(&r.call, err); err != nil {
@@ -132,7 +132,7 @@ func (r *batched) answered(s *Server, err error) {
 	}
 }
 
-// deny is deferred where r is worked at: it is denied if that panics.
+// deny is deferred by functions that work on r. After a panic it denies r.
 func (b *Batch) deny(r *batched) {
 	if p := recover(); p != nil {
 		b.server.panicked(p)
@@ -140,8 +140,9 @@ func (b *Batch) deny(r *batched) {
 	}
 }
 
-// Submit has the store decide all requests, by deadline where it is not zero. done is called once, from any goroutine,
-// and possibly before Submit returns. It must not block, or acquire a lock that is held around Submit.
+// Submit starts to decide all requests, by deadline if that is not zero. It calls done exactly once, from any
+// goroutine, possibly before Submit returns. done must not block, and must not acquire a lock that is held around
+// Submit.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -151,13 +152,13 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	b.checks.Submit(deadline, source, done)
 }
 
-// Known reports whether request i can be finished before done. It may be called after Submit.
+// Known reports whether request i can be finished before done is called. Call it after Submit.
 func (b *Batch) Known(i int) bool {
 	r := b.requests[i]
 	return r.state != toFinish || b.panicked != nil || b.checks.Known(&r.call)
 }
 
-// Finish answers request i from what the store has decided.
+// Finish computes the answer to request i from its decisions.
 func (b *Batch) Finish(i int) {
 	r := b.requests[i]
 	if r.state != toFinish {
@@ -173,7 +174,7 @@ func (b *Batch) Finish(i int) {
 	r.answered(b.server, nil)
 }
 
-// Append appends the RateLimitResponse to request i. Where there is none err is a gRPC status.
+// Append appends the RateLimitResponse to request i. An error is a gRPC status; then nothing was appended.
 func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	r := b.requests[i]
 	switch r.state {
@@ -186,7 +187,7 @@ func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	return appendCode(to, responseCode, true), nil
 }
 
-// Hold is how long the answer to request i is to be held back.
+// Hold returns how long the answer to request i must be held back.
 func (b *Batch) Hold(i int) algorithms.Micros {
 	if r := b.requests[i]; r.state == answered {
 		return r.call.Verdict.Hold
@@ -194,18 +195,18 @@ func (b *Batch) Hold(i int) algorithms.Micros {
 	return 0
 }
 
-// Denial is the RateLimitResponse to a request that has too many bytes to be read. It counts the request.
+// Denial returns the RateLimitResponse to a request that exceeds the bounds of its listener, and counts the request.
 func (s *Server) Denial() []byte {
 	s.tooLarge(BoundBytes)
 	return denial().data
 }
 
-// Later calls answer after d, unless it is stopped before.
+// Later calls answer after d, unless stop is called before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {
 	return s.held.Later(d, answer)
 }
 
-// Answered counts an answer to a request that arrived then, where anybody asks.
+// Answered reports the duration of a request to Options.Answered, if that is set.
 func (s *Server) Answered(arrived time.Time) {
 	if s.options.Answered != nil {
 		s.options.Answered(time.Since(arrived))

@@ -2,21 +2,21 @@ package grpcapi
 
 import "fmt"
 
-// Bounds are the most descriptors of a request, and the most entries of each of them. A request with more is
-// denied without being decoded further, so that the memory and the charges of a request have a bound whatever
-// its bytes become. Zero fields are the defaults.
+// Bounds limits the number of descriptors of a request, and of entries in each. A request with more is denied
+// without being decoded further, so that the memory and the charges of a request are bounded. Zero fields mean the
+// defaults.
 type Bounds struct {
 	Descriptors, Entries int
 }
 
-// Proxies send a handful of descriptors with a handful of entries. The hard maxima bound what an operator may
-// ask for: a request at both of them holds 4 MiB while it is answered.
+// Proxies send a few descriptors with a few entries each. The maxima bound what an operator may configure: a request
+// that reaches both needs 4 MiB of memory.
 const (
 	DefaultDescriptors, MaxDescriptors = 100, 1000
 	DefaultEntries, MaxEntries         = 16, 100
 )
 
-// withDefaults replaces zero fields.
+// withDefaults replaces zero fields by the defaults.
 func (b Bounds) withDefaults() Bounds {
 	if b.Descriptors == 0 {
 		b.Descriptors = DefaultDescriptors
@@ -27,7 +27,7 @@ func (b Bounds) withDefaults() Bounds {
 	return b
 }
 
-// Check returns what is wrong with b.
+// Check returns an error if a field is out of range.
 func (b Bounds) Check() error {
 	switch {
 	case b.Descriptors < 1 || b.Descriptors > MaxDescriptors:
@@ -38,12 +38,12 @@ func (b Bounds) Check() error {
 	return nil
 }
 
-// mostObjects is how many JSON objects a request within the bounds can have: one, and for each descriptor one, its
-// entries and its limit.
+// mostObjects is the largest number of JSON objects of a request within the bounds: one for the request, and for
+// each descriptor one for itself, its entries and its limit.
 func (b Bounds) mostObjects() int { return 1 + b.Descriptors*(2+b.Entries) }
 
-// jsonObjects counts the JSON objects of a body. It reads the bytes only, because an object of two bytes becomes a
-// hundred when it is decoded.
+// jsonObjects counts the JSON objects of a body without decoding it, because decoding an object of two bytes needs a
+// hundred bytes of memory.
 func jsonObjects(body []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(body); i++ {
@@ -59,7 +59,7 @@ func jsonObjects(body []byte) (n int) {
 	return n
 }
 
-// The bounds that a request can exceed, as they are reported to an Observer.
+// These are the bounds that a request can exceed, for Observer.TooLarge.
 const (
 	BoundDescriptors = "descriptors"
 	BoundEntries     = "entries"

@@ -8,13 +8,12 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec reads and writes the messages of this package's service by hand, all others with the
-// standard codec.
+// codec encodes and decodes the messages of this package's service by hand, and all others with the standard codec.
 type codec struct {
 	encoding.CodecV2
 }
 
-// Codec is to be forced on the grpc.Server that Server.Register is called with.
+// Codec returns the codec that the grpc.Server passed to Server.Register must use (grpc.ForceServerCodecV2).
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 // Marshal implements encoding.CodecV2.
@@ -27,7 +26,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return a.buffers[:], nil
 }
 
-// Unmarshal implements encoding.CodecV2. gRPC takes data back afterwards, so it is copied, once.
+// Unmarshal implements encoding.CodecV2. It copies data, because gRPC reuses the buffers.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(*message)
 	if !ok {

@@ -15,8 +15,7 @@ type unit struct {
 	seconds int64
 }
 
-// units are all of them, longest first. As in the reference server a month has 30 days and a year
-// has 365.
+// units lists all units, the longest first. As in the reference server, a month has 30 days and a year has 365.
 var units = [...]unit{
 	{6, "YEAR", 365 * 86400},
 	{5, "MONTH", 30 * 86400},
@@ -27,7 +26,7 @@ var units = [...]unit{
 	{1, "SECOND", 1},
 }
 
-// convert fills in what a says of d. requestHits is the request's own hits_addend.
+// convert copies the cost and the override from a to d. requestHits is the hits_addend of the request.
 func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
 	d.Cost = a.cost(requestHits)
 	if a.hasLimit {
@@ -36,8 +35,8 @@ func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
 	}
 }
 
-// cost is the descriptor's hits_addend, where 0 looks; without one the request's, where 0 is 1,
-// because Envoy sends 0 with every call. is_negative_hits gives as much back.
+// cost is the descriptor's hits_addend, where 0 means a dry run. If the descriptor has none, it is the request's,
+// where 0 means 1, because Envoy sends 0 with every call. is_negative_hits makes it a refund.
 func (a *ask) cost(requestHits uint32) int64 {
 	hits := uint64(max(1, requestHits))
 	if a.hasHits {
@@ -50,8 +49,7 @@ func (a *ask) cost(requestHits uint32) int64 {
 	return cost
 }
 
-// period is how long the override's window is; 0 where its unit is not known, or the window is
-// longer than can be told.
+// period is the length of the override's window; 0 if its unit is unknown or the length exceeds the range of Micros.
 func (a *ask) period() algorithms.Micros {
 	for i := range units {
 		if units[i].number != a.unit {
@@ -67,14 +65,14 @@ func (a *ask) period() algorithms.Micros {
 	return 0
 }
 
-// window is a limit in the words of RateLimitResponse.RateLimit.
+// window is a limit in the form of RateLimitResponse.RateLimit.
 type window struct {
 	requests   uint32
-	unit       int32 // 0: the window has no unit, and Envoy leaves it out of its headers
+	unit       int32 // 0 if no unit fits; then Envoy omits it from its headers
 	multiplier uint32
 }
 
-// windowOf describes l, as limiter.Shown does.
+// windowOf describes l with the numbers of limiter.Shown.
 func windowOf(l *algorithms.Limit) window {
 	capacity, seconds := limiter.Shown(l)
 	w := window{requests: uint32(min(capacity, math.MaxUint32))}

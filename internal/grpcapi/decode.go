@@ -34,9 +34,9 @@ const (
 
 var errMalformed = errors.New("cannot parse RateLimitRequest")
 
-// decode reads x.wire. It accepts what the protobuf library accepts and more: a string need not be
-// UTF-8, for Envoy copies bytes of its clients into it, and an error here would let such a client
-// pass. An error means that x.wire is not a protobuf message.
+// decode decodes x.wire. It accepts more than the protobuf library does: strings need not be UTF-8. Envoy copies
+// bytes from its clients into them, and lets a request pass after an error. An error means that x.wire is not a
+// protobuf message.
 func (x *exchange) decode() error {
 	x.reset()
 	for b := x.wire; len(b) > 0; {
@@ -69,7 +69,7 @@ func (x *exchange) decode() error {
 	return nil
 }
 
-// weigh is the weight of m, as of Batch.Weight, before it is decoded: at least 1, and at most most.
+// weigh estimates the weight of m (see Batch.Weight) before it is decoded: at least 1, and at most most.
 func (m *message) weigh(most int) (n int) {
 	for b := m.wire; len(b) > 0 && n < most; {
 		tag, _, _, rest := field(b)
@@ -130,7 +130,8 @@ func decodeEntry(b []byte, e *descriptors.Entry) bool {
 	return true
 }
 
-// decodeLimit may be called several times for one descriptor: protobuf merges them.
+// decodeLimit decodes an override. It may be called several times for one descriptor, because protobuf merges
+// repeated messages.
 func (a *ask) decodeLimit(b []byte) bool {
 	for len(b) > 0 {
 		tag, varint, value, rest := field(b)
@@ -153,7 +154,7 @@ func (a *ask) decodeLimit(b []byte) bool {
 	return true
 }
 
-// decodeWrapper reads a UInt64Value or UInt32Value; *value stays where it has none.
+// decodeWrapper decodes a UInt64Value or UInt32Value. If the message has no value, *value does not change.
 func decodeWrapper(b []byte, value *uint64) bool {
 	for len(b) > 0 {
 		tag, varint, _, rest := field(b)
@@ -168,17 +169,17 @@ func decodeWrapper(b []byte, value *uint64) bool {
 	return true
 }
 
-// The types of fields, as they stand in a tag behind the number.
+// The wire types of fields, which are the low bits of a tag.
 const (
 	varintType = uint64(protowire.VarintType)
 	bytesType  = uint64(protowire.BytesType)
 )
 
-// field splits the first field off b, which is not empty. tag is its number and type, 0 where b is no
-// message; value is of a bytesType and varint of a varintType. Fields that are not known, or not of
-// the type that is known, are for the caller to ignore.
+// field splits the first field off b, which must not be empty. tag has its number and type; it is 0 if b is not a
+// message. value is set for a bytesType, and varint for a varintType. The caller ignores unknown fields, and fields
+// of an unexpected type.
 func field(b []byte) (tag, varint uint64, value, rest []byte) {
-	// Nearly all have up to 127 bytes and a number up to 15.
+	// Nearly all fields have at most 127 bytes and a number up to 15.
 	if len(b) >= 2 && b[0] < 1<<7 && b[0] >= 1<<3 && uint64(b[0]&7) == bytesType && b[1] < 1<<7 && 2+int(b[1]) <= len(b) {
 		end := 2 + int(b[1])
 		return uint64(b[0]), 0, b[2:end], b[end:]
@@ -186,7 +187,7 @@ func field(b []byte) (tag, varint uint64, value, rest []byte) {
 	return anyField(b)
 }
 
-// anyField is field for those that are not short.
+// anyField is field without the shortcut for short fields.
 func anyField(b []byte) (tag, varint uint64, value, rest []byte) {
 	number, kind, n := protowire.ConsumeTag(b)
 	if n < 0 || number > protowire.MaxValidNumber {
@@ -209,5 +210,5 @@ func anyField(b []byte) (tag, varint uint64, value, rest []byte) {
 	return uint64(number)<<3 | uint64(kind), varint, value, b[n:]
 }
 
-// text is b as a string, without copying it.
+// text returns b as a string without copying it.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -8,25 +8,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// exchange is one RateLimitRequest, decoded, with the room its answer needs. The strings in call
-// point into wire, so nothing may keep them once the exchange is put back.
+// exchange is one decoded RateLimitRequest, with the buffers for its answer. The strings in call point into wire, so
+// that nothing may keep them after free.
 type exchange struct {
 	call limiter.Call
 	wire []byte
-	asks []ask // one for each of call.Descriptors
-	// hits is the request's own hits_addend.
+	asks []ask // one for each descriptor in call.Descriptors
+	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds
-	// excess is the bound that the request exceeds, "" where it exceeds none. What exceeds it was not decoded.
+	// excess is the bound that the request exceeds, or "". The part beyond the bound was not decoded.
 	excess string
-	// entries of all descriptors.
+	// entries is the number of entries of all descriptors.
 	entries int
 }
 
-// message is one RateLimitRequest that is not decoded: so it may wait at the gate, and an exchange may not.
+// message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate; exchanges may not, because
+// they need more memory.
 type message struct {
 	wire   []byte
-	pass   pass // where it is inside
+	pass   pass // valid if inside
 	inside insideGate
 }
 
@@ -35,12 +36,12 @@ type insideGate uint8
 const (
 	outside insideGate = iota
 	inside             // it has a pass
-	late               // it was not let in: its limits answer as for a store that failed
+	late               // it was not admitted in time, so that its limits answer as if the store had failed
 )
 
 var messages = sync.Pool{New: func() any { return &message{} }}
 
-// free puts m back for the next request.
+// free returns m to the pool.
 func (m *message) free() {
 	const large = 16 << 10
 	if cap(m.wire) <= large {
@@ -48,7 +49,7 @@ func (m *message) free() {
 	}
 }
 
-// ask is what a descriptor says beside its entries, as it stands on the wire.
+// ask has the fields of a descriptor other than its entries, as in the message.
 type ask struct {
 	hits     uint64
 	hasHits  bool
@@ -68,8 +69,7 @@ func (x *exchange) reset() {
 	x.hits, x.excess, x.entries = 0, "", 0
 }
 
-// free puts x back for the next request, unless one request made it so large that keeping it
-// would keep memory for nothing. There are no more of them than the gate lets in.
+// free returns x to the pool, unless its buffers have grown too large. The gate bounds the number of exchanges.
 func (x *exchange) free() {
 	const manyDescriptors, manyEntries, manyBytes = 128, 2048, 256 << 10
 	if x.wire = nil; !x.exceeds(manyDescriptors, manyEntries, manyBytes) {
@@ -77,7 +77,7 @@ func (x *exchange) free() {
 	}
 }
 
-// large tells whether x has grown more than most requests of a Batch need, which keeps 256 of them.
+// large reports whether the buffers of x exceed the needs of most requests. A Batch keeps 256 exchanges.
 func (x *exchange) large() bool {
 	const manyDescriptors, manyEntries, manyBytes = 32, 256, 32 << 10
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
@@ -87,14 +87,14 @@ func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
 	return len(x.call.Descriptors) > descriptors || x.entries > entries || x.call.Held() > bytes
 }
 
-// addDescriptor returns room for one more descriptor.
+// addDescriptor appends an empty descriptor and returns it.
 func (x *exchange) addDescriptor() (*limiter.Descriptor, *ask) {
 	x.asks = append(x.asks, ask{})
 	return x.call.AddDescriptor(), &x.asks[len(x.asks)-1]
 }
 
-// answer is an encoded RateLimitResponse, and the list of buffers that gRPC wants of it: one
-// allocation for most answers.
+// answer is an encoded RateLimitResponse, with the list of buffers that gRPC requires. Most answers need one
+// allocation.
 type answer struct {
 	buffers [1]mem.Buffer
 	data    mem.SliceBuffer

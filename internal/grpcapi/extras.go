@@ -16,26 +16,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Options are what answers carry beside the verdict; the zero Options is nothing.
+// Options selects what answers contain beside the verdict. The zero Options adds nothing.
 type Options struct {
-	// Headers are response headers for the proxy to add; nil: none.
+	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers
-	// Metadata sends dynamic metadata: what was asked, and what the limits that passed say.
+	// Metadata adds dynamic metadata: the request, and the metadata of the limits that allowed it.
 	Metadata bool
-	// Bounds of a request; the zero Bounds are the defaults.
+	// Bounds limits the size of requests; the zero Bounds mean the defaults.
 	Bounds Bounds
-	// Patience is how long a request may wait for its turn where very much is asked at once; 0: 10 ms.
+	// Patience is how long a request may wait for its turn under overload; 0 means 10 ms.
 	Patience time.Duration
-	// Answered is told how long each call took; nil: nobody asks.
+	// Answered, if not nil, is called with the duration of each call.
 	Answered func(time.Duration)
 }
 
-// Headers are the names of response headers.
+// Headers has the names of response headers.
 type Headers struct {
 	Limit, Remaining, Reset string
 }
 
-// Check returns what is wrong with o.
+// Check returns an error if an option is invalid.
 func (o Options) Check() error {
 	if err := o.Bounds.withDefaults().Check(); err != nil {
 		return err
@@ -47,20 +47,19 @@ func (o Options) Check() error {
 	return err
 }
 
-// reasonHeader says that a backend failure answered, not the limit.
+// reasonHeader tells that a backend failure caused the answer, not the limit.
 const (
 	reasonHeader   = "x-ratelimit-reason"
 	backendFailure = "backend-failure"
 )
 
-// withheld are headers that would break a response if they were appended to it.
+// withheld has the headers that would break a response if they were appended to it.
 var withheld = map[string]bool{
 	"host": true, "connection": true, "content-length": true, "content-type": true, "te": true,
 	"trailer": true, "transfer-encoding": true, "upgrade": true,
 }
 
-// check lower-cases the names, as they are on the wire, and refuses what is not a header name:
-// Envoy sends them as they are.
+// check converts the names to lower case and rejects invalid ones, because Envoy sends them unchecked.
 func (h Headers) check() (Headers, error) {
 	for _, name := range []*string{&h.Limit, &h.Remaining, &h.Reset} {
 		if !isToken(*name) || withheld[strings.ToLower(*name)] {
@@ -71,7 +70,7 @@ func (h Headers) check() (Headers, error) {
 	return h, nil
 }
 
-// isToken tells whether s is a token of RFC 9110, 5.6.2.
+// isToken reports whether s is a token of RFC 9110, 5.6.2.
 func isToken(s string) bool {
 	for i := 0; i < len(s); i++ {
 		c := s[i]
@@ -83,8 +82,8 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// append appends the headers for v. As in the reference server they are those of the first
-// descriptor with the least left, but of the last that denies, quota limits aside.
+// append appends the headers for v. As in the reference server, they describe the last descriptor that denies (quota
+// limits excepted), or else the first descriptor with the fewest units left.
 func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 	var chosen status
 	for i := range v.Statuses {
@@ -107,20 +106,19 @@ func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 	return b
 }
 
-// denies tells whether s alone denies the request.
+// denies reports whether s by itself denies the request.
 func (s *status) denies() bool { return s.over && !s.policy.Quota }
 
-// appendHeader appends a HeaderValue. What value is must be known here: nothing that a client sent
-// may get into a header.
+// appendHeader appends a HeaderValue. The value must not contain bytes from a client.
 func appendHeader(b []byte, name, value string) []byte {
 	const headerKey, headerValue = 1, 2
 	b, start := open(b, responseHeaders)
 	return shut(appendText(appendText(b, headerKey, name), headerValue, value), start)
 }
 
-// appendMetadata appends the dynamic metadata of the reference server: the request, and under
-// "metadata" that of the limits whose status is OK; where two say something of one key the first
-// wins. A "backend_failure" tells that a limit could not be asked.
+// appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata" the
+// metadata of the limits whose status is OK. If two limits have the same key, the first takes precedence.
+// "backend_failure" tells that the store could not decide a limit.
 func appendMetadata(b []byte, x *exchange) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
 	list := make([]any, len(x.asks))
@@ -138,7 +136,7 @@ func appendMetadata(b []byte, x *exchange) []byte {
 		fields["backend_failure"] = true
 	}
 	message, err := structpb.NewStruct(fields)
-	if err != nil { // a configuration's metadata that is no JSON; the rest is worth sending
+	if err != nil { // metadata in the configuration that is not JSON; the rest is still sent
 		delete(fields, "metadata")
 		if message, err = structpb.NewStruct(fields); err != nil {
 			return b
@@ -151,7 +149,7 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, responseMetadata, protowire.BytesType), encoded)
 }
 
-// describe is one descriptor in dynamic metadata.
+// describe returns one descriptor in the form of dynamic metadata.
 func describe(d *limiter.Descriptor, a *ask) map[string]any {
 	entries := make([]any, len(d.Entries))
 	for i := range d.Entries {
@@ -167,7 +165,7 @@ func describe(d *limiter.Descriptor, a *ask) map[string]any {
 	return fields
 }
 
-// limitText is the override in protobuf's text form.
+// limitText returns the override in protobuf's text form.
 func (a *ask) limitText() string {
 	name := strconv.Itoa(int(a.unit))
 	for i := range units {
@@ -182,9 +180,8 @@ func (a *ask) limitText() string {
 	return s
 }
 
-// passed merges the metadata of the limits whose status is OK; nil: there is none. As with the
-// reference server an unlimited limit and a replaced one send none. The configuration's own maps are
-// read only.
+// passed merges the metadata of the limits whose status is OK; nil means none. As in the reference server, unlimited
+// and replaced limits have none. It does not modify the maps of the configuration.
 func passed(v *limiter.Verdict) map[string]any {
 	var merged map[string]any
 	for i := range v.Statuses {
@@ -200,7 +197,8 @@ func passed(v *limiter.Verdict) map[string]any {
 	return merged
 }
 
-// merge returns into with what from has beside it; maps within are merged too. Neither is edited.
+// merge returns a map with the entries of into, and those of from that into does not have. Nested maps are merged
+// too. Neither argument is modified.
 func merge(into, from map[string]any) map[string]any {
 	out := make(map[string]any, len(into)+len(from))
 	maps.Copy(out, from)
@@ -216,7 +214,7 @@ func merge(into, from map[string]any) map[string]any {
 	return out
 }
 
-// printable is s with what is not text, or cannot be shown, replaced.
+// printable returns s with invalid UTF-8 and unprintable characters replaced.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {

@@ -9,34 +9,34 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// gate bounds what all requests that are served one by one hold while they are decoded and decided, by their
-// weight (Batch.Weight). Beyond it requests wait, and each connection that waits is let in, in its turn. A
-// connection with little inside never waits, so that one that sends much cannot make the others late.
+// gate bounds the total weight (see Batch.Weight) of the requests that are served one by one, while they are decoded
+// and decided. Beyond the bound, requests wait, and the connections take turns. A connection with little weight
+// inside never waits, so that a connection with many requests cannot delay the others.
 //
-// The requests of a Batch do not pass it: package h2grpc bounds them.
+// Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	aside chan struct{} // requests that were not let in and are answered all the same, which does not wait
+	aside chan struct{} // requests that were not admitted and are answered with a failure, without waiting
 
 	mu      sync.Mutex
-	weight  int                  // inside
-	waiting int                  // bytes of the requests that wait
-	conns   map[net.Addr]*client // those with something inside, or that wait; of one connection always the same pointer
-	spare   []*client            // for others
-	turns   []*client            // those that wait, the next one first
+	weight  int                  // of the requests inside
+	waiting int                  // bytes of the waiting requests
+	conns   map[net.Addr]*client // those with requests inside or waiting; an address is the same pointer for all requests of a connection
+	spare   []*client            // for reuse
+	turns   []*client            // those with waiting requests, the next one first
 }
 
 // client is one connection.
 type client struct {
 	addr    net.Addr
-	weight  int // inside
+	weight  int // of its requests inside
 	waiting []*ticket
 }
 
-// ticket is a request that waits.
+// ticket is a waiting request.
 type ticket struct {
 	weight, bytes int
 	state         ticketState   // guarded by gate.mu
-	in            chan struct{} // is closed when it is let in
+	in            chan struct{} // closed when it is admitted
 }
 
 type ticketState uint8
@@ -47,27 +47,27 @@ const (
 	abandoned
 )
 
-// pass is a request inside, to be given to leave.
+// pass is an admitted request. Give it to leave.
 type pass struct {
 	client *client
 	weight int
 }
 
 const (
-	// gateWeight is the most that is inside, and gateOwn what each connection may always have there.
+	// gateWeight is the largest weight inside. gateOwn is the weight that each connection may always have there.
 	gateWeight, gateOwn = 2048, 64
-	// gateBytes bounds the requests that wait: one more is not let in.
+	// gateBytes bounds the bytes of the waiting requests. More are not admitted.
 	gateBytes = 16 << 20
-	// gateAside is how many requests are answered at once that were not let in.
+	// gateAside is the number of requests that are answered at the same time without being admitted.
 	gateAside = 16
-	// gatePatience is how long a request waits where Options does not say.
+	// gatePatience is the default of Options.Patience.
 	gatePatience = 10 * time.Millisecond
-	// gateMargin is the time kept of a caller's deadline to give the answer in.
+	// gateMargin is the part of a caller's deadline that is kept for sending the answer.
 	gateMargin = 2 * time.Millisecond
 )
 
-// enter waits until a request of ctx may be decoded, which has so many bytes. false: it may not, because the
-// time is over or there are too many. Otherwise leave must follow.
+// enter waits until the request of ctx may be decoded. It returns false if the time is over or too many wait.
+// Otherwise the caller must call leave.
 func (g *gate) enter(ctx context.Context, patience time.Duration, weight, bytes int) (pass, bool) {
 	weight = min(weight, gateWeight)
 	p, t := g.line(clientOf(ctx), weight, bytes)
@@ -87,7 +87,7 @@ func (g *gate) enter(ctx context.Context, patience time.Duration, weight, bytes 
 	return p, g.entered(t)
 }
 
-// clientOf tells the connections apart.
+// clientOf returns the address that identifies the connection.
 func clientOf(ctx context.Context) net.Addr {
 	if p, ok := peer.FromContext(ctx); ok {
 		return p.Addr
@@ -95,7 +95,7 @@ func clientOf(ctx context.Context) net.Addr {
 	return nil
 }
 
-// line lets a request in, or has it wait: then there is a ticket. There is no pass if it may do neither.
+// line admits a request, or makes it wait and returns a ticket. If it may do neither, it returns an empty pass.
 func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,7 +117,7 @@ func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	return p, t
 }
 
-// client finds the connection from addr. mu is held.
+// client returns the connection from addr. mu is held.
 func (g *gate) client(addr net.Addr) *client {
 	if c := g.conns[addr]; c != nil {
 		return c
@@ -136,7 +136,7 @@ func (g *gate) client(addr net.Addr) *client {
 	return c
 }
 
-// forget drops c if it has nothing inside, and nothing that waits. mu is held.
+// forget removes c if it has no requests inside and none waiting. mu is held.
 func (g *gate) forget(c *client) {
 	const spare = 64
 	if c.weight > 0 || len(c.waiting) > 0 {
@@ -148,13 +148,13 @@ func (g *gate) forget(c *client) {
 	}
 }
 
-// admit counts p as inside. mu is held.
+// admit adds p to the weight inside. mu is held.
 func (g *gate) admit(p pass) {
 	g.weight += p.weight
 	p.client.weight += p.weight
 }
 
-// entered reports whether t was let in; otherwise it waits no longer.
+// entered reports whether t was admitted. Otherwise it ends its wait.
 func (g *gate) entered(t *ticket) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -166,7 +166,7 @@ func (g *gate) entered(t *ticket) bool {
 	return false
 }
 
-// leave ends a request, and lets others in.
+// leave ends a request and admits waiting ones.
 func (g *gate) leave(p pass) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -190,7 +190,7 @@ func (g *gate) leave(p pass) {
 			close(next.in)
 		}
 		if g.turns = g.turns[1:]; len(c.waiting) > 0 {
-			g.turns = append(g.turns, c) // after the others
+			g.turns = append(g.turns, c) // behind the other connections
 		} else {
 			g.forget(c)
 		}

@@ -14,21 +14,21 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// refusedJSON is why a body is not answered: reason is that of Observer.Refused.
+// refusedJSON is the error for a body that is not decided. reason is that of Observer.Refused.
 type refusedJSON struct {
 	code         int
 	reason, text string
 }
 
-// Error is the text of the answer.
+// Error returns the text of the answer.
 func (e *refusedJSON) Error() string { return e.text }
 
 // deniedJSON is the RateLimitResponse to a request that exceeds a bound.
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
-// AnswerJSON is ShouldRateLimit in protobuf's JSON form. code is 200 or 429, with a
-// RateLimitResponse; or, with a text that says why, 400 where the request is wrong, 403 where it
-// refunds and is not trusted, 503 where the RPC would fail for another reason.
+// AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a RateLimitResponse.
+// Otherwise it is a text: 400 if the request is invalid, 403 if it has a refund and is not trusted, 503 if the RPC
+// would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
 	objects := jsonObjects(body)
 	if objects > s.options.Bounds.mostObjects() {
@@ -37,7 +37,7 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	}
 	a, err := s.serve(ctx, func(v any) (err error) {
 		m := v.(*message)
-		s.enter(ctx, m, max(1, objects/2), len(body)) // of which two are at most what a descriptor weighs
+		s.enter(ctx, m, max(1, objects/2), len(body)) // a descriptor has at least two objects for each unit of weight
 		var request rls.RateLimitRequest
 		if err := protojson.Unmarshal(body, &request); err != nil {
 			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}
@@ -69,7 +69,7 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	}
 }
 
-// refunds reports whether a descriptor of r gives units back.
+// refunds reports whether a descriptor of r is a refund.
 func refunds(r *rls.RateLimitRequest) bool {
 	return slices.ContainsFunc(r.GetDescriptors(), func(d *ratelimit.RateLimitDescriptor) bool { return d.GetIsNegativeHits() })
 }

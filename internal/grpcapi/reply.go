@@ -34,18 +34,18 @@ const (
 	codeOverLimit = 2
 )
 
-// status is what a DescriptorStatus says.
+// status has the content of a DescriptorStatus.
 type status struct {
 	over bool
-	// policy has the name, and limit the numbers, of the limit to show; nil: there is none.
+	// policy has the name of the limit to show, and limit its numbers; nil means no limit.
 	policy    *descriptors.Policy
 	limit     *algorithms.Limit
 	remaining uint32
-	// reset is in seconds; 0: not said.
+	// reset is in seconds; 0 means that it is omitted.
 	reset int64
 }
 
-// tell makes s, which is empty, the answer to descriptor i.
+// tell fills s, which is empty, with the result of descriptor i.
 func (s *status) tell(v *limiter.Verdict, i int) {
 	spoken := &v.Statuses[i]
 	s.over = spoken.Denied
@@ -58,35 +58,35 @@ func (s *status) tell(v *limiter.Verdict, i int) {
 		s.remaining = math.MaxUint32
 		return
 	case r.Policy == nil || r.Decision.Err != nil:
-		return // nothing is known of a bucket; numbers made up would become headers
+		return // the state of the bucket is unknown, and invented numbers would appear in headers
 	}
 	p, limit := r.Policy, &r.Policy.Limit
 	if p.Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
-		limit = p.Local // what is left is of this process's own bucket
+		limit = p.Local // the remaining units are those of this process's own bucket
 	}
 	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch {
-	case p.Reference && limit.Rate == 0: // as the reference server, though the next window allows nothing either
+	case p.Reference && limit.Rate == 0: // like the reference server, though the next window allows nothing either
 		s.reset = seconds(limit.WindowEnd(r.Decision.At))
 	case !spoken.Denied:
 		s.reset = max(1, seconds(r.Decision.ResetAfter))
 	case !r.Decision.Never:
 		s.reset = max(1, seconds(r.Decision.RetryAfter))
-	case p.Alone && p.Reference: // as the reference server, which knows no "never"
+	case p.Alone && p.Reference: // like the reference server, which has no such case
 		s.reset = seconds(r.Decision.ResetAfter)
 	}
 }
 
-// seconds is d in whole seconds, rounded up: Envoy makes Retry-After of it, and cuts fractions.
+// seconds returns d in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions.
 func seconds(d algorithms.Micros) int64 {
 	return int64((d + algorithms.Second - 1) / algorithms.Second)
 }
 
-// appendVerdict appends the RateLimitResponse for v but for headers and metadata. The overall code
-// is never UNKNOWN, which Envoy takes for OK. known may be nil.
+// appendVerdict appends the RateLimitResponse for v, without headers and metadata. The overall code is never
+// UNKNOWN, which Envoy treats as OK. known may be nil.
 func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	b = appendCode(b, responseCode, v.Denied)
 	for i := range v.Statuses {
@@ -97,7 +97,7 @@ func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	return b
 }
 
-// denial is the answer to what was not looked at.
+// denial is the answer to a request that was not decoded.
 func denial() *answer {
 	a := newAnswer()
 	a.denied = true
@@ -113,7 +113,7 @@ func appendCode(b []byte, field protowire.Number, over bool) []byte {
 	return appendVarint(b, field, code)
 }
 
-// append appends s as one of a response's statuses.
+// append appends s as one of the statuses of a response.
 func (s *status) append(b []byte, known *knownLimits) []byte {
 	b, start := open(b, responseStatuses)
 	b = appendCode(b, statusCode, s.over)
@@ -133,14 +133,14 @@ func (s *status) append(b []byte, known *knownLimits) []byte {
 	return shut(b, start)
 }
 
-// knownLimits remembers how a few limits are encoded, which is the same each time.
+// knownLimits caches the encoded form of a few limits.
 type knownLimits [8]struct {
 	policy *descriptors.Policy
 	limit  *algorithms.Limit
 	bytes  []byte
 }
 
-// encoded is what s.appendLimit appends.
+// encoded returns the bytes that s.appendLimit appends.
 func (k *knownLimits) encoded(s *status) []byte {
 	e := &k[s.policy.Index&(len(k)-1)]
 	if e.policy != s.policy || e.limit != s.limit {
@@ -167,7 +167,7 @@ func (s *status) appendLimit(b []byte) []byte {
 	return shut(b, start)
 }
 
-// appendName appends name with what Envoy does not escape in its headers replaced.
+// appendName appends name, with the bytes replaced that Envoy does not escape in headers.
 func appendName(b []byte, name string) []byte {
 	for i := 0; i < len(name); i++ {
 		c := name[i]
@@ -181,7 +181,7 @@ func appendName(b []byte, name string) []byte {
 	return b
 }
 
-// appendVarint appends a field unless it is 0, which proto3 does not send.
+// appendVarint appends a field unless it is 0, which proto3 omits.
 func appendVarint(b []byte, field protowire.Number, v uint64) []byte {
 	switch {
 	case v == 0:
@@ -196,13 +196,13 @@ func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// open starts a nested message, or a text, that shut ends; field is up to 15. One byte is kept for its length.
+// open begins a nested message or a text, which shut ends. field is at most 15. One byte is reserved for the length.
 func open(b []byte, field protowire.Number) (opened []byte, start int) {
 	b = append(b, byte(field)<<3|byte(protowire.BytesType), 0)
 	return b, len(b)
 }
 
-// shut fills in the length of what was opened at start, and moves it if one byte is too little.
+// shut writes the length of the message that was opened at start. It moves the message if one byte is not enough.
 func shut(b []byte, start int) []byte {
 	n := len(b) - start
 	if n < 1<<7 {

@@ -1,10 +1,11 @@
-// Package grpcapi answers Envoy: RateLimitService v3, over gRPC and as JSON. Only this
-// package knows rls.proto. It decodes and encodes by hand, for two reasons: the protobuf library
-// refuses strings that are not UTF-8, which Envoy copies from its clients, and an error makes
-// Envoy let the request pass; and it is the larger part of what such a call costs.
+// Package grpcapi implements Envoy's RateLimitService v3, over gRPC and as JSON. Only this package knows rls.proto.
 //
-// For the same reason nearly everything is an answer: errors are left to requests that no proxy
-// sends and to limits whose on_backend_failure is error.
+// It encodes and decodes messages by hand, for two reasons. The protobuf library rejects strings that are not UTF-8,
+// but Envoy copies such strings from its clients, and lets a request pass after an error. And the library would be
+// the larger part of the cost of a call.
+//
+// Because Envoy lets requests pass after an error, nearly all requests get an answer. Errors are returned only for
+// requests that no proxy sends, and for limits whose on_backend_failure is error.
 package grpcapi
 
 import (
@@ -26,7 +27,7 @@ import (
 // ServiceName is the full name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 
-// Why a request was not put to the limiter. What is TooMuch, or Panicked, is answered OVER_LIMIT,
+// The reasons for which a request is not passed to the limiter. TooMuch and Panicked are answered with OVER_LIMIT,
 // the others with an RPC error.
 const (
 	Malformed     = "malformed"
@@ -34,24 +35,24 @@ const (
 	NoDescriptors = "no_descriptors"
 	NoConfig      = "no_config"
 	TooMuch       = "too_much"
-	Untrusted     = "untrusted" // it refunds at /json without the token
+	Untrusted     = "untrusted" // a refund at /json without the token
 	Panicked      = "panic"
 )
 
-// Observer is told of requests that no limiter.Observer hears of.
+// Observer receives events about requests that are not passed to the limiter.
 type Observer interface {
 	// Refused is called with one of the reasons above.
 	Refused(reason string)
-	// TooLarge is called with the bound that a request exceeds, after Refused with TooMuch.
+	// TooLarge is called after Refused(TooMuch), with the bound that the request exceeds.
 	TooLarge(bound string)
 }
 
-// Checker is a limiter.Limiter.
+// Checker is implemented by limiter.Limiter.
 type Checker interface {
 	Check(context.Context, *limiter.Call) error
 }
 
-// Server answers ShouldRateLimit.
+// Server implements ShouldRateLimit.
 type Server struct {
 	limiter  Checker
 	observer Observer
@@ -61,7 +62,7 @@ type Server struct {
 	gate     gate
 }
 
-// New makes a Server. The error is of a header name.
+// New makes a Server. It returns an error if a header name in o is invalid.
 func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, error) {
 	if o.Headers != nil {
 		h, err := o.Headers.check()
@@ -77,8 +78,8 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 	return s, nil
 }
 
-// Register adds the service to g, which must have been made with Codec. Interceptors of g are not
-// called for it: what they would see is no protobuf message.
+// Register adds the service to g, which must use Codec. Interceptors of g are not called for this service, because
+// its messages are not protobuf messages of the library.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
 	g.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
@@ -96,7 +97,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	return a, nil
 }
 
-// serve answers one request, whose bytes read puts into a message.
+// serve answers one request. The function read copies its bytes to a message.
 func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
 	if s.options.Answered != nil {
 		start := time.Now()
@@ -106,7 +107,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	m.inside = outside
 	defer func() {
 		s.leave(m)
-		if p := recover(); p != nil { // what was in use is left to the garbage collector
+		if p := recover(); p != nil { // the objects in use are not returned to their pools
 			s.panicked(p)
 			a, err = denial(), nil
 			return
@@ -134,7 +135,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	return a, err
 }
 
-// enter waits until m may be decoded, or is late, unless it is inside the gate already.
+// enter waits at the gate until m may be decoded or is late, unless m is inside already.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	if m.inside != outside {
 		return
@@ -148,7 +149,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.aside <- struct{}{}
 }
 
-// leave makes room for others at the gate, where m has passed it.
+// leave releases m's place inside the gate, if it has one.
 func (s *Server) leave(m *message) {
 	switch m.inside {
 	case inside:
@@ -160,7 +161,7 @@ func (s *Server) leave(m *message) {
 	m.inside = outside
 }
 
-// Panicked reports a panic while a request was answered, which is denied.
+// Panicked records a panic during a request, which is then denied.
 func (s *Server) Panicked(p any) { s.panicked(p) }
 
 func (s *Server) panicked(p any) {
@@ -168,20 +169,20 @@ func (s *Server) panicked(p any) {
 	s.observer.Refused(Panicked)
 }
 
-// The texts are the reference server's.
+// The texts are those of the reference server.
 var (
 	errNoDomain      = grpcstatus.Error(codes.Unknown, "rate limit domain must not be empty")
 	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
 )
 
-// ended is a context with no time left: a store that would have to wait fails at once.
+// ended is a context whose deadline has passed, so that a store which would have to wait fails at once.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// answer puts x to the limiter and encodes the verdict. An error is a gRPC status.
+// answer passes x to the limiter and encodes the verdict. Errors are gRPC statuses.
 func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, error) {
 	if refused, err := s.refuse(x); refused {
 		if err != nil {
@@ -189,7 +190,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 		}
 		return denial(), nil
 	}
-	if ctx.Err() != nil { // nobody waits for the answer, so nothing is charged for it
+	if ctx.Err() != nil { // the deadline has passed, so that nothing is charged
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
 	c := &x.call
@@ -201,7 +202,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	if err := s.failure(c, s.limiter.Check(asking, c)); err != nil {
 		return nil, err
 	}
-	s.leave(m) // the answer may be held back for long
+	s.leave(m) // before the answer is held back
 	if c.Verdict.Hold > 0 {
 		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()
@@ -213,10 +214,10 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	return a, nil
 }
 
-// refuse tells whether x is not to be put to the limiter: it is denied, or the error is its status.
+// refuse reports whether x must not be passed to the limiter. It is then denied, or answered with the error.
 func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	switch {
-	case x.excess != "": // first: an error would open the proxy's gate
+	case x.excess != "": // checked first, because this is a denial, and the other cases are errors
 		s.tooLarge(x.excess)
 		return true, nil
 	case x.call.Request.Domain == "":
@@ -229,14 +230,13 @@ func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	return false, nil
 }
 
-// tooLarge counts a request that is denied because it exceeds a bound.
+// tooLarge counts a request that exceeds a bound.
 func (s *Server) tooLarge(bound string) {
 	s.observer.Refused(TooMuch)
 	s.observer.TooLarge(bound)
 }
 
-// failure is the status of a call that was put to the limiter, which answered err; nil: there is a
-// verdict.
+// failure returns the gRPC status for err, the limiter's error; nil means that there is a verdict.
 func (s *Server) failure(c *limiter.Call, err error) error {
 	switch {
 	case errors.Is(err, limiter.ErrNoConfig):

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Crew runs functions on goroutines that it keeps. Whenever a goroutine is started, or woken by another, Go
-// wakes a thread for it if a processor is free, which costs more than a short function does. Those of a
-// Crew are woken by the poller instead: one runs where who woke it did, once that one waits for something. The
-// zero Crew is ready for use.
+// Crew is a pool of worker goroutines that are woken through an eventfd. When a goroutine is started, or woken by
+// another one, Go wakes a thread for it if a processor is idle, which costs more than a short function does. The
+// workers of a Crew are woken by the poller instead, and run on the thread of the goroutine that woke them, as soon
+// as that one waits. The zero Crew is ready for use.
 type Crew struct {
 	mu     sync.Mutex
 	idle   []*hand // guarded by mu
 	closed bool    // guarded by mu
 }
 
-// maxIdle is how many goroutines a Crew keeps.
+// maxIdle is the number of idle workers that a Crew keeps.
 const maxIdle = 4
 
-// hand is one goroutine of a Crew.
+// hand is one worker of a Crew.
 type hand struct {
 	event *os.File
 	raw   syscall.RawConn
@@ -33,7 +33,7 @@ type hand struct {
 	read  func(fd uintptr) bool
 }
 
-// Go has f run.
+// Go runs f on a worker, and makes one if none is idle.
 func (c *Crew) Go(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -44,10 +44,10 @@ func (c *Crew) Go(f func()) {
 	}
 	h := c.idle[last]
 	c.idle, h.job = c.idle[:last], f
-	_ = h.raw.Control(h.write) // fails only once it is closed, which it does itself
+	_ = h.raw.Control(h.write) // fails only after the worker itself has closed it
 }
 
-// Close lets go of the goroutines that do nothing, and of the others when they have nothing more to do.
+// Close ends the idle workers. The others end after their present function.
 func (c *Crew) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,11 +58,11 @@ func (c *Crew) Close() {
 	c.idle = nil
 }
 
-// work is a goroutine.
+// work is the goroutine of a worker; f is its first function.
 func (c *Crew) work(f func()) {
 	f()
 	h, err := newHand()
-	if err != nil { // no more files can be open: it is not kept
+	if err != nil { // too many open files: the worker is not kept
 		return
 	}
 	defer h.event.Close()
@@ -77,7 +77,7 @@ func (c *Crew) work(f func()) {
 	}
 }
 
-// wait waits until h is woken, and reports whether it was: otherwise it is not kept.
+// wait waits until h is woken, and reports whether it was. If it returns false, the worker must end.
 func (c *Crew) wait(h *hand) bool {
 	c.mu.Lock()
 	keep := !c.closed && len(c.idle) < maxIdle
@@ -88,8 +88,7 @@ func (c *Crew) wait(h *hand) bool {
 	return keep && (h.raw.Read(h.read) == nil || !c.remove(h))
 }
 
-// remove takes h, which cannot wait, off the list of those that do nothing. It reports false if h is no longer
-// there, because it was given something to do.
+// remove removes h, which cannot wait, from the idle workers. It returns false if h was given a function meanwhile.
 func (c *Crew) remove(h *hand) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -101,7 +100,7 @@ func (c *Crew) remove(h *hand) bool {
 	return true
 }
 
-// openEvent opens an eventfd. Tests replace it by what the poller refuses.
+// openEvent opens an eventfd. Tests replace it with one that returns a file which the poller rejects.
 var openEvent = func() (fd int, err error) { return unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
 
 func newHand() (*hand, error) {
@@ -114,7 +113,7 @@ func newHand() (*hand, error) {
 		h.event.Close()
 		return nil, err
 	}
-	one := [8]byte{0: 1, 7: 1} // not 0 in either order of bytes, and far from the greatest
+	one := [8]byte{0: 1, 7: 1} // not 0 in either byte order, and far from the largest value
 	h.write = func(fd uintptr) {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), uintptr(len(one)))
 	}

@@ -1,15 +1,14 @@
-// Package nonblock reads and writes sockets without telling the scheduler.
+// Package nonblock reads and writes sockets without the scheduler's bookkeeping for system calls.
 //
-// Around each system call of package net Go's scheduler is told, for the call might wait, and its
-// processor could do something else meanwhile. Calls on these sockets never wait, for they are not blocking;
-// the waiting is the poller's. To be told costs little, but it wakes the runtime's monitor, a
-// thread that sleeps whenever nothing is to be done: in a process that waits between any two requests that is
-// two or three switches of threads for each. Without, a request that is answered over Redis cost a third less
-// (docs/performance.md).
+// Package net notifies Go's scheduler of each system call, because a call might block while another goroutine could
+// use the processor. Calls on non-blocking sockets never block; the poller does the waiting. The notification itself
+// is cheap, but it wakes the runtime's monitor thread, which sleeps when the process is idle. A process that is idle
+// between requests pays for this with two or three thread switches per request. Without the notification, a request
+// over Redis costs a third less (docs/performance.md).
 //
-// For the same reason a Crew starts no goroutine for a short function, and wakes none but through the poller.
+// For the same reason a Crew runs short functions on goroutines that it keeps, and wakes these through the poller.
 //
-// What it costs: the monitor also interrupts goroutines that compute for long. While it sleeps nobody does, until the
-// next timer, or the next system call that is told of. So a connection that Listener has accepted lets others go
-// first whenever it has read its share without having to wait.
+// The disadvantage is that the monitor also preempts goroutines that run for long. While it sleeps, no goroutine is
+// preempted until the next timer or the next notified system call. Therefore a connection accepted by Listener
+// yields after it has read a certain amount without waiting.
 package nonblock

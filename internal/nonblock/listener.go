@@ -2,8 +2,8 @@ package nonblock
 
 import "net"
 
-// Listener accepts Conns, where l's are connections that can be. A client that sends without a pause keeps its
-// connection from none of the others: it takes turns with them.
+// Listener returns a listener that wraps the connections of l in Conns if possible. A connection whose client sends
+// without a pause takes turns with the others.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection of package net. There may be one Read and one Write at a time.
+// Conn is a connection of package net. It allows one Read and one Write at a time.
 type Conn struct {
 	net.Conn
 	raw     syscall.RawConn
 	in, out call
-	one     [1]byte // for peek
+	one     [1]byte // the buffer of peek
 
-	wake     chan struct{} // of a connection that takes turns; nil: it does not
-	unwaited int           // bytes read since it last had to wait, or took turns
+	wake     chan struct{} // set if the connection takes turns
+	unwaited int           // bytes read since it last waited or yielded
 
-	// What raw calls, kept so that they are made once.
+	// These are the functions for raw. They are kept, so that calls do not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
 }
 
-// takeTurns has c, each time it has read its share without having to wait, let other goroutines go first.
+// takeTurns makes c yield to other goroutines each time it has read a certain amount without waiting.
 func (c *Conn) takeTurns() { c.wake = make(chan struct{}, 1) }
 
-// Wrap makes a Conn of a TCP connection or one of a Unix socket; nil: nc is something else.
+// Wrap returns a Conn for a TCP or Unix socket connection. For other connections it returns nil.
 func Wrap(nc net.Conn) *Conn {
 	var raw syscall.RawConn
 	var err error
@@ -93,8 +93,8 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return c.in.n, nil
 }
 
-// Quiet tells whether there is nothing to be read: no bytes, no end, no error. It is not to be called during
-// a Read.
+// Quiet reports whether there is nothing to read: no bytes, no end of the stream, no error. It must not be called
+// during a Read.
 func (c *Conn) Quiet() bool {
 	c.in = call{b: c.one[:], flags: syscall.MSG_PEEK}
 	err := c.raw.Read(c.peek)
@@ -102,7 +102,7 @@ func (c *Conn) Quiet() bool {
 	return err == nil && c.in.err == syscall.EAGAIN
 }
 
-// Ended reports whether the peer has closed its end, even if there are bytes before it that have not been read.
+// Ended reports whether the peer has closed its end of the connection, even if bytes before the end are unread.
 func (c *Conn) Ended() (ended bool) {
 	err := c.raw.Control(func(fd uintptr) {
 		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
@@ -115,7 +115,7 @@ func (c *Conn) Ended() (ended bool) {
 // Write implements net.Conn.
 func (c *Conn) Write(b []byte) (int, error) { return c.send(b, c.write) }
 
-// WriteOnce writes as much of b as there is room for now, which may be nothing.
+// WriteOnce writes as much of b as the socket accepts now, which may be nothing. It never blocks.
 func (c *Conn) WriteOnce(b []byte) (int, error) {
 	n, err := c.send(b, c.writeOnce)
 	if errors.Is(err, syscall.EAGAIN) {
@@ -134,18 +134,18 @@ func (c *Conn) send(b []byte, how func(fd uintptr) bool) (int, error) {
 	return c.out.n, err
 }
 
-// CloseWrite is that of package net's connections.
+// CloseWrite closes the write side, as in package net.
 func (c *Conn) CloseWrite() error { return c.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
 // SyscallConn implements syscall.Conn.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
-// error is what package net says of a system call that failed.
+// error returns the error of package net for a failed system call.
 func (c *Conn) error(name string, err syscall.Errno) error {
 	return &net.OpError{Op: name, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(name, err)}
 }
 
-// call is a system call and what came of it.
+// call is a system call and its result.
 type call struct {
 	b     []byte
 	flags uintptr
@@ -153,7 +153,7 @@ type call struct {
 	err   syscall.Errno
 }
 
-// do makes the call, and tells whether it did not have to wait.
+// do makes the call. It returns false if the call would have blocked.
 func (c *call) do(number, fd uintptr) bool {
 	for {
 		n, _, err := syscall.RawSyscall6(number, fd, uintptr(unsafe.Pointer(unsafe.SliceData(c.b))), uintptr(len(c.b)), c.flags, 0, 0)

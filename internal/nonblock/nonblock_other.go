@@ -7,33 +7,33 @@ import (
 	"syscall"
 )
 
-// Conn is not there on this system.
+// Conn is not supported on this system; Wrap never returns one.
 type Conn struct{ net.Conn }
 
-// Wrap is nil.
+// Wrap returns nil.
 func Wrap(net.Conn) *Conn { return nil }
 
 func (*Conn) takeTurns() {}
 
-// Quiet is not called.
+// Quiet is never called on this system.
 func (*Conn) Quiet() bool { return false }
 
-// Ended is not called.
+// Ended is never called on this system.
 func (*Conn) Ended() bool { return false }
 
-// CloseWrite is not called.
+// CloseWrite is never called on this system.
 func (*Conn) CloseWrite() error { return net.ErrClosed }
 
-// SyscallConn is not called.
+// SyscallConn is never called on this system.
 func (*Conn) SyscallConn() (syscall.RawConn, error) { return nil, net.ErrClosed }
 
-// WriteOnce is not called.
+// WriteOnce is never called on this system.
 func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
 
-// Crew starts a goroutine for each function.
+// Crew starts a goroutine for each function on this system.
 type Crew struct{}
 
-// Go has f run.
+// Go runs f.
 func (*Crew) Go(f func()) { go f() }
 
 // Close does nothing.

@@ -5,28 +5,27 @@ import (
 	"sync"
 )
 
-// share is how many bytes a connection that Listener has accepted may read without having to wait; then it lets
-// others go first.
+// share is the number of bytes that a connection accepted by Listener may read without waiting before it yields.
 const share = 32 << 10
 
-// turns lets goroutines that never have to wait go through the poller. A goroutine whose socket always has data
-// keeps its processor until the runtime interrupts it, which is after ten milliseconds. runtime.Gosched is no
-// cure: it runs what is ready, and what waits for a socket is not until somebody asks the poller.
+// turns makes goroutines that never wait pass through the poller. A goroutine whose socket always has data keeps its
+// processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help: it runs only
+// goroutines that are ready, and those that wait for a socket become ready when the poller is called.
 var turns turnstile
 
-// turnstile is an eventfd that one goroutine at a time waits for, which it has made ready itself. Goroutines that
-// come meanwhile wait for that one.
+// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
+// meanwhile wait for that one.
 type turnstile struct {
 	mu      sync.Mutex
-	opened  bool            // guarded by mu, as what follows; whether event was tried
-	event   *hand           // nil: there is none
-	busy    bool            // somebody waits for event
-	waiting []chan struct{} // for that one
+	opened  bool            // opening event was tried; guarded by mu, like the following fields
+	event   *hand           // nil if it could not be opened
+	busy    bool            // a goroutine waits for event
+	waiting []chan struct{} // goroutines that wait for that one
 	enter   func(uintptr) bool
-	entered bool // of the goroutine that waits for event
+	entered bool // used by the goroutine that waits for event
 }
 
-// pass lets others go first. wake is the caller's own, with room for one.
+// pass yields to other goroutines. wake is a channel of the caller with a capacity of 1.
 func (t *turnstile) pass(wake chan struct{}) {
 	t.mu.Lock()
 	if !t.opened {
@@ -56,16 +55,16 @@ func (t *turnstile) pass(wake chan struct{}) {
 	t.mu.Unlock()
 }
 
-// open opens the event, which stays open. mu is held.
+// open opens the event, which is never closed. mu is held.
 func (t *turnstile) open() {
 	t.opened = true
 	h, err := newHand()
-	if err != nil { // no more files can be open
+	if err != nil { // too many open files
 		return
 	}
 	t.event = h
 	t.enter = func(fd uintptr) bool {
-		if !t.entered { // makes it ready, and then waits for that
+		if !t.entered { // make it ready first, then wait for it
 			t.entered = true
 			h.write(fd)
 			return false
