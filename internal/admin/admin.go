@@ -1,5 +1,7 @@
-// Package admin is what an operator looks at: metrics, the limits in use, what is denied and why,
-// profiles, and a page that leads to them.
+// Package admin serves the operators' listener: the page, the metrics, profiles and /api/. The page is made by the
+// server and works without a script; its style and script are part of each page, and nothing is loaded from elsewhere.
+//
+// Keys and names are bytes that clients chose: they are shown escaped and cut. Whoever may read is decided in access.go.
 package admin
 
 import (
@@ -13,26 +15,36 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Config is what the pages are made of. The functions are called for each page.
 type Config struct {
-	// Token, if not nil, must come with every request: Authorization: Bearer TOKEN.
+	// Token, if not nil, is required: as Authorization: Bearer TOKEN, or to log in to the page.
 	Token httpauth.Token
-	// Version of the program.
+	// ReadToken, if not nil, is accepted in its place where nothing is changed.
+	ReadToken httpauth.Token
+	// Version of the program, and when it was Started.
 	Version string
+	Started time.Time
+	// Now returns the time.
+	Now func() time.Time
 	// Metrics serves /metrics.
 	Metrics http.Handler
 	// Current is the configuration in use.
 	Current func() *limiter.Snapshot
 	// Reload is how the last load of the configuration went.
 	Reload func() Reload
-	// Counts is how often a limit allowed and denied.
-	Counts func(*descriptors.Policy) (allowed, denied uint64)
+	// Tally is what a limit decided.
+	Tally func(*descriptors.Policy) metrics.Tally
 	// Denied is the n keys denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// History is what was counted in the last fifteen minutes, Times how long decisions took.
+	History *history.Recorder
+	Times   *history.Times
 	// Conditions is what is wrong now, the worst first.
 	Conditions func() []conditions.Condition
 	// API serves what is below /api/.
@@ -52,24 +64,100 @@ type Reload struct {
 	Stale []string
 }
 
-// New makes the handler of all paths. Without a token a web page could read all of it, and reset
-// buckets, were its own name made to lead here: every path requires a name of this machine then.
+// pages serves what a Config is about.
+type pages struct {
+	Config
+	access   *access
+	catalogs catalogs
+}
+
+// New makes the handler of all paths. Without a token a web page whose own name is made to lead here could read all of
+// it: every path requires a name of this machine then.
 func New(c Config) http.Handler {
+	return newPages(c).handler()
+}
+
+func newPages(c Config) *pages { return &pages{Config: c, access: newAccess(&c)} }
+
+func (p *pages) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", c.index)
-	mux.Handle("/api/", c.API)
-	mux.Handle("GET /metrics", c.Metrics)
-	mux.HandleFunc("GET /rlconfig", c.rlconfig)
-	mux.Handle("/debug/pprof/", c.profiles())
-	if c.Token == nil {
+	mux.HandleFunc("GET /login", p.login)
+	mux.HandleFunc("POST /login", p.login)
+	mux.HandleFunc("POST /logout", p.form(false, p.logout))
+	mux.HandleFunc("GET /{$}", p.page(p.overview))
+	mux.HandleFunc("/api/", p.api)
+	mux.HandleFunc("GET /metrics", p.plain(p.Metrics.ServeHTTP))
+	mux.HandleFunc("GET /rlconfig", p.plain(p.rlconfig))
+	mux.HandleFunc("/debug/pprof/", p.plain(p.profiles().ServeHTTP))
+	mux.HandleFunc("/", p.plain(http.NotFound))
+	if p.Token == nil {
 		return httpauth.ThisMachineOnly(mux, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token-file")
 	}
-	return guarded(c.Token, mux)
+	return mux
+}
+
+// page shows a page to those who may read, and to others the form to log in. That is the answer to each path, so that a
+// link works once somebody has logged in.
+func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v := p.access.visitor(r)
+		if !v.mayRead {
+			p.askToLogIn(w, r, http.StatusUnauthorized, "")
+			return
+		}
+		next(w, r, v)
+	}
+}
+
+// form calls next for a form that a page of this listener sent; changes says that it changes something.
+func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v := p.access.visitor(r)
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		if err := r.ParseForm(); err != nil {
+			p.problem(w, r, v, http.StatusBadRequest, "The form cannot be read.", "")
+			return
+		}
+		if why := p.access.refusal(r, v, changes); why != "" {
+			p.problem(w, r, v, http.StatusForbidden, why, "")
+			return
+		}
+		next(w, r, v)
+	}
+}
+
+// maxForm bounds the body of a form.
+const maxForm = 64 << 10
+
+// plain serves what is no page to those who may read.
+func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !p.access.visitor(r).mayRead {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
+			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+			return
+		}
+		next(w, r)
+	}
+}
+
+// api serves programs: they bring a token with each request, and no cookie counts.
+func (p *pages) api(w http.ResponseWriter, r *http.Request) {
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	switch {
+	case p.Token == nil, httpauth.Brings(r, p.Token), reads && httpauth.Brings(r, p.ReadToken):
+		p.API.ServeHTTP(w, r)
+	case httpauth.Brings(r, p.ReadToken):
+		http.Error(w, "this token may only read; changes need the admin token", http.StatusForbidden)
+	default:
+		w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
+		http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
+	}
 }
 
 // profiles serves net/http/pprof, but not the command line: it may hold tokens and passwords. A profile
-// costs processor time, so that without a token no page of another site may start one.
-func (c *Config) profiles() http.Handler {
+// costs processor time, so that no page of another site may start one.
+func (p *pages) profiles() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
@@ -78,7 +166,7 @@ func (c *Config) profiles() http.Handler {
 	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if c.Token == nil && httpauth.FromOtherSite(r) {
+		if httpauth.FromOtherSite(r) && !httpauth.Brings(r, p.Token) && !httpauth.Brings(r, p.ReadToken) {
 			http.Error(w, "pages of other sites cannot ask", http.StatusForbidden)
 			return
 		}
@@ -86,28 +174,16 @@ func (c *Config) profiles() http.Handler {
 	})
 }
 
-// guarded lets only those pass who bring token.
-func guarded(token httpauth.Token, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !httpauth.Brings(r, token) {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
-			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
 // rlconfig prints a line for each limit, as the reference server does.
-func (c *Config) rlconfig(w http.ResponseWriter, _ *http.Request) {
+func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	s := c.Current()
+	s := p.Current()
 	if s == nil {
 		return
 	}
 	var b bytes.Buffer
-	for _, p := range s.Policies {
-		fmt.Fprintf(&b, "%s: %s, shadow_mode: %t, quota_mode: %t\n", p.StatKey, numbers(p), p.Shadow, p.Quota)
+	for _, l := range s.Policies {
+		fmt.Fprintf(&b, "%s: %s, shadow_mode: %t, quota_mode: %t\n", l.StatKey, numbers(l), l.Shadow, l.Quota)
 	}
 	_, _ = b.WriteTo(w) // an error is the reader's
 }

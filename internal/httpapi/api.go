@@ -145,6 +145,7 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 	if ask.id != "" {
 		c.Once = limiter.Once{ID: "request " + ask.id, For: requestLife}
 	}
+	c.Arrived = time.Now()
 	return a.Limiter.Check(r.Context(), c)
 }
 

@@ -139,7 +139,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 {
 		return d.unrouted(of, NoDescriptor)
 	}
-	c.Request.Hold = d.held.Longest(r.Context())
+	c.Request.Hold, c.Arrived = d.held.Longest(r.Context()), time.Now()
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}

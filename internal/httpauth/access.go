@@ -13,13 +13,30 @@ import (
 // Brings reports whether r brings the token: Authorization: Bearer TOKEN. It takes equally long for any
 // other token. Nothing brings a nil Token.
 func Brings(r *http.Request, required Token) bool {
+	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return Is(strings.TrimSpace(given), required) && strings.EqualFold(scheme, "Bearer")
+}
+
+// Is reports whether given is the token. It takes equally long for any other text. Nothing is a nil Token.
+func Is(given string, required Token) bool {
 	if required == nil {
 		return false
 	}
-	token := required()
-	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given))) // of equal length
-	return subtle.ConstantTimeCompare(want[:], got[:]) == 1 && strings.EqualFold(scheme, "Bearer")
+	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // of equal length
+	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
+}
+
+// FromSamePage reports whether a page of exactly this origin had its browser send r. A request without an Origin, as
+// programs send it, is from no page.
+func FromSamePage(r *http.Request) bool {
+	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
+	return r.Host != "" && (origin == "http://"+r.Host || origin == "https://"+r.Host) && (site == "" || site == "same-origin")
+}
+
+// ThroughUnixSocket reports whether r arrived through a Unix socket.
+func ThroughUnixSocket(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && local.Network() == "unix"
 }
 
 // FromBrowser reports whether a browser sent r: every browser names the origin of a page that posts.
@@ -48,9 +65,9 @@ func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 
 // NamesThisMachine tells whether r names no host but this machine: localhost, an address or none. A web
 // page whose own name is made to lead here is of the same origin to a browser, and could ask whatever
-// needs no token. No browser asks through a Unix socket.
+// needs no token. A browser reaches a Unix socket only through a forwarded port, and then the rule holds too.
 func NamesThisMachine(r *http.Request) bool {
-	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
+	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true
 	}
 	host := r.Host

@@ -158,6 +158,7 @@ type server struct {
 	stack   stack
 	metrics *metrics.Metrics
 	denials *denials.Recorder // nil: there is no admin port that tells of them
+	watch   *watch            // nil where denials is
 	limiter *limiter.Limiter
 	tracing *tracing.Tracing // nil: not at all
 	// conditions is what is wrong now.
@@ -241,6 +242,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if s.stack.lease != nil {
 		wg.Go(func() { s.stack.lease.Run(background) })
 	}
+	if s.watch != nil {
+		wg.Go(func() { s.watch.run(background, s.metrics) })
+	}
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		started(running)
@@ -272,23 +276,8 @@ func (s *server) observer() limiter.Observer {
 	if s.config.Admin == "" {
 		return s.metrics
 	}
-	s.denials = denials.New(time.Now)
-	return observers{s.metrics, s.denials}
-}
-
-// observers count every answer, and remember whom denials are of: what is let through costs no more
-// for that than a look at whether it is.
-type observers struct {
-	*metrics.Metrics
-	denials *denials.Recorder
-}
-
-// Observe implements limiter.Observer.
-func (o observers) Observe(c *limiter.Call) {
-	o.Metrics.Observe(c)
-	if c.Denied {
-		o.denials.Observe(c)
-	}
+	s.denials, s.watch = denials.New(time.Now), newWatch(time.Now())
+	return observers{s.metrics, s.denials, s.watch}
 }
 
 // Refused implements httpapi.AuthObserver.
@@ -438,8 +427,9 @@ func (o *opening) admin() error {
 		return nil
 	}
 	h := admin.New(admin.Config{
-		Token: s.adminToken, Version: s.config.Version, Metrics: s.metrics.Handler(),
-		Current: s.limiter.Current, Reload: s.lastReload, Counts: s.metrics.Counts, Denied: s.denials.Top, Conditions: s.conditions.List,
+		Token: s.adminToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
+		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
+		History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Conditions: s.conditions.List, Log: s.log}).Handler(),
 	})
 	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to

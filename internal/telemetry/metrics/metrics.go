@@ -18,9 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxStripes bounds what a counter costs on a machine of many processors: 64 bytes each.
@@ -185,27 +183,6 @@ func (m *Metrics) Refused(reason string) {
 
 // TooLarge counts a request that was denied because it exceeds a bound.
 func (m *Metrics) TooLarge(bound string) { m.tooLarge.WithLabelValues(bound).Inc() }
-
-// Counts returns how often the limit that p stands for, wherever it is used, allowed and denied
-// since the program started.
-func (m *Metrics) Counts(p *descriptors.Policy) (allowed, denied uint64) {
-	m.mu.Lock()
-	l := m.limits[[2]string{p.Domain, p.Name}]
-	m.mu.Unlock()
-	if l == nil {
-		return 0, 0
-	}
-	denied = l.blocked.sum(0)
-	for o := range outcomeCount {
-		n := l.sum(int(o))
-		if o == never || limiter.Outcome(o).Denies() {
-			denied += n
-		} else {
-			allowed += n
-		}
-	}
-	return allowed, denied
-}
 
 // label is s as a label's value, which must be UTF-8.
 func label(s string) string { return strings.ToValidUTF8(s, "\ufffd") }

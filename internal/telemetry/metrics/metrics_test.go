@@ -140,14 +140,17 @@ func TestDecisionsAreCounted(t *testing.T) {
 		`rlsidecar_requests_total{code="error",domain="d"}`:      "0",
 	})
 	want(t, scrape(t, m, "rlsidecar_domain_not_found_total"), map[string]string{"rlsidecar_domain_not_found_total": "1"})
-	if allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "plain"}); allowed != 2 || denied != 2 {
-		t.Errorf("%d allowed, %d denied", allowed, denied)
+	tallies := map[string]Tally{}
+	m.Tallies(func(domain, limit string, t Tally) { tallies[domain+"/"+limit] = t })
+	for limit, want := range map[string]Tally{
+		"plain": {Allowed: 2, Denied: 2}, "penalty": {Allowed: 2, Denied: 4}, "shadow": {Shadowed: 1, Allowed: tallies["d/shadow"].Allowed}, "none": {},
+	} {
+		if got := m.Tally(&descriptors.Policy{Domain: "d", Name: limit}); got != want || tallies["d/"+limit] != want {
+			t.Errorf("%s: %+v, and %+v of all, want %+v", limit, got, tallies["d/"+limit], want)
+		}
 	}
-	if allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "penalty"}); allowed != 2 || denied != 4 {
-		t.Errorf("with a penalty %d allowed, %d denied", allowed, denied)
-	}
-	if allowed, denied := m.Counts(&descriptors.Policy{}); allowed != 0 || denied != 0 {
-		t.Errorf("%d allowed, %d denied", allowed, denied)
+	if allowed, denied := m.Requests(); allowed != 8+1 || denied != 6 {
+		t.Errorf("%d requests allowed, %d denied", allowed, denied)
 	}
 }
 
@@ -382,9 +385,8 @@ func TestCountersLoseNothing(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	allowed, denied := m.Counts(&descriptors.Policy{Domain: "d", Name: "k"})
-	if allowed+denied != 4000 {
-		t.Errorf("%d + %d", allowed, denied)
+	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
+		t.Errorf("%+v", got)
 	}
 }
 

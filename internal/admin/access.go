@@ -1,0 +1,194 @@
+package admin
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// visitor is who sent a request, and what the request may do.
+type visitor struct {
+	mayRead bool
+	// mayWrite holds for the forms of the page. Programs write through /api/.
+	mayWrite bool
+	// csrf must come with every form.
+	csrf string
+	// session is that of the cookie; nil: the visitor has none.
+	session *session
+}
+
+// access decides what visitors may do.
+type access struct {
+	token, readToken httpauth.Token
+	sessions         *sessions
+	attempts         *attempts
+	// socketCSRF is the visitor.csrf of those who use the Unix socket, which need no session.
+	socketCSRF string
+	now        func() time.Time
+}
+
+func newAccess(c *Config) *access {
+	return &access{
+		token: c.Token, readToken: c.ReadToken, now: c.Now,
+		sessions: newSessions(c.Now), attempts: newAttempts(c.Now), socketCSRF: rand.Text(),
+	}
+}
+
+// visitor finds out who sent r. Without a token everybody who reaches the listener may read, but only the Unix socket
+// writes: pods share their loopback addresses among containers.
+func (a *access) visitor(r *http.Request) visitor {
+	switch {
+	case a.token == nil && httpauth.ThroughUnixSocket(r):
+		return visitor{mayRead: true, mayWrite: true, csrf: a.socketCSRF}
+	case a.token == nil:
+		return visitor{mayRead: true}
+	case httpauth.Brings(r, a.token), httpauth.Brings(r, a.readToken):
+		return visitor{mayRead: true}
+	}
+	cookie, err := r.Cookie(cookieName(r))
+	if err != nil {
+		return visitor{}
+	}
+	s := a.sessions.find(cookie.Value, r.Header.Get("X-Refresh") == "")
+	if s == nil {
+		return visitor{}
+	}
+	token := a.readToken
+	if s.mayWrite {
+		token = a.token
+	}
+	if token == nil || fingerprint(token()) != s.token { // the token was replaced
+		a.sessions.end(cookie.Value)
+		return visitor{}
+	}
+	return visitor{mayRead: true, mayWrite: s.mayWrite, csrf: s.csrf, session: s}
+}
+
+// refusal is why a form is refused, for the person who sent it; "": it is accepted. A form that changes something needs
+// more than one that ends a session.
+func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
+	switch {
+	case !httpauth.FromSamePage(r):
+		return elsewhere
+	case changes && !v.mayWrite && a.token == nil:
+		return "Changes need the admin token. Start the sidecar with --admin-token-file, or use the Unix socket of --admin-listen."
+	case changes && !v.mayWrite:
+		return "Changes need the admin token. You are logged in with the read-only token, or not at all."
+	case v.csrf == "" || !hmac.Equal([]byte(r.PostFormValue("csrf")), []byte(v.csrf)):
+		return "This form is of another session. Open the page again and send the form from there."
+	default:
+		return ""
+	}
+}
+
+const elsewhere = "This form was not sent by a page of this sidecar. Open the page again and send the form from there."
+
+// logIn makes a session for the token that r brings in a form. Without one, problem says why.
+func (a *access) logIn(r *http.Request) (id, problem string) {
+	if !httpauth.FromSamePage(r) {
+		return "", elsewhere
+	}
+	if !a.attempts.allow(r) {
+		return "", "Too many attempts. Wait a minute and try again."
+	}
+	given := strings.TrimSpace(r.PostFormValue("token"))
+	switch {
+	case httpauth.Is(given, a.token):
+		return a.sessions.begin(given, true), ""
+	case httpauth.Is(given, a.readToken):
+		return a.sessions.begin(given, false), ""
+	default:
+		return "", "This is not the token."
+	}
+}
+
+// cookieName contains the port: cookies ignore ports, and one browser may look at several sidecars through forwarded
+// ports of one host.
+func cookieName(r *http.Request) string {
+	const name = "rlsidecar_session"
+	_, port, err := net.SplitHostPort(r.Host)
+	if err != nil || strings.Trim(port, "0123456789") != "" {
+		return name
+	}
+	return name + "_" + port
+}
+
+// sessionCookie carries id; "" removes the cookie.
+func sessionCookie(r *http.Request, id string) *http.Cookie {
+	c := &http.Cookie{Name: cookieName(r), Value: id, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode}
+	c.Secure = r.TLS != nil || strings.HasPrefix(r.Header.Get("Origin"), "https://")
+	if id == "" {
+		c.MaxAge = -1
+	}
+	return c
+}
+
+// local returns next if it is a path on this listener, and the front page otherwise.
+func local(next string) string {
+	u, err := url.Parse(next)
+	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(next, "/") || strings.HasPrefix(next, "//") || strings.ContainsAny(next, "\\\r\n") {
+		return "/"
+	}
+	return next
+}
+
+const (
+	// attemptsAtOnce is how many tokens a client may try at once, attemptsPerMinute how many in the long run.
+	attemptsAtOnce, attemptsPerMinute = 10, 6
+	// maxClients bounds the clients whose attempts are remembered. Beyond it new ones may not log in.
+	maxClients = 1024
+)
+
+// attempts bounds how often a token is tried. Its buckets are this program's own.
+type attempts struct {
+	buckets *memory.Store
+	limit   algorithms.Limit
+}
+
+func newAttempts(now func() time.Time) *attempts {
+	capacity := int64(attemptsAtOnce)
+	limit, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.TokenBucket, Rate: attemptsPerMinute, Period: 60 * algorithms.Second, Capacity: &capacity,
+	})
+	if err != nil {
+		panic(err) // the numbers are constants
+	}
+	clock := func() algorithms.Micros { return algorithms.Micros(now().UnixMicro()) }
+	return &attempts{memory.New(memory.Config{Clock: clock, MaxKeys: maxClients}), limit}
+}
+
+// allow counts an attempt and reports whether it may be made.
+func (a *attempts) allow(r *http.Request) bool {
+	var d [1]backend.Decision
+	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Ask: algorithms.Ask{Cost: 1}, Owner: "log in"}
+	backend.Take(context.Background(), a.buckets, []backend.Charge{charge}, d[:])
+	return d[0].Err == nil && d[0].Allowed
+}
+
+// client identifies those who share an address, or the half of an IPv6 address that a host chooses freely.
+func client(remote string) []byte {
+	at, err := netip.ParseAddrPort(remote)
+	if err != nil { // a Unix socket
+		return []byte("local")
+	}
+	addr, bits := at.Addr().Unmap(), 32
+	if addr.Is6() {
+		bits = 64
+	}
+	prefix, err := addr.WithZone("").Prefix(bits)
+	if err != nil {
+		return []byte("local")
+	}
+	return []byte(prefix.String())
+}

@@ -1,0 +1,366 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+)
+
+// guarded is a listener with a token, "secret", and a read-only one, "look".
+func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
+	t.Helper()
+	c := config(t)
+	c.Token, c.ReadToken = httpauth.FixedToken("secret"), httpauth.FixedToken("look")
+	for _, e := range edit {
+		e(&c)
+	}
+	return New(c)
+}
+
+const host = "sidecar.test:6070"
+
+// browser is one that keeps cookies and sends what browsers send.
+type browser struct {
+	h       http.Handler
+	cookies map[string]string
+	remote  string
+}
+
+func newBrowser(h http.Handler) *browser {
+	return &browser{h, map[string]string{}, "192.0.2.1:1234"}
+}
+
+func (b *browser) send(method, path string, form url.Values, header ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, path, strings.NewReader(form.Encode()))
+	r.Host, r.RemoteAddr = host, b.remote
+	r.Header.Set("Accept", "text/html")
+	if method == "POST" {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		r.Header.Set("Origin", "http://"+host)
+		r.Header.Set("Sec-Fetch-Site", "same-origin")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		switch {
+		case header[i] == "Host":
+			r.Host = header[i+1]
+		case header[i+1] == "":
+			r.Header.Del(header[i])
+		default:
+			r.Header.Set(header[i], header[i+1])
+		}
+	}
+	for name, value := range b.cookies {
+		r.AddCookie(&http.Cookie{Name: name, Value: value})
+	}
+	w := httptest.NewRecorder()
+	b.h.ServeHTTP(w, r)
+	for _, c := range w.Result().Cookies() {
+		if b.cookies[c.Name] = c.Value; c.MaxAge < 0 {
+			delete(b.cookies, c.Name)
+		}
+	}
+	return w
+}
+
+func (b *browser) logIn(token string) *httptest.ResponseRecorder {
+	return b.send("POST", "/login", url.Values{"token": {token}, "next": {"/?q=x"}})
+}
+
+// csrf is the token of the forms of the front page.
+func (b *browser) csrf() string {
+	_, rest, _ := strings.Cut(b.send("GET", "/", nil).Body.String(), `name="csrf" value="`)
+	token, _, _ := strings.Cut(rest, `"`)
+	return token
+}
+
+func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
+	h := guarded(t)
+	for token, code := range map[string]int{
+		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
+		"Bearer secret": 200, "bearer secret": 200, "Bearer look": 200, "Bearer  look ": 200,
+	} {
+		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/"} {
+			w := get(h, path, token)
+			if w.Code != code {
+				t.Errorf("%q gets %d from %s", token, w.Code, path)
+			}
+			if code == 401 && strings.Contains(w.Body.String(), "1,234") {
+				t.Errorf("%q sees a limit at %s", token, path)
+			}
+		}
+	}
+	if w := get(h, "/elsewhere", ""); w.Code != 401 {
+		t.Errorf("without a token %d says what there is", w.Code)
+	}
+}
+
+func TestTheReadOnlyTokenReads(t *testing.T) {
+	h := guarded(t)
+	for token, want := range map[string]map[string]int{
+		"secret": {"GET": 200, "HEAD": 200, "POST": 200, "DELETE": 200},
+		"look":   {"GET": 200, "HEAD": 200, "POST": 403, "DELETE": 403, "get": 403},
+	} {
+		for method, code := range want {
+			r := httptest.NewRequest(method, "/api/reset", nil)
+			r.Header.Set("Authorization", "Bearer "+token)
+			w := httptest.NewRecorder()
+			if h.ServeHTTP(w, r); w.Code != code {
+				t.Errorf("%s with %s: %d, want %d", method, token, w.Code, code)
+			}
+		}
+	}
+	b := newBrowser(h)
+	b.logIn("look")
+	if w := b.send("GET", "/", nil); w.Code != 200 {
+		t.Errorf("logged in to look: %d", w.Code)
+	}
+	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != http.StatusSeeOther {
+		t.Errorf("logged in to look, and out: %d", w.Code)
+	}
+}
+
+func TestLoggingInAndOut(t *testing.T) {
+	b := newBrowser(guarded(t))
+	if w := b.send("GET", "/?q=x", nil); w.Code != 401 || !strings.Contains(w.Body.String(), `name="next" value="/?q=x"`) || !strings.Contains(w.Body.String(), `type="password"`) {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	for _, wrong := range []string{"", "Secret", "secret2", "secre"} {
+		if w := b.logIn(wrong); w.Code != 403 || len(b.cookies) > 0 || !strings.Contains(w.Body.String(), "This is not the token.") {
+			t.Errorf("%q: %d, %v", wrong, w.Code, b.cookies)
+		}
+	}
+	w := b.logIn(" secret\n")
+	if w.Code != 303 || w.Header().Get("Location") != "/?q=x" {
+		t.Fatalf("%d to %s", w.Code, w.Header().Get("Location"))
+	}
+	cookie := w.Header().Get("Set-Cookie")
+	for _, want := range []string{"rlsidecar_session_6070=", "HttpOnly", "SameSite=Strict", "Path=/"} {
+		if !strings.Contains(cookie, want) {
+			t.Errorf("no %s in %s", want, cookie)
+		}
+	}
+	if id := b.cookies["rlsidecar_session_6070"]; len(id) < 40 || strings.Contains(id, "secret") {
+		t.Errorf("the id of the session is %q", id)
+	}
+	for _, path := range []string{"/", "/metrics", "/rlconfig", "/debug/pprof/"} {
+		if w := b.send("GET", path, nil); w.Code != 200 {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+	if w := b.send("GET", "/api/top", nil); w.Code != 401 {
+		t.Errorf("a cookie is accepted by /api/: %d", w.Code)
+	}
+	stolen := *b
+	stolen.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
+	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != 303 || len(b.cookies) > 0 {
+		t.Errorf("%d, %v", w.Code, b.cookies)
+	}
+	if w := stolen.send("GET", "/", nil); w.Code != 401 {
+		t.Errorf("the session goes on after it was ended: %d", w.Code)
+	}
+}
+
+// A page of another origin can have a browser send any form, with the cookie if its host is the same: ports do not
+// count for cookies.
+func TestFormsOfOtherPagesAreRefused(t *testing.T) {
+	b := newBrowser(guarded(t))
+	b.logIn("secret")
+	csrf := b.csrf()
+	if len(csrf) < 20 {
+		t.Fatalf("the token of forms is %q", csrf)
+	}
+	other := newBrowser(b.h)
+	other.logIn("secret")
+	form := url.Values{"csrf": {csrf}}
+	for name, header := range map[string][]string{
+		"no origin":       {"Origin", ""},
+		"null":            {"Origin", "null"},
+		"another port":    {"Origin", "http://sidecar.test:3000"},
+		"no port":         {"Origin", "http://sidecar.test"},
+		"another host":    {"Origin", "http://evil.test:6070"},
+		"a longer host":   {"Origin", "http://sidecar.test:60700"},
+		"another scheme":  {"Origin", "ftp://sidecar.test:6070"},
+		"same site":       {"Sec-Fetch-Site", "same-site"},
+		"cross site":      {"Sec-Fetch-Site", "cross-site"},
+		"by another name": {"Host", "evil.test:6070"},
+	} {
+		if w := b.send("POST", "/logout", form, header...); w.Code != 403 && w.Code != 401 {
+			t.Errorf("%s: %d", name, w.Code)
+		}
+		if w := newBrowser(b.h).send("POST", "/login", url.Values{"token": {"secret"}}, header...); w.Code != 403 {
+			t.Errorf("log in, %s: %d", name, w.Code)
+		}
+	}
+	for name, value := range map[string]string{"none": "", "of another session": other.csrf(), "longer": csrf + "x", "shorter": csrf[1:]} {
+		if w := b.send("POST", "/logout", url.Values{"csrf": {value}}); w.Code != 403 {
+			t.Errorf("token %s: %d", name, w.Code)
+		}
+	}
+	if w := b.send("POST", "/logout?csrf="+csrf, nil); w.Code != 403 {
+		t.Errorf("token in the query: %d", w.Code)
+	}
+	if w := b.send("GET", "/logout?csrf="+csrf, nil); w.Code == 303 {
+		t.Error("a link logs out")
+	}
+	if w := b.send("POST", "/logout", url.Values{"csrf": {csrf}, "x": {strings.Repeat("x", maxForm)}}); w.Code != 400 {
+		t.Errorf("a large form: %d", w.Code)
+	}
+	if w := b.send("GET", "/", nil); w.Code != 200 {
+		t.Errorf("one of these worked: %d", w.Code)
+	}
+}
+
+// Without a token, containers of the same pod reach the page: it only reads, except through the Unix socket.
+func TestWithoutATokenOnlyTheUnixSocketChanges(t *testing.T) {
+	p := newPages(config(t))
+	h := p.handler()
+	for _, c := range []struct {
+		network string
+		host    string
+		code    int
+	}{{"tcp", "localhost:6070", 403}, {"unix", "localhost:9000", 303}, {"unix", "evil.test:9000", 421}} {
+		ctx := context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: c.network}))
+		send := func(method string, form url.Values) *httptest.ResponseRecorder {
+			r := httptest.NewRequestWithContext(ctx, method, "/logout", strings.NewReader(form.Encode()))
+			if method == "GET" {
+				r.URL.Path = "/"
+			}
+			r.Host = c.host
+			r.Header.Set("Origin", "http://"+c.host)
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w
+		}
+		body := send("GET", nil).Body.String()
+		if strings.Contains(body, "changes nothing") != (c.network == "tcp") {
+			t.Errorf("%s: %s", c.network, body)
+		}
+		if w := send("POST", url.Values{"csrf": {p.access.socketCSRF}}); w.Code != c.code {
+			t.Errorf("%s, %s: %d, want %d", c.network, c.host, w.Code, c.code)
+		}
+	}
+}
+
+func TestAttemptsAreBounded(t *testing.T) {
+	now := began
+	h := guarded(t, func(c *Config) { c.Now = func() time.Time { return now } })
+	b := newBrowser(h)
+	tries := func() (n int) {
+		for range 50 {
+			if w := b.logIn("guess"); strings.Contains(w.Body.String(), "Too many attempts") {
+				return n
+			}
+			n++
+		}
+		return n
+	}
+	if n := tries(); n != attemptsAtOnce {
+		t.Errorf("%d attempts, want %d", n, attemptsAtOnce)
+	}
+	if w := b.logIn("secret"); w.Code != 403 {
+		t.Errorf("the token is accepted after too many attempts: %d", w.Code)
+	}
+	if w := get(h, "/", "Bearer secret"); w.Code != 200 {
+		t.Errorf("a program with the token is kept out: %d", w.Code)
+	}
+	other := newBrowser(h)
+	other.remote = "192.0.2.2:1"
+	if w := other.logIn("secret"); w.Code != 303 {
+		t.Errorf("another client is kept out: %d", w.Code)
+	}
+	now = now.Add(time.Minute)
+	if n := tries(); n != attemptsPerMinute {
+		t.Errorf("%d attempts after a minute, want %d", n, attemptsPerMinute)
+	}
+	// One host has many addresses of IPv6; and what is remembered is bounded.
+	b.remote = "[2001:db8::1]:1"
+	tries()
+	b.remote = "[2001:db8::ffff:ffff]:1"
+	if n := tries(); n != 0 {
+		t.Errorf("%d attempts by another address of the same host", n)
+	}
+	for i := range 2 * maxClients {
+		b.remote = fmt.Sprintf("10.1.%d.%d:1", i/256, i%256)
+		b.logIn("guess")
+	}
+	b.remote = "10.2.0.1:1"
+	if n := tries(); n != 0 {
+		t.Errorf("%d attempts when no more clients are remembered", n)
+	}
+	now = now.Add(time.Hour)
+	if n := tries(); n != attemptsAtOnce {
+		t.Errorf("%d attempts an hour later", n)
+	}
+}
+
+func TestSessionsEnd(t *testing.T) {
+	now, secret := began, "secret"
+	h := guarded(t, func(c *Config) {
+		c.Now = func() time.Time { return now }
+		c.Token = func() string { return secret }
+	})
+	b := newBrowser(h)
+	in := func() bool { return b.send("GET", "/", nil).Code == 200 }
+	logIn := func() {
+		t.Helper()
+		if b.logIn(secret); !in() {
+			t.Fatal("not logged in")
+		}
+	}
+	logIn()
+	for range 11 { // used every 59 minutes
+		if now = now.Add(59 * time.Minute); !in() {
+			t.Fatalf("over after %v", now.Sub(began))
+		}
+	}
+	if now = began.Add(sessionLife); in() {
+		t.Error("it outlives 12 hours")
+	}
+	logIn()
+	if now = now.Add(sessionIdle); in() {
+		t.Error("it outlives an hour in which it is not used")
+	}
+	logIn()
+	for range 60 { // the page refreshes itself, and nobody is there
+		now = now.Add(time.Minute)
+		b.send("GET", "/", nil, "X-Refresh", "1")
+	}
+	if in() {
+		t.Error("an open page that nobody uses keeps the session")
+	}
+	logIn()
+	secret = "another"
+	if in() {
+		t.Error("it outlives the token")
+	}
+	logIn()
+	for range maxSessions {
+		now = now.Add(time.Second)
+		another := newBrowser(h)
+		another.remote = fmt.Sprintf("10.0.0.%d:1", now.Unix()%250)
+		another.logIn(secret)
+	}
+	if in() {
+		t.Error("there are more sessions than may be")
+	}
+}
+
+func TestLoggingInLeadsNowhereElse(t *testing.T) {
+	for next, want := range map[string]string{
+		"/": "/", "/?q=x#limits": "/?q=x#limits", "/key?value=%2F%2Fevil": "/key?value=%2F%2Fevil",
+		"": "/", "//evil.test": "/", "https://evil.test/": "/", "/\\evil.test": "/", "evil": "/", "javascript:alert(1)": "/", "/\r\nx: y": "/", "/%zz": "/",
+	} {
+		if got := local(next); got != want {
+			t.Errorf("%q leads to %q, want %q", next, got, want)
+		}
+	}
+}

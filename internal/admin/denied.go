@@ -1,0 +1,116 @@
+package admin
+
+import (
+	"encoding/base64"
+	"net/url"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// reasons are the reasons of denials in words.
+var reasons = map[string]string{
+	denials.Limit:    "the limit was reached",
+	denials.Never:    "the cost is more than the limit can ever give",
+	denials.Backend:  "the store could not decide",
+	denials.Full:     "no room for another bucket in memory",
+	denials.NoConfig: "no configuration of the domain yet",
+	denials.NoRoute:  "no route of auth matched, or no descriptor was left",
+}
+
+// deniedRow is a key that was denied.
+type deniedRow struct {
+	Times, Why, Domain, Limit, LimitLink, Key, Link string
+	Last                                            time.Time
+	Now                                             time.Time
+}
+
+// denied lists the n keys denied most, of those that match; nil: all do.
+func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, rows []deniedRow) {
+	now := p.Now()
+	from, top := p.Denied(maxDenied)
+	for i := range top {
+		d := &top[i]
+		if match != nil && !match(d) {
+			continue
+		}
+		row := deniedRow{Times: count(uint64(d.Times)), Why: reasons[d.Why], Key: shown(d), Last: d.Last, Now: now,
+			Domain: descriptors.Printable(d.Domain), Limit: descriptors.Printable(d.Limit)}
+		if !d.Exact {
+			row.Times += " or more"
+		}
+		if d.Limit != "" {
+			row.LimitLink = limitLink(d.Domain, d.Limit)
+		}
+		if d.Cut {
+			row.Key += "…"
+		} else if d.Entries != nil || d.Key != nil {
+			row.Link = deniedLink(d)
+		}
+		if rows = append(rows, row); len(rows) == n {
+			break
+		}
+	}
+	return at(from), rows
+}
+
+// maxDenied is how many keys are asked for: all that are kept.
+const maxDenied = 4096
+
+// shown is a key as text, whatever bytes it has.
+func shown(d *denials.Denied) string {
+	if d.Entries != nil {
+		return descriptors.Format(d.Entries)
+	}
+	return printable(d.Key)
+}
+
+func printable(key []string) string {
+	parts := make([]string, len(key))
+	for i, v := range key {
+		parts[i] = descriptors.Printable(v)
+	}
+	return strings.Join(parts, ",")
+}
+
+// deniedLink leads to the page of a key that was denied.
+func deniedLink(d *denials.Denied) string {
+	if d.Entries != nil {
+		return descriptorLink(d.Domain, d.Entries)
+	}
+	return keyLink(d.Domain, d.Limit, d.Key)
+}
+
+// keyLink leads to the page of a key of one limit.
+func keyLink(domain, limit string, key []string) string {
+	q := url.Values{"domain": {domain}, "limit": {limit}}
+	addKey(q, key)
+	return "/key?" + q.Encode()
+}
+
+// addKey adds a key to a query: as text, or in base64url where a value is no text. The parameter value is repeated for
+// each value.
+func addKey(q url.Values, key []string) {
+	for _, v := range key {
+		if !utf8.ValidString(v) {
+			for _, v := range key {
+				q.Add("value64", base64.RawURLEncoding.EncodeToString([]byte(v)))
+			}
+			return
+		}
+	}
+	q["value"] = key
+}
+
+// descriptorLink leads to the page of a descriptor: entry64 is repeated for each key and each value.
+func descriptorLink(domain string, entries []descriptors.Entry) string {
+	q := url.Values{"domain": {domain}}
+	for _, e := range entries {
+		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Key)))
+		q.Add("entry64", base64.RawURLEncoding.EncodeToString([]byte(e.Value)))
+	}
+	return "/key?" + q.Encode()
+}

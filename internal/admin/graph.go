@@ -1,0 +1,64 @@
+package admin
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
+)
+
+// graph is the last fifteen minutes as an image: columns of what was allowed and, on top of it, of what was denied.
+type graph struct {
+	Width, Height   int
+	Allowed, Denied string // paths
+	// Text is the same in words.
+	Text string
+	// Most is what the highest column stands for, in requests in a second.
+	Most float64
+}
+
+const graphHeight = 24
+
+// sparkline draws a column for every width steps.
+func sparkline(p *history.Points, width int, denied string) graph {
+	columns := make([]history.Totals, 0, history.Steps/width)
+	most := uint64(0)
+	for i := 0; i < history.Steps; i += width {
+		var sum history.Totals
+		for _, point := range p[i : i+width] {
+			sum.Allowed += uint64(point.Allowed)
+			sum.Denied += uint64(point.Denied)
+		}
+		columns = append(columns, sum)
+		most = max(most, sum.Allowed+sum.Denied)
+	}
+	sum := p.Sum()
+	g := graph{Width: len(columns), Height: graphHeight, Most: float64(most) / (float64(width) * history.Step.Seconds())}
+	g.Text = fmt.Sprintf("Last 15 minutes: %s allowed, %s %s, at most %s.", count(sum.Allowed), count(sum.Denied), denied, rate(g.Most))
+	if most == 0 {
+		g.Text = "No requests in the last 15 minutes."
+		return g
+	}
+	var allowed, deny strings.Builder
+	for i, c := range columns {
+		low := height(c.Allowed, most)
+		high := height(c.Allowed+c.Denied, most)
+		if c.Denied > 0 { // so much that it can be seen
+			high = max(high, 1)
+			low = min(low, high-1)
+		}
+		if low > 0 {
+			fmt.Fprintf(&allowed, "M%d %dv-%dh1v%dz", i, graphHeight, low, low)
+		}
+		if high > low {
+			fmt.Fprintf(&deny, "M%d %dv-%dh1v%dz", i, graphHeight-low, high-low, high-low)
+		}
+	}
+	g.Allowed, g.Denied = allowed.String(), deny.String()
+	return g
+}
+
+// height rounds up, so that a single request is seen.
+func height(n, most uint64) int {
+	return int((float64(n)*graphHeight + float64(most) - 1) / float64(most))
+}

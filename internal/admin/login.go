@@ -1,0 +1,55 @@
+package admin
+
+import (
+	"net/http"
+)
+
+// loginBody is what login.html shows.
+type loginBody struct{ Next, Problem string }
+
+// askToLogIn answers with the form for the token.
+func (p *pages) askToLogIn(w http.ResponseWriter, r *http.Request, status int, problem string) {
+	next := local(r.FormValue("next"))
+	if r.URL.Path != "/login" {
+		next = local(r.URL.RequestURI())
+	}
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
+	}
+	p.show(w, r, visitor{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
+}
+
+// login makes a session.
+func (p *pages) login(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if err := r.ParseForm(); err != nil {
+		p.askToLogIn(w, r, http.StatusBadRequest, "The form cannot be read.")
+		return
+	}
+	next := local(r.FormValue("next"))
+	switch {
+	case p.Token == nil:
+		http.Redirect(w, r, next, http.StatusSeeOther)
+	case r.Method == http.MethodPost:
+		id, problem := p.access.logIn(r)
+		if id == "" {
+			p.askToLogIn(w, r, http.StatusForbidden, problem)
+			return
+		}
+		http.SetCookie(w, sessionCookie(r, id))
+		http.Redirect(w, r, next, http.StatusSeeOther)
+	case p.access.visitor(r).mayRead:
+		http.Redirect(w, r, next, http.StatusSeeOther)
+	default:
+		p.askToLogIn(w, r, http.StatusOK, "")
+	}
+}
+
+// logout ends the session of the cookie.
+func (p *pages) logout(w http.ResponseWriter, r *http.Request, _ visitor) {
+	if cookie, err := r.Cookie(cookieName(r)); err == nil {
+		p.access.sessions.end(cookie.Value)
+	}
+	http.SetCookie(w, sessionCookie(r, ""))
+	http.Redirect(w, r, "/login", http.StatusSeeOther)
+}

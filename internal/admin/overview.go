@@ -1,0 +1,241 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// rowsShown is how many limits a page of the overview has.
+	rowsShown = 100
+	// deniedShown is how many keys the overview lists.
+	deniedShown = 20
+	// maxQuery bounds, in bytes, a text to search for.
+	maxQuery = 256
+)
+
+// catalog is the limits of one Snapshot in the order of their names, each once, wherever it is used.
+type catalog struct {
+	snapshot *limiter.Snapshot
+	limits   []*descriptors.Policy
+}
+
+// catalogs keeps the last one: sorting 100,000 names takes longer than a page may.
+type catalogs struct{ last atomic.Pointer[catalog] }
+
+func (c *catalogs) of(s *limiter.Snapshot) *catalog {
+	if s == nil {
+		return &catalog{}
+	}
+	if last := c.last.Load(); last != nil && last.snapshot == s {
+		return last
+	}
+	made := &catalog{snapshot: s, limits: slices.Clone(s.Policies)}
+	slices.SortStableFunc(made.limits, compareNames)
+	made.limits = slices.CompactFunc(made.limits, func(a, b *descriptors.Policy) bool { return a.Domain == b.Domain && a.Name == b.Name })
+	c.last.Store(made)
+	return made
+}
+
+func compareNames(a, b *descriptors.Policy) int {
+	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Index, b.Index))
+}
+
+// find returns the limit of a name; nil: there is none.
+func (c *catalog) find(domain, name string) *descriptors.Policy {
+	i, found := slices.BinarySearchFunc(c.limits, descriptors.Policy{Domain: domain, Name: name, Index: -1}, func(a *descriptors.Policy, b descriptors.Policy) int {
+		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
+	})
+	if !found {
+		return nil
+	}
+	return c.limits[i]
+}
+
+// overviewBody is what overview.html shows.
+type overviewBody struct {
+	Configured bool
+	Denied     []deniedRow
+	Since      string
+	Query      string
+	Sort, Show string
+	Sorts      []choice
+	Shows      []choice
+	Rows       []limitRow
+	// First and Last of Found are on this page.
+	First, Last, Found, All string
+	Previous, Next          string // links; "": there is no such page
+	// Dropped limits have no sparkline.
+	Dropped string
+}
+
+// choice is a link that changes one parameter of the overview.
+type choice struct {
+	Name, Link string
+	Chosen     bool
+}
+
+// limitRow is one limit of the overview.
+type limitRow struct {
+	Domain, Name, Link, Words, Mode string
+	// Rate is requests in a second, Denied those denied in the last fifteen minutes; of a limit in shadow mode, those
+	// that it would have denied.
+	Rate, DeniedRate float64
+	Denied           uint64
+	Total            metrics.Tally
+	Graph            graph
+	Shadow           bool
+}
+
+// ranked is what the overview sorts by.
+type ranked struct {
+	limit  *descriptors.Policy
+	tally  metrics.Tally
+	rate   float64
+	denied uint64
+}
+
+var sorts = []struct{ key, name string }{{"denied", "denied most"}, {"rate", "busiest"}, {"name", "name"}}
+
+var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying now"}, {"shadow", "shadow mode"}, {"unused", "met by no request"}}
+
+func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
+	q := r.URL.Query()
+	b := overviewBody{Configured: p.Current() != nil, Query: cut(q.Get("q"), maxQuery), Sort: "denied", Show: "all"}
+	if slices.ContainsFunc(sorts, func(s struct{ key, name string }) bool { return s.key == q.Get("sort") }) {
+		b.Sort = q.Get("sort")
+	}
+	if slices.ContainsFunc(shows, func(s struct{ key, name string }) bool { return s.key == q.Get("show") }) {
+		b.Show = q.Get("show")
+	}
+	for _, s := range sorts {
+		b.Sorts = append(b.Sorts, choice{s.name, b.link(s.key, b.Show, 1), s.key == b.Sort})
+	}
+	for _, s := range shows {
+		b.Shows = append(b.Shows, choice{s.name, b.link(b.Sort, s.key, 1), s.key == b.Show})
+	}
+	b.Since, b.Denied = p.denied(deniedShown, nil)
+	all := p.catalogs.of(p.Current()).limits
+	found := p.ranked(all, &b)
+	number, _ := strconv.Atoi(q.Get("page"))
+	last := max(1, (len(found)+rowsShown-1)/rowsShown)
+	number = min(max(number, 1), last)
+	from := (number - 1) * rowsShown
+	shown := found[from:min(from+rowsShown, len(found))]
+	for i := range shown {
+		b.Rows = append(b.Rows, p.limitRow(&shown[i]))
+	}
+	b.First, b.Last = count(uint64(min(from+1, len(found)))), count(uint64(from+len(shown)))
+	b.Found, b.All = count(uint64(len(found))), count(uint64(len(all)))
+	if number > 1 {
+		b.Previous = b.link(b.Sort, b.Show, number-1)
+	}
+	if number < last {
+		b.Next = b.link(b.Sort, b.Show, number+1)
+	}
+	if n := p.History.Dropped(); n > 0 {
+		b.Dropped = fmt.Sprintf("%s had requests and no graph: at most %s are drawn at a time.", plural(int64(n), "limit"), count(history.MaxSeries))
+	}
+	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
+}
+
+// link leads to a page of the overview.
+func (b *overviewBody) link(sort, show string, page int) string {
+	q := url.Values{}
+	if b.Query != "" {
+		q.Set("q", b.Query)
+	}
+	if sort != "denied" {
+		q.Set("sort", sort)
+	}
+	if show != "all" {
+		q.Set("show", show)
+	}
+	if page > 1 {
+		q.Set("page", strconv.Itoa(page))
+	}
+	if len(q) == 0 {
+		return "/#limits"
+	}
+	return "/?" + q.Encode() + "#limits"
+}
+
+// ranked returns the limits that b shows, in its order.
+func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
+	list := make([]ranked, len(all))
+	for i, l := range all {
+		list[i] = ranked{limit: l, tally: p.Tally(l)}
+	}
+	p.History.Recent(len(all), func(i int) history.Key { return history.Key{Domain: all[i].Domain, Limit: all[i].Name} },
+		func(i int, points *history.Points) {
+			allowed, denied := points.Rate()
+			list[i].rate, list[i].denied = allowed+denied, points.Sum().Denied
+		})
+	query := strings.ToLower(b.Query)
+	list = slices.DeleteFunc(list, func(l ranked) bool {
+		switch {
+		case b.Show == "denying" && l.denied == 0, b.Show == "shadow" && !l.limit.Shadow, b.Show == "unused" && l.tally != metrics.Tally{}:
+			return true
+		default:
+			return query != "" && !strings.Contains(strings.ToLower(l.limit.Domain+"/"+l.limit.Name), query)
+		}
+	})
+	switch b.Sort { // all was in the order of names, and stays so among equals
+	case "rate":
+		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.denied, a.denied)) })
+	case "denied":
+		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.denied, a.denied), cmp.Compare(b.rate, a.rate)) })
+	}
+	return list
+}
+
+func (p *pages) limitRow(r *ranked) limitRow {
+	l := r.limit
+	points := p.History.Limit(history.Key{Domain: l.Domain, Limit: l.Name})
+	_, denied := points.Rate()
+	return limitRow{
+		Domain: descriptors.Printable(l.Domain), Name: descriptors.Printable(l.Name), Link: limitLink(l.Domain, l.Name),
+		Words: l.Words(), Mode: modes(l), Shadow: l.Shadow, Total: r.tally,
+		Rate: r.rate, DeniedRate: denied, Denied: r.denied, Graph: sparkline(&points, 3, deniedWord(l)),
+	}
+}
+
+// deniedWord describes what the counters of denials mean.
+func deniedWord(l *descriptors.Policy) string {
+	if l.Shadow {
+		return "would have been denied"
+	}
+	return "denied"
+}
+
+// modes names the modes of a limit.
+func modes(l *descriptors.Policy) string {
+	var list []string
+	if l.Shadow {
+		list = append(list, "shadow")
+	}
+	if l.Quota {
+		list = append(list, "quota")
+	}
+	return strings.Join(list, ", ")
+}
+
+func limitLink(domain, name string) string {
+	return "/limit?" + url.Values{"domain": {domain}, "name": {name}}.Encode()
+}
+
+// cut returns the start of a text that a visitor sent.
+func cut(text string, most int) string {
+	return strings.ToValidUTF8(text[:min(len(text), most)], "\ufffd")
+}

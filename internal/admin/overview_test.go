@@ -1,0 +1,201 @@
+package admin
+
+import (
+	"fmt"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// has reports the texts that a page lacks.
+func has(t *testing.T, body string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(body, text) {
+			t.Errorf("no %q in\n%s", text, body)
+		}
+	}
+}
+
+var limitNames = regexp.MustCompile(`<div class="name"><a href="[^"]*">([^<]*)</a>`)
+
+// listed returns the names of the limits in the order of the page.
+func listed(body string) (names []string) {
+	for _, found := range limitNames.FindAllStringSubmatch(body, -1) {
+		names = append(names, found[1])
+	}
+	return names
+}
+
+func TestOverviewListsLimits(t *testing.T) {
+	h := New(config(t))
+	body := get(h, "/", "").Body.String()
+	has(t, body, "v1", "All is well", "1 hour", "10/s", "1/s", "11/s", "d</small>", "shadow", "quota",
+		"Last 15 minutes: 120 allowed, 30 would have been denied, at most 5.0/s.", "56 of 1,290", "1 of 100")
+	for query, want := range map[string][]string{
+		"":                             {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
+		"?sort=name":                   {"&lt;b&gt;free&lt;/b&gt;", "path_/login", "send"},
+		"?sort=rate":                   {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
+		"?show=shadow":                 {"send"},
+		"?show=denying":                {"send"},
+		"?show=unused":                 {"&lt;b&gt;free&lt;/b&gt;"},
+		"?q=LOGIN":                     {"path_/login"},
+		"?q=d/":                        {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
+		"?q=%3Cb%3E":                   {"&lt;b&gt;free&lt;/b&gt;"},
+		"?q=elsewhere":                 nil,
+		"?sort=x&show=y&page=-1":       {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
+		"?page=99999999999999999999":   {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
+		"?q=%ff%00" + fmt.Sprint(1e99): nil,
+	} {
+		if got := listed(get(h, "/"+query, "").Body.String()); !slices.Equal(got, want) {
+			t.Errorf("%q lists %q, want %q", query, got, want)
+		}
+	}
+	c := config(t)
+	c.Current = func() *limiter.Snapshot { return nil }
+	has(t, get(New(c), "/", "").Body.String(), "There is no configuration yet", "No limit is found")
+}
+
+func TestTheWorstConditionComesFirst(t *testing.T) {
+	c := config(t)
+	c.Conditions = func() []conditions.Condition {
+		return []conditions.Condition{
+			{Name: "redis-away", Severity: conditions.Critical, Since: began, Summary: "Redis <is> away.", Remedy: "Start it."},
+			{Name: "memory-full", Severity: conditions.Warning, Since: began, Summary: "Memory is full.", Remedy: "Raise it."},
+		}
+	}
+	body := get(New(c), "/", "").Body.String()
+	has(t, body, `class="banner critical"`, "Redis &lt;is&gt; away.", "Start it.", "since 2001-09-09 01:46:40 UTC", "1 more", "Memory is full. Raise it.")
+	if strings.Contains(body, "All is well") {
+		t.Error("all is well, too")
+	}
+}
+
+// Keys are bytes that clients chose: on the page they are text, and bytes that are no text are escaped.
+func TestDeniedKeysAreShownAsText(t *testing.T) {
+	w := get(New(config(t)), "/", "")
+	body := w.Body.String()
+	has(t, body, "since 1970-01-01 12:00:00 UTC",
+		`<td class="n">77</td>`, `>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1</a>`, "the limit was reached",
+		`<td class="n">8 or more</td>`, `a\r\n,\xff\&#34;&#39;&amp;…`, "the cost is more than the limit can ever give",
+		`<td class="n">9</td>`, "the store could not decide", "(all keys)")
+	for _, no := range []string{"<script>alert", "\xff", "alert(1)<"} {
+		if strings.Contains(body, no) {
+			t.Errorf("it has %q", no)
+		}
+	}
+	c := config(t)
+	c.Denied = func(int) (time.Time, []denials.Denied) { return time.Unix(0, 0), nil }
+	has(t, get(New(c), "/", "").Body.String(), "No key was denied")
+}
+
+func TestPagesForbidWhatTheyDoNotNeed(t *testing.T) {
+	c := config(t)
+	for _, path := range []string{"/", "/login"} {
+		w := get(New(c), path, "")
+		policy := w.Header().Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'", "connect-src 'self'"} {
+			if path == "/" && !strings.Contains(policy, want) {
+				t.Errorf("%s: no %s in %s", path, want, policy)
+			}
+		}
+		if strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") {
+			t.Errorf("%s: %s", path, policy)
+		}
+	}
+	w := get(New(c), "/", "")
+	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
+		if got := w.Header().Get(name); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	body := w.Body.String()
+	for tag, text := range map[string]string{"style": style, "script": script} {
+		_, rest, _ := strings.Cut(body, "<"+tag+">")
+		if in, _, _ := strings.Cut(rest, "</"+tag+">"); in != text || !strings.Contains(w.Header().Get("Content-Security-Policy"), digest(in)) {
+			t.Errorf("the policy does not allow the %s of the page", tag)
+		}
+	}
+	if regexp.MustCompile(`(src|href)="?(https?:)?//`).MatchString(body) {
+		t.Error("the page loads something from elsewhere")
+	}
+}
+
+// many is a configuration of n limits.
+func many(tb testing.TB, n int) Config {
+	tb.Helper()
+	s := &limiter.Snapshot{}
+	for i := range n {
+		s.Policies = append(s.Policies, &descriptors.Policy{Index: i, Domain: "d", Name: fmt.Sprintf("limit%07d", n-i), Unlimited: true})
+	}
+	var t testing.T
+	c := config(&t)
+	c.Current = func() *limiter.Snapshot { return s }
+	c.Tally = func(p *descriptors.Policy) metrics.Tally { return metrics.Tally{Allowed: uint64(p.Index)} }
+	return c
+}
+
+func TestPagesOfAHundredLimits(t *testing.T) {
+	h := New(many(t, 250))
+	for page, want := range map[string]struct {
+		first, last, text string
+		n                 int
+	}{
+		"":         {"limit0000001", "limit0000100", "1 to 100 of 250.", 100},
+		"&page=2":  {"limit0000101", "limit0000200", "101 to 200 of 250.", 100},
+		"&page=3":  {"limit0000201", "limit0000250", "201 to 250 of 250.", 50},
+		"&page=4":  {"limit0000201", "limit0000250", "201 to 250 of 250.", 50},
+		"&q=00001": {"limit0000001", "limit0000188", "1 to 100 of 111 found, of 250.", 100},
+	} {
+		body := get(h, "/?sort=name"+page, "").Body.String()
+		names := listed(body)
+		if len(names) != want.n || names[0] != want.first || names[len(names)-1] != want.last || !strings.Contains(body, want.text) {
+			t.Errorf("%q: %d limits, from %s to %s", page, len(names), names[0], names[len(names)-1])
+		}
+		if strings.Contains(body, `rel="next"`) != (page == "" || page == "&page=2" || page == "&q=00001") || strings.Contains(body, `rel="prev"`) != (page != "" && page != "&q=00001") {
+			t.Errorf("%q: links", page)
+		}
+	}
+}
+
+// TestHundredThousandLimits compares the page of 100,000 limits with that of 1,000: it may take longer by what it takes
+// to look at each limit, which is far less than it takes to print each.
+func TestHundredThousandLimits(t *testing.T) {
+	few, lots := New(many(t, 1000)), New(many(t, 100_000))
+	fastest := func(h http.Handler) time.Duration {
+		best := time.Hour
+		for range 5 {
+			start := time.Now()
+			if body := get(h, "/", "").Body; body.Len() > 200<<10 {
+				t.Fatalf("%d bytes", body.Len())
+			}
+			best = min(best, time.Since(start))
+		}
+		return best
+	}
+	a, b := fastest(few), fastest(lots)
+	t.Logf("1,000 limits: %v; 100,000: %v", a, b)
+	if b > 60*a {
+		t.Errorf("1,000 limits take %v, 100,000 take %v", a, b)
+	}
+}
+
+func BenchmarkHundredThousandLimits(b *testing.B) {
+	h := New(many(b, 100_000))
+	for _, path := range []string{"/", "/?sort=rate", "/?sort=name&page=500", "/?q=777"} {
+		b.Run(path[1:], func(b *testing.B) {
+			for b.Loop() {
+				get(h, path, "")
+			}
+		})
+	}
+}

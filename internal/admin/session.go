@@ -1,0 +1,110 @@
+package admin
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"sync"
+	"time"
+)
+
+const (
+	// maxSessions bounds the sessions; the one unused for longest makes room for a new one.
+	maxSessions = 64
+	// sessionIdle ends a session that is not used, sessionLife any session.
+	sessionIdle, sessionLife = time.Hour, 12 * time.Hour
+)
+
+// session is a browser that brought a token.
+type session struct {
+	csrf     string
+	token    [sha256.Size]byte // the fingerprint of the token
+	mayWrite bool
+	began    time.Time
+	used     time.Time // guarded by sessions.mu
+	author   string    // the name given with the last change; guarded by sessions.mu
+}
+
+// sessions are kept here and nowhere else: a restart ends them all. The browser has the id, this process only its hash.
+type sessions struct {
+	now func() time.Time
+
+	mu  sync.Mutex
+	all map[[sha256.Size]byte]*session // guarded by mu
+}
+
+func newSessions(now func() time.Time) *sessions {
+	return &sessions{now: now, all: map[[sha256.Size]byte]*session{}}
+}
+
+func fingerprint(text string) [sha256.Size]byte { return sha256.Sum256([]byte(text)) }
+
+// begin makes a session of a browser that brought token.
+func (s *sessions) begin(token string, mayWrite bool) (id string) {
+	now := s.now()
+	id = rand.Text() + rand.Text()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.all) >= maxSessions {
+		s.dropOldest()
+	}
+	s.all[fingerprint(id)] = &session{csrf: rand.Text(), token: fingerprint(token), mayWrite: mayWrite, began: now, used: now}
+	return id
+}
+
+// dropOldest requires s.mu.
+func (s *sessions) dropOldest() {
+	var oldest [sha256.Size]byte
+	var used time.Time
+	for hash, one := range s.all {
+		if used.IsZero() || one.used.Before(used) {
+			oldest, used = hash, one.used
+		}
+	}
+	delete(s.all, oldest)
+}
+
+// find returns the session of id; nil: there is none, or it is over. What a person does prolongs the session.
+func (s *sessions) find(id string, person bool) *session {
+	now, hash := s.now(), fingerprint(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one := s.all[hash]
+	if one == nil {
+		return nil
+	}
+	if now.Sub(one.used) >= sessionIdle || now.Sub(one.began) >= sessionLife {
+		delete(s.all, hash)
+		return nil
+	}
+	if person {
+		one.used = now
+	}
+	return one
+}
+
+// end ends the session of id, if there is one.
+func (s *sessions) end(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, fingerprint(id))
+}
+
+// author returns the name that came with the last change of the session.
+func (s *sessions) author(of *session) string {
+	if of == nil {
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return of.author
+}
+
+// setAuthor remembers the name for the next change.
+func (s *sessions) setAuthor(of *session, name string) {
+	if of == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of.author = name
+}

@@ -1,0 +1,146 @@
+package admin
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+	"html/template"
+	"net/http"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// The style and the script stand in every page, and the policy names their digests.
+var (
+	style  = asset("assets/page.css")
+	script = asset("assets/page.js")
+	policy = "default-src 'none'; style-src " + digest(style) + "; script-src " + digest(script) +
+		"; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+func asset(name string) string {
+	text, err := assets.ReadFile(name)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(text)
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
+
+// The pages, each the layout around a body of its own.
+var (
+	overviewPage = parse("overview")
+	loginPage    = parse("login")
+	problemPage  = parse("problem")
+)
+
+func parse(name string) *template.Template {
+	return template.Must(template.New("layout.html").Funcs(template.FuncMap{
+		"count": count, "rate": rate, "ago": ago, "at": at, "link": link,
+	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
+}
+
+// link is one of the navigation, chosen if it is that of the page's section.
+func link(section, to, name string) choice { return choice{name, to, section == to} }
+
+// frame is what every page shows around its Body.
+type frame struct {
+	Title string
+	// Section is the link of the navigation that leads here; "": none does.
+	Section string
+	Version string
+	Style   template.CSS
+	Script  template.JS
+	// Live pages are refreshed by the script.
+	Live bool
+	// LoggedIn has a button to log out. NeedsToken: the listener has no token, so that the page changes nothing.
+	LoggedIn, MayWrite, NeedsToken bool
+	CSRF                           string
+	// Query is what the visitor searched keys for.
+	Query string
+	// Banner is nil for those who may not read.
+	Banner *banner
+	Body   any
+}
+
+// banner says whether all is well.
+type banner struct {
+	// Worst is the first condition, Others those after it; nil: all is well.
+	Worst  *conditions.Condition
+	Others []conditions.Condition
+	Uptime string
+	// Rate, Allowed and Denied are requests in a second during the last minute.
+	Rate, Allowed, Denied float64
+	// Median and Slowest are the times within which half, and 99 %, of the decisions were made; "": there was none.
+	Median, Slowest string
+}
+
+// show answers with a page.
+func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status int, t *template.Template, f frame) {
+	f.Version, f.Style, f.Script = p.Version, template.CSS(style), template.JS(script) //nolint:gosec // they are embedded
+	f.LoggedIn, f.MayWrite, f.CSRF, f.NeedsToken = v.session != nil, v.mayWrite, v.csrf, p.Token == nil && !v.mayWrite
+	if v.mayRead {
+		f.Banner = p.banner()
+	}
+	var body bytes.Buffer
+	if err := t.Execute(&body, f); err != nil {
+		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", policy)
+	// With no-referrer a browser would send no Origin with forms.
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = body.WriteTo(w) // an error is the reader's
+}
+
+// problem is a page that says why there is no other.
+type problem struct {
+	Text string
+	Back string // a path; "": the front page
+}
+
+func (p *pages) problem(w http.ResponseWriter, r *http.Request, v visitor, status int, text, back string) {
+	p.show(w, r, v, status, problemPage, frame{Title: http.StatusText(status), Body: problem{text, back}})
+}
+
+func (p *pages) banner() *banner {
+	b := &banner{Uptime: span(p.Now().Sub(p.Started))}
+	if list := p.Conditions(); len(list) > 0 {
+		b.Worst, b.Others = &list[0], list[1:]
+	}
+	points := p.History.All()
+	b.Allowed, b.Denied = points.Rate()
+	b.Rate = b.Allowed + b.Denied
+	if times, of := p.Times.Quantiles(.5, .99); of > 0 {
+		b.Median, b.Slowest = short(times[0]), short(times[1])
+	}
+	return b
+}
+
+// short prints a duration with two digits.
+func short(d time.Duration) string {
+	switch {
+	case d < 10*time.Microsecond:
+		return d.String()
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < 10*time.Millisecond:
+		return d.Round(100 * time.Microsecond).String()
+	default:
+		return d.Round(time.Millisecond).String()
+	}
+}

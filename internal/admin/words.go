@@ -1,0 +1,86 @@
+package admin
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// at prints a moment.
+func at(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.UTC().Format("2006-01-02 15:04:05 UTC")
+}
+
+// ago prints how long a moment is past.
+func ago(t, now time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	if d := now.Sub(t); d >= time.Second {
+		return span(d) + " ago"
+	}
+	return "just now"
+}
+
+// span prints a duration with its two largest units.
+func span(d time.Duration) string {
+	units := []struct {
+		name string
+		is   time.Duration
+	}{{"day", 24 * time.Hour}, {"hour", time.Hour}, {"minute", time.Minute}, {"second", time.Second}}
+	if d > 0 && d < time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	for i, unit := range units {
+		if d < unit.is && i < len(units)-1 {
+			continue
+		}
+		text := plural(int64(d/unit.is), unit.name)
+		if i+1 < len(units) {
+			if rest := d % unit.is / units[i+1].is; rest > 0 {
+				text += " " + plural(int64(rest), units[i+1].name)
+			}
+		}
+		return text
+	}
+	return ""
+}
+
+// plural prints a number of things.
+func plural(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return count(uint64(max(n, 0))) + " " + thing + "s"
+}
+
+// count prints a number with its digits in groups of three.
+func count(n uint64) string {
+	digits := strconv.FormatUint(n, 10)
+	var b strings.Builder
+	for i, c := range digits {
+		if i > 0 && (len(digits)-i)%3 == 0 {
+			b.WriteByte(',')
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}
+
+// rate prints a number of requests in a second.
+func rate(perSecond float64) string {
+	switch {
+	case perSecond == 0:
+		return "0/s"
+	case perSecond < 0.095:
+		return fmt.Sprintf("%.1f/min", perSecond*60)
+	case perSecond < 9.95:
+		return fmt.Sprintf("%.1f/s", perSecond)
+	default:
+		return count(uint64(perSecond+.5)) + "/s"
+	}
+}

@@ -1,0 +1,219 @@
+// Package history keeps what was counted during the last fifteen minutes, in steps of ten seconds and in bounded
+// memory. It reads counters; nothing in it runs while a request is decided, except the sampled Times.
+package history
+
+import (
+	"hash/maphash"
+	"math"
+	"sync"
+	"time"
+)
+
+const (
+	// Step is the time that one Point covers.
+	Step = 10 * time.Second
+	// Steps is how many Points a series has: fifteen minutes.
+	Steps = 90
+	// MaxSeries bounds the limits that have a series at the same time: 720 bytes each, 6 MB in all. A limit has
+	// one from its first request until fifteen minutes after its last.
+	MaxSeries = 8192
+	// recent is how many steps Rate covers: a minute.
+	recent = 6
+)
+
+// Totals are counters since the program started.
+type Totals struct{ Allowed, Denied uint64 }
+
+// since returns what was added after before. Counters that went back began anew.
+func (t Totals) since(before Totals) Totals {
+	if t.Allowed < before.Allowed || t.Denied < before.Denied {
+		return t
+	}
+	return Totals{t.Allowed - before.Allowed, t.Denied - before.Denied}
+}
+
+// Point is what was counted in one step.
+type Point struct{ Allowed, Denied uint32 }
+
+// Points are the last fifteen minutes, oldest first.
+type Points [Steps]Point
+
+// Sum adds all points.
+func (p *Points) Sum() (sum Totals) { return sumOf(p[:]) }
+
+// Rate is the number of requests in a second, averaged over the last minute.
+func (p *Points) Rate() (allowed, denied float64) {
+	sum := sumOf(p[Steps-recent:])
+	seconds := recent * Step.Seconds()
+	return float64(sum.Allowed) / seconds, float64(sum.Denied) / seconds
+}
+
+func sumOf(points []Point) (sum Totals) {
+	for _, p := range points {
+		sum.Allowed += uint64(p.Allowed)
+		sum.Denied += uint64(p.Denied)
+	}
+	return sum
+}
+
+// Key names a limit.
+type Key struct{ Domain, Limit string }
+
+// Recorder keeps the series. It is safe for concurrent use.
+type Recorder struct {
+	seed  maphash.Seed
+	began time.Time // with a monotonic reading: setting the clock moves no point
+
+	mu       sync.Mutex
+	step     int64            // the step of the last sample, counted from began; guarded by mu, as the rest is
+	all      *series          // of all requests
+	limits   map[uint64]entry // by the hash of a Key: it holds no names, and only limits that ever counted something
+	kept     int              // entries that have a series
+	dropped  int              // limits that counted something in the last sample and found no room for a series
+	sequence uint32           // of the sample
+}
+
+// entry is what is known of one limit.
+type entry struct {
+	last     Totals
+	series   *series // nil: nothing was counted in the last fifteen minutes, or there was no room
+	sequence uint32  // of the sample that saw it last
+}
+
+// series is a ring of points, indexed by step modulo Steps.
+type series struct {
+	points [Steps]Point
+	last   int64 // the step up to which points are written
+	moved  int64 // the last step in which anything was counted
+	totals Totals
+}
+
+// New makes an empty Recorder that begins now.
+func New(now time.Time) *Recorder {
+	return &Recorder{seed: maphash.MakeSeed(), began: now, all: &series{}, limits: map[uint64]entry{}}
+}
+
+// Sample adds what was counted since the sample before. requests is the total of all requests; limits calls visit
+// once for each limit. Call it once a Step.
+func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func(Key, Totals))) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	step := max(r.step, int64(now.Sub(r.began)/Step))
+	r.step = step
+	r.sequence++
+	r.dropped = 0
+	r.all.add(step, requests.since(r.all.totals))
+	r.all.totals = requests
+	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
+	for hash, e := range r.limits {
+		if e.sequence != r.sequence { // the limit is gone
+			r.forget(&e)
+			delete(r.limits, hash)
+		}
+	}
+}
+
+// limit requires r.mu.
+func (r *Recorder) limit(step int64, key Key, totals Totals) {
+	if totals == (Totals{}) {
+		return
+	}
+	hash := r.hash(key)
+	e := r.limits[hash]
+	moved := totals.since(e.last)
+	e.last, e.sequence = totals, r.sequence
+	switch {
+	case e.series == nil && moved == (Totals{}):
+	case e.series == nil && r.kept == MaxSeries:
+		r.dropped++
+	case e.series == nil:
+		e.series = &series{}
+		r.kept++
+		e.series.add(step, moved)
+	default:
+		e.series.add(step, moved)
+		if step-e.series.moved >= Steps {
+			r.forget(&e)
+		}
+	}
+	r.limits[hash] = e
+}
+
+// forget requires r.mu.
+func (r *Recorder) forget(e *entry) {
+	if e.series != nil {
+		e.series = nil
+		r.kept--
+	}
+}
+
+func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
+
+// add counts more in step, after clearing the steps that nobody sampled.
+func (s *series) add(step int64, more Totals) {
+	if step-s.last >= Steps {
+		s.points = [Steps]Point{}
+	} else {
+		for i := s.last + 1; i <= step; i++ {
+			s.points[i%Steps] = Point{}
+		}
+	}
+	s.last = step
+	p := &s.points[step%Steps]
+	p.Allowed, p.Denied = plus(p.Allowed, more.Allowed), plus(p.Denied, more.Denied)
+	if more != (Totals{}) {
+		s.moved = step
+	}
+}
+
+func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUint32)) }
+
+// read copies the points up to step.
+func (s *series) read(step int64) (p Points) {
+	for i := range p {
+		at := step - int64(Steps-1-i)
+		if at >= 0 && at <= s.last && at > s.last-Steps {
+			p[i] = s.points[at%Steps]
+		}
+	}
+	return p
+}
+
+// All returns the series of all requests.
+func (r *Recorder) All() Points {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.all.read(r.step)
+}
+
+// Limit returns the series of one limit. Without traffic in the last fifteen minutes it is zero.
+func (r *Recorder) Limit(key Key) Points {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.limits[r.hash(key)].series; s != nil {
+		return s.read(r.step)
+	}
+	return Points{}
+}
+
+// Recent calls visit for each of keys that has a series, with its index.
+func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Points)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept == 0 {
+		return
+	}
+	for i := range keys {
+		if s := r.limits[r.hash(key(i))].series; s != nil {
+			p := s.read(r.step)
+			visit(i, &p)
+		}
+	}
+}
+
+// Dropped returns how many limits counted something in the last step and have no series, because MaxSeries others do.
+func (r *Recorder) Dropped() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dropped
+}

@@ -1,0 +1,146 @@
+package history
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+)
+
+var began = time.Unix(1e9, 0)
+
+// one samples a single limit, login, of domain d.
+func one(r *Recorder, at time.Duration, t Totals) {
+	r.Sample(began.Add(at), t, func(visit func(Key, Totals)) { visit(Key{"d", "login"}, t) })
+}
+
+func TestPointsAreWhatWasCountedInAStep(t *testing.T) {
+	r := New(began)
+	one(r, 0, Totals{5, 0})
+	one(r, 10*time.Second, Totals{25, 3})
+	one(r, 20*time.Second, Totals{25, 3})
+	one(r, 50*time.Second, Totals{26, 10}) // two steps were not sampled
+	p := r.Limit(Key{"d", "login"})
+	want := map[int]Point{Steps - 6: {5, 0}, Steps - 5: {20, 3}, Steps - 1: {1, 7}}
+	for i := range p {
+		if p[i] != want[i] {
+			t.Errorf("step %d is %v, want %v", i-Steps+1, p[i], want[i])
+		}
+	}
+	if sum := p.Sum(); sum != (Totals{26, 10}) || r.All() != p {
+		t.Errorf("%v, of all requests %v", sum, r.All())
+	}
+	if allowed, denied := p.Rate(); allowed != 26./60 || denied != 10./60 {
+		t.Errorf("%v and %v a second", allowed, denied)
+	}
+}
+
+func sum(r *Recorder) Totals {
+	p := r.Limit(Key{"d", "login"})
+	return p.Sum()
+}
+
+func TestAfterFifteenMinutesNothingIsLeft(t *testing.T) {
+	r := New(began)
+	for at := time.Duration(0); at <= 20*time.Minute; at += Step {
+		one(r, at, Totals{1, 1}) // all of it in the first step
+		left := sum(r)
+		if want := (Totals{1, 1}); at < 15*time.Minute && left != want {
+			t.Fatalf("after %v: %v", at, left)
+		}
+		if at >= 15*time.Minute && (left != Totals{} || r.kept != 0) {
+			t.Fatalf("after %v: %v, %d series", at, left, r.kept)
+		}
+	}
+	one(r, 21*time.Minute, Totals{4, 1})
+	if left := sum(r); left != (Totals{3, 0}) {
+		t.Errorf("a limit that comes back has %v, want what is new", left)
+	}
+}
+
+func TestClocksAndCountersThatGoBack(t *testing.T) {
+	r := New(began)
+	one(r, time.Minute, Totals{10, 0})
+	one(r, 0, Totals{12, 0})          // the clock was set back
+	one(r, time.Minute, Totals{3, 0}) // the limit was removed and added again
+	if left := sum(r); left != (Totals{15, 0}) {
+		t.Errorf("%v", left)
+	}
+	one(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far ahead, and more than a point can hold
+	if left := sum(r); left != (Totals{1<<32 - 1, 0}) {
+		t.Errorf("%v", left)
+	}
+}
+
+// However many limits have traffic, MaxSeries have a series; those that are removed leave nothing.
+func TestMemoryIsBounded(t *testing.T) {
+	const limits = 20_000
+	r := New(began)
+	sample := func(step, n int) {
+		r.Sample(began.Add(time.Duration(step)*Step), Totals{}, func(visit func(Key, Totals)) {
+			for i := range n {
+				visit(Key{"d", fmt.Sprint("limit", i)}, Totals{Allowed: uint64(step)})
+			}
+		})
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for step := 1; step <= 5; step++ {
+		sample(step, limits)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
+		t.Errorf("%d series, %d limits without", r.kept, r.Dropped())
+	}
+	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
+		t.Errorf("%d limits use %d KiB", limits, used>>10)
+	}
+	sample(6, 1)
+	if len(r.limits) != 1 || r.kept > 1 {
+		t.Errorf("%d limits and %d series are left", len(r.limits), r.kept)
+	}
+}
+
+// A quantile is never below the true one, and at most a quarter above it.
+func TestQuantiles(t *testing.T) {
+	var times Times
+	for us := range 10_000 {
+		times.Add(time.Duration(us) * time.Microsecond)
+		if us%3000 == 0 {
+			times.Turn()
+		}
+	}
+	got, of := times.Quantiles(.5, .99)
+	for i, want := range []time.Duration{5000 * time.Microsecond, 9900 * time.Microsecond} {
+		if got[i] < want || got[i] > want*5/4 {
+			t.Errorf("%v, want %v", got[i], want)
+		}
+	}
+	if of != 10_000 {
+		t.Errorf("of %d", of)
+	}
+	for range recent + 1 {
+		times.Turn()
+	}
+	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
+		t.Errorf("after a minute: %v of %d", got, of)
+	}
+	for range 1000 {
+		d := time.Duration(rand.Int64N(int64(4 * time.Minute)))
+		if edge := upperEdge(bucketOf(d)); edge <= d || bucketOf(d) > 8 && edge > d+d/4+time.Microsecond {
+			t.Errorf("%v is in the bucket up to %v", d, edge)
+		}
+	}
+	times.Add(-time.Second)
+	times.Add(24 * time.Hour)
+}
+
+func TestAddingATimeAllocatesNothing(t *testing.T) {
+	var times Times
+	if n := testing.AllocsPerRun(100, func() { times.Add(time.Millisecond) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

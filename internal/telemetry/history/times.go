@@ -1,0 +1,86 @@
+package history
+
+import (
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// A bucket of Times is a quarter of a doubling wide, so that a quantile is at most a quarter too high.
+	perDoubling = 4
+	doublings   = 28 // from 1 us up to 4 minutes
+	timeBuckets = perDoubling * doublings
+)
+
+// Times counts how long decisions took. Add is a few atomic operations and allocates nothing; whoever calls it for a
+// sample of the decisions gets the quantiles of all.
+type Times struct {
+	current [timeBuckets]atomic.Uint32
+
+	mu    sync.Mutex
+	steps [recent][timeBuckets]uint32 // the last minute; guarded by mu
+	next  int                         // guarded by mu
+}
+
+// Add counts a decision that took d.
+func (t *Times) Add(d time.Duration) { t.current[bucketOf(d)].Add(1) }
+
+// Turn ends a Step.
+func (t *Times) Turn() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.current {
+		t.steps[t.next][i] = t.current[i].Swap(0)
+	}
+	t.next = (t.next + 1) % recent
+}
+
+// Quantiles returns the times below which the given shares of the decisions of the last minute were made, and of how
+// many decisions that is.
+func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var sums [timeBuckets]uint64
+	for i := range sums {
+		sums[i] = uint64(t.current[i].Load())
+		for step := range t.steps {
+			sums[i] += uint64(t.steps[step][i])
+		}
+		of += sums[i]
+	}
+	for _, share := range shares {
+		times = append(times, quantile(&sums, share*float64(of)))
+	}
+	return times, of
+}
+
+func quantile(sums *[timeBuckets]uint64, rank float64) time.Duration {
+	seen := uint64(0)
+	for i, n := range sums {
+		if seen += n; n > 0 && float64(seen) >= rank {
+			return upperEdge(i)
+		}
+	}
+	return 0
+}
+
+// bucketOf is the bucket of d: the position of its highest bit, in us, and the two bits below it.
+func bucketOf(d time.Duration) int {
+	us := uint64(max(0, d.Microseconds()))
+	if us < perDoubling {
+		return int(us)
+	}
+	high := bits.Len64(us) - 1
+	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
+}
+
+// upperEdge is the time below which all of bucket i are.
+func upperEdge(i int) time.Duration {
+	if i < perDoubling {
+		return time.Duration(i+1) * time.Microsecond
+	}
+	high := i/perDoubling + 1
+	return time.Duration(uint64(i%perDoubling+1+perDoubling)<<(high-2)) * time.Microsecond
+}
