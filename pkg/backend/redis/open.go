@@ -213,6 +213,9 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
+// UndosDropped is how many refunds and clean-ups were not sent because too many were in flight.
+func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
+
 // Close waits for the refunds that are under way, answers all batches that have not been sent, and ends all
 // connections.
 func (s *Store) Close() error {

@@ -1,0 +1,34 @@
+package server
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+// An undo that is dropped is counted, wherever in the stack it was: here each Undos is closed.
+func TestDroppedUndosAreCounted(t *testing.T) {
+	r, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	st := stack{undos: backend.NewUndos(time.Second), redis: []*redis.Store{r}}
+	st.undos.Close()
+	for range 3 {
+		st.undos.Submit(memory.New(memory.Config{}), nil)
+	}
+	m := metrics.New("v1", "rev")
+	m.WatchUndos(st.undosDropped)
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if want := "rlsidecar_backend_undos_dropped_total 3"; !strings.Contains(w.Body.String(), want) {
+		t.Errorf("no %s", want)
+	}
+}
