@@ -1,4 +1,4 @@
-// Package httpauth tells who may ask over HTTP.
+// Package httpauth decides which HTTP requests are authorized: by token, by host name and by origin.
 package httpauth
 
 import (
@@ -10,14 +10,15 @@ import (
 	"strings"
 )
 
-// Brings reports whether r brings the token: Authorization: Bearer TOKEN. It takes equally long for any
-// other token. Nothing brings a nil Token.
+// Brings reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison takes
+// constant time. If required is nil, it returns false.
 func Brings(r *http.Request, required Token) bool {
 	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	return Is(strings.TrimSpace(given), required) && strings.EqualFold(scheme, "Bearer")
 }
 
-// Is reports whether given is the token. It takes equally long for any other text. Nothing is a nil Token.
+// Is reports whether given equals the required token. The comparison takes constant time. If required is nil, it
+// returns false.
 func Is(given string, required Token) bool {
 	if required == nil {
 		return false
@@ -26,8 +27,8 @@ func Is(given string, required Token) bool {
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// FromSamePage reports whether a page of exactly this origin had its browser send r. A request without an Origin, as
-// programs send it, is from no page.
+// FromSamePage reports whether a browser sent r for a page of exactly this origin. Programs send no Origin, so that it
+// returns false for them.
 func FromSamePage(r *http.Request) bool {
 	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
 	return r.Host != "" && (origin == "http://"+r.Host || origin == "https://"+r.Host) && (site == "" || site == "same-origin")
@@ -39,20 +40,19 @@ func ThroughUnixSocket(r *http.Request) bool {
 	return ok && local.Network() == "unix"
 }
 
-// FromBrowser reports whether a browser sent r: every browser names the origin of a page that posts.
+// FromBrowser reports whether a browser sent r, which must be a POST: every browser sends the origin of the page.
 func FromBrowser(r *http.Request) bool {
 	return r.Header["Origin"] != nil || r.Header["Sec-Fetch-Site"] != nil
 }
 
-// FromOtherSite reports whether a page of another site, or of another port of this machine, had its
-// browser send r.
+// FromOtherSite reports whether a browser sent r for a page of another site, or of another port of this machine.
 func FromOtherSite(r *http.Request) bool {
 	site := r.Header.Get("Sec-Fetch-Site")
 	return site == "cross-site" || site == "same-site"
 }
 
-// ThisMachineOnly answers requests that name this machine, as NamesThisMachine says, and refuses others
-// with the remedy.
+// ThisMachineOnly passes requests for which NamesThisMachine returns true to next, and refuses others with a text
+// that contains the remedy.
 func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !NamesThisMachine(r) {
@@ -63,9 +63,10 @@ func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 	})
 }
 
-// NamesThisMachine tells whether r names no host but this machine: localhost, an address or none. A web
-// page whose own name is made to lead here is of the same origin to a browser, and could ask whatever
-// needs no token. A browser reaches a Unix socket only through a forwarded port, and then the rule holds too.
+// NamesThisMachine reports whether the host of r is localhost, an IP address or empty. This protects against DNS
+// rebinding: if the name of a web page resolves to this machine, the page has the same origin for the browser, and
+// could send requests that need no token. A browser reaches a Unix socket only through a forwarded port, so that the
+// rule applies to browsers there too.
 func NamesThisMachine(r *http.Request) bool {
 	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true

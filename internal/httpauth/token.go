@@ -13,10 +13,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// Token returns the secret that a request must bring at this moment. A nil Token requires none.
+// Token returns the secret that a request must have at this moment. A nil Token means that none is required.
 type Token func() string
 
-// FixedToken never changes. It is nil for "".
+// FixedToken returns a Token that never changes; nil if secret is empty.
 func FixedToken(secret string) Token {
 	if secret == "" {
 		return nil
@@ -27,13 +27,13 @@ func FixedToken(secret string) Token {
 const (
 	// maxToken bounds the content of a file with a token.
 	maxToken = 4096
-	// reread is how old the content of the file may be.
+	// reread is how long the content of the file is cached.
 	reread = time.Second
 )
 
-// FileToken is the content of the file at path, without white space at its end. The file is read again
-// when it may have changed; while it cannot be used, the token before stays in use. The error says why
-// it cannot be used now.
+// FileToken returns a Token with the content of a file, without trailing white space. The file is read again when it
+// may have changed. While it cannot be used, the former token stays in use. FileToken returns an error if the file
+// cannot be used at first.
 func FileToken(path string, log *zap.Logger) (Token, error) {
 	secret, err := readToken(path)
 	if err != nil {
@@ -49,9 +49,9 @@ type tokenFile struct {
 	log    *zap.Logger
 	secret atomic.Pointer[string]
 
-	mu      sync.Mutex // held by the request that reads the file; others use secret meanwhile
+	mu      sync.Mutex // held by the request that reads the file; others use secret
 	read    time.Time  // guarded by mu
-	problem string     // why it could not be used; guarded by mu
+	problem string     // the last problem with the file; guarded by mu
 }
 
 func (f *tokenFile) token() string {
@@ -65,7 +65,7 @@ func (f *tokenFile) token() string {
 	return *f.secret.Load()
 }
 
-// update requires f.mu. A problem is logged once, not once a second.
+// update reads the file if it may have changed. A problem is logged once, not once a second. f.mu is held.
 func (f *tokenFile) update() {
 	secret, err := readToken(f.path)
 	switch {
@@ -83,7 +83,7 @@ func (f *tokenFile) update() {
 	}
 }
 
-// readToken returns the token in a file. No error shows any of it.
+// readToken returns the token in a file. Its errors do not contain any of the content.
 func readToken(path string) (string, error) {
 	if path == "" {
 		return "", errors.New("the file with the token has no name")

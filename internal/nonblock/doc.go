@@ -6,7 +6,7 @@
 // between requests pays for this with two or three thread switches per request. Without the notification, a request
 // over Redis costs a third less (docs/performance.md).
 //
-// For the same reason a Crew runs short functions on goroutines that it keeps, and wakes these through the poller.
+// For the same reason a Pool runs short functions on goroutines that it keeps, and wakes these through the poller.
 //
 // The disadvantage is that the monitor also preempts goroutines that run for long. While it sleeps, no goroutine is
 // preempted until the next timer or the next notified system call. Therefore a connection accepted by Listener

@@ -30,11 +30,11 @@ func (*Conn) SyscallConn() (syscall.RawConn, error) { return nil, net.ErrClosed 
 // WriteOnce is never called on this system.
 func (c *Conn) WriteOnce(b []byte) (int, error) { return c.Write(b) }
 
-// Crew starts a goroutine for each function on this system.
-type Crew struct{}
+// Pool starts a goroutine for each function on this system.
+type Pool struct{}
 
 // Go runs f.
-func (*Crew) Go(f func()) { go f() }
+func (*Pool) Go(f func()) { go f() }
 
 // Close does nothing.
-func (*Crew) Close() {}
+func (*Pool) Close() {}

@@ -18,7 +18,7 @@ var turns turnstile
 type turnstile struct {
 	mu      sync.Mutex
 	opened  bool            // opening event was tried; guarded by mu, like the following fields
-	event   *hand           // nil if it could not be opened
+	event   *worker         // nil if it could not be opened
 	busy    bool            // a goroutine waits for event
 	waiting []chan struct{} // goroutines that wait for that one
 	enter   func(uintptr) bool
@@ -58,7 +58,7 @@ func (t *turnstile) pass(wake chan struct{}) {
 // open opens the event, which is never closed. mu is held.
 func (t *turnstile) open() {
 	t.opened = true
-	h, err := newHand()
+	h, err := newWorker()
 	if err != nil { // too many open files
 		return
 	}

@@ -1,6 +1,6 @@
-// Package routing finds what the section auth of a configuration asks about a request: its route, and
-// the descriptors made of what the request brings. What is in a Request is believed: whoever fills it
-// in knows whom to believe.
+// Package routing applies the auth section of a configuration to an HTTP request: it finds the route of the request,
+// and makes the route's descriptors from the request's values. It trusts the content of a Request; the listener that
+// fills it decides which headers it trusts.
 package routing
 
 import (
@@ -12,28 +12,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Request is a request as a proxy received it. All of it but Client is bytes that a client chose.
+// Request is a request as a proxy received it. All fields except Client contain bytes chosen by the client.
 type Request struct {
 	Method string
-	// Host in lower case, without port (HostName).
+	// Host is in lower case and without port; see HostName.
 	Host string
-	// Path in its one form (target.Path), and Query as it came.
+	// Path is normalized by target.Path. Query is unchanged.
 	Path, Query string
-	// Header by canonical name.
+	// Header has the headers by canonical name.
 	Header map[string][]string
-	// Client is its address; the zero Addr: not known.
+	// Client is the client's address; the zero Addr means unknown.
 	Client netip.Addr
 
 	fold folded
 }
 
-// folded is the result of the last fold: routes mostly ignore the same.
+// folded caches the last result of target.Fold, because most routes ignore the same differences.
 type folded struct {
 	path, result string
 	ignore       target.Ignore
 }
 
-// path returns the path as a route sees it.
+// path returns the path without the differences that a route ignores.
 func (q *Request) path(ignore target.Ignore) string {
 	switch f := &q.fold; {
 	case ignore == 0:
@@ -46,7 +46,7 @@ func (q *Request) path(ignore target.Ignore) string {
 	}
 }
 
-// HostName is host in lower case, without its port and a dot at the end.
+// HostName returns host in lower case, without port and trailing dot.
 func HostName(host string) string {
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:i]
@@ -54,7 +54,7 @@ func HostName(host string) string {
 	return target.Lower(strings.TrimSuffix(host, "."))
 }
 
-// Find is the first route that matches; nil: none.
+// Find returns the first route that matches, or nil.
 func Find(a *limiter.Auth, q *Request) *limiter.Route {
 	for i := range a.Routes {
 		if r := &a.Routes[i]; matches(r, q) {
@@ -78,15 +78,14 @@ func matches(r *limiter.Route, q *Request) bool {
 	return true
 }
 
-// matchesTarget reports whether all conditions of r but those on headers hold.
+// matchesTarget reports whether all conditions of r other than those on headers hold.
 func matchesTarget(r *limiter.Route, q *Request) bool {
 	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns the source of a value that q has more than once, and that decides which limits
-// apply: the condition of a route up to r, which is the result of Find, or a source of r. "" means
-// there is none. Applications differ in which of the values they take, so a client could be counted
-// by one value and served by the other.
+// Repeated returns a source that has several values in q and that affects which limits apply: a condition of a route
+// up to r, the result of Find, or a source of r. It returns "" if there is none. Applications differ in which of
+// several values they use, so that a client could be counted by one value and served by another.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	for i := range a.Routes {
 		one := &a.Routes[i]
@@ -112,10 +111,10 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether the source of e has more than one value. Browsers send cookies of one name
-// for several paths, so a cookie may be repeated with the same value.
+// repeats reports whether the source of e has several values. A cookie may be repeated with the same value, because
+// browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
-	switch e.From { //nolint:exhaustive // the others have one value
+	switch e.From { //nolint:exhaustive // the other sources have one value
 	case limiter.FromHeader:
 		return len(q.Header[e.Name]) > 1
 	case limiter.FromJWT:
@@ -127,7 +126,7 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 	}
 }
 
-// Fill makes c ask what r asks about q. A descriptor of which a value is missing is left out.
+// Fill adds the descriptors of r for q to c. A descriptor with a missing value is omitted.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	c.Request.Domain, c.Look = r.Domain, r.Look
 	for _, entries := range r.Descriptors {
@@ -144,8 +143,8 @@ func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	}
 }
 
-// Value is what e's source says, e being of r; ok is false where it says nothing. Of several values
-// the first counts, see Repeated.
+// Value returns the value of e, an entry of r, and whether there is one. Of several values it returns the first; see
+// Repeated.
 func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) (value string, ok bool) {
 	switch e.From {
 	case limiter.FromValue:
@@ -176,7 +175,7 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 	}
 }
 
-// clientNetwork is the address of a client, or the network that stands for it.
+// clientNetwork returns the address of a client, or its network if IPv6 addresses are masked.
 func clientNetwork(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	if addr.IsValid() && (addr.Is4() || ipv6Prefix >= addr.BitLen()) {
 		return addr.String(), true
@@ -184,8 +183,8 @@ func clientNetwork(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	return maskedClient(addr, ipv6Prefix)
 }
 
-// maskedClient is the network that stands for a client, with its length, as Envoy's
-// masked_remote_address writes it: 192.0.2.7/32, 2001:db8:1:2::/64.
+// maskedClient returns the network of a client with its length, in the notation of Envoy's masked_remote_address:
+// 192.0.2.7/32, 2001:db8:1:2::/64.
 func maskedClient(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	bits := addr.BitLen()
 	if addr.Is6() {

@@ -1,13 +1,12 @@
-// Package target reads the target of an HTTP request as a proxy received it: bytes that a client
-// chose, in whatever spelling. Where many spellings mean one thing to the application behind the
-// proxy, there is one form of it here, so that a client cannot leave a limit by respelling its
-// request.
+// Package target normalizes the target of an HTTP request as a proxy received it. Different spellings of a target
+// may mean the same to the application behind the proxy. They have one form here, so that a client cannot avoid a
+// limit by another spelling.
 package target
 
 import "strings"
 
-// Split takes a target apart. What stands after "#" belongs to neither part: browsers do not send
-// it, and NGINX does not look at it. Of an absolute target only what stands after the host counts.
+// Split splits a target into path and query. The part after "#" belongs to neither: browsers do not send it, and
+// NGINX ignores it. Scheme and host of an absolute target are removed.
 func Split(target string) (path, query string) {
 	if i := strings.IndexByte(target, '#'); i >= 0 {
 		target = target[:i]
@@ -20,11 +19,11 @@ func Split(target string) (path, query string) {
 	return path, query
 }
 
-// Path is the one form in which paths are compared and become keys: percent-decoded, once, with
-// "//", "." and ".." resolved. What stands after a wrong escape stays as it is.
+// Path returns the normalized form in which paths are compared and become keys: percent-decoded once, with "//", "."
+// and ".." resolved. Invalid escapes stay unchanged.
 func Path(path string) string { return resolve(Unescape(path)) }
 
-// resolve removes empty words, "." and "..".
+// resolve removes empty segments, "." and "..".
 func resolve(path string) string {
 	if !strings.HasPrefix(path, "/") || !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
@@ -40,30 +39,29 @@ func resolve(path string) string {
 			parts = append(parts, word)
 			continue
 		}
-		if i == len(words)-1 { // it stood for a folder
+		if i == len(words)-1 { // the path ends in a directory
 			parts = append(parts, "")
 		}
 	}
 	return "/" + strings.Join(parts, "/")
 }
 
-// Ignore is a set of differences between two paths that an application does not see.
+// Ignore is a set of differences between paths that an application ignores.
 type Ignore uint8
 
 // The differences.
 const (
-	// IgnoreCase: /LOGIN is /login.
+	// IgnoreCase means that /LOGIN is /login.
 	IgnoreCase Ignore = 1 << iota
-	// IgnoreTrailingSlash: /login/ is /login.
+	// IgnoreTrailingSlash means that /login/ is /login.
 	IgnoreTrailingSlash
-	// IgnoreParameters: /login;x=1 is /login, and /a;x/..;y/login too.
+	// IgnoreParameters means that /login;x=1 and /a;x/..;y/login are /login.
 	IgnoreParameters
-	// IgnoreBackslash: \login is /login.
+	// IgnoreBackslash means that \login is /login.
 	IgnoreBackslash
 )
 
-// Fold returns the one form of all paths that differ from path, which is in the form of Path, only in
-// what is ignored.
+// Fold returns path, which was normalized by Path, without the ignored differences.
 func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")
@@ -71,7 +69,7 @@ func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreParameters != 0 {
 		path = withoutParameters(path)
 	}
-	path = resolve(path) // the steps above may have made new words
+	path = resolve(path) // the steps above may have made new segments
 	if ignore&IgnoreCase != 0 {
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
 	}
@@ -81,10 +79,10 @@ func Fold(path string, ignore Ignore) string {
 	return path
 }
 
-// kelvin and longS are the only letters beyond ASCII that differ from an ASCII letter only in case.
+// kelvin and longS are the only letters outside ASCII whose lower or upper case is an ASCII letter.
 const kelvin, longS = "\u212a", "\u017f"
 
-// withoutParameters cuts each word of path at its first ";".
+// withoutParameters cuts each segment of path at its first ";".
 func withoutParameters(path string) string {
 	if !strings.Contains(path, ";") {
 		return path
@@ -96,8 +94,8 @@ func withoutParameters(path string) string {
 	return strings.Join(words, "/")
 }
 
-// Lower changes the case of ASCII letters only, as DNS and proxies do: strings.ToLower changes bytes
-// that are not UTF-8.
+// Lower converts ASCII letters to lower case, as DNS and proxies do. strings.ToLower would change bytes that are not
+// UTF-8.
 func Lower(text string) string {
 	isUpper := func(c rune) bool { return 'A' <= c && c <= 'Z' }
 	if !strings.ContainsFunc(text, isUpper) {
@@ -112,8 +110,8 @@ func Lower(text string) string {
 	return string(out)
 }
 
-// Query is the first value of a parameter. Names are compared decoded: applications do not tell
-// them apart either.
+// Query returns the first value of a parameter, and whether there is one. Names are compared after decoding, as in
+// applications.
 func Query(query, name string) (value string, ok bool) {
 	for query != "" {
 		var pair string
@@ -126,7 +124,7 @@ func Query(query, name string) (value string, ok bool) {
 	return "", false
 }
 
-// form decodes a word of a query, as of a form: "+" is a space.
+// form decodes a name or value of a query, where "+" is a space.
 func form(text string) string {
 	return Unescape(strings.ReplaceAll(text, "+", " "))
 }
@@ -151,7 +149,7 @@ func Unescape(text string) string {
 	return string(out)
 }
 
-// HexDigit is the value of c, or -1.
+// HexDigit returns the value of the hexadecimal digit c, or -1.
 func HexDigit(c byte) int {
 	switch {
 	case '0' <= c && c <= '9':

@@ -1,4 +1,4 @@
-// Package tlsfiles makes TLS settings of PEM files.
+// Package tlsfiles makes TLS configurations from PEM files.
 package tlsfiles
 
 import (
@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Pool is the certificates in a file.
+// Pool returns the certificates in a file.
 func Pool(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -21,8 +21,9 @@ func Pool(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Client trusts what ca has signed ("": the system's roots), and shows cert ("": none), which is read
-// again for every connection; errors name what it is for.
+// Client returns the configuration of a TLS client. It trusts the certificate authorities in the file ca, or those
+// of the system if ca is "". It presents the certificate in the file cert, which is read again for each connection,
+// or none if cert is "". Errors contain what, the purpose of the connection.
 func Client(what, ca, cert, key string) (*tls.Config, error) {
 	if (cert == "") != (key == "") {
 		return nil, fmt.Errorf("a client certificate for %s needs both a certificate and its key", what)

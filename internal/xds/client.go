@@ -1,7 +1,7 @@
-// Package xds takes the configuration from a control plane: RateLimitConfig resources over ADS, state
-// of the world. Every response is the whole configuration. It is acknowledged once it is in use; one
-// with a mistake is refused, with the mistakes, and the one before it stays in use. So it does while
-// the control plane is away.
+// Package xds receives the configuration from a control plane: RateLimitConfig resources over ADS, in the
+// state-of-the-world variant. Every response is a whole configuration. It is acknowledged when it is in use. A
+// configuration with a mistake is rejected, with a description of the mistakes, and the former one stays in use. The
+// former one also stays in use while the control plane is not reachable.
 package xds
 
 import (
@@ -37,52 +37,54 @@ const (
 )
 
 const (
-	// A server that is not written to may vanish unnoticed. More pings than one in 5 minutes are
-	// answered with the end of the connection by a server that was not told to expect them; TCP's own
-	// need nobody's consent and notice in a minute what they can see: not a server behind a proxy.
+	// pingEvery is the interval of pings that detect a server which has disappeared. Servers with default settings
+	// close a connection with more than one ping in 5 minutes. TCP keep-alive detects most cases within a minute,
+	// but not a server behind a proxy.
 	pingEvery   = 5 * time.Minute
 	pingTimeout = 20 * time.Second
 	tcpIdle     = 30 * time.Second
 	tcpInterval = 10 * time.Second
 	tcpProbes   = 3
-	// maxRefusal bounds what is said of a refused configuration; all of it is in our own log.
+	// maxRefusal bounds the description of a rejected configuration in the answer to the server. The log has all of
+	// it.
 	maxRefusal = 4 << 10
 )
 
-// Config is what a Client needs to know.
+// Config configures a Client.
 type Config struct {
 	// Server is host:port, or another gRPC target.
 	Server string
-	// NodeID and NodeMetadata tell the server which configuration is asked for.
+	// NodeID and NodeMetadata identify this client to the server.
 	NodeID       string
 	NodeMetadata map[string]string
-	// Headers go with the stream. See CheckHeader.
+	// Headers are sent with the stream. See CheckHeader.
 	Headers map[string]string
 	// TLS is nil for a connection that is not encrypted.
 	TLS *TLS
-	// MaxMessage bounds a response, in bytes; 0: DefaultMaxMessage.
+	// MaxMessage bounds a response, in bytes; 0 means DefaultMaxMessage.
 	MaxMessage int
-	// MinBackoff and MaxBackoff bound the pause before the server is called again: a random part of
-	// MinBackoff, then of twice as much and so on, up to MaxBackoff. 0: the defaults.
+	// MinBackoff and MaxBackoff bound the pause before the next attempt: a random part of MinBackoff, then of twice
+	// as much and so on, up to MaxBackoff. 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
 	// Version of the program.
 	Version string
-	// Log is told when a stream opens and ends.
+	// Log receives an entry when a stream opens or ends.
 	Log *zap.Logger
-	// Connected is told the same. May be nil.
+	// Connected, if not nil, is called when a stream opens or ends.
 	Connected func(bool)
 }
 
-// Use puts a whole configuration to use, or says why it cannot be: problems are those found so far.
+// Use applies a whole configuration, or returns an error that describes why it cannot. problems has the mistakes
+// found so far.
 type Use func(messages []config.Message, problems config.Problems) error
 
-// Client follows a control plane.
+// Client receives configurations from a control plane.
 type Client struct {
 	config Config
 	node   *core.Node
 }
 
-// New makes a Client. The error is of the configuration, TLS files included.
+// New makes a Client. It returns an error if c is invalid, or if a TLS file cannot be used.
 func New(c Config) (*Client, error) {
 	if c.MaxMessage == 0 {
 		c.MaxMessage = DefaultMaxMessage
@@ -109,14 +111,14 @@ func New(c Config) (*Client, error) {
 		Id: c.NodeID, Metadata: meta, UserAgentName: "rlsidecar",
 		UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: c.Version},
 	}}
-	conn, err := client.dial() // it does not connect: it finds what is wrong with the settings
+	conn, err := client.dial() // it does not connect, but checks the settings
 	if err != nil {
 		return nil, err
 	}
 	return client, conn.Close()
 }
 
-// CheckHeader says what is wrong with a header: gRPC would fail every stream with it.
+// CheckHeader returns an error if gRPC would fail every stream because of a header.
 func CheckHeader(name, value string) error {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 	switch lower := strings.ToLower(name); {
@@ -130,7 +132,7 @@ func CheckHeader(name, value string) error {
 	return nil
 }
 
-// Run gives use every configuration that the server sends, one after the other, until ctx ends.
+// Run calls use with every configuration that the server sends, until ctx ends.
 func (c *Client) Run(ctx context.Context, use Use) {
 	for failures := 0; ; failures++ {
 		answered, err := c.stream(ctx, use)
@@ -157,8 +159,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// backoff is how long to wait after failures in a row before the last one. It is a random part of the
-// whole, down to nothing, so that a server that comes back is not called by everybody at once.
+// backoff returns the pause after a number of consecutive failures. It is random, from 0 on, so that not all clients
+// call a server at once when it is back.
 func (c *Client) backoff(failures int) time.Duration {
 	whole := c.config.MaxBackoff
 	if failures < 32 && c.config.MinBackoff<<failures < whole {
@@ -167,8 +169,8 @@ func (c *Client) backoff(failures int) time.Duration {
 	return rand.N(whole)
 }
 
-// dial makes a connection, which connects when it is used. There is a new one for each stream, so
-// that names are looked up and certificates read again.
+// dial makes a client connection, which connects when it is used. Each stream has a new one, so that names are
+// resolved and certificates are read again.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	transport, err := c.config.TLS.transport()
 	if err != nil {
@@ -181,7 +183,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.config.MaxMessage)),
-		grpc.WithDisableServiceConfig(), // none may come from DNS
+		grpc.WithDisableServiceConfig(), // ignore service configurations from DNS
 	}
 	if !strings.HasPrefix(c.config.Server, "unix") {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -195,7 +197,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// stream follows one stream to its end. answered tells whether a configuration came, be it a bad one.
+// stream handles one stream until its end. It reports whether a configuration was received, valid or not.
 func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error) {
 	conn, err := c.dial()
 	if err != nil {
@@ -211,13 +213,13 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 	c.config.Log.Info("stream from the xDS server is open", zap.String("server", c.config.Server), zap.String("node", c.config.NodeID))
 	c.config.Connected(true)
 	defer c.config.Connected(false)
-	// No version, though there may be one from a stream before: a server that has been restarted may
-	// count from the start again, and would take what it has for known.
+	// The first request has no version, even if a former stream had one. A server that was restarted may number its
+	// versions from the start, and would assume that this client has its configuration.
 	next := &discovery.DiscoveryRequest{}
-	refused, again := "", 0 // the version refused last, and how often it has come again
+	refused, again := "", 0 // the version rejected last, and how often it was received again
 	for {
 		next.TypeUrl, next.Node = TypeURL, c.node
-		// An error of Send says no more than that there is one: Recv has it.
+		// Recv returns the cause of an error of Send.
 		_ = s.Send(next)
 		response, err := s.Recv()
 		if err != nil {
@@ -231,16 +233,16 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 		case response.GetVersionInfo() != refused:
 			refused, again = response.GetVersionInfo(), 0
 		default:
-			// A server that sends what was refused again as soon as it hears of it, as
-			// go-control-plane's does, would keep both busy.
+			// Some servers, such as go-control-plane's, send a rejected version again at once, which would keep both
+			// sides busy.
 			sleep(s.Context(), c.backoff(again))
 			again++
 		}
 	}
 }
 
-// answer puts a response to use and acknowledges it, or refuses it and says why. last is the version
-// in use before, as far as the server knows.
+// answer applies a response and acknowledges it, or rejects it with a description. last is the version in use
+// before, as the server knows it.
 func answer(r *discovery.DiscoveryResponse, last string, use Use) *discovery.DiscoveryRequest {
 	var err error
 	if r.GetTypeUrl() == TypeURL {

@@ -15,24 +15,23 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// units are those of ratelimit.config.ratelimit.v3.RateLimitUnit, by number: the published Go module
-// lacks those from 5 on.
+// units has the units of ratelimit.config.ratelimit.v3.RateLimitUnit by number. The published Go module does not
+// have those from 5 on.
 var units = map[ratelimit.RateLimitUnit]string{
 	1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week",
 }
 
-// Fields of RateLimitDescriptor that the published Go module lacks.
+// These are fields of RateLimitDescriptor that the published Go module does not have.
 const (
 	fieldQuotaMode = 7 // bool
 	fieldMetadata  = 8 // google.protobuf.Struct
 )
 
-// maxNesting bounds the messages inside each other. Descriptors may be nested less deep than that,
-// metadata as deep.
+// maxNesting bounds the nesting of messages. The bound for descriptors is lower.
 const maxNesting = 256
 
-// decode reads resources. Those that cannot be read are Problems; the others are read all the same,
-// so that their mistakes are told as well, and these are Unreadable messages.
+// decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message. The
+// others are decoded all the same, so that their mistakes are reported too.
 func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
 	for i, resource := range resources {
 		refuse := func(m *ratelimit.RateLimitConfig, name, format string, args ...any) {
@@ -101,7 +100,7 @@ func limit(from *ratelimit.RateLimitPolicy) *config.MessageLimit {
 	return l
 }
 
-// unit is the name of u; that of no unit makes the limit a mistake.
+// unit returns the name of u. The name of an unknown unit makes the limit invalid.
 func unit(u ratelimit.RateLimitUnit) string {
 	switch name, known := units[u]; {
 	case known:
@@ -113,7 +112,7 @@ func unit(u ratelimit.RateLimitUnit) string {
 	}
 }
 
-// later reads the fields that the Go module does not know from the bytes it has kept of them.
+// later decodes the fields that the Go module does not have from the unknown bytes of the message.
 func later(unknown []byte, d *config.MessageDescriptor) error {
 	var meta *structpb.Struct
 	for number, f := range fields(unknown) {
@@ -140,13 +139,13 @@ func later(unknown []byte, d *config.MessageDescriptor) error {
 	return nil
 }
 
-// field is the value of a field, as it is on the wire.
+// field is the encoded value of a field.
 type field struct {
 	kind  protowire.Type
 	value []byte
 }
 
-// fields yields those of a message that was decoded: there is no mistake in its bytes.
+// fields yields the fields of a message that was decoded before, so that its bytes are valid.
 func fields(data []byte) func(yield func(protowire.Number, field) bool) {
 	return func(yield func(protowire.Number, field) bool) {
 		for len(data) > 0 {

@@ -7,17 +7,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
-// TLS are PEM files, read again for every connection.
+// TLS has the names of PEM files, which are read again for each connection.
 type TLS struct {
-	// CA of the server; "": those of the system.
+	// CA has the certificate authorities of the server; "" means those of the system.
 	CA string
-	// Cert and Key are shown to the server; "": none.
+	// Cert and Key are presented to the server; "" means none.
 	Cert, Key string
-	// ServerName is what the server's certificate must be for; "": the name it is called by.
+	// ServerName is the name that the server's certificate must have; "" means the host of Config.Server.
 	ServerName string
 }
 
-// transport reads the files; without TLS the transport is not encrypted.
+// transport reads the files. If t is nil, the connection is not encrypted.
 func (t *TLS) transport() (credentials.TransportCredentials, error) {
 	if t == nil {
 		return insecure.NewCredentials(), nil

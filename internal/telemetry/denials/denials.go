@@ -1,5 +1,5 @@
-// Package denials remembers which keys are denied most, and why, for those who operate the program:
-// by counting in bounded memory (package heavy), and for the last minutes only.
+// Package denials counts for operators which keys are denied most, and why. It counts in bounded memory (package
+// topk), and for the last minutes only.
 package denials
 
 import (
@@ -17,45 +17,44 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Why a request was denied.
+// The reasons for a denial.
 const (
 	Limit    = "limit"           // the limit was reached
-	Never    = "never"           // it asked for more than the limit can ever give
+	Never    = "never"           // the cost exceeds the most that the limit can ever give
 	Backend  = "backend-failure" // the store could not decide, and on_backend_failure denies
 	Full     = "no-room"         // there was no room for another bucket in memory
 	NoConfig = "no-config"       // there is no configuration of its domain yet
 	NoRoute  = "no-route"        // no route of auth matched, or none of its descriptors could be made
 )
 
-// Denied is a key, and how often it was denied.
+// Denied is a key, with the number of its denials.
 type Denied struct {
 	Domain, Limit string
-	// Why is one of the reasons above. Where it is not about a key (all but Limit and Never), all of a
-	// limit's keys are counted as one, without Key and Entries.
+	// Why is one of the reasons above. Reasons other than Limit and Never do not depend on the key; for them all
+	// keys of a limit are counted as one, without Key and Entries.
 	Why string
-	// Key is the values that tell the limit's bucket apart, and Entries the descriptor, if it was one
-	// that was denied. They are bytes that a client chose.
+	// Key has the values that identify the bucket, and Entries the descriptor, if the request had one. Both contain
+	// bytes chosen by a client.
 	Key     []string
 	Entries []descriptors.Entry
-	// Cut: Key and Entries are not all of it, being too long.
+	// Cut means that Key and Entries were too long and are incomplete.
 	Cut bool
-	// Times is how often, at least; Exact tells whether it was not more often.
+	// Times is the number of denials, at least. Exact reports whether the number is exact.
 	Times int64
 	Exact bool
-	// Last is when it was denied last.
+	// Last is the time of the last denial.
 	Last time.Time
 }
 
 const (
-	// window is how long the counts of a window are added to. Those of one and of the one before it
-	// are told.
+	// window is the length of a window of counts. The counts of the present and of the former window are shown.
 	window = 5 * time.Minute
-	// shards are locked one by one, so that those who are denied do not wait for each other.
+	// shards have a lock each, so that denied requests rarely wait for each other.
 	shards = 8
-	// kept bounds what each counts: in all, a key that makes up more than about a thousandth of the
-	// denials of a window is there.
+	// kept bounds the number of keys in each shard. All together contain every key with more than about a thousandth
+	// of a window's denials.
 	kept = 128
-	// maxShown bounds the bytes kept of a key, to show it.
+	// maxShown bounds the bytes kept of a key for display.
 	maxShown = 256
 )
 
@@ -69,19 +68,19 @@ type Recorder struct {
 
 type shard struct {
 	mu             sync.Mutex
-	window         int64 // the number of that of recent; guarded by mu, as the rest is
+	window         int64 // the number of recent's window; guarded by mu, like the other fields
 	recent, before *topk.Counter[Denied]
-	_              [64]byte // the next one's lock is in another cache line
+	_              [64]byte // puts the next lock in another cache line
 }
 
-// New makes a Recorder; now is the time.
+// New makes a Recorder; the function now returns the time.
 func New(now func() time.Time) *Recorder {
 	return &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
 }
 
-// Observe counts c, which was denied.
+// Observe counts the denials of c.
 func (r *Recorder) Observe(c *limiter.Call) {
-	now := c.Arrived // near enough: to ask for the time costs a tenth of what a denial does
+	now := c.Arrived // close enough; reading the clock would cost a tenth of a denial
 	if now.IsZero() {
 		now = r.now()
 	}
@@ -109,7 +108,7 @@ func why(r *limiter.Result) string {
 	}
 }
 
-// count adds one to what result and why come to.
+// count counts one denial of result for the reason why.
 func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
 	var room [256]byte
 	aboutKey := why == Limit || why == Never
@@ -125,12 +124,12 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	r.add(now, key, func() Denied { return describe(c, result, why, aboutKey) })
 }
 
-// Unrouted counts a request that was denied because there was no limit to ask.
+// Unrouted counts a request that was denied because no route matched.
 func (r *Recorder) Unrouted() {
 	r.add(r.now(), []byte(NoRoute), func() Denied { return Denied{Why: NoRoute} })
 }
 
-// add counts key, of which describe tells.
+// add counts key. describe is called if it is not counted yet.
 func (r *Recorder) add(now time.Time, key []byte, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
@@ -143,11 +142,11 @@ func (r *Recorder) add(now time.Time, key []byte, describe func() Denied) {
 	d.Value.Last = now
 }
 
-// turn makes the window of now the recent one.
+// turn makes the window that contains now the recent one.
 func (s *shard) turn(now time.Time) {
 	current := number(now)
 	switch {
-	case s.recent != nil && current <= s.window: // or a clock that went back
+	case s.recent != nil && current <= s.window: // or the clock was set back
 		return
 	case s.recent != nil && current == s.window+1:
 		s.before = s.recent
@@ -157,17 +156,17 @@ func (s *shard) turn(now time.Time) {
 	s.recent, s.window = topk.New[Denied](kept), current
 }
 
-// number tells windows apart: they begin for all shards at once.
+// number is the number of a window; the windows of all shards begin together.
 func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
 
-// describe copies what c says of result: its texts are the door's.
+// describe copies the description of result from c, because the texts in c belong to the listener.
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
 	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
 	if c.Verdict.Domain != nil {
 		d.Domain = c.Verdict.Domain.Name
 	}
 	if result.Policy != nil {
-		d.Limit = strings.Clone(cut(result.Policy.Name)) // a request may have brought it
+		d.Limit = strings.Clone(cut(result.Policy.Name)) // it may come from a request
 	}
 	if !aboutKey {
 		return d
@@ -196,8 +195,8 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys denied most, the most first, and since when they are counted: the last five
-// to ten minutes.
+// Top returns the n keys with the most denials, the most first, and the time since when they are counted: five to
+// ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()
 	since = time.Unix((number(now)-1)*int64(window/time.Second), 0)
@@ -213,7 +212,7 @@ func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	return since, top[:min(n, len(top))]
 }
 
-// top appends what s has.
+// top appends the keys of s.
 func (s *shard) top(now time.Time, dst []Denied) []Denied {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,7 @@
-// Package statsd sends counters to a statsd server, in its plain form or DogStatsD's, every so often.
-// It reads totals and sends what was added since the last time, so that counting costs nothing more,
-// and a server that is away or stuck delays nobody. Over TCP what it missed is sent once it is back;
-// what was on the way when a connection broke is not sent twice.
+// Package statsd periodically sends counters to a statsd server, in the plain format or in DogStatsD's. It reads
+// totals and sends the differences, so that counting has no additional cost, and a server that does not answer
+// delays nothing. Over TCP, differences that could not be sent are sent later; those in transit when a connection
+// broke are not sent twice.
 package statsd
 
 import (
@@ -22,24 +22,24 @@ import (
 	"go.uber.org/zap"
 )
 
-// Config says what is sent, where and how.
+// Config configures Run.
 type Config struct {
-	// Address is host:port. Network is tcp or udp.
+	// Address is host:port. Network is "tcp" or "udp".
 	Address, Network string
-	// Dog is DogStatsD's form: tags have a place of their own. In the plain form they are a part of
-	// the name, as the reference server's library has it: name.__key=value.
+	// Dog selects DogStatsD's format, which has a field for tags. In the plain format tags are a part of the name,
+	// as in the reference server's library: name.__key=value.
 	Dog bool
-	// Tags go with every metric.
+	// Tags are added to every metric.
 	Tags map[string]string
-	// Rewrites make name and tags of a name, in DogStatsD's form; the first that matches counts.
+	// Rewrites convert names to names with tags, in DogStatsD's format. The first that matches is applied.
 	Rewrites []Rewrite
-	// Every is the time between two flushes; 0: 10 s.
+	// Every is the interval between flushes; 0 means 10 s.
 	Every  time.Duration
 	Source Source
 	Log    *zap.Logger
 }
 
-// Check returns what is wrong with c itself.
+// Check returns an error if c is invalid.
 func (c *Config) Check() error {
 	if _, port, err := net.SplitHostPort(c.Address); err != nil || port == "" {
 		return fmt.Errorf("statsd: the address is %q; write host:port", c.Address)
@@ -50,11 +50,11 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Source is what is counted.
+// Source supplies the values.
 type Source interface {
-	// Counters are the totals that are not 0.
+	// Counters returns the totals that are not 0.
 	Counters() []Counter
-	// Timings are some of those since they were last asked for, in bounded number.
+	// Timings returns a bounded sample of the durations since the last call.
 	Timings() (name string, list []time.Duration)
 }
 
@@ -64,10 +64,10 @@ type Counter struct {
 	Total uint64
 }
 
-// Rewrite makes tags of parts of names.
+// Rewrite converts parts of a name to tags.
 type Rewrite struct {
 	Pattern *regexp.Regexp
-	// Name, and the values of Tags, may have $1 for what the first group matched, and so on.
+	// Name, and the values of Tags, may contain $1 for the text of the first group, and so on.
 	Name string
 	Tags map[string]string
 }
@@ -75,14 +75,14 @@ type Rewrite struct {
 const (
 	// patience bounds a flush.
 	patience = 5 * time.Second
-	// payload is what fits in a packet on any network.
+	// payload is the size that fits into one packet on every network.
 	payload = 1432
-	// atOnce bounds the metrics handed over before they are on the wire; the client drops what
-	// exceeds its queue.
+	// atOnce bounds the metrics passed to the client before it has sent them, because it drops those that exceed its
+	// queue.
 	atOnce = 500
 )
 
-// Run flushes until ctx ends, and then once more.
+// Run flushes periodically until ctx ends, and then once more.
 func Run(ctx context.Context, c Config) {
 	s := newSink(c)
 	every := time.NewTicker(cmp.Or(c.Every, 10*time.Second))
@@ -110,13 +110,13 @@ func newSink(c Config) *sink {
 
 type sink struct {
 	config Config
-	tags   []string // DogStatsD's form
-	suffix string   // plain form
+	tags   []string // DogStatsD's format
+	suffix string   // plain format
 	sent   map[string]uint64
 	failed bool
 }
 
-// report logs that flushes fail, and that they no longer do.
+// report logs when flushes begin to fail, and when they succeed again.
 func (s *sink) report(err error) {
 	switch {
 	case err != nil && !s.failed:
@@ -127,8 +127,8 @@ func (s *sink) report(err error) {
 	s.failed = err != nil
 }
 
-// flush sends what was added since the last flush that found the server. Each has a connection of
-// its own: one that was idle may be gone, and would swallow what is written first.
+// flush sends the differences since the last successful flush. Each flush has a new connection, because the first
+// write to an idle connection may be lost.
 func (s *sink) flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -137,7 +137,7 @@ func (s *sink) flush(ctx context.Context) error {
 		return err
 	}
 	until, _ := ctx.Deadline()
-	_ = conn.SetDeadline(until) // a connection that is just open takes it
+	_ = conn.SetDeadline(until) // a new connection supports deadlines
 	var mu sync.Mutex
 	client, err := statsd.NewWithWriter(conn,
 		statsd.WithMaxBytesPerPayload(payload), statsd.WithSenderQueueSize(2*atOnce), statsd.WithWorkersCount(1),
@@ -153,7 +153,7 @@ func (s *sink) flush(ctx context.Context) error {
 	metrics := 0
 	next := func() {
 		if metrics++; metrics%atOnce == 0 {
-			_ = client.Flush() // its errors are the handler's
+			_ = client.Flush() // errors go to the handler
 		}
 	}
 	counters := s.config.Source.Counters()
@@ -162,7 +162,7 @@ func (s *sink) flush(ctx context.Context) error {
 		totals[c.Name] = c.Total
 		if more := c.Total - min(c.Total, s.sent[c.Name]); more > 0 {
 			name, tags := s.named(c.Name)
-			_ = client.Count(name, int64(more), tags, 1) // the only error is of a client that is closed
+			_ = client.Count(name, int64(more), tags, 1) // it fails only for a closed client
 			next()
 		}
 	}
@@ -173,13 +173,13 @@ func (s *sink) flush(ctx context.Context) error {
 		_ = client.TimeInMilliseconds(name, float64(d.Microseconds())/1000, tags, 1)
 		next()
 	}
-	_ = client.Close() // flushes, and closes conn
+	_ = client.Close() // flushes and closes conn
 	mu.Lock()
 	defer mu.Unlock()
 	return err
 }
 
-// named is a name as it is sent.
+// named returns the name and tags that are sent for name.
 func (s *sink) named(name string) (string, []string) {
 	if !s.config.Dog {
 		return name + s.suffix, nil
@@ -199,7 +199,7 @@ func (s *sink) named(name string) (string, []string) {
 
 var variable = regexp.MustCompile(`\$\d+`)
 
-// expand puts groups in the place of $0, $1…; those that there are not are empty.
+// expand replaces $0, $1… by groups; missing groups are empty.
 func expand(text string, groups []string) string {
 	return variable.ReplaceAllStringFunc(text, func(v string) string {
 		if n, err := strconv.Atoi(v[1:]); err == nil && n < len(groups) {
@@ -211,5 +211,5 @@ func expand(text string, groups []string) string {
 
 var cleaner = strings.NewReplacer(":", "_", "|", "_", "#", "_", ",", "_", "\n", "_")
 
-// clean is text without what ends a name or a tag.
+// clean returns text without the characters that end a name or a tag.
 func clean(text string) string { return cleaner.Replace(text) }

@@ -1,8 +1,7 @@
-// Package tracing says of each decision, to a collector of OpenTelemetry, how long it took and what it
-// was. It takes up the trace of the caller (W3C or B3 headers). Where it goes, and what is known of the
-// process, is in the OTEL_… variables that all programs have in common.
+// Package tracing sends a span for each decision to an OpenTelemetry collector. Spans continue the trace of the
+// caller (W3C or B3 headers). The standard OTEL_… environment variables configure the exporter and the resource.
 //
-// Nothing that a client sent is in a span: no domain that is not configured, no keys, no values.
+// Spans contain no bytes from clients: no keys, no values, and only configured domains.
 package tracing
 
 import (
@@ -31,21 +30,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
-// Config says what is traced, and how it is sent. The address is OTEL_EXPORTER_OTLP_ENDPOINT's.
+// Config configures Start. The address of the collector comes from OTEL_EXPORTER_OTLP_ENDPOINT.
 type Config struct {
 	// Protocol is "http" or "grpc".
 	Protocol string
-	// Share of the traces that start here, 0 to 1; those of callers are sampled as they say. At 1
-	// OTEL_TRACES_SAMPLER counts.
+	// Share is the sampled share of the traces that start here, 0 to 1. Traces of callers are sampled by the
+	// caller's decision. At 1, OTEL_TRACES_SAMPLER applies.
 	Share float64
-	// Service, Namespace and Instance name this process; empty: as OTEL_SERVICE_NAME and
-	// OTEL_RESOURCE_ATTRIBUTES have it.
+	// Service, Namespace and Instance identify this process. If they are empty, OTEL_SERVICE_NAME and
+	// OTEL_RESOURCE_ATTRIBUTES apply.
 	Service, Namespace, Instance string
-	// Version of the program.
+	// Version is the version of the program.
 	Version string
 }
 
-// Check returns what is wrong with c itself.
+// Check returns an error if c is invalid.
 func (c *Config) Check() error {
 	switch {
 	case c.Protocol != "http" && c.Protocol != "grpc":
@@ -56,19 +55,19 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Tracing sends spans. It keeps some thousand at most; those that come while a collector is away are
-// dropped.
+// Tracing sends spans. Its queue is bounded to a few thousand; spans beyond it are dropped, as when a collector is
+// not reachable.
 type Tracing struct {
 	provider   *trace.TracerProvider
 	propagator propagation.TextMapPropagator
 	tracer     api.Tracer
 }
 
-// patience bounds each attempt to reach the collector, and the wait for the last when it stops.
+// patience bounds each attempt to reach the collector, and the duration of Stop.
 const patience = 5 * time.Second
 
-// Start makes a Tracing. It does not wait for the collector; what goes wrong later is logged, once a
-// minute at most. The error is of the variables.
+// Start makes a Tracing. It does not wait for the collector. Later errors are logged, at most once a minute. Start
+// returns an error if an environment variable is invalid.
 func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	var client otlptrace.Client
 	if c.Protocol == "grpc" {
@@ -98,7 +97,7 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	return t, nil
 }
 
-// resource is what is known of this process.
+// resource describes this process.
 func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	var own []attribute.KeyValue
 	add := func(key, value string) {
@@ -121,14 +120,14 @@ func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	return resource.Merge(known, resource.NewSchemaless(own...))
 }
 
-// Stop sends what there still is, but not for long.
+// Stop sends the queued spans, for a bounded time.
 func (t *Tracing) Stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_ = t.provider.Shutdown(ctx) // what was wrong has been logged
+	_ = t.provider.Shutdown(ctx) // errors are logged
 }
 
-// Handler traces the calls of methods at a gRPC server.
+// Handler returns a handler that traces calls of the given methods in a gRPC server.
 func (t *Tracing) Handler(methods ...string) stats.Handler {
 	known := map[string]bool{}
 	for _, m := range methods {
@@ -136,15 +135,15 @@ func (t *Tracing) Handler(methods ...string) stats.Handler {
 	}
 	return otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagator), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
-		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // others could have any name
+		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // other methods could have any name
 }
 
-// Checker is a limiter.Limiter.
+// Checker is implemented by limiter.Limiter.
 type Checker interface {
 	Check(context.Context, *limiter.Call) error
 }
 
-// Decisions is a Checker that traces those of next.
+// Decisions returns a Checker that traces the decisions of next.
 func (t *Tracing) Decisions(next Checker) Checker { return &decisions{t.tracer, next} }
 
 type decisions struct {
@@ -163,10 +162,10 @@ func (d *decisions) Check(ctx context.Context, c *limiter.Call) error {
 	return err
 }
 
-// mostNames bounds the names of limits in a span.
+// mostNames bounds the number of limit names in a span.
 const mostNames = 8
 
-// describe says what was decided. The names are those of the configuration.
+// describe adds the decision to span. Its names come from the configuration.
 func describe(span api.Span, c *limiter.Call, err error) {
 	switch {
 	case err != nil || c.Err != nil:

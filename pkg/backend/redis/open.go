@@ -85,7 +85,7 @@ type Store struct {
 	config  Config
 	name    string        // the address, master or cluster
 	cluster *cluster      // nil: not a Cluster
-	crew    nonblock.Crew // asks
+	pool    nonblock.Pool // runs calls
 	lines   lines
 
 	sentinels *sentinels // nil: there are none
@@ -113,7 +113,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), ways: map[string]*way{}}
 	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
-	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.crew.Go, c.Panicked, new(atomic.Int64)
+	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.pool.Go, c.Panicked, new(atomic.Int64)
 	s.guardOf = s.laneTo
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
@@ -144,7 +144,7 @@ func Open(c Config) (*Store, error) {
 func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
 	usual := newLane(s.config.Timeout, n.decide)
-	usual.spawn = s.crew.Go
+	usual.spawn = s.pool.Go
 	if s.config.Changed != nil {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
@@ -234,7 +234,7 @@ func (s *Store) Close() error {
 	if s.sentinels != nil {
 		s.sentinels.close()
 	}
-	s.crew.Close()
+	s.pool.Close()
 	return s.client.Close()
 }
 

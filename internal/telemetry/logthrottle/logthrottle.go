@@ -1,4 +1,4 @@
-// Package logthrottle keeps a log readable while the same goes wrong again and again.
+// Package logthrottle limits how often a message is logged.
 package logthrottle
 
 import (
@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Log is log with each message once in every span at the most.
+// Log returns a logger that logs each message at most once in every interval.
 func Log(log *zap.Logger, every time.Duration) *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(core, every, 1, 0)

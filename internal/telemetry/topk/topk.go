@@ -1,7 +1,7 @@
-// Package topk counts the most frequent of many things in bounded memory, by the space-saving
-// method of Metwally, Agrawal and El Abbadi (2005): a thing not counted yet takes the place, and the
-// count, of the one counted least. So a count is too high by at most the count it took over (Over),
-// and whatever makes up more than one in as many as are counted is there.
+// Package topk counts the most frequent items of a stream in bounded memory, by the space-saving algorithm of
+// Metwally, Agrawal and El Abbadi (2005). A new item replaces the item with the lowest count and inherits that
+// count. So a count is too high by at most the inherited count (Over). With n counters, every item that makes up
+// more than 1/n of the stream is counted.
 package topk
 
 import (
@@ -10,15 +10,14 @@ import (
 	"slices"
 )
 
-// Counter counts things by their keys. What is known of each is a V. It is not safe for concurrent
-// use.
+// Counter counts items by their keys. Each item has a value of type V. A Counter is not safe for concurrent use.
 type Counter[V any] struct {
 	max   int
 	byKey map[string]*Counted[V]
 	least order[V]
 }
 
-// Counted is a thing: there were at most Count of it, and at least Count - Over.
+// Counted is one item. It occurred at most Count times, and at least Count - Over times.
 type Counted[V any] struct {
 	Value       V
 	Count, Over int64
@@ -27,19 +26,19 @@ type Counted[V any] struct {
 	index int // in the heap
 }
 
-// Least is how many there were for certain.
+// Least returns the lower bound of the count.
 func (c *Counted[V]) Least() int64 { return c.Count - c.Over }
 
-// Key is what it is counted by.
+// Key returns the item's key.
 func (c *Counted[V]) Key() string { return c.key }
 
-// New makes a Counter of max things, at least 1.
+// New makes a Counter for max items, at least 1.
 func New[V any](max int) *Counter[V] {
 	return &Counter[V]{max: max, byKey: make(map[string]*Counted[V], max)}
 }
 
-// Add counts key once. A thing that is added is new, and its Value to be described; it is what
-// another one left.
+// Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value, which may
+// still be that of the replaced item.
 func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) {
 	c = h.byKey[string(key)]
 	if c == nil {
@@ -59,7 +58,7 @@ func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) {
 	return c, added
 }
 
-// Most is how many there were at the most of what is counted by key, whether it is there or not.
+// Most returns an upper bound of the number of occurrences of key, which need not be counted.
 func (h *Counter[V]) Most(key string) int64 {
 	switch c := h.byKey[key]; {
 	case c != nil:
@@ -71,7 +70,7 @@ func (h *Counter[V]) Most(key string) int64 {
 	}
 }
 
-// Top returns the n things of which there were most for certain, the most first.
+// Top returns the n items with the highest lower bounds, the highest first.
 func (h *Counter[V]) Top(n int) []*Counted[V] {
 	all := slices.Clone([]*Counted[V](h.least))
 	slices.SortFunc(all, func(a, b *Counted[V]) int {
@@ -80,7 +79,7 @@ func (h *Counter[V]) Top(n int) []*Counted[V] {
 	return all[:min(n, len(all))]
 }
 
-// order is a heap, for package heap: the thing counted least is first.
+// order implements heap.Interface, with the lowest count first.
 type order[V any] []*Counted[V]
 
 func (o order[V]) Len() int           { return len(o) }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestACrewRunsAll(t *testing.T) {
-	var c Crew
+	var c Pool
 	defer c.Close()
 	var ran atomic.Int64
 	for _, at := range []int{1, 2, 10, 1, 5} { // at once
@@ -32,7 +32,7 @@ func TestACrewRunsAll(t *testing.T) {
 }
 
 func TestACrewIsKeptAndBounded(t *testing.T) {
-	var c Crew
+	var c Pool
 	block := make(chan struct{})
 	for range 3 * maxIdle {
 		c.Go(func() { <-block })
@@ -65,7 +65,7 @@ func TestACrewIsKeptAndBounded(t *testing.T) {
 	}
 }
 
-// unusable is the name of the file that workers open in place of an event; nil: they open an event. Workers that outlive
+// unusable is the name of the file that workers open in place of an event; nil: they open an event. Pool that outlive
 // their test read it too.
 var unusable atomic.Pointer[string]
 
@@ -84,7 +84,7 @@ func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
 	refused := filepath.Join(t.TempDir(), "file") // epoll takes no regular files, and one that is only written cannot be read
 	unusable.Store(&refused)
 	t.Cleanup(func() { unusable.Store(nil) })
-	var c Crew
+	var c Pool
 	files := openFiles(t)
 	for i := range 1000 {
 		ran := make(chan struct{})

@@ -1,0 +1,125 @@
+package nonblock
+
+import (
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pool is a pool of worker goroutines that are woken through an eventfd. When a goroutine is started, or woken by
+// another one, Go wakes a thread for it if a processor is idle, which costs more than a short function does. The
+// workers of a Pool are woken by the poller instead, and run on the thread of the goroutine that woke them, as soon
+// as that one waits. The zero Pool is ready for use.
+type Pool struct {
+	mu     sync.Mutex
+	idle   []*worker // guarded by mu
+	closed bool      // guarded by mu
+}
+
+// maxIdle is the number of idle workers that a Pool keeps.
+const maxIdle = 4
+
+// worker is one worker of a Pool.
+type worker struct {
+	event *os.File
+	raw   syscall.RawConn
+	job   func() // guarded by the Pool's mu
+	count [8]byte
+	write func(fd uintptr)
+	read  func(fd uintptr) bool
+}
+
+// Go runs f on a worker, and makes one if none is idle.
+func (p *Pool) Go(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := len(p.idle) - 1
+	if last < 0 {
+		go p.work(f)
+		return
+	}
+	w := p.idle[last]
+	p.idle, w.job = p.idle[:last], f
+	_ = w.raw.Control(w.write) // fails only after the worker itself has closed it
+}
+
+// Close ends the idle workers. The others end after their present function.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, w := range p.idle {
+		_ = w.raw.Control(w.write)
+	}
+	p.idle = nil
+}
+
+// work is the goroutine of a worker; f is its first function.
+func (p *Pool) work(f func()) {
+	f()
+	w, err := newWorker()
+	if err != nil { // too many open files: the worker is not kept
+		return
+	}
+	defer w.event.Close()
+	for p.wait(w) {
+		p.mu.Lock()
+		f, w.job = w.job, nil
+		p.mu.Unlock()
+		if f == nil {
+			return
+		}
+		f()
+	}
+}
+
+// wait waits until w is woken, and reports whether it was. If it returns false, the worker must end.
+func (p *Pool) wait(w *worker) bool {
+	p.mu.Lock()
+	keep := !p.closed && len(p.idle) < maxIdle
+	if keep {
+		p.idle = append(p.idle, w)
+	}
+	p.mu.Unlock()
+	return keep && (w.raw.Read(w.read) == nil || !p.remove(w))
+}
+
+// remove removes w, which cannot wait, from the idle workers. It returns false if w was given a function meanwhile.
+func (p *Pool) remove(w *worker) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := slices.Index(p.idle, w)
+	if at < 0 {
+		return false
+	}
+	p.idle = slices.Delete(p.idle, at, at+1)
+	return true
+}
+
+// openEvent opens an eventfd. Tests replace it with one that returns a file which the poller rejects.
+var openEvent = func() (fd int, err error) { return unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
+
+func newWorker() (*worker, error) {
+	fd, err := openEvent()
+	if err != nil {
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	w := &worker{event: os.NewFile(uintptr(fd), "eventfd")}
+	if w.raw, err = w.event.SyscallConn(); err != nil {
+		w.event.Close()
+		return nil, err
+	}
+	one := [8]byte{0: 1, 7: 1} // not 0 in either byte order, and far from the largest value
+	w.write = func(fd uintptr) {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), uintptr(len(one)))
+	}
+	w.read = func(fd uintptr) bool {
+		_, _, err := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&w.count)), uintptr(len(w.count)))
+		return err == 0
+	}
+	return w, nil
+}
