@@ -17,8 +17,11 @@ import (
 func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"
-	if r.Snapshot == nil {
+	switch {
+	case r.Snapshot == nil:
 		state = "up, and waits for its first configuration"
+	case r.NotReady != "":
+		state = "up, and NOT READY:\n  " + strings.ReplaceAll(strings.TrimSpace(r.NotReady), "\n", "\n  ")
 	}
 	fmt.Fprintf(&b, "\nrlsidecar is %s\n  gRPC   %s\n", state, r.GRPC)
 	if r.HTTP != nil {
@@ -27,7 +30,7 @@ func greeting(r server.Running, json bool) string {
 	if r.Admin != nil {
 		fmt.Fprintf(&b, "  admin  %s\n", urlOf(r.Admin))
 	}
-	if r.HTTP == nil || r.Snapshot == nil || !json {
+	if r.HTTP == nil || r.Snapshot == nil || r.NotReady != "" || !json {
 		return b.String() + "\n"
 	}
 	domain, entries, ok := example(r.Snapshot)

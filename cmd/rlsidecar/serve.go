@@ -147,6 +147,9 @@ func (c *serveCmd) Run(a *app) error {
 		}
 		return exitError{code: exitNo}
 	}
+	if unusable, ok := errors.AsType[server.UnusableRedis](err); ok {
+		return exitError{exitNo, unusable}
+	}
 	return err
 }
 

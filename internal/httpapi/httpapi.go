@@ -28,6 +28,8 @@ type Config struct {
 	Local bool
 	// Ready tells whether requests should be sent here.
 	Ready func() bool
+	// NotReady is why they should not, for a person; nil: it is not said.
+	NotReady func() string
 	// Auth is for proxies; nil: there is none.
 	Auth *Auth
 	// API is for applications; nil: there is none.
@@ -44,12 +46,12 @@ func New(c Config) http.Handler {
 		mux.HandleFunc("POST /json", c.json)
 	}
 	mux.HandleFunc("GET /healthcheck", func(w http.ResponseWriter, _ *http.Request) {
-		health(w, c.Ready(), http.StatusInternalServerError) // the reference server's code
+		c.health(w, http.StatusInternalServerError) // the reference server's code
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		health(w, c.Ready(), http.StatusServiceUnavailable)
+		c.health(w, http.StatusServiceUnavailable)
 	})
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { health(w, true, 0) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { healthy(w) })
 	mux.HandleFunc("GET /openapi.json", describeAll)
 	if c.API != nil {
 		c.API.routes(mux)
@@ -60,13 +62,21 @@ func New(c Config) http.Handler {
 	return c.Auth.before(mux) // because a mux cleans paths, and redirects
 }
 
-// health answers OK, or code.
-func health(w http.ResponseWriter, good bool, code int) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	if !good {
-		w.WriteHeader(code)
+// health answers OK, or code and why not.
+func (c *Config) health(w http.ResponseWriter, code int) {
+	if c.Ready() {
+		healthy(w)
 		return
 	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	if c.NotReady != nil {
+		_, _ = io.WriteString(w, c.NotReady()) // an error is the reader's
+	}
+}
+
+func healthy(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	fmt.Fprint(w, "OK")
 }
 

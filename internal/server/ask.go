@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -32,15 +33,26 @@ func AskHTTP(ctx context.Context, address string) error {
 		return fmt.Errorf("ask %s: %w", address, err)
 	}
 	defer answer.Body.Close()
-	_, _ = io.CopyN(io.Discard, answer.Body, 1<<10)
+	why, _ := io.ReadAll(io.LimitReader(answer.Body, 2<<10))
 	switch answer.StatusCode {
 	case http.StatusOK:
 		return nil
 	case http.StatusServiceUnavailable:
+		if text := strings.TrimSpace(string(why)); text != "" {
+			return fmt.Errorf("%w: %s", ErrNotReady, strings.Map(printable, text))
+		}
 		return ErrNotReady
 	default:
 		return fmt.Errorf("ask %s: it answers %s; is this rlsidecar's HTTP port?", address, answer.Status)
 	}
+}
+
+// printable is r, or a space where a terminal would not show it.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return ' '
 }
 
 // Client is an HTTP client of the server at address, in a form that Config.HTTP and Config.Admin take,

@@ -15,6 +15,10 @@ const (
 	configurationRefused = "configuration-refused"
 	configurationStale   = "configuration-stale"
 	breakerOpen          = "redis-breaker-open/"
+	redisRefuses         = "redis-refuses/"
+	redisAway            = "redis-away/"
+	redisFinding         = "redis-" // and the check, then a slash and the server
+	redisSlow            = "redis-slow"
 )
 
 // reportReload reports how the last load of the configuration went.
@@ -54,13 +58,12 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	s.conditions.Set(c)
 }
 
-// reportBreaker reports that the circuit breaker of a server of Redis has opened.
-func (s *server) reportBreaker(server string) {
-	s.conditions.Set(conditions.Condition{
-		Name: breakerOpen + server, Severity: conditions.Critical,
-		Summary: "Redis at " + server + " gives no answer, and its circuit breaker is open. " + s.meanwhile(),
-		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor says what is wrong with it. The circuit closes with its first answer.",
-	})
+// sentence is clause with a capital and a full stop.
+func sentence(clause string) string {
+	if clause == "" {
+		return ""
+	}
+	return strings.ToUpper(clause[:1]) + clause[1:] + "."
 }
 
 // meanwhile says what requests get while Redis cannot decide.

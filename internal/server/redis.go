@@ -1,12 +1,11 @@
 package server
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"sync"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,9 +18,6 @@ import (
 )
 
 const (
-	// firstAnswer is how long readiness waits for Redis to answer once: a cold connection must not
-	// deny everybody. It never depends on Redis again.
-	firstAnswer = 3 * time.Second
 	// leaseTimeout bounds borrowing ahead, and giving back what is on loan. What does not arrive in time
 	// is lost: the limits stay under by it.
 	leaseTimeout = time.Second
@@ -53,19 +49,28 @@ func bySecond(c *backend.Charge) bool {
 	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
 }
 
+// UnusableRedis says that the settings of Redis cannot be used, whatever Redis answers: a file is missing, or they
+// contradict each other.
+type UnusableRedis struct{ Err error }
+
+// Error implements error.
+func (u UnusableRedis) Error() string { return u.Err.Error() }
+
+// Unwrap returns what is wrong with them.
+func (u UnusableRedis) Unwrap() error { return u.Err }
+
 // openRedis opens the stores of s.
 func (s *server) openRedis() ([]*redis.Store, error) {
 	redis.LogTo(func(text string) { s.log.Debug("redis client", zap.String("says", text)) })
 	opened, closed := s.metrics.WatchBreakers()
 	return s.config.Redis.open(func(server string, open bool) {
+		s.breakerChanged(server, open)
 		if open {
 			opened(server)
 			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
-			s.reportBreaker(server)
 		} else {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
-			s.conditions.Clear(breakerOpen + server)
 		}
 	}, s.storePanicked)
 }
@@ -77,6 +82,9 @@ func OpenRedis(c Redis) ([]*redis.Store, error) {
 }
 
 func (c Redis) open(changed func(server string, open bool), panicked func(value any)) (stores []*redis.Store, err error) {
+	if c.hasTLS() && !strings.HasPrefix(c.URL, "rediss") && !strings.HasPrefix(c.PerSecondURL, "rediss") {
+		return nil, errors.New("the --redis-tls flags mean nothing here, for the connection would not be encrypted: write rediss:// in --redis-url, or remove them")
+	}
 	conf, err := c.tls()
 	if err != nil {
 		return nil, err
@@ -116,37 +124,21 @@ func (s *server) storePanicked(value any) {
 func (s *server) backendFailed() func(error) {
 	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {
-		log.Warn("redis could not decide; limits answer by on_backend_failure", zap.Error(err))
-	}
-}
-
-// waitForBackend waits for Redis to answer once, but not for long.
-func (s *server) waitForBackend(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
-	defer cancel()
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for _, r := range s.stack.redis {
-		wg.Go(func() { s.waitForRedis(ctx, r) })
-	}
-}
-
-func (s *server) waitForRedis(ctx context.Context, r *redis.Store) {
-	if err := r.Ping(ctx); err != nil {
-		s.log.Error("redis does not answer; starting all the same: limits answer by on_backend_failure until it does", zap.Error(err))
-		return
-	}
-	for _, f := range r.Examine(ctx) {
-		if f.Severity != redis.Fine {
-			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
+		s.redisTrouble.failed(err)
+		fields := []zap.Field{zap.Error(err)}
+		if isLate(err) {
+			fields = append(fields, zap.Duration("--backend-timeout", s.config.Redis.Timeout), zap.String("hint", "rlsidecar doctor measures the time that Redis needs"))
 		}
-		s.metrics.Examined(f.Check, f.Severity == redis.Fine)
+		log.Warn("redis could not decide; limits answer by on_backend_failure", fields...)
 	}
 }
+
+// hasTLS reports whether c says how TLS is to be done.
+func (c Redis) hasTLS() bool { return c.CA != "" || c.Cert != "" || c.Key != "" || c.SkipHostname }
 
 // tls is the configuration of the files; nil if there are none.
 func (c Redis) tls() (*tls.Config, error) {
-	if c.CA == "" && c.Cert == "" && c.Key == "" && !c.SkipHostname {
+	if !c.hasTLS() {
 		return nil, nil
 	}
 	if (c.Cert == "") != (c.Key == "") {

@@ -149,6 +149,8 @@ type Running struct {
 	GRPC, HTTP, Admin, Metrics net.Addr
 	// Snapshot is the configuration that it started with; nil: it waits for the first.
 	Snapshot *limiter.Snapshot
+	// NotReady is why it is not ready, a line for each reason; "": it is.
+	NotReady string
 }
 
 // server is the parts that are there while Run runs.
@@ -165,7 +167,9 @@ type server struct {
 	conditions *conditions.Registry
 	// The tokens of Config; nil: there is none.
 	apiToken, adminToken httpauth.Token
-	ready                atomic.Bool
+	ready, draining      atomic.Bool
+	redisTrouble         redisTrouble
+	redisGate            *gate
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
 	isConfigured func()
@@ -209,9 +213,10 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	if s.stack, err = s.newStack(); err != nil {
-		return err
+		return UnusableRedis{err}
 	}
 	defer s.stack.close()
+	s.redisGate = newGate(len(s.stack.redis))
 	s.limiter = s.newLimiter()
 
 	if c.Tracing != nil {
@@ -233,7 +238,10 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if ctx.Err() != nil { // stopped before there was a configuration
 		return nil
 	}
-	s.waitForBackend(ctx) // before there are ports at which somebody would have to wait with us
+	s.followRedis(ctx, background, &wg) // before there are ports at which somebody would have to wait with us
+	if len(s.stack.redis) > 0 {
+		wg.Go(func() { s.watchTrouble(background) })
+	}
 	doors, running, err := s.open()
 	if err != nil {
 		return err
@@ -247,6 +255,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
+		if !s.ready.Load() {
+			running.NotReady = s.notReady()
+		}
 		started(running)
 	})
 }
@@ -405,7 +416,7 @@ func (o *opening) http() error {
 	}
 	c := httpapi.Config{
 		AnswerJSON: o.api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
-		Ready: s.ready.Load, API: s.httpAPI(), Auth: s.authDoor(),
+		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authDoor(),
 	}
 	if s.config.NoJSON {
 		c.AnswerJSON = nil
@@ -507,6 +518,50 @@ func (s *server) httpDoor(h *http.Server) door {
 	}
 }
 
+// mayBeReady reports whether there is a configuration, and Redis, if there is one, does not hold readiness back.
+func (s *server) mayBeReady() bool {
+	select {
+	case <-s.configured:
+	default:
+		return false
+	}
+	select {
+	case <-s.redisGate.opened:
+		return true
+	default:
+		return false
+	}
+}
+
+// waitUntilReady waits until mayBeReady; false: ctx has ended.
+func (s *server) waitUntilReady(ctx context.Context) bool {
+	for _, open := range []<-chan struct{}{s.configured, s.redisGate.opened} {
+		select {
+		case <-open:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// notReady is why this sidecar is not ready, a line for each reason.
+func (s *server) notReady() string {
+	if s.draining.Load() {
+		return "draining: this sidecar is being stopped\n"
+	}
+	var b strings.Builder
+	select {
+	case <-s.configured:
+	default:
+		b.WriteString("there is no configuration yet\n")
+	}
+	for _, c := range s.conditions.List() {
+		fmt.Fprintf(&b, "%s: %s %s\n", c.Name, c.Summary, c.Remedy)
+	}
+	return b.String()
+}
+
 // beReady tells that requests should come.
 func (s *server) beReady(doors []door) {
 	s.ready.Store(true)
@@ -529,20 +584,17 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 			}
 		})
 	}
-	select {
-	case <-s.configured:
+	if s.mayBeReady() {
 		s.beReady(doors)
-		started()
-	default:
-		started()
-		select {
-		case <-s.configured:
-			s.beReady(doors)
-		case <-ctx.Done():
-		}
+	}
+	started()
+	if !s.ready.Load() && s.waitUntilReady(ctx) {
+		s.beReady(doors)
+		s.log.Info("ready")
 	}
 	<-ctx.Done()
 
+	s.draining.Store(true)
 	for _, d := range doors {
 		if d.unready != nil {
 			d.unready()

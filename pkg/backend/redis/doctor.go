@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -28,7 +29,7 @@ const (
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names what was looked at: connection, version, eviction, role, script, permissions, cluster,
+	// Check names what was looked at: connection, version, eviction, role, script, latency, permissions, cluster,
 	// coverage, clock.
 	Check string `json:"check"`
 	Text  string `json:"text"`
@@ -36,44 +37,47 @@ type Finding struct {
 
 // Examine looks at every master: whether it can be reached and knows the script, whether the user may
 // do all that limits need, and whether its settings keep what they rely on. It writes one key, and
-// removes it.
-func (s *Store) Examine(ctx context.Context) []Finding {
+// removes it. timeout is how long a call may take when limits are decided; 0: that of the Config.
+func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
+	timeout = cmp.Or(timeout, s.config.Timeout)
 	if s.cluster == nil {
-		return s.examine(ctx, s.name, s.client.(*goredis.Client))
+		return s.examine(ctx, s.name, s.client.(*goredis.Client), timeout)
 	}
 	var mu sync.Mutex
 	var all []Finding
 	err := s.cluster.client.ForEachMaster(ctx, func(ctx context.Context, client *goredis.Client) error {
-		found := s.examine(ctx, client.Options().Addr, client)
+		found := s.examine(ctx, client.Options().Addr, client, timeout)
 		mu.Lock()
 		defer mu.Unlock()
 		all = append(all, found...)
 		return nil
 	})
 	if err != nil {
-		all = append(all, Finding{s.name, Problem, "connection", advice(err)})
+		all = append(all, Finding{s.name, Problem, "connection", s.explain(err)})
 	}
 	return append(all, s.examineCluster(ctx)...)
 }
 
-func (s *Store) examine(ctx context.Context, server string, client *goredis.Client) (all []Finding) {
+func (s *Store) examine(ctx context.Context, server string, client *goredis.Client, timeout time.Duration) (all []Finding) {
 	found := func(severity Severity, check, format string, args ...any) {
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
+	own := client
+	client = client.WithTimeout(proveTimeout) // to be slow is found out by measuring, not by failing
 	before := time.Now()
 	there, err := client.Time(ctx).Result()
 	if err != nil {
-		found(Problem, "connection", "%s", advice(err))
+		found(Problem, "connection", "%s", s.explain(err))
 		return all
 	}
 	took := time.Since(before)
-	found(Fine, "connection", "answers in %v", took.Round(10*time.Microsecond))
+	found(Fine, "connection", "answers in %v, connecting included", took.Round(10*time.Microsecond))
 	if off := there.Sub(before.Add(took / 2)).Abs(); off > 5*time.Second {
 		found(Warning, "clock", "differs from this machine's by %v; limits go by the server's", off.Round(time.Second))
 	}
 	info, err := client.Info(ctx).Result()
 	if err != nil {
-		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err))
+		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.where.form))
 	} else {
 		all = append(all, checkInfo(server, fields(info))...)
 	}
@@ -84,14 +88,14 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}
 	if s.cluster != nil { // any slot that this master has will do
-		probe.Slot = s.slotAt(ctx, client)
+		probe.Slot, _ = s.slotAt(ctx, own)
 	}
 	var d [1]backend.Decision
 	n := newNode(client, keys{prefix: s.config.KeyPrefix}, nil)
 	n.replicas = s.config.replicas()
 	n.Take(ctx, []backend.Charge{probe}, d[:])
 	if d[0].Err != nil {
-		found(Problem, "script", "%s", advice(d[0].Err))
+		found(Problem, "script", "%s", advice(d[0].Err, s.where.form))
 		return all
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
@@ -101,6 +105,8 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	} else {
 		found(Fine, "permissions", "the user may run all that limits of every kind need")
 	}
+	severity, text := judgeLatency(s.measure(ctx, client, probe), timeout)
+	found(severity, "latency", "%s", text)
 	return all
 }
 
@@ -133,15 +139,15 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 	return names
 }
 
-// slotAt is a Slot that client's server has.
-func (s *Store) slotAt(ctx context.Context, client *goredis.Client) uint64 {
+// slotAt is a Slot that client's server has, if it has any.
+func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64, has bool) {
 	for _, tag := range tags() {
 		key := s.config.KeyPrefix + "{" + strconv.FormatUint(tag, 36) + "}"
 		if have, err := s.cluster.client.MasterForKey(ctx, key); err == nil && have == client {
-			return tag
+			return tag, true
 		}
 	}
-	return 0
+	return 0, false
 }
 
 // checkInfo judges what INFO said.
@@ -180,7 +186,7 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 func (s *Store) examineCluster(ctx context.Context) []Finding {
 	text, err := s.cluster.client.ClusterInfo(ctx).Result()
 	if err != nil {
-		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err)}}
+		return []Finding{{s.name, Warning, "cluster", "CLUSTER INFO cannot be read: " + advice(err, s.where.form)}}
 	}
 	info := fields(text)
 	if info["cluster_state"] != "ok" || info["cluster_slots_ok"] != strconv.Itoa(slots) {
@@ -203,33 +209,4 @@ func fields(info string) map[string]string {
 		}
 	}
 	return m
-}
-
-// permissions are all that the user needs.
-const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
-
-// isForbidden tells that err is of what the user may not do, by itself or in a script.
-func isForbidden(err error) bool {
-	return isReply(err, "NOPERM") ||
-		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||
-			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
-}
-
-// advice is err with what can be done about it.
-func advice(err error) string {
-	text := strings.TrimPrefix(err.Error(), backend.ErrUnavailable.Error()+": ")
-	switch {
-	case isForbidden(err):
-		return text + "; the user needs " + permissions
-	case isReply(err, "NOAUTH", "WRONGPASS", "ERR AUTH"):
-		return text + "; check the user and the password"
-	case isReply(err, "OOM"):
-		return text + "; raise maxmemory, or find what fills it"
-	case isReply(err, "READONLY"):
-		return text + "; point the URL at the master, at Sentinels or at the cluster"
-	case strings.Contains(text, "refused"), strings.Contains(text, "no such host"):
-		return text + "; check the address and that the server runs"
-	default:
-		return text
-	}
 }

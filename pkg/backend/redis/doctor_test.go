@@ -26,39 +26,39 @@ func TestExamineStandalone(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	all := s.Examine(t.Context())
+	all := s.Examine(t.Context(), 0)
 	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
 		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
 			t.Errorf("%s: %q", check, got)
 		}
 	}
 	server.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-	if got := said(s.Examine(t.Context()), "eviction"); !strings.HasPrefix(got, "warning: ") {
+	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
 		t.Errorf("eviction without a bound: %q", got)
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "100mb")
-	if got := said(s.Examine(t.Context()), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
+	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
 		t.Errorf("eviction: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
-	if got := said(s.Examine(t.Context()), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
+	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
 		t.Errorf("without permission: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
-	if got := said(s.Examine(t.Context()), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
+	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
 		t.Errorf("without permission, in the script: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
-	if got := said(s.Examine(t.Context()), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; it needs +evalsha") {
+	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; it needs +evalsha") {
 		t.Errorf("without permission, of other limits: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")
-	s.Examine(t.Context())
+	s.Examine(t.Context(), 0)
 	if keys := server.Do("KEYS", "*"); keys != "[]" {
 		t.Errorf("left behind: %s", keys)
 	}
 	server.Kill()
-	if got := said(s.Examine(t.Context()), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
+	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
 		t.Errorf("killed: %q", got)
 	}
 }
@@ -67,7 +67,7 @@ func TestExamineCluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3).Steady()
 	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
-	all := s.Examine(t.Context())
+	all := s.Examine(t.Context(), 0)
 	if got := said(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
 		t.Errorf("cluster: %q", got)
 	}
@@ -80,7 +80,7 @@ func TestExamineCluster(t *testing.T) {
 		}
 	}
 	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
-	if got := said(s.Examine(t.Context()), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
+	if got := said(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
 		t.Errorf("one master does not permit all: %q", got)
 	}
 }
@@ -113,7 +113,7 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	if err := s.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range s.Examine(t.Context()) {
+	for _, f := range s.Examine(t.Context(), 0) {
 		if f.Severity != Fine {
 			t.Errorf("%+v", f)
 		}

@@ -83,7 +83,8 @@ type Store struct {
 	claims
 	store   backend.Store
 	config  Config
-	name    string        // the address, master or cluster
+	name    string // the address, master or cluster
+	where   where
 	cluster *cluster      // nil: not a Cluster
 	pool    nonblock.Pool // runs calls
 	lines   lines
@@ -111,7 +112,10 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), ways: map[string]*way{}}
+	if err := c.consistent(u); err != nil {
+		return nil, err
+	}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), ways: map[string]*way{}}
 	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.pool.Go, c.Panicked, new(atomic.Int64)
 	s.guardOf = s.laneTo
@@ -236,6 +240,18 @@ func (s *Store) Close() error {
 	}
 	s.pool.Close()
 	return s.client.Close()
+}
+
+// consistent is an error where c contradicts itself, or names a file that cannot be used.
+func (c Config) consistent(l location) error {
+	if c.PasswordFile == "" {
+		return nil
+	}
+	if l.password != "" {
+		return errors.New("the password of redis is given twice, in the URL and in a file; remove one")
+	}
+	_, _, err := credentials(c.PasswordFile)
+	return err
 }
 
 // location is a parsed URL.
@@ -416,7 +432,7 @@ func (c Config) options(l location) *goredis.Options {
 func credentials(file string) (username, password string, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return "", "", fmt.Errorf("redis password file: %w", err)
+		return "", "", fmt.Errorf("redis password file: %w; write the password, or user:password, into this file and let rlsidecar read it", err)
 	}
 	text := strings.TrimSpace(string(b))
 	if text == "" {

@@ -90,6 +90,8 @@ type sentinels struct {
 	watched []string      // addresses; guarded by mu, and so is what follows
 	view    view          //
 	known   chan struct{} // closed once there is a master
+	why     error         // a Sentinel's answer in place of a master; nil: none
+	whyFrom string        // that Sentinel's address
 	closed  bool
 }
 
@@ -223,7 +225,7 @@ func (w *sentinels) listen(addr string) {
 	poll := time.NewTicker(sentinelPoll)
 	defer poll.Stop()
 	received := messages.ChannelWithSubscriptions()
-	w.ask(client)
+	w.ask(client, addr)
 	for {
 		select {
 		case <-w.closing.Done():
@@ -233,20 +235,24 @@ func (w *sentinels) listen(addr string) {
 			case *goredis.Message:
 				w.message(message.Channel, strings.Fields(message.Payload))
 			case *goredis.Subscription: // anew: messages may have been missed
-				w.ask(client)
+				w.ask(client, addr)
 				w.discover(client)
 			}
 		case <-poll.C:
-			w.ask(client)
+			w.ask(client, addr)
 		}
 	}
 }
 
-// ask asks a Sentinel who the master is.
-func (w *sentinels) ask(client *goredis.SentinelClient) {
+// ask asks the Sentinel at from who the master is.
+func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
-	if addr, err := client.GetMasterAddrByName(ctx, w.name).Result(); err == nil && len(addr) == 2 {
+	addr, err := client.GetMasterAddrByName(ctx, w.name).Result()
+	switch {
+	case err != nil:
+		w.refused(err, from)
+	case len(addr) == 2:
 		w.change(func(v view) view { return v.named(net.JoinHostPort(addr[0], addr[1]), time.Now()) })
 	}
 }

@@ -54,7 +54,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 			t.Errorf("%s: %+v", kind, d)
 		}
 	}
-	for _, f := range s.Examine(t.Context()) {
+	for _, f := range s.Examine(t.Context(), 0) {
 		if f.Severity != Fine {
 			t.Errorf("%+v", f)
 		}

@@ -1,0 +1,240 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+const counted = `domain: d
+descriptors:
+  - {key: deny, rate_limit: {unit: year, requests_per_unit: 5}}
+  - {key: allow, rate_limit: {unit: year, requests_per_unit: 5, on_backend_failure: allow}}
+`
+
+// started is a sidecar that runs in this process, as a user starts it.
+type started struct {
+	log               *output
+	http, admin, grpc string // host:port
+	stop              func() int
+}
+
+// startServe runs serve with args until the test ends.
+func startServe(t *testing.T, args ...string) *started {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	x := &started{log: &output{}}
+	code := make(chan int, 1)
+	go func() {
+		code <- run(ctx, append([]string{
+			"serve", "--drain-delay", "0s", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0",
+		}, args...), nil, io.Discard, x.log)
+	}()
+	x.stop = func() int {
+		cancel()
+		got := <-code
+		code <- got
+		return got
+	}
+	t.Cleanup(func() { x.stop() })
+	at := regexp.MustCompile(`"grpc": "([^"]+)", "http": "([^"]+)", "admin": "([^"]+)"`)
+	redistest.Eventually(t, "it listens", func() bool {
+		select {
+		case got := <-code:
+			code <- got
+			t.Fatalf("exit %d:\n%s", got, x.log)
+		default:
+		}
+		if found := at.FindStringSubmatch(x.log.String()); found != nil {
+			x.grpc, x.http, x.admin = found[1], found[2], found[3]
+		}
+		return x.http != "" && strings.Contains(x.log.String(), "rlsidecar is ")
+	})
+	return x
+}
+
+// get asks with GET and returns the status and the body.
+func (x *started) get(t *testing.T, addr, path string) (int, string) {
+	t.Helper()
+	return fetch(t, http.MethodGet, "http://"+addr+path, "")
+}
+
+// ask asks /json of one descriptor, key=1, and returns the status.
+func (x *started) ask(t *testing.T, key string) int {
+	t.Helper()
+	code, _ := fetch(t, http.MethodPost, "http://"+x.http+"/json", fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":"1"}]}]}`, key))
+	return code
+}
+
+func fetch(t *testing.T, method, url, body string) (int, string) {
+	t.Helper()
+	r, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
+// TestLocalMistakesAboutRedisEndTheStart: exit 1, with the cause and the remedy. Redis is never called.
+func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
+	file, none := write(t, counted), filepath.Join(t.TempDir(), "none")
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"no password file":      {[]string{"--redis-url", "redis://h", "--redis-password-file", none}, []string{none, "write the password"}},
+		"an empty one":          {[]string{"--redis-url", "redis://h", "--redis-password-file", write(t, "\n")}, []string{"is empty"}},
+		"the password twice":    {[]string{"--redis-url", "redis://:x@h", "--redis-password-file", file}, []string{"given twice", "remove one"}},
+		"no CA file":            {[]string{"--redis-url", "rediss://h", "--redis-tls-ca", none}, []string{none}},
+		"a CA without TLS":      {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"would not be encrypted", "write rediss://"}},
+		"a URL without scheme":  {[]string{"--redis-url", "h:6379"}, []string{"has no scheme", "redis://host:port"}},
+		"a cluster's database":  {[]string{"--redis-url", "redis+cluster://h/1"}, []string{"one database only"}},
+		"a prefix with a brace": {[]string{"--redis-url", "redis://h", "--redis-key-prefix", "{x}"}, []string{"braces"}},
+		"only by the second":    {[]string{"--redis-per-second-url", "redis://h"}, []string{"give --redis-url too"}},
+	} {
+		var stderr output
+		args := append([]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, c.args...)
+		code := run(t.Context(), args, nil, io.Discard, &stderr)
+		for _, want := range c.want {
+			if code != exitNo || !strings.Contains(stderr.String(), want) {
+				t.Errorf("%s: exit %d, want %d and %q:\n%s", name, code, exitNo, want, stderr.String())
+			}
+		}
+	}
+}
+
+// TestWhatRedisRefusesKeepsReadinessFalse: a sidecar with a wrong setting runs, answers by on_backend_failure, says
+// what is wrong and what to do in /readyz, in the log and among the conditions, and becomes ready by itself.
+func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
+	ca, dir := certtest.New(t), t.TempDir()
+	ca.Secret(t, dir, 2, "redis")
+	file := func(name string) string { return filepath.Join(dir, name) }
+	tlsPort := redistest.FreePort(t)
+	redis := redistest.Start(t, "--tls-port", fmt.Sprint(tlsPort), "--tls-auth-clients", "no",
+		"--tls-ca-cert-file", file("ca.crt"), "--tls-cert-file", file("tls.crt"), "--tls-key-file", file("tls.key"))
+	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
+	for name, c := range map[string]struct {
+		url, cause, remedy string
+	}{
+		"a wrong password":        {"redis://one:wrong@" + redis.Addr, "refuses the user or the password", "--redis-password-file"},
+		"TLS to a plaintext port": {"rediss://" + redis.Addr, "does not speak TLS at this port", "redis:// instead of rediss://"},
+		"plaintext to a TLS port": {fmt.Sprintf("redis://127.0.0.1:%d", tlsPort), "speaks TLS at this port", "rediss:// instead of redis://"},
+		"a cluster URL":           {"redis+cluster://" + redis.Addr, "is a single server", "redis://host:port"},
+		"a Sentinel URL":          {"redis+sentinel://" + redis.Addr + "/main", "may be a Sentinel, or another kind", "redis://host:port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := startServe(t, "--config", write(t, counted), "--redis-url", c.url)
+			if log := x.log.String(); strings.Contains(log, "rlsidecar is ready") {
+				t.Errorf("it says that it is ready:\n%s", log)
+			}
+			for where, read := range map[string]func() (int, string){
+				"/readyz":         func() (int, string) { return x.get(t, x.http, "/readyz") },
+				"/api/conditions": func() (int, string) { return x.get(t, x.admin, "/api/conditions") },
+				"the log":         func() (int, string) { return 0, x.log.String() },
+			} {
+				// A busy machine may need several attempts to find out what is wrong.
+				redistest.Eventually(t, where+" says what is wrong, and what to do", func() bool {
+					code, text := read()
+					if where == "/readyz" && code != http.StatusServiceUnavailable {
+						t.Fatalf("/readyz: %d", code)
+					}
+					return strings.Contains(text, c.cause) && strings.Contains(text, c.remedy)
+				})
+				if _, text := read(); strings.Contains(text, "wrong@") || strings.Contains(text, ":wrong") {
+					t.Errorf("%s shows the password:\n%s", where, text)
+				}
+			}
+			if deny, allow := x.ask(t, "deny"), x.ask(t, "allow"); deny != 429 || allow != 200 {
+				t.Errorf("deny: %d, allow: %d; want 429 and 200", deny, allow)
+			}
+			var out output
+			if code := run(t.Context(), []string{"healthcheck", "--http-listen", x.http}, nil, &out, &out); code != exitNo || !strings.Contains(out.String(), c.cause) {
+				t.Errorf("healthcheck: exit %d: %s", code, out.String())
+			}
+			out = output{}
+			if code := run(t.Context(), []string{"healthcheck", "--http-listen", "", "--grpc-listen", x.grpc}, nil, &out, &out); code != exitNo {
+				t.Errorf("healthcheck over gRPC: exit %d: %s", code, out.String())
+			}
+			if code := x.stop(); code != exitDone {
+				t.Errorf("exit %d", code)
+			}
+		})
+	}
+}
+
+// TestReadinessDependsOnRedisUntilItHasDecidedOnce is the life of a sidecar whose Secret is corrected.
+func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
+	password := write(t, "one:wrong")
+	x := startServe(t, "--config", write(t, counted), "--redis-url", "redis://"+redis.Addr, "--redis-password-file", password)
+	ready := func() int { code, _ := x.get(t, x.http, "/readyz"); return code }
+	if code := ready(); code != 503 {
+		t.Fatalf("with a wrong password: %d", code)
+	}
+	redis.Kill()
+	redistest.Eventually(t, "readiness would not wait any longer for a Redis that is merely away", func() bool {
+		return strings.Contains(x.log.String(), "redis does not answer")
+	})
+	if code := ready(); code != 503 {
+		t.Errorf("refused, and then away: %d", code)
+	}
+	redis.Restart()
+	redis.Wait()
+	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
+	if err := os.WriteFile(password, []byte("one:right"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
+	redistest.Eventually(t, "limits hold", func() bool { return x.ask(t, "deny") == 200 })
+	redistest.Eventually(t, "nothing is wrong", func() bool {
+		_, text := x.get(t, x.admin, "/api/conditions")
+		return strings.Contains(text, `"conditions":[]`)
+	})
+	redis.Do("ACL", "SETUSER", "one", "resetpass", ">other")
+	redis.Do("CLIENT", "KILL", "TYPE", "normal")
+	redistest.Eventually(t, "Redis refuses it again", func() bool { return x.ask(t, "deny") == 429 })
+	redis.Kill()
+	x.ask(t, "deny")
+	if code := ready(); code != 200 {
+		t.Errorf("readiness depends on Redis after it has decided once: %d", code)
+	}
+}
+
+// TestARedisThatIsAwayDoesNotHoldReadiness: it may come later.
+func TestARedisThatIsAwayDoesNotHoldReadiness(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Kill()
+	x := startServe(t, "--config", write(t, counted), "--redis-url", "redis://"+redis.Addr)
+	if code, why := x.get(t, x.http, "/readyz"); code != 200 {
+		t.Errorf("%d: %s", code, why)
+	}
+	if _, text := x.get(t, x.admin, "/api/conditions"); !strings.Contains(text, `"redis-away/`+redis.Addr) {
+		t.Errorf("%s", text)
+	}
+	redis.Restart()
+	redistest.Eventually(t, "it decides", func() bool { return x.ask(t, "deny") == 200 })
+	redistest.Eventually(t, "nothing is wrong", func() bool {
+		_, text := x.get(t, x.admin, "/api/conditions")
+		return strings.Contains(text, `"conditions":[]`)
+	})
+}

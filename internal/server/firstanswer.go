@@ -1,0 +1,174 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+const (
+	// firstAnswer is how long readiness waits for a Redis that is away: a cold connection must not deny everybody.
+	firstAnswer = 3 * time.Second
+	// provePause is the time between two attempts while readiness waits, and laterPause after that.
+	provePause, laterPause = 50 * time.Millisecond, time.Second
+	// examinePause is how long a finding that is not fine stands before it is looked for again.
+	examinePause = time.Minute
+	// repeatMistake is how often the log repeats that Redis refuses this sidecar.
+	repeatMistake = time.Minute
+)
+
+// gate holds readiness back until every Redis has decided once. A Redis that is merely away opens it after
+// firstAnswer: limits answer by on_backend_failure then. One that refuses this sidecar (a wrong password, TLS on one
+// side only) does not open it, so that a rollout with such a mistake stops at its first pod. The gate never closes
+// again.
+type gate struct {
+	left   atomic.Int32
+	opened chan struct{}
+}
+
+func newGate(stores int) *gate {
+	g := &gate{opened: make(chan struct{})}
+	if g.left.Store(int32(stores)); stores == 0 {
+		close(g.opened)
+	}
+	return g
+}
+
+// part returns a function that opens one store's part of the gate; it may be called more than once.
+func (g *gate) part() (open func()) {
+	return sync.OnceFunc(func() {
+		if g.left.Add(-1) == 0 {
+			close(g.opened)
+		}
+	})
+}
+
+// followRedis tries each Redis until it has decided once, and until background ends at most. It returns when it is
+// known how all of them answer, or firstAnswer has passed, or ctx ends.
+func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) {
+	known := newGate(len(s.stack.redis))
+	for _, r := range s.stack.redis {
+		f := &firstContact{server: s, redis: r, known: known.part(), open: s.redisGate.part(), began: time.Now(),
+			log: logthrottle.Log(s.log, repeatMistake)}
+		wg.Go(func() { f.run(background) })
+	}
+	select {
+	case <-known.opened:
+	case <-ctx.Done():
+	}
+}
+
+// firstContact tries one Redis until it has decided once.
+type firstContact struct {
+	server      *server
+	redis       *redis.Store
+	known, open func()
+	began       time.Time
+	refused     bool // it has refused this sidecar; readiness waits for its first decision, however long
+	log         *zap.Logger
+}
+
+func (f *firstContact) run(ctx context.Context) {
+	for pause := provePause; ; {
+		err := f.redis.Prove(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		mistake, isMistake := errors.AsType[*redis.Mistake](err)
+		switch {
+		case err == nil:
+			f.proven(ctx)
+			return
+		case isMistake:
+			f.refused = true
+			f.server.reportMistake(f.redis.Place(), mistake)
+			f.log.Error("redis refuses this sidecar, which is not ready until Redis has decided once; requests are answered by on_backend_failure",
+				zap.String("server", mistake.Server), zap.String("cause", mistake.Says), zap.String("remedy", mistake.Remedy))
+			f.known()
+			pause = laterPause
+		case time.Since(f.began) >= firstAnswer:
+			f.server.reportAway(f.redis.Place(), err)
+			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does", zap.Error(err))
+			if !f.refused {
+				f.open()
+			}
+			f.known()
+			pause = laterPause
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// proven opens the gate, and then examines Redis until nothing is found to be wrong.
+func (f *firstContact) proven(ctx context.Context) {
+	s := f.server
+	for _, name := range []string{redisRefuses, redisAway} {
+		if s.conditions.Clear(name + f.redis.Place()) {
+			s.log.Info("redis has decided for the first time", zap.String("server", f.redis.Place()))
+		}
+	}
+	found := f.redis.Examine(ctx, 0)
+	for _, finding := range found {
+		s.metrics.Examined(finding.Check, finding.Severity == redis.Fine)
+	}
+	f.open()
+	f.known()
+	for before := map[string]bool{}; ctx.Err() == nil; found = f.redis.Examine(ctx, 0) {
+		before = s.reportFindings(found, before)
+		if len(before) == 0 || !sleep(ctx, examinePause) {
+			return
+		}
+	}
+}
+
+// reportFindings reports what was found about Redis, and returns the names of the conditions that now exist. Those of
+// before that were not found again are cleared.
+func (s *server) reportFindings(found []redis.Finding, before map[string]bool) map[string]bool {
+	now := map[string]bool{}
+	for _, f := range found {
+		if f.Severity == redis.Fine {
+			continue
+		}
+		name := redisFinding + f.Check + "/" + f.Server
+		now[name] = true
+		c := conditions.Condition{
+			Name: name, Severity: conditions.Warning,
+			Summary: "Redis at " + f.Server + ", " + f.Check + ": " + f.Text + ".",
+			Remedy:  "rlsidecar doctor says the same; it is examined again every minute until it is fine.",
+		}
+		if f.Severity == redis.Problem {
+			c.Severity = conditions.Degraded
+		}
+		if s.conditions.Set(c) {
+			s.log.Warn("redis", zap.String("server", f.Server), zap.String("check", f.Check), zap.String("finding", f.Text))
+		}
+	}
+	for name := range before {
+		if !now[name] {
+			s.conditions.Clear(name)
+		}
+	}
+	return now
+}
+
+// sleep waits; false: ctx has ended.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

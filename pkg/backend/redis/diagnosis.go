@@ -1,0 +1,119 @@
+package redis
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// diagnosis is an error of a server in words.
+type diagnosis struct {
+	// says is what is wrong, as a clause whose subject is the server: "refuses the password". "": the error
+	// speaks for itself.
+	says string
+	// remedy is what to do, as a clause; "": nothing is known.
+	remedy string
+	// lasting: waiting does not help, the settings of this program or of the server must change.
+	lasting bool
+}
+
+// permissions are all that the user needs.
+const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
+
+const (
+	otherForm    = "write redis://host:port for one server, redis+cluster:// for a Redis Cluster, or redis+sentinel:// for Sentinels"
+	trustServer  = "give the CA of its certificate by --redis-tls-ca, and the name that the certificate is for in --redis-url"
+	showOurs     = "give a client certificate that the server accepts by --redis-tls-cert and --redis-tls-key"
+	checkAddress = "check the address and that the server runs"
+	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
+)
+
+// diagnose describes err, which a server called by a URL of form has caused.
+func diagnose(err error, form string) diagnosis {
+	text := err.Error()
+	switch {
+	case isForbidden(err):
+		return diagnosis{"does not permit its user what limits need", "the user needs " + permissions, true}
+	case isReply(err, "NOAUTH"):
+		return diagnosis{"requires a password, and none was given", checkSecret, true}
+	case isReply(err, "WRONGPASS", "ERR AUTH", "ERR invalid password"):
+		return diagnosis{"refuses the user or the password", checkSecret, true}
+	case isReply(err, "ERR DB index"):
+		return diagnosis{"has no database of this number", "correct the number at the end of --redis-url", true}
+	case isReply(err, "MOVED ", "ASK ", "CROSSSLOT"):
+		return diagnosis{"is a node of a Redis Cluster, and --redis-url names a single server", otherForm, true}
+	case isReply(err, "ERR This instance has cluster support disabled"):
+		return diagnosis{"is a single server, and --redis-url names a Redis Cluster", otherForm, true}
+	case isReply(err, "ERR unknown command"):
+		return diagnosis{"does not know a command that limits need: it may be a Sentinel, or another kind of server than --redis-url says", otherForm, true}
+	case isReply(err, "READONLY") && form == "":
+		return diagnosis{"is a replica", "point --redis-url at the master, at Sentinels or at the cluster", true}
+	case isReply(err, "OOM"):
+		return diagnosis{"has no memory left", "raise maxmemory, or find what fills it", false}
+	case isCompileError(err):
+		return diagnosis{"cannot run the script of rlsidecar", "use Redis 6.2 or newer, or Valkey", true}
+	case errors.Is(err, errNoMaster):
+		return diagnosis{"does not know a master of this name", "correct the name at the end of --redis-url", true}
+	case strings.Contains(text, "refused"), strings.Contains(text, "no such host"):
+		return diagnosis{"", checkAddress, false}
+	case strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"):
+		return diagnosis{"does not answer as Redis does", checkAddress, true}
+	}
+	return diagnoseTLS(err)
+}
+
+// diagnoseTLS is diagnose for what goes wrong in TLS, and in files.
+func diagnoseTLS(err error) diagnosis {
+	var (
+		record  tls.RecordHeaderError
+		alert   tls.AlertError
+		verify  *tls.CertificateVerificationError
+		unknown x509.UnknownAuthorityError
+		name    x509.HostnameError
+		file    *fs.PathError
+	)
+	switch {
+	case errors.As(err, &record):
+		return diagnosis{"does not speak TLS at this port", "write redis:// instead of rediss://, or the port that speaks TLS", true}
+	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
+		return diagnosis{"refuses the TLS connection", showOurs, true}
+	case errors.As(err, &verify), errors.As(err, &unknown), errors.As(err, &name):
+		return diagnosis{"shows a certificate that is not trusted", trustServer, true}
+	case errors.As(err, &file):
+		return diagnosis{"", "check the file and who may read it", false}
+	}
+	return diagnosis{}
+}
+
+// isForbidden tells that err is of what the user may not do, by itself or in a script.
+func isForbidden(err error) bool {
+	return isReply(err, "NOPERM") ||
+		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||
+			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
+}
+
+// advice is err with what can be done about it.
+func advice(err error, form string) string {
+	if remedy := diagnose(err, form).remedy; remedy != "" {
+		return textOf(err) + "; " + remedy
+	}
+	return textOf(err)
+}
+
+// textOf is the text of err, without what every error of a Store begins with, and without the arguments of a
+// command, one of which may be a password.
+func textOf(err error) string {
+	text := strings.TrimPrefix(err.Error(), backend.ErrNotTaken.Error()+": ")
+	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
+	var reply goredis.Error
+	if errors.As(err, &reply) {
+		text, _, _ = strings.Cut(text, ", with args beginning with")
+	}
+	return text
+}

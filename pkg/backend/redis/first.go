@@ -1,0 +1,204 @@
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Mistake is the error of a Redis that refuses this Store for a reason that waiting does not change: the password,
+// a missing permission, TLS on one side only, another kind of server than the URL names.
+type Mistake struct {
+	// Server is where, Says what is wrong, as a clause whose subject is the server, and Remedy what to do, as a
+	// clause. Says may quote the server.
+	Server, Says, Remedy string
+}
+
+// Error implements error.
+func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Says + "; " + m.Remedy }
+
+const (
+	// proveTimeout bounds an attempt of Prove. It is longer than a call may take: a slow server is no mistake.
+	proveTimeout = time.Second
+	// probeTimeout bounds what is done to find out what a port speaks.
+	probeTimeout = 500 * time.Millisecond
+	// maxProbed is how many ports are asked what they speak.
+	maxProbed = 3
+)
+
+// Prove tries once whether Redis decides: whether every master runs the script for this user. The error is a *Mistake
+// where waiting does not help; otherwise the server is away. It writes two keys, and removes them.
+func (s *Store) Prove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
+	defer cancel()
+	err := s.decides(ctx)
+	if err == nil {
+		return nil
+	}
+	if m := s.mistake(err); m != nil {
+		return m
+	}
+	return unavailable(err)
+}
+
+func (s *Store) decides(ctx context.Context) error {
+	if s.cluster == nil {
+		return s.decidesAt(ctx, s.client.(*goredis.Client))
+	}
+	return s.cluster.client.ForEachMaster(ctx, s.decidesAt)
+}
+
+// decidesAt is an error unless client's server decides a group of two charges, which no single slot of a Redis Cluster
+// has: a node of one refuses it where the URL names a single server.
+func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+	if err != nil {
+		return err
+	}
+	charge := backend.Charge{Key: []byte("doctor"), Limit: &limit, Group: 1, Ask: algorithms.Ask{Cost: 1}}
+	other := charge
+	other.Key = []byte("doctor-2")
+	charges := []backend.Charge{charge, other}
+	if s.cluster != nil {
+		slot, has := s.slotAt(ctx, client)
+		if !has {
+			return nil // it is asked nothing
+		}
+		charges = charges[:1]
+		charges[0].Slot = slot
+	}
+	client = client.WithTimeout(proveTimeout)
+	if err := client.Ping(ctx).Err(); err != nil {
+		return err
+	}
+	n := newNode(client, s.keys, nil)
+	n.replicas = s.config.replicas()
+	var d [2]backend.Decision
+	n.Take(ctx, charges, d[:len(charges)])
+	if d[0].Err != nil {
+		return d[0].Err
+	}
+	for i := range charges {
+		key, _ := n.keys.of(&charges[i])
+		_ = client.Del(ctx, key).Err() // it expires in any case
+	}
+	return nil
+}
+
+// mistake is the Mistake that err shows; nil: it shows none.
+func (s *Store) mistake(err error) *Mistake {
+	server := s.where.String()
+	if s.sentinels != nil {
+		if why, addr := s.sentinels.unnamed(); why != nil {
+			err, server = why, addr
+		}
+	}
+	if d := diagnose(err, s.where.form); d.lasting {
+		return &Mistake{server, d.says + " (" + textOf(err) + ")", d.remedy}
+	}
+	if _, isReply := errors.AsType[goredis.Error](err); isReply {
+		return nil
+	}
+	// Silence, or a connection that ends: a port that speaks TLS, or does not, may answer so.
+	for i, addr := range s.where.hosts {
+		if i == maxProbed {
+			break
+		}
+		switch speaksTLS, speaksRedis := s.where.speaks(addr); {
+		case speaksTLS && !s.where.tls:
+			return &Mistake{addr, "speaks TLS at this port, and --redis-url does not", "write rediss:// instead of redis://"}
+		case speaksRedis && s.where.tls:
+			return &Mistake{addr, "does not speak TLS at this port", "write redis:// instead of rediss://, or the port that speaks TLS"}
+		}
+	}
+	return nil
+}
+
+// where is the place of the servers.
+type where struct {
+	form    string // of the URL: "", "sentinel" or "cluster"
+	network string
+	hosts   []string
+	tls     bool
+}
+
+// String is how a person writes the place.
+func (w where) String() string { return strings.Join(w.hosts, ",") }
+
+// speaks finds out what the server at addr speaks: TLS, or Redis's protocol without it. It sends no secret. The form
+// that was tried in vain already is not tried again.
+func (w where) speaks(addr string) (secure, redis bool) {
+	nc, err := net.DialTimeout(w.network, addr, probeTimeout)
+	if err != nil {
+		return false, false
+	}
+	defer nc.Close()
+	_ = nc.SetDeadline(time.Now().Add(probeTimeout))
+	if !w.tls {
+		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // nothing is sent
+		var alert tls.AlertError
+		return err == nil || errors.As(err, &alert) || strings.Contains(err.Error(), "remote error: tls:"), false
+	}
+	var reply [1]byte
+	if _, err := nc.Write([]byte("PING\r\n")); err != nil {
+		return false, false
+	}
+	n, _ := nc.Read(reply[:])
+	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
+}
+
+// newWhere is the place that a URL names. Sentinels are asked for the master, so that they are the place.
+func newWhere(l location) where {
+	w := where{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
+	if len(w.hosts) == 0 {
+		w.hosts = []string{l.addr}
+	}
+	return w
+}
+
+// explain is err with what can be done about it, as far as that can be found out.
+func (s *Store) explain(err error) string {
+	if m := s.mistake(err); m != nil {
+		return m.Says + "; " + m.Remedy
+	}
+	return advice(err, s.where.form)
+}
+
+// Place is where Redis is, for people: the hosts of the URL.
+func (s *Store) Place() string { return s.where.String() }
+
+// unnamed is why no Sentinel has named a master yet, and the Sentinel that answered so; nil: one has, or none has
+// answered.
+func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is what is asked for
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.view.master != "" {
+		return nil, ""
+	}
+	return w.why, w.whyFrom
+}
+
+// errNoMaster is the answer of a Sentinel that does not know the master.
+var errNoMaster = errors.New("a Sentinel knows no master of this name")
+
+// refused notes what the Sentinel at addr answered in place of the master's address.
+func (w *sentinels) refused(err error, addr string) {
+	switch {
+	case errors.Is(err, goredis.Nil):
+		err = fmt.Errorf("%w: %s", errNoMaster, w.name)
+	case !diagnose(err, "sentinel").lasting:
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.why, w.whyFrom = err, addr
+}
