@@ -170,7 +170,7 @@ func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []
 	for i := range request {
 		all[i] = followed(s.Domains[domain].Tree.Explain(request[i].Entries))
 		if p := s.Domains[domain].MostOverride(request[i].Entries); p != nil {
-			all[i].MaxOverride = &bound{p.Place, p.Words()}
+			all[i].MaxOverride = &bound{p.Place.String(), p.Words()}
 		}
 	}
 	for i := range call.Results {
@@ -201,7 +201,7 @@ func entryText(e descriptors.Entry) string {
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
-	x := limitApplied{Name: p.Name, Place: p.Place, Words: p.Words(), Notes: notes(p)}
+	x := limitApplied{Name: p.Name, Place: p.Place.String(), Words: p.Words(), Notes: notes(p)}
 	switch {
 	case r.Outcome == limiter.Replaced:
 		x.Notes = append(x.Notes, "not charged: another limit of this request replaces it")
@@ -246,9 +246,9 @@ func notes(p *descriptors.Policy) (notes []string) {
 	add(p.Shadow, "shadow mode: never denies; what it would have denied is counted")
 	add(p.Quota, "quota mode: denies only together with all other quota limits of the request")
 	add(p.Alone, "charged on its own, whatever the others answer (consume: each)")
-	add(len(p.Replaces) > 0, "replaces "+strings.Join(p.Replaces, ", "))
-	add(len(p.Shards) > 0, fmt.Sprintf("split into %d shards where the store has several nodes", len(p.Shards)))
-	if l := p.Lease; l != nil {
+	add(len(p.Extra().Replaces) > 0, "replaces "+strings.Join(p.Extra().Replaces, ", "))
+	add(len(p.Extra().Shards) > 0, fmt.Sprintf("split into %d shards where the store has several nodes", len(p.Extra().Shards)))
+	if l := p.Extra().Lease; l != nil {
 		add(true, fmt.Sprintf("with Redis, a process may borrow up to %d of a hot bucket at a time, for %v", l.Most, time.Duration(l.For)*time.Microsecond))
 	}
 	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+p.OnFailure.String())

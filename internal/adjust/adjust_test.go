@@ -28,7 +28,7 @@ func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
 		t.Fatal(err)
 	}
 	return &descriptors.Policy{
-		Domain: "edge", Name: "send_message", Limit: l, StatLevels: []string{"user_id"}, Open: []int{0}, OpenKeys: []string{"user_id"},
+		Domain: "edge", Name: "send_message", Limit: &l, Open: []int{0}, Extras: &descriptors.Extras{OpenKeys: []string{"user_id"}},
 	}
 }
 
@@ -379,7 +379,7 @@ func TestWhatAChangeMakesOfALimit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := policy(t, test.want).Limit; got.Limit != want {
+			if want := policy(t, test.want).Limit; *got.Limit != *want {
 				t.Errorf("got %+v, want %+v", got.Limit, want)
 			}
 		})
@@ -389,20 +389,20 @@ func TestWhatAChangeMakesOfALimit(t *testing.T) {
 func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
 	p := policy(t, spec)
-	p.Shards, _ = algorithms.Split(spec, 4)
-	p.Lease, p.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
+	p.Extras.Shards, _ = algorithms.Split(spec, 4)
+	p.Extras.Lease, p.Extras.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
 	local, _ := algorithms.Compile(spec.Part(0.2))
-	p.Local = &local
+	p.Extras.Local = &local
 	got, err := (&Adjustment{Change: Change{Factor: 10_000}}).Apply(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var sum int64
-	for _, s := range got.Shards {
+	for _, s := range got.Extras.Shards {
 		sum += s.Capacity
 	}
-	if len(got.Shards) != 4 || sum != 1000 || got.Lease.Most != 100 || got.Local.Rate != 200 || p.Lease.Most != 10 {
-		t.Errorf("shards hold %d, lease %+v, local %+v", sum, got.Lease, got.Local)
+	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 {
+		t.Errorf("shards hold %d, lease %+v, local %+v", sum, got.Extras.Lease, got.Extras.Local)
 	}
 	if _, err := (&Adjustment{Change: Change{Rate: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "4 shards") {
 		t.Errorf("3 units on 4 shards: %v", err)

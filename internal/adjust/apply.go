@@ -28,7 +28,7 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	case a.Algorithm != 0 && a.Algorithm != p.Limit.Kind:
 		return nil, fmt.Errorf("the limit is a %s now; the adjustment was made for a %s", kindName(p.Limit.Kind), kindName(a.Algorithm))
 	}
-	spec, err := a.Change.spec(&p.Limit)
+	spec, err := a.Change.spec(p.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -36,26 +36,33 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 }
 
 // renumber gives changed, a copy of p, the numbers of spec. Shards, lease and the stand-in bucket follow.
-func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) (err error) {
-	if changed.Limit, err = algorithms.Compile(spec); err != nil {
+func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
+	limit, err := algorithms.Compile(spec)
+	if err != nil {
 		return fmt.Errorf("the limit cannot have these numbers: %w", err)
 	}
-	if n := len(p.Shards); n > 0 {
-		if changed.Shards, err = algorithms.Split(spec, n); err != nil {
+	changed.Limit = &limit
+	if p.Extras == nil {
+		return nil
+	}
+	more := *p.Extras // other policies share it
+	changed.Extras = &more
+	if n := len(more.Shards); n > 0 {
+		if more.Shards, err = algorithms.Split(spec, n); err != nil {
 			return fmt.Errorf("the limit has %d shards, and these numbers cannot be split: %w", n, err)
 		}
 	}
-	if p.Lease != nil {
-		lease := *p.Lease
-		lease.Most = scale(lease.Most, changed.Limit.Capacity, max(1, p.Limit.Capacity))
-		changed.Lease = &lease
+	if more.Lease != nil {
+		lease := *more.Lease
+		lease.Most = scale(lease.Most, limit.Capacity, max(1, p.Limit.Capacity))
+		more.Lease = &lease
 	}
-	if p.Local != nil {
-		local, err := algorithms.Compile(spec.Part(p.LocalShare))
+	if more.Local != nil {
+		local, err := algorithms.Compile(spec.Part(more.LocalShare))
 		if err != nil {
 			return fmt.Errorf("the share of this process cannot have these numbers: %w", err)
 		}
-		changed.Local = &local
+		more.Local = &local
 	}
 	return nil
 }

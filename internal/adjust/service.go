@@ -281,7 +281,7 @@ func reaches(t *Target, policies []*descriptors.Policy) error {
 	var uses []string
 	for _, p := range policies {
 		switch {
-		case p.StatLevels == nil: // the named limit itself
+		case p.Extra().Named: // the named limit itself
 			continue
 		case p.Whole && len(t.Key)%2 == 0, !p.Whole && len(p.Open) == len(t.Key):
 			return nil
@@ -290,7 +290,7 @@ func reaches(t *Target, policies []*descriptors.Policy) error {
 		case len(p.Open) == 0:
 			uses = append(uses, "no value")
 		default:
-			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.OpenKeys, ", ")))
+			uses = append(uses, fmt.Sprintf("%d (%s)", len(p.Open), strings.Join(p.Extra().OpenKeys, ", ")))
 		}
 	}
 	if len(uses) == 0 {

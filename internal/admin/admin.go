@@ -190,7 +190,7 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 
 // numbers prints the numbers of p: in the reference form if it was written so.
 func numbers(p *descriptors.Policy) string {
-	l := &p.Limit
+	l := p.Limit
 	period := algorithms.Micros(l.Period) * l.Tick
 	length, zone := descriptors.Span(period), ""
 	if l.Calendar != nil {

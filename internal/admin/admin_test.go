@@ -19,13 +19,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func compile(t *testing.T, s algorithms.Spec) algorithms.Limit {
+func compile(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	t.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return &l
 }
 
 var began = time.Unix(1e9, 0)
@@ -36,12 +36,12 @@ func config(t *testing.T) Config {
 	start := algorithms.Micros(0)
 	minute := 60 * algorithms.Second
 	s := &limiter.Snapshot{Hash: "0123456789abcdef", Policies: []*descriptors.Policy{
-		{Domain: "d", Name: "path_/login", StatKey: "d.path_/login", Reference: true, Place: "a.yaml:3",
+		{Domain: "d", Name: "path_/login", StatKey: "d.path_/login", Reference: true, Place: descriptors.Place{File: "a.yaml", Line: 3},
 			Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute, Start: &start})},
 		{Domain: "d", Name: "send", StatKey: "d.user_id", Shadow: true,
 			Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: &capacity})},
-		{Domain: "d", Name: "send", StatKey: "d.other"}, // the same named limit
-		{Domain: "d", Name: "<b>free</b>", StatKey: "d.free", Unlimited: true, Quota: true},
+		{Domain: "d", Name: "send", StatKey: "d.other", Limit: &algorithms.Limit{}}, // the same named limit
+		{Domain: "d", Name: "<b>free</b>", StatKey: "d.free", Limit: &algorithms.Limit{}, Unlimited: true, Quota: true},
 	}}
 	recorder := history.New(began)
 	recorder.Sample(began.Add(time.Minute), history.Totals{Allowed: 600, Denied: 60}, func(visit func(history.Key, history.Totals)) {

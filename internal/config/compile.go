@@ -15,12 +15,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// maxPolicies bounds the limits of a configuration, each counted where it is used.
-const maxPolicies = 100_000
-
 // Compile compiles files, in the order given. It is a function of its arguments.
 func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
-	return parseAll(files).compile(o)
+	return parseAll(files, &o).compile(o)
 }
 
 // source is a configuration that was read and not yet compiled.
@@ -35,14 +32,14 @@ type source struct {
 }
 
 // parseAll reads files.
-func parseAll(files []File) *source {
+func parseAll(files []File, o *Options) *source {
 	s := &source{files: files, hash: hash(files)}
-	nodes := maxNodes
+	nodes := newBudget(o)
 	for _, f := range files {
 		before := s.incomplete
 		s.incomplete = false
-		docs := parse(f, &s.report, &nodes)
-		if s.incomplete || len(docs) == 0 || nodes < 0 {
+		docs := parse(f, &s.report, nodes)
+		if s.incomplete || len(docs) == 0 || nodes.usedUp() {
 			s.lost = append(s.lost, f.Name)
 		}
 		s.incomplete = s.incomplete || before
@@ -72,8 +69,10 @@ type compiler struct {
 	report
 	o        Options
 	snapshot *limiter.Snapshot
+	shared   *shared
+	policies int // so far
 	docs     []*document
-	full     bool // there were more than maxPolicies: no more are looked at
+	full     bool // there were more than Options.MaxLimits: no more are looked at
 	// bad are the domains in which there is a mistake; badAuth: there is one in auth.
 	bad     map[string]bool
 	badAuth bool
@@ -82,7 +81,7 @@ type compiler struct {
 }
 
 func newCompiler(o Options, s *source) *compiler {
-	c := &compiler{o: o, bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
+	c := &compiler{o: o, shared: newShared(), bad: map[string]bool{}, snapshot: &limiter.Snapshot{Domains: map[string]*limiter.Domain{}, KeepBlanks: o.KeepBlanks}}
 	c.problems, c.mistakes, c.incomplete = slices.Clone(s.problems), s.mistakes, s.incomplete
 	c.snapshot.Hash = hash([]File{{Data: fmt.Appendf(nil, "%s %t %t %s %g %t", s.hash, o.ConsumeEach, o.ConsumeTogether, o.OnFailure, o.LocalShare, o.KeepBlanks)}})
 	return c
@@ -151,7 +150,8 @@ type sibling struct {
 // named is a named limit, compiled.
 type named struct {
 	at     place
-	policy *descriptors.Policy // nil: a mistake in it has been reported
+	draft  *draft              // nil: a mistake in it has been reported
+	policy *descriptors.Policy // of draft
 	used   place               // where it was used first
 }
 
@@ -197,6 +197,7 @@ func (c *compiler) domain(d *domain) {
 	}
 	c.checkReplaces(d)
 	c.snapshot.Domains[d.Name] = d.Domain
+	c.snapshot.Policies = append(c.snapshot.Policies, d.Policies...)
 }
 
 // settings takes the domain's own settings from its documents, which must agree.
@@ -225,7 +226,7 @@ func (c *compiler) settings(d *domain) {
 		}
 	}
 	d.tag = c.hashTag(tag)
-	d.Slot = d.tag.slot(d.Name, nil, &descriptors.Policy{Whole: true})
+	d.Slot = d.tag.slot(d.Name, nil, true)
 	d.Headers = headers.pointer()
 	d.Alone = each.or(c.o.ConsumeEach) && !c.o.ConsumeTogether
 	d.OnFailure = answer.or(c.o.OnFailure)
@@ -258,34 +259,26 @@ func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Polic
 	}
 	const what = "#max_override"
 	p.Name = way.name() + what
-	p.StatLevels = []string{what}
-	if way != nil {
-		p.StatLevels = way.levels()
-		p.StatLevels[len(way)-1] += what
-	}
-	p.StatKey = d.Name + "." + strings.Join(p.StatLevels, ".")
-	p.Owner = owner(d.Name) + "/" + way.id() + what
+	p.StatKey = d.Name + "." + p.Name
 	p.Prefix = descriptors.Prefix(d.Name, "path", way.id()+what, p.Limit.Kind)
-	p.Place = l.at.String()
+	p.Place = l.at.shown()
 	p.Whole = way == nil
 	c.apart(d, way, &p, false)
-	c.add(&p, l.at)
-	d.uses = append(d.uses, use{&p, l.Replaces.value})
 	d.Bounded = true
-	return &p
+	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
 // apart settles which entries tell the buckets of p, at the end of way, apart.
-func (c *compiler) apart(d *domain, way path, p *descriptors.Policy, named bool) {
+func (c *compiler) apart(d *domain, way path, p *draft, named bool) {
 	for i, s := range way {
 		switch {
 		case s.loose() && !s.shared && !named:
 			p.Whole = true
 		case s.open():
-			p.Open, p.OpenKeys = append(p.Open, i), append(p.OpenKeys, s.Key)
+			p.Open, p.more.OpenKeys = append(p.Open, i), append(p.more.OpenKeys, s.Key)
 		}
 	}
-	p.Slot = d.tag.slot(d.Name, way, p)
+	p.more.Slot = d.tag.slot(d.Name, way, p.Whole)
 }
 
 // agree takes over what a document states, if the documents before did not state something else.
@@ -490,8 +483,8 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		case l == nil:
 			c.mistake(name.at, "domain %q has no limit named %q%s", d.Name, name.value, c.limitAdvice(d, name.value))
 		case l.policy != nil:
-			p := *l.policy
-			p.Place = name.at.String()
+			p := *l.draft
+			p.Place, p.more.Named = name.at.shown(), false
 			if (l.used == place{}) {
 				c.paidAfterwards(name.at, &p)
 			}
@@ -513,10 +506,8 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 			id += "#" + strconv.Itoa(i+1)
 			p.Name += "#" + strconv.Itoa(i+1)
 		}
-		// No named limit has a "/" in its name, so that none has the owner of an inline one.
-		p.Owner = owner(d.Name) + "/" + id
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
-		p.Place = l.at.String()
+		p.Place = l.at.shown()
 		c.paidAfterwards(l.place("overdraw"), &p)
 		c.use(d, one, way, node, &p, false, l.Replaces.value)
 	}
@@ -526,50 +517,58 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 }
 
 // paidAfterwards warns of what undoes a limit with overdraw that proxies ask for.
-func (c *compiler) paidAfterwards(at place, p *descriptors.Policy) {
+func (c *compiler) paidAfterwards(at place, p *draft) {
 	if p.Limit.Overdraw {
 		c.warn(at, "overdraw: at the end of a stream charge what was used, and never give back a constant: Envoy does so after a denial too, so that asking pays the debt off")
 	}
 }
 
 // use completes p for its place and puts it at the node.
-func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *descriptors.Policy, named bool, replaces []*replacement) {
+func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
-	p.Metadata = one.Metadata.value
+	p.more.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value
-	p.StatLevels = way.levels()
+	number := ""
 	if n := len(node.Policies); n > 0 {
-		p.StatLevels[len(way)-1] += "#" + strconv.Itoa(n+1)
+		number = "#" + strconv.Itoa(n+1)
 	}
-	p.StatKey = d.Name + "." + strings.Join(p.StatLevels, ".")
+	p.StatKey = d.Name + "." + way.name() + number
 	sharedToo := false
 	for i, s := range way {
 		sharedToo = sharedToo || s.shared
 		if s.metric && s.open() && !p.Detailed {
-			p.StatValues = append(p.StatValues, i)
+			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}
 	c.apart(d, way, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: a key with \"*\" on the way keeps the buckets of all values apart")
 	}
-	node.Policies = append(node.Policies, p)
-	c.add(p, one.at)
-	d.uses = append(d.uses, use{p, replaces})
+	if p.Detailed || len(p.more.StatValues) > 0 {
+		p.more.StatLevels = way.levels()
+		p.more.StatLevels[len(way)-1] += number
+	}
+	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
 }
 
-// add numbers p.
-func (c *compiler) add(p *descriptors.Policy, at place) {
-	if len(c.snapshot.Policies) == maxPolicies {
+// add completes p and numbers it.
+func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
+	policy := c.shared.policy(p)
+	if c.policies == c.o.maxLimits() {
 		if !c.full {
-			c.mistake(place{file: at.file}, "the configuration has more than %d limits; make it smaller", maxPolicies)
+			c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
 		}
 		c.full = true
-		return
+		return policy
 	}
-	p.Index = len(c.snapshot.Policies)
-	c.snapshot.Policies = append(c.snapshot.Policies, p)
+	c.policies++
+	policy.Index = len(d.Policies)
+	d.Policies = append(d.Policies, policy)
+	if len(replaces) > 0 || policy.RateName != "" {
+		d.uses = append(d.uses, use{policy, replaces})
+	}
+	return policy
 }
 
 // owner is a domain as it starts an Owner: without a "/", which ends it.

@@ -83,15 +83,18 @@ descriptors:
 		if p.Index != i {
 			t.Errorf("policy %d has Index %d", i, p.Index)
 		}
-		got = append(got, strings.Join([]string{p.Place, p.Name, p.Owner, p.StatKey, p.RateName}, " "))
+		got = append(got, strings.Join([]string{p.Place.String(), p.Name, p.StatKey, p.RateName}, " "))
+		if shares := p.Owner == s.Domains["d"].Named["named"].Owner; shares != (p.Name == "named") {
+			t.Errorf("policy %d, %s, has the owner %q", i, p.Name, p.Owner)
+		}
 	}
 	want := []string{
-		"a.yaml:3 named d/named d.named named",
-		"a.yaml:6 named d/named d.user named",
-		"a.yaml:10 path_/a d//path=/a d.path_/a ",
-		"a.yaml:11 path_/a#2 d//path=/a#2 d.path_/a#2 ",
-		"a.yaml:14 named d/named d.path_/a.user named",
-		"a.yaml:15 path_/a.user d//path=/a,user d.path_/a.user#2 ",
+		"a.yaml:3 named d.named named",
+		"a.yaml:6 named d.user named",
+		"a.yaml:10 path_/a d.path_/a ",
+		"a.yaml:11 path_/a#2 d.path_/a#2 ",
+		"a.yaml:14 named d.path_/a.user named",
+		"a.yaml:15 path_/a.user d.path_/a.user#2 ",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -196,15 +199,15 @@ descriptors:
 ---
 {domain: d%%2F, descriptors: [{key: a, %[1]s}], limits: {x: {algorithm: fixed_window, rate: 1, period: 1d}}}
 `, limit))
-	owners, prefixes := map[string]string{}, map[string]string{}
+	owners, prefixes := map[string]descriptors.Place{}, map[string]descriptors.Place{}
 	for _, p := range s.Policies {
-		if other := owners[p.Owner]; other != "" {
+		if other, have := owners[p.Owner]; have {
 			t.Errorf("%s has the owner of %s: %q", p.Place, other, p.Owner)
 		}
-		if other := prefixes[string(p.Prefix)]; other != "" {
+		if other, have := prefixes[p.Prefix]; have {
 			t.Errorf("%s has the prefix of %s: %q", p.Place, other, p.Prefix)
 		}
-		owners[p.Owner], prefixes[string(p.Prefix)] = p.Place, p.Place
+		owners[p.Owner], prefixes[p.Prefix] = p.Place, p.Place
 	}
 }
 
@@ -277,7 +280,7 @@ descriptors:
 	} {
 		found := false
 		for _, p := range s.Policies {
-			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.StatValues, p.Detailed) == want
+			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.Extra().StatValues, p.Detailed) == want
 		}
 		if !found {
 			t.Errorf("no policy with %s", want)
@@ -291,7 +294,7 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 	} {
 		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, rate_limit: {unit: "+unit+", requests_per_unit: 4294967295}}]}")
 		p := one(t, s, "d", "a=1")
-		l := &p.Limit
+		l := p.Limit
 		if l.Kind != algorithms.FixedWindow || l.Period*int64(l.Tick) != seconds*1e6 || l.Phase != 0 || l.PhaseFromKey || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
 			t.Errorf("%s: %+v", unit, p)
 		}
@@ -322,13 +325,13 @@ descriptors:
 	switch {
 	case !a.Shadow || a.Quota || a.OnFailure != descriptors.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
 		t.Errorf("a: %+v", a)
-	case !reflect.DeepEqual(a.Metadata, map[string]any{"plan": "gold"}):
-		t.Errorf("a: %v", a.Metadata)
+	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
+		t.Errorf("a: %v", a.Extra().Metadata)
 	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
 		t.Error("of a domain that consumes each, the limits in the reference form take what they deny")
-	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Local == nil:
+	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Extra().Local == nil:
 		t.Errorf("b: %+v", b[0])
-	case !reflect.DeepEqual(b[0].Replaces, []string{"other"}) || b[1].MaxDelay != 250_000:
+	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
 		t.Errorf("b: %+v %+v", b[0], b[1])
 	case !c.Unlimited || !c.Shadow || c.RateName != "":
 		t.Errorf("c: %+v", c)
@@ -432,7 +435,7 @@ func TestMetadataIsWhatAStructCanHold(t *testing.T) {
 		"int": 5.0, "hex": 16.0, "big": 18446744073709551615.0, "float": 1.5, "no": false, "text": "x", "word": true, "quoted": "yes", "none": nil, "time": "2026-01-01",
 		"list": []any{1.0, []any{"a"}, map[string]any{"b": "c"}}, "7": "seven", "map": map[string]any{"x": 1.0, "y": 2.0},
 	}
-	if got := s.Policies[0].Metadata; !reflect.DeepEqual(got, want) {
+	if got := s.Policies[0].Extra().Metadata; !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 }
@@ -479,9 +482,9 @@ func TestBounds(t *testing.T) {
 	if said != "a.yaml: the file is larger than 16 MiB; split it" {
 		t.Error(said)
 	}
-	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", maxPolicies) + "]}]"
+	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", DefaultMaxLimits) + "]}]"
 	said = bad(t, Options{}, many)
-	if said != "a.yaml: the configuration has more than 100000 limits; make it smaller" {
+	if said != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits" {
 		t.Error(said)
 	}
 }
@@ -518,7 +521,7 @@ func FuzzCompile(f *testing.F) {
 			return
 		}
 		for i, p := range s.Policies {
-			if p.Index != i || p.Prefix == nil || p.Owner == "" || p.Place == "" {
+			if s.Domains[p.Domain].Policies[p.Index] != p || p.Prefix == "" || p.Owner == "" || p.Place.File == "" {
 				t.Errorf("policy %d: %+v", i, p)
 			}
 		}

@@ -6,6 +6,7 @@
 package config
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"strings"
@@ -31,9 +32,16 @@ type Options struct {
 	LocalShare float64
 	// KeepBlanks keeps spaces and tabs at the ends of descriptor values.
 	KeepBlanks bool
+	// MaxLimits bounds the limits, each counted where it is used; 0: DefaultMaxLimits.
+	MaxLimits int
 	// Cluster warns of what a Redis Cluster cannot charge in one step.
 	Cluster bool
 }
+
+// DefaultMaxLimits is the default of Options.MaxLimits.
+const DefaultMaxLimits = 100_000
+
+func (o *Options) maxLimits() int { return cmp.Or(o.MaxLimits, DefaultMaxLimits) }
 
 // File is one file's name and content.
 type File struct {
@@ -89,13 +97,13 @@ func (p Problems) Bad() bool {
 // under it, and compiles them. The
 // Snapshot is nil if a Problem is more than a warning; a file that cannot be read is a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
-	return readAll(paths).compile(o)
+	return readAll(paths, &o).compile(o)
 }
 
 // readAll reads what paths name.
-func readAll(paths []string) *source {
+func readAll(paths []string, o *Options) *source {
 	files, problems := read(paths)
-	s := parseAll(files)
+	s := parseAll(files, o)
 	for _, p := range problems { // none of them is a warning
 		s.incomplete = true
 		s.mistakes++

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -148,9 +147,9 @@ type replacement struct {
 
 // given is a value that a file may state.
 type given[T any] struct {
-	value T
 	at    place // where it is stated; zero: it is not
-	ok    bool  // it is stated and could be read
+	value T
+	ok    bool // it is stated and could be read
 }
 
 // stated tells whether the file says anything here, be it wrong.
@@ -301,15 +300,38 @@ func (l *limit) place(key string) place {
 
 // place is a position in a file, or in a Message.
 type place struct {
-	file         string
-	line, column int    // from 1; 0: the whole file
-	path         string // in a Message; "" in a file
+	src          *origin
+	line, column int32 // from 1; 0: the whole file
 }
 
-// String is file:line, or where in a Message it is.
-func (p place) String() string {
-	if p.path != "" {
-		return p.file + ": " + p.path
-	}
-	return fmt.Sprintf("%s:%d", p.file, p.line)
+// origin is a file, or a part of a Message. All places in a file share it: a place is at every value.
+type origin struct {
+	file string
+	path string // in a Message; "" in a file
 }
+
+// inFile is a place that stands for all of a file.
+func inFile(name string) place { return place{src: &origin{file: name}} }
+
+// file is the name of the file or Message that p is in.
+func (p place) file() string {
+	if p.src == nil {
+		return ""
+	}
+	return p.src.file
+}
+
+// shown is p as a Policy has it: file and line, or where in a Message it is.
+func (p place) shown() descriptors.Place {
+	switch {
+	case p.src == nil:
+		return descriptors.Place{}
+	case p.src.path != "":
+		return descriptors.Place{File: p.src.file + ": " + p.src.path}
+	default:
+		return descriptors.Place{File: p.src.file, Line: int(p.line)}
+	}
+}
+
+// String is shown as text.
+func (p place) String() string { return p.shown().String() }

@@ -30,13 +30,13 @@ func (c *compiler) hashTag(t text) hashTag {
 }
 
 // slot is where the buckets of p, at the end of way, are kept.
-func (t hashTag) slot(domain string, way path, p *descriptors.Policy) descriptors.Slot {
+func (t hashTag) slot(domain string, way path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:
 		return descriptors.Slot{Fixed: descriptors.SlotNumber(domain)}
 	case t.entry == "":
 		return descriptors.Slot{}
-	case p.Whole:
+	case whole:
 		return descriptors.Slot{Entry: t.entry}
 	}
 	values := 0
@@ -55,11 +55,12 @@ func (t hashTag) slot(domain string, way path, p *descriptors.Policy) descriptor
 
 // sameSlot sees to it that a named limit has one bucket for a key, wherever it is used: by hash_tag
 // its buckets would otherwise be in different slots.
-func (c *compiler) sameSlot(d *domain, l *named, name text, p *descriptors.Policy) {
+func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	switch {
 	case l.used == place{}:
-		l.policy.Slot, l.used = p.Slot, name.at
-	case l.policy.Slot != p.Slot:
+		l.draft.more.Slot, l.used = p.more.Slot, name.at
+		l.policy.Extras = c.shared.extras(l.draft)
+	case l.draft.more.Slot != p.more.Slot:
 		c.mistake(name.at, "hash_tag would split the buckets of limit %q: here entry %q is not among its values as it is at %s; use another limit, or \"hash_tag: domain\"",
 			name.value, d.tag.entry, l.used)
 	}
@@ -69,7 +70,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *descriptors.Polic
 func (c *compiler) warnSlots(one *descriptor, way path, node *descriptors.Node) {
 	apart := 0
 	for _, p := range node.Policies {
-		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Slot == (descriptors.Slot{}) {
+		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
 			apart++
 		}
 	}

@@ -35,10 +35,12 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 		}
 	}
 	p := *s.Domains[d.Name].Named[name]
-	p.Index, p.Place, p.StatKey = -1, "", ""
+	p.Index, p.Place, p.StatKey = -1, descriptors.Place{}, ""
 	p.Owner = owner(d.Name) + "/#inline"
 	p.Prefix = descriptors.Prefix(d.Name, "inline", name, p.Limit.Kind)
-	p.Slot = d.Slot
+	more := *p.Extra()
+	more.Slot = d.Slot
+	p.Extras = &more
 	return &p, nil
 }
 

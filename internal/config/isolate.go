@@ -25,7 +25,7 @@ func NewKeeper(o Options) *Keeper { return &Keeper{o: o} }
 // they were before or, where they never were without one, Broken. The Snapshot is nil where there is
 // no telling which domains a mistake is about, and nothing to keep; or where it is about all of them.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
-	return k.compile(readAll(paths))
+	return k.compile(readAll(paths, &k.o))
 }
 
 // CompileMessages is Load for what a control plane sends. Problems are those found so far.
@@ -89,15 +89,15 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	for _, d := range s.docs {
 		switch name := d.Domain.value; {
 		case name == "":
-			lost = append(lost, d.at.file)
-		case d.bad || slices.Contains(s.lost, d.at.file):
+			lost = append(lost, d.at.file())
+		case d.bad || slices.Contains(s.lost, d.at.file()):
 			stale[name] = true
 		}
 	}
 	for _, file := range lost {
 		known = false
 		for _, d := range k.used {
-			if file == "" || within(d.at.file, Root(file)) {
+			if file == "" || within(d.at.file(), Root(file)) {
 				stale[d.Domain.value] = true
 			}
 		}

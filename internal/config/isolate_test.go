@@ -60,8 +60,8 @@ func shown(s *limiter.Snapshot) string {
 		list = append(list, text.String())
 	}
 	slices.Sort(list)
-	for i, p := range s.Policies {
-		if p.Index != i {
+	for _, p := range s.Policies {
+		if s.Domains[p.Domain].Policies[p.Index] != p {
 			list = append(list, "wrong index")
 		}
 	}

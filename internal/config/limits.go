@@ -62,13 +62,11 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	if p.RateName == "" {
 		p.RateName = l.name
 	}
-	p.Owner = owner(d.Name) + l.name
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
-	p.Place = l.limit.at.String()
-	n.policy = &p
-	d.Named[l.name] = &p
-	c.add(&p, n.at)
-	d.uses = append(d.uses, use{&p, l.limit.Replaces.value})
+	p.Place = l.limit.at.shown()
+	p.more.Named = true
+	n.draft, n.policy = &p, c.add(d, &p, n.at, l.limit.Replaces.value)
+	d.Named[l.name] = n.policy
 }
 
 // badName says what is wrong with a limit's name; "": nothing. Names stand in URLs (so no "/") and
@@ -90,12 +88,11 @@ func badName(name string) string {
 
 // limit compiles the numbers and the treatment of a limit; name is that of a named one. It fails
 // where a mistake is, or has been, reported.
-func (c *compiler) limit(d *domain, l *limit, name string) (p descriptors.Policy, ok bool) {
+func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	before := c.mistakes
-	p = descriptors.Policy{
-		Domain: d.Name, RateName: l.Name.value, Shadow: l.Shadow.value, Quota: l.Quota.value,
-		Alone: d.Alone, Replaces: c.replaces(l, name),
-	}
+	p.Domain, p.RateName, p.Shadow, p.Quota, p.Alone = d.Name, l.Name.value, l.Shadow.value, l.Quota.value, d.Alone
+	p.Limit = c.shared.limit(algorithms.Limit{}) // where none is compiled
+	p.more.Replaces = c.replaces(l, name)
 	switch isReference, ok := c.form(l, name != ""); {
 	case !ok:
 	case isReference:
@@ -173,7 +170,7 @@ func (l *limit) rewritten() string {
 }
 
 // reference compiles the reference form: a fixed window whose edges are multiples of its length.
-func (c *compiler) reference(d *domain, l *limit, p *descriptors.Policy) {
+func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	p.Reference, p.Unlimited = true, l.Unlimited.value
 	before := c.mistakes
 	period, known := l.window()
@@ -250,7 +247,7 @@ func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 var calendars sync.Map
 
 // own compiles the form that names its algorithm.
-func (c *compiler) own(l *limit, p *descriptors.Policy) {
+func (c *compiler) own(l *limit, p *draft) {
 	before := c.mistakes
 	c.missing(l)
 	c.zoned(l, false)
@@ -274,7 +271,7 @@ func (c *compiler) own(l *limit, p *descriptors.Policy) {
 	if g := l.Guaranteed.value; g != nil {
 		s.Minimum = &algorithms.Rate{Units: g.Rate.value, Period: g.Period.value}
 	}
-	p.MaxDelay = l.MaxDelay.value
+	p.more.MaxDelay = l.MaxDelay.value
 	if c.numbers(l, p, s); l.Shards.ok && c.mistakes == before {
 		c.shards(l, p, s)
 	}
@@ -309,10 +306,10 @@ func (c *compiler) missing(l *limit) {
 }
 
 // numbers compiles s, and puts what is wrong with it where the field stands.
-func (c *compiler) numbers(l *limit, p *descriptors.Policy, s algorithms.Spec) {
-	var err error
+func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	l.spec = s
-	p.Limit, err = algorithms.Compile(s)
+	compiled, err := algorithms.Compile(s)
+	p.Limit = c.shared.limit(compiled)
 	for _, w := range specErrors(err) {
 		if w.Field == "capacity" && !l.Capacity.stated() {
 			c.mistake(l.place("rate"), "rate, which is the capacity as well where none is given, %s", w.Problem)
@@ -323,9 +320,9 @@ func (c *compiler) numbers(l *limit, p *descriptors.Policy, s algorithms.Spec) {
 }
 
 // shards checks that s can be split.
-func (c *compiler) shards(l *limit, p *descriptors.Policy, s algorithms.Spec) {
+func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	var err error
-	p.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
+	p.more.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
 	for _, w := range specErrors(err) {
 		what := w.Field
 		if what != "shards" {
@@ -339,7 +336,7 @@ func (c *compiler) shards(l *limit, p *descriptors.Policy, s algorithms.Spec) {
 const minLease, maxLease = 1000, 60 * algorithms.Second
 
 // lease checks that p can be leased.
-func (c *compiler) lease(l *limit, p *descriptors.Policy) {
+func (c *compiler) lease(l *limit, p *draft) {
 	terms := l.Lease.value
 	switch {
 	case !p.Limit.CanReserve():
@@ -351,19 +348,19 @@ func (c *compiler) lease(l *limit, p *descriptors.Policy) {
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:
-		p.Lease = &algorithms.Lease{Most: algorithms.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
+		p.more.Lease = &algorithms.Lease{Most: algorithms.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
 		c.warnLease(l, p)
 	}
 }
 
 // warnLease says what a lease costs that does not fit its limit.
-func (c *compiler) warnLease(l *limit, p *descriptors.Policy) {
+func (c *compiler) warnLease(l *limit, p *draft) {
 	terms := l.Lease.value
-	if p.Lease.Most < 2 {
+	if p.more.Lease.Most < 2 {
 		c.warn(terms.Max.at, "lease has no effect: %s of %d is less than 2", percent(terms.Max.value), p.Limit.Capacity)
 	}
 	const much = 0.05
-	brought := float64(p.Limit.Rate) * float64(p.Lease.For) / float64(l.Period.value.span)
+	brought := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
 	if share := brought / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
 		c.warn(terms.For.at, "while units are on loan (for) %.0f more flow in, %s of capacity: any span may admit so much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
 	}
@@ -375,7 +372,7 @@ func specErrors(err error) algorithms.SpecErrors {
 }
 
 // failure settles what p answers when the store cannot decide.
-func (c *compiler) failure(d *domain, l *limit, p *descriptors.Policy) {
+func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
 	if p.OnFailure != descriptors.Local {
 		if l.LocalShare.ok {
@@ -392,15 +389,15 @@ func (c *compiler) failure(d *domain, l *limit, p *descriptors.Policy) {
 	if err != nil { // what is wrong with the whole has been said
 		return
 	}
-	p.Local, p.LocalShare = &local, share
+	p.more.Local, p.more.LocalShare = c.shared.limit(local), share
 	if stated := l.OnFailure.ok || l.LocalShare.ok; stated && !p.Unlimited && p.Limit.Rate > 0 {
 		c.warnLocal(l, p, share)
 	}
 }
 
 // warnLocal says by how much sidecars that answer by themselves may exceed the limit together.
-func (c *compiler) warnLocal(l *limit, p *descriptors.Policy, share float64) {
-	most, part := p.Limit.Most(false), max(1, p.Local.Most(false))
+func (c *compiler) warnLocal(l *limit, p *draft, share float64) {
+	most, part := p.Limit.Most(false), max(1, p.more.Local.Most(false))
 	c.warn(l.place("on_backend_failure"), "while the backend is away each sidecar gives out %d of %d by itself (local_share %s), so that more than %d of them admit more than the limit",
 		part, most, percent(share), most/part)
 }
@@ -415,7 +412,7 @@ func (c *compiler) checkReplaces(d *domain) {
 	for _, u := range d.uses {
 		name := u.policy.RateName
 		known[name] = true
-		for _, other := range u.policy.Replaces {
+		for _, other := range u.policy.Extra().Replaces {
 			replaces[[2]string{name, other}] = true
 		}
 	}

@@ -69,7 +69,7 @@ func readMessages(messages []Message) *source {
 		case name == "":
 			s.lost = append(s.lost, "")
 		default:
-			d := &document{at: place{file: r.file}, bad: true}
+			d := &document{at: inFile(r.file), bad: true}
 			r.text(&d.Domain, "domain", name)
 			s.docs = append(s.docs, d)
 		}
@@ -89,12 +89,12 @@ type reader struct {
 
 // at is the place of path in the message. Lines mean nothing there, but a place that is given has
 // one.
-func (r *reader) at(path string) place { return place{file: r.file, line: 1, path: path} }
+func (r *reader) at(path string) place { return place{src: &origin{r.file, path}, line: 1} }
 
 func (r *reader) document(m *Message) *document {
-	d, before := &document{at: place{file: r.file}}, r.mistakes
+	d, before := &document{at: inFile(r.file)}, r.mistakes
 	r.text(&d.Domain, "domain", m.Domain)
-	d.Descriptors.given = given[[]*descriptor]{r.descriptors("", 1, m.Descriptors), r.at("descriptors"), true}
+	d.Descriptors.given = given[[]*descriptor]{r.at("descriptors"), r.descriptors("", 1, m.Descriptors), true}
 	d.bad = r.mistakes > before
 	return d
 }
@@ -122,9 +122,9 @@ func (r *reader) descriptor(path string, depth int, m *MessageDescriptor) *descr
 	r.text(&d.Value, path, m.Value)
 	if m.Limit != nil {
 		at := path + ".rate_limit"
-		d.RateLimit.given = given[[]*limit]{[]*limit{r.limit(at, m.Limit)}, r.at(at), true}
+		d.RateLimit.given = given[[]*limit]{r.at(at), []*limit{r.limit(at, m.Limit)}, true}
 	}
-	d.Descriptors.given = given[[]*descriptor]{r.descriptors(path+".", depth+1, m.Descriptors), d.at, true}
+	d.Descriptors.given = given[[]*descriptor]{d.at, r.descriptors(path+".", depth+1, m.Descriptors), true}
 	r.flag(&d.Shadow, path, m.Shadow)
 	r.flag(&d.Quota, path, m.Quota)
 	r.flag(&d.Detailed, path, m.Detailed)
@@ -133,7 +133,7 @@ func (r *reader) descriptor(path string, depth int, m *MessageDescriptor) *descr
 		if !finite(m.Metadata) {
 			r.mistake(at, "error parsing metadata: a number that is not finite cannot be passed on; send it as text")
 		}
-		d.Metadata.given = given[map[string]any]{m.Metadata, at, true}
+		d.Metadata.given = given[map[string]any]{at, m.Metadata, true}
 	}
 	r.unknown(path, m.Unknown)
 	return d
@@ -145,10 +145,10 @@ func (r *reader) limit(path string, m *MessageLimit) *limit {
 	r.text(&l.Unit, path, m.Unit)
 	r.text(&l.Name, path, m.Name)
 	r.flag(&l.Unlimited, path, m.Unlimited)
-	l.RequestsPerUnit.given = given[int64]{int64(m.RequestsPerUnit), l.at, true}
+	l.RequestsPerUnit.given = given[int64]{l.at, int64(m.RequestsPerUnit), true}
 	for i, name := range m.Replaces {
 		one := &replacement{at: r.at(fmt.Sprintf("%s.replaces[%d]", path, i))}
-		r.text(&one.Name, one.at.path, name)
+		r.text(&one.Name, one.at.src.path, name)
 		l.Replaces.value = append(l.Replaces.value, one)
 	}
 	r.unknown(path, m.Unknown)
@@ -159,13 +159,13 @@ func (r *reader) limit(path string, m *MessageLimit) *limit {
 // text notes s, which is not given where it is empty: protobuf does not tell the two apart.
 func (r *reader) text(t *text, path, s string) {
 	if s != "" {
-		t.given = given[string]{s, r.at(path), true}
+		t.given = given[string]{r.at(path), s, true}
 	}
 }
 
 func (r *reader) flag(f *boolean, path string, value bool) {
 	if value {
-		f.given = given[bool]{true, r.at(path), true}
+		f.given = given[bool]{r.at(path), true, true}
 	}
 }
 

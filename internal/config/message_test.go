@@ -43,12 +43,12 @@ descriptors:
 	}
 	for i, p := range got.Policies {
 		w := want.Policies[i]
-		if p.StatKey != w.StatKey || p.Limit != w.Limit || p.RateName != w.RateName || p.Shadow != w.Shadow || p.Quota != w.Quota ||
-			p.Detailed != w.Detailed || p.Unlimited != w.Unlimited || !slices.Equal(p.Replaces, w.Replaces) || string(p.Prefix) != string(w.Prefix) || len(p.Metadata) != len(w.Metadata) {
+		if p.StatKey != w.StatKey || *p.Limit != *w.Limit || p.RateName != w.RateName || p.Shadow != w.Shadow || p.Quota != w.Quota ||
+			p.Detailed != w.Detailed || p.Unlimited != w.Unlimited || !slices.Equal(p.Extra().Replaces, w.Extra().Replaces) || p.Prefix != w.Prefix || len(p.Extra().Metadata) != len(w.Extra().Metadata) {
 			t.Errorf("%+v\nwant %+v", p, w)
 		}
 	}
-	if got := got.Policies[1].Place; got != "xds:edge: descriptors[0](path=/login).descriptors[0](remote_address).rate_limit" {
+	if got := got.Policies[1].Place.String(); got != "xds:edge: descriptors[0](path=/login).descriptors[0](remote_address).rate_limit" {
 		t.Errorf("place %q", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -19,10 +20,24 @@ const (
 	maxFileSize = 16 << 20 // bytes
 	// maxDepth counts mappings and lists inside each other: a descriptor needs two.
 	maxDepth = 2*32 + 4
-	// maxNodes is how many nodes all files together may come to once aliases are followed: what
-	// maxPolicies limits need, with room. It stops alias bombs.
-	maxNodes = 4 << 20
+	// leastNodes and nodesPerLimit bound how many nodes all files together may come to once aliases are
+	// followed: what Options.MaxLimits limits need, with room. It stops alias bombs.
+	leastNodes, nodesPerLimit = 4 << 20, 41
 )
+
+// budget is how many nodes may be read. Files that are read at the same time share it.
+type budget struct {
+	most int64
+	left atomic.Int64 // below 0: it is used up, and that was reported
+}
+
+func newBudget(o *Options) *budget {
+	b := &budget{most: max(leastNodes, nodesPerLimit*int64(o.maxLimits()))}
+	b.left.Store(b.most)
+	return b
+}
+
+func (b *budget) usedUp() bool { return b.left.Load() < 0 }
 
 // report collects what there is to say.
 type report struct {
@@ -42,30 +57,32 @@ func (r *report) warn(at place, format string, args ...any) {
 }
 
 func (r *report) add(at place, warning bool, message string) {
-	if at.path != "" {
-		message = at.path + ": " + message
+	if at.src != nil && at.src.path != "" {
+		message = at.src.path + ": " + message
 		at.line, at.column = 0, 0
 	}
-	r.problems = append(r.problems, Problem{File: at.file, Line: at.line, Column: at.column, Message: message, Warning: warning})
+	r.problems = append(r.problems, Problem{File: at.file(), Line: int(at.line), Column: int(at.column), Message: message, Warning: warning})
 }
 
 // parser turns the nodes of one file into its shape.
 type parser struct {
 	*report
-	file  string
-	depth int  // mappings and lists entered
-	nodes *int // how many more nodes may be read, of all files
+	src   *origin
+	depth int // mappings and lists entered
+	nodes *budget
 }
 
-func (p *parser) at(n *yaml.Node) place { return place{file: p.file, line: n.Line, column: n.Column} }
+func (p *parser) at(n *yaml.Node) place {
+	return place{src: p.src, line: int32(n.Line), column: int32(n.Column)}
+}
 
 // parse reads the documents of a file. Mistakes are reported; what could be read is returned all
 // the same, so that its other mistakes are found too.
-func parse(f File, r *report, nodes *int) (docs []*document) {
-	p := &parser{report: r, file: f.Name, nodes: nodes}
+func parse(f File, r *report, nodes *budget) (docs []*document) {
+	p := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}
 	if len(f.Data) > maxFileSize {
 		p.incomplete = true
-		p.mistake(place{file: f.Name}, "the file is larger than %d MiB; split it", maxFileSize>>20)
+		p.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
 		return nil
 	}
 	roots, err := decode(f.Data)
@@ -73,14 +90,14 @@ func parse(f File, r *report, nodes *int) (docs []*document) {
 		if !isNull(root) {
 			d, before := &document{at: p.at(root)}, p.mistakes
 			d.doubtful = !p.object(root, "the file", d)
-			d.bad = p.mistakes > before || *p.nodes < 0
+			d.bad = p.mistakes > before || p.nodes.usedUp()
 			docs = append(docs, d)
 		}
 	}
 	if err != nil {
 		p.syntax(f.Data, err)
 	} else if len(docs) == 0 {
-		p.mistake(place{file: f.Name}, "config file cannot have empty domain: the file is empty; write \"domain: NAME\"")
+		p.mistake(inFile(f.Name), "config file cannot have empty domain: the file is empty; write \"domain: NAME\"")
 	}
 	return docs
 }
@@ -118,7 +135,7 @@ func (p *parser) syntax(data []byte, err error) {
 	})
 	p.incomplete = true
 	column := len(lines[line]) - len(bytes.TrimLeft(lines[line], " \t"))
-	p.mistake(place{file: p.file, line: line + 1, column: column + 1}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
+	p.mistake(place{src: p.src, line: int32(line + 1), column: int32(column + 1)}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
 }
 
 // enter counts n's children and tells whether they may be read. Each enter that did needs a leave.
@@ -136,11 +153,11 @@ func (p *parser) enter(n *yaml.Node) bool {
 
 // spend counts nodes that are read at n, and tells whether they may be.
 func (p *parser) spend(n *yaml.Node, nodes int) bool {
-	if *p.nodes < 0 { // reported before
+	if p.nodes.usedUp() { // reported before
 		return false
 	}
-	if *p.nodes -= nodes; *p.nodes < 0 {
-		p.mistake(p.at(n), "the configuration comes to more than %d YAML nodes, aliases followed; make it smaller", maxNodes)
+	if p.nodes.left.Add(-int64(nodes)) < 0 {
+		p.mistake(p.at(n), "the configuration comes to more than %d YAML nodes, aliases followed; make it smaller", p.nodes.most)
 		return false
 	}
 	return true

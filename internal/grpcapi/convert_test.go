@@ -70,13 +70,13 @@ func TestOverridePeriod(t *testing.T) {
 	}
 }
 
-func compile(tb testing.TB, s algorithms.Spec) algorithms.Limit {
+func compile(tb testing.TB, s algorithms.Spec) *algorithms.Limit {
 	tb.Helper()
 	l, err := algorithms.Compile(s)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return l
+	return &l
 }
 
 func TestWindowOf(t *testing.T) {
@@ -104,7 +104,7 @@ func TestWindowOf(t *testing.T) {
 		{"more than can be said", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1 << 40, Period: second}, window{math.MaxUint32, 1, 1}},
 	} {
 		l := compile(t, c.spec)
-		if got := windowOf(&l); got != c.want {
+		if got := windowOf(l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}

@@ -190,8 +190,8 @@ func passed(v *limiter.Verdict) map[string]any {
 			continue
 		}
 		r := &v.Results[s.Result]
-		if r.Policy != nil && r.Outcome != limiter.Unlimited && r.Policy.Metadata != nil {
-			merged = merge(merged, r.Policy.Metadata)
+		if r.Policy != nil && r.Outcome != limiter.Unlimited && r.Policy.Extra().Metadata != nil {
+			merged = merge(merged, r.Policy.Extra().Metadata)
 		}
 	}
 	return merged

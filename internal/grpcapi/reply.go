@@ -60,9 +60,9 @@ func (s *status) tell(v *limiter.Verdict, i int) {
 	case r.Policy == nil || r.Decision.Err != nil:
 		return // the state of the bucket is unknown, and invented numbers would appear in headers
 	}
-	p, limit := r.Policy, &r.Policy.Limit
-	if p.Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
-		limit = p.Local // the remaining units are those of this process's own bucket
+	p, limit := r.Policy, r.Policy.Limit
+	if p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
+		limit = p.Extra().Local // the remaining units are those of this process's own bucket
 	}
 	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed {

@@ -79,7 +79,7 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend away, denied", failed(plain, limiter.FailedDenied), &rls.RateLimitResponse_DescriptorStatus{Code: over}},
 		{"backend away, allowed", failed(plain, limiter.FailedAllowed), &rls.RateLimitResponse_DescriptorStatus{Code: ok}},
-		{"backend away, this process's own bucket", result(&descriptors.Policy{Limit: perMinute, Local: &local}, limiter.FailedAllowed, algorithms.Decision{Remaining: 1, ResetAfter: 9e6}),
+		{"backend away, this process's own bucket", result(&descriptors.Policy{Limit: perMinute, Extras: &descriptors.Extras{Local: local}}, limiter.FailedAllowed, algorithms.Decision{Remaining: 1, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 2, Unit: rls.RateLimitResponse_RateLimit_MINUTE},
 				LimitRemaining: 1, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"more left than can be said", result(plain, limiter.Allowed, algorithms.Decision{Remaining: 1 << 40, ResetAfter: 1e6}),
@@ -178,7 +178,9 @@ func TestHeaderNamesAreChecked(t *testing.T) {
 
 func TestMetadata(t *testing.T) {
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
-	policy := func(m map[string]any) *descriptors.Policy { return &descriptors.Policy{Limit: limit, Metadata: m} }
+	policy := func(m map[string]any) *descriptors.Policy {
+		return &descriptors.Policy{Limit: limit, Extras: &descriptors.Extras{Metadata: m}}
+	}
 	first := map[string]any{"a": 1, "nested": map[string]any{"x": "first"}}
 	second := map[string]any{"a": 2, "b": true, "nested": map[string]any{"x": "second", "y": "second"}}
 	x := &exchange{hits: 3}
@@ -213,7 +215,7 @@ func TestMetadata(t *testing.T) {
 	if len(first) != 2 || len(first["nested"].(map[string]any)) != 1 {
 		t.Errorf("the configuration was edited: %v", first)
 	}
-	x.call.Results[0].Policy.Metadata = map[string]any{"not": make(chan int)}
+	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
 		t.Errorf("metadata that is no JSON: %v", got)
 	}

@@ -35,9 +35,12 @@ import (
 
 // snapshot has one domain "d" with the policies at keys of their names, any value.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}}
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 	for i, p := range policies {
+		if p.Limit == nil {
+			p.Limit = &algorithms.Limit{}
+		}
 		p.Index, p.Domain, p.Owner, p.Open = i, "d", "d/"+p.Name, []int{0}
 		p.Prefix = descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
 		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
@@ -299,7 +302,7 @@ func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
 func leaky(t *testing.T) *descriptors.Policy {
 	t.Helper()
 	queue := int64(1000)
-	return &descriptors.Policy{Name: "jobs", MaxDelay: 90 * second, Limit: compile(t, algorithms.Spec{
+	return &descriptors.Policy{Name: "jobs", Extras: &descriptors.Extras{MaxDelay: 90 * second}, Limit: compile(t, algorithms.Spec{
 		Kind: algorithms.LeakyBucket, Rate: 1, Period: second, Capacity: &queue,
 	})}
 }

@@ -202,7 +202,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	d := &r.Decision
 	if d.Err != nil {
 		l.OK = !r.Outcome.Denies()
-		l.Limit, _ = limiter.Shown(&r.Policy.Limit)
+		l.Limit, _ = limiter.Shown(r.Policy.Limit)
 		return l
 	}
 	l.OK = d.Allowed || r.Outcome == limiter.Unlimited

@@ -41,11 +41,11 @@ type bucket struct {
 }
 
 func describe(p *descriptors.Policy) description {
-	l := &p.Limit
+	l := p.Limit
 	d := description{
 		Domain: p.Domain, Name: p.Name, Algorithm: l.Kind.String(), Rate: l.Rate,
 		PeriodUS: l.Period * int64(max(1, l.Tick)), Capacity: l.Capacity,
-		Shards: len(p.Shards), Shadow: p.Shadow, OnFailure: p.OnFailure.String(),
+		Shards: len(p.Extra().Shards), Shadow: p.Shadow, OnFailure: p.OnFailure.String(),
 	}
 	if l.Calendar != nil {
 		d.Calendar, d.TimeZone = l.Calendar.Unit, l.Calendar.Zone

@@ -179,10 +179,10 @@ func speaks(r *limiter.Result) bool {
 
 // shownLimit is the limit that r's numbers are of.
 func shownLimit(r *limiter.Result) *algorithms.Limit {
-	if p := r.Policy; p.Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
-		return p.Local
+	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
+		return p.Extra().Local
 	}
-	return &r.Policy.Limit
+	return r.Policy.Limit
 }
 
 // tightest is the Result that speaks for v: of those that deny, the one for good, or the longest;

@@ -58,7 +58,7 @@ func (c *Call) fold() {
 		return
 	}
 	for i := range c.Results {
-		if r := &c.Results[i]; r.Policy != nil && r.Policy.MaxDelay > 0 && r.Outcome == Allowed {
+		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
 			c.Verdict.Hold = max(c.Verdict.Hold, min(r.Decision.Wait, c.Request.Hold))
 		}
 	}

@@ -106,8 +106,8 @@ const mostUses = 8
 
 // openKeys names the values that identify a bucket of p.
 func openKeys(p *descriptors.Policy) string {
-	names := make([]string, len(p.OpenKeys))
-	for i, key := range p.OpenKeys {
+	names := make([]string, len(p.Extra().OpenKeys))
+	for i, key := range p.Extra().OpenKeys {
 		names[i] = descriptors.Printable(key)
 	}
 	if len(names) == 0 {

@@ -82,7 +82,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 			}
 		}
 		if ask.Reserve && !p.Limit.CanReserve() {
-			return &AskError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(&p.Limit))}
+			return &AskError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(p.Limit))}
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
@@ -174,11 +174,11 @@ func (c *Call) replace() {
 	}
 	for i := range c.Results {
 		p := c.Results[i].Policy
-		if p == nil || len(p.Replaces) == 0 {
+		if p == nil || len(p.Extra().Replaces) == 0 {
 			continue
 		}
 		for j := range c.Results {
-			if r := &c.Results[j]; r.named() && slices.Contains(p.Replaces, r.Policy.RateName) {
+			if r := &c.Results[j]; r.named() && slices.Contains(p.Extra().Replaces, r.Policy.RateName) {
 				r.Outcome, r.charge = Replaced, noCharge
 			}
 		}
@@ -191,14 +191,14 @@ func (c *Call) replaceMany() {
 	var seen map[*descriptors.Policy]bool
 	for i := range c.Results {
 		p := c.Results[i].Policy
-		if p == nil || len(p.Replaces) == 0 || seen[p] {
+		if p == nil || len(p.Extra().Replaces) == 0 || seen[p] {
 			continue
 		}
 		if seen == nil {
 			replaced, seen = map[string]bool{}, map[*descriptors.Policy]bool{}
 		}
 		seen[p] = true
-		for _, name := range p.Replaces {
+		for _, name := range p.Extra().Replaces {
 			replaced[name] = true
 		}
 	}
@@ -288,13 +288,14 @@ func (c *Call) add(r *Result, group int) {
 	c.charges = append(c.charges, backend.Charge{})
 	charge, p := &c.charges[r.charge], r.Policy // filled in place: it is large
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
-	charge.Limit, charge.Owner, charge.Shards, charge.Lease = &p.Limit, p.Owner, p.Shards, p.Lease
+	more := p.Extra()
+	charge.Limit, charge.Owner, charge.Shards, charge.Lease = p.Limit, p.Owner, more.Shards, more.Lease
 	charge.Canceled = c.Canceled
 	ask := &charge.Ask
 	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
 	ask.Settle = r.settle
-	if p.MaxDelay > 0 && c.Request.Hold > 0 {
-		ask.MaxWait = min(p.MaxDelay, c.Request.Hold)
+	if more.MaxDelay > 0 && c.Request.Hold > 0 {
+		ask.MaxWait = min(more.MaxDelay, c.Request.Hold)
 	}
 }
 
@@ -333,14 +334,14 @@ func (c *Call) standIn(local backend.Store) {
 	var answered []bool // by charge; nil: none
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Local == nil || local == nil || r.of != 0 {
+		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.of != 0 {
 			continue
 		}
 		if errors.Is(c.decisions[r.charge].Err, backend.ErrTooLarge) {
 			continue
 		}
 		charge := c.charges[r.charge]
-		charge.Limit, charge.Shards, charge.Lease = r.Policy.Local, nil, nil
+		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
 		if charge.Once != nil { // one ID for each, or the second would be answered as the first was
 			own := *charge.Once
 			own.ID = backend.OnceID(string(own.ID[:]), strconv.Itoa(r.charge))

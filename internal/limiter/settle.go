@@ -39,7 +39,7 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 	}
 	r = Reservation{
 		ID: id, Domain: result.Policy.Domain, Name: ask.Name, Key: ask.Key,
-		Kind: result.Policy.Limit.Kind, Shards: len(result.Policy.Shards), At: result.Decision.At,
+		Kind: result.Policy.Limit.Kind, Shards: len(result.Policy.Extra().Shards), At: result.Decision.At,
 	}
 	if result.Decision.Allowed { // a shadow limit may have taken nothing
 		r.Count = result.Cost
@@ -66,7 +66,7 @@ func (l *Limiter) Settle(ctx context.Context, c *Call, r *Reservation, inline *d
 	if err != nil {
 		return err
 	}
-	if p.Limit.Kind != r.Kind || len(p.Shards) != r.Shards {
+	if p.Limit.Kind != r.Kind || len(p.Extra().Shards) != r.Shards {
 		return fmt.Errorf("limit %s: %w", strconv.Quote(p.Name), ErrChanged)
 	}
 	return l.Check(ctx, c)

@@ -12,7 +12,7 @@ import (
 // Snapshot is one compiled configuration. It is never edited: a reload replaces it whole.
 type Snapshot struct {
 	Domains map[string]*Domain
-	// Policies are all of them, at their Index.
+	// Policies are those of all domains.
 	Policies []*descriptors.Policy
 	// Auth is for the HTTP listener; nil: no route is configured, and it denies.
 	Auth *Auth
@@ -36,6 +36,8 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 type Domain struct {
 	Name string
 	Tree *descriptors.Tree
+	// Policies are those of the domain, at their Index.
+	Policies []*descriptors.Policy
 	// Named are the named limits.
 	Named map[string]*descriptors.Policy
 	// Broken: its configuration has never been without a mistake. OnFailure answers.
@@ -89,12 +91,12 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 		return nil
 	}
 	p := &descriptors.Policy{
-		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: limit,
+		Index: -1, Domain: d.Name, Name: "override", Owner: d.Name + "//#override", Limit: &limit,
 		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
-		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Slot: d.Slot,
+		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &descriptors.Extras{Slot: d.Slot},
 	}
 	if local, err := algorithms.Compile(spec.Part(d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
-		p.Local = &local
+		p.Extras.Local = &local
 	}
 	if d.overrideCount.Add(1) > maxOverrides {
 		d.overrideCount.Add(-1)

@@ -163,7 +163,7 @@ func TestWords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := (&Policy{Limit: limit}).Words(); got != want {
+		if got := (&Policy{Limit: &limit}).Words(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}

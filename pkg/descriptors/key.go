@@ -22,12 +22,12 @@ const (
 // Prefix returns the prefix of the keys of one limit. The parameter what is a namespace: "limit" for named limits,
 // "path" for inline ones, "override" for limits that come with a request. The parameter id identifies the limit within it.
 // The algorithm is part of the key, because a bucket cannot be converted to another algorithm.
-func Prefix(domain, what, id string, kind algorithms.Kind) []byte {
+func Prefix(domain, what, id string, kind algorithms.Kind) string {
 	key := []byte{'1', 'a' + byte(kind)} // the version of this layout
 	for _, s := range []string{domain, what, id} {
 		key = appendValue(key, s)
 	}
-	return key
+	return string(key)
 }
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a fixed window

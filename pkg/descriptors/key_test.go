@@ -13,7 +13,7 @@ import (
 
 // all is a policy that tells buckets apart by the values of n entries.
 func all(n int) *Policy {
-	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow), Limit: algorithms.Limit{Kind: algorithms.FixedWindow}}
+	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow), Limit: &algorithms.Limit{Kind: algorithms.FixedWindow}}
 	for i := range n {
 		p.Open = append(p.Open, i)
 	}
@@ -69,7 +69,7 @@ func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 }
 
 func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
-	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow), Limit: algorithms.Limit{Kind: algorithms.FixedWindow}}
+	p := &Policy{Whole: true, Prefix: Prefix("d", "path", "x*", algorithms.FixedWindow), Limit: &algorithms.Limit{Kind: algorithms.FixedWindow}}
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")
 		if rapid.Bool().Draw(t, "same") {
@@ -85,7 +85,7 @@ func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
 
 // The trap of joining: (a, b_c) and (a_b, c) are one text for the reference server.
 func TestKeysDoNotJoin(t *testing.T) {
-	p := &Policy{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow)}
+	p := &Policy{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow), Limit: &algorithms.Limit{}}
 	seen := map[string][]Entry{}
 	for _, entries := range [][]Entry{
 		{{"a", "b_c"}}, {{"a_b", "c"}}, {{"a", "b"}, {"c", ""}}, {{"a", ""}, {"b", "c"}}, {{"a_b_c", ""}}, {{"", "a_b_c"}},
@@ -139,9 +139,9 @@ func TestAppendKeyAllocatesNothing(t *testing.T) {
 	dst := make([]byte, 0, 4096)
 	entries := []Entry{{"user", "bob"}, {"path", strings.Repeat("/x", 200)}, {"k", "v"}}
 	for name, p := range map[string]*Policy{
-		"one":   {Prefix: all(0).Prefix, Open: []int{0}},
+		"one":   {Prefix: all(0).Prefix, Limit: all(0).Limit, Open: []int{0}},
 		"all":   all(3), // replaced by a digest
-		"whole": {Prefix: all(0).Prefix, Whole: true},
+		"whole": {Prefix: all(0).Prefix, Limit: all(0).Limit, Whole: true},
 	} {
 		if n := testing.AllocsPerRun(100, func() { p.AppendKey(dst, entries) }); n > 0 {
 			t.Errorf("%s: %v allocations", name, n)

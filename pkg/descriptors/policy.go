@@ -1,48 +1,36 @@
 package descriptors
 
 import (
+	"strconv"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // Policy is a limit as one place of a configuration uses it: its numbers, and how its decisions are treated. It is
-// immutable. Several policies may share the buckets of one named limit. All fields are in one struct because a request
-// reads most of them, and a part behind a pointer would cost another cache line.
+// immutable. Several policies may share the buckets of one named limit. A configuration may have 100,000 policies, so
+// what most limits do without is in Extras. The other fields are those that a request reads.
 type Policy struct {
-	// Index numbers the policies of one configuration from 0, so that counters are an array.
+	// Index numbers the policies of one domain from 0, so that counters are an array.
 	Index int
 	// Domain and Name identify the limit for display. Name is the name of a named limit, or the path of descriptors to
 	// an inline one.
 	Domain, Name string
-	// Owner is the domain and limit in one text. It is equal for policies that share buckets.
+	// Owner identifies the limit for programs. It is equal for policies that share buckets.
 	Owner string
-	// Place is the place in the configuration: file:line.
-	Place string
-	// Limit has the numbers.
-	Limit algorithms.Limit
+	// Place is the place in the configuration.
+	Place Place
+	// Limit has the numbers. Policies with equal numbers share it: replace it, never change it.
+	Limit *algorithms.Limit
 	// Prefix is the prefix of the keys of the policy's buckets.
-	Prefix []byte
+	Prefix string
 	// Open lists the positions of the entries whose values identify a bucket.
 	Open []int
-	// OpenKeys has the keys of these entries in the configuration's notation.
-	OpenKeys []string
 
 	// Whole means that all keys and values of the descriptor identify a bucket, not those in Open. It is set for
 	// patterns with a "*" in a key.
 	Whole bool
-	// Shards has the parts into which a store of several nodes splits each bucket; empty means that it is not split.
-	Shards []algorithms.Limit
-	// Lease bounds what a process may borrow from each bucket of a shared store; nil means nothing.
-	Lease *algorithms.Lease
-	// Slot groups the buckets that a Redis Cluster keeps in one slot, so that the limits of one request can be
-	// charged in one step. The zero Slot groups nothing.
-	Slot Slot
-
-	// RateName is the rate_limit's own name. It appears in answers, and Replaces refers to it.
-	RateName string
-	// Replaces lists the RateNames of the policies that this one replaces in a request to which both apply.
-	Replaces []string
 	// Unlimited always allows and charges nothing.
 	Unlimited bool
 	// Reference means that the limit is in the reference server's form, with unit and requests_per_unit.
@@ -54,26 +42,50 @@ type Policy struct {
 	// Alone means that the policy is charged on its own, not together with the request's other policies
 	// (`consume: each`).
 	Alone bool
-	// MaxDelay is how long an answer may be held back until its turn in a leaky bucket; 0 means not at all.
-	MaxDelay algorithms.Micros
+	// Detailed means that the runtime values of all entries go into the stat key (detailed_metric).
+	Detailed bool
 	// OnFailure is the answer when the store cannot decide.
 	OnFailure OnFailure
-	// Local has the numbers of this process's own bucket, for OnFailure local: LocalShare of the limit.
-	Local      *algorithms.Limit
-	LocalShare float64
 	// Adjusted is set in the copy of a policy that an operator's adjustment made; nil: the policy is as it
 	// was configured.
 	Adjusted *Adjusted
 
+	// RateName is the rate_limit's own name. It appears in answers, and Replaces refers to it.
+	RateName string
 	// StatKey names the policy's counters as the reference server does:
 	// domain.key_value.key_value…
 	StatKey string
-	// StatLevels are the parts of StatKey below the domain: one for each entry.
-	StatLevels []string
-	// StatValues lists positions of entries whose runtime value goes into the stat key
-	// (value_to_metric), or all of them (detailed_metric, then Detailed is set).
+
+	// Extras is what most limits do without; nil means that all of it is zero. Read it with Extra. Policies share it:
+	// replace it, never change it.
+	Extras *Extras
+}
+
+// Extras is the part of a Policy that is equal for many policies, or zero for most.
+type Extras struct {
+	// Named means that the policy is a named limit itself, not a place that uses it.
+	Named bool
+	// OpenKeys has the keys of the entries in Policy.Open in the configuration's notation.
+	OpenKeys []string
+	// Shards has the parts into which a store of several nodes splits each bucket; empty means that it is not split.
+	Shards []algorithms.Limit
+	// Lease bounds what a process may borrow from each bucket of a shared store; nil means nothing.
+	Lease *algorithms.Lease
+	// Slot groups the buckets that a Redis Cluster keeps in one slot, so that the limits of one request can be
+	// charged in one step. The zero Slot groups nothing.
+	Slot Slot
+	// Replaces lists the RateNames of the policies that this one replaces in a request to which both apply.
+	Replaces []string
+	// MaxDelay is how long an answer may be held back until its turn in a leaky bucket; 0 means not at all.
+	MaxDelay algorithms.Micros
+	// Local has the numbers of this process's own bucket, for OnFailure local: LocalShare of the limit.
+	Local      *algorithms.Limit
+	LocalShare float64
+	// StatValues lists positions of entries whose runtime value goes into the stat key (value_to_metric).
 	StatValues []int
-	Detailed   bool
+	// StatLevels are the parts of StatKey below the domain, one for each entry. They are there only if runtime values
+	// go into the stat key.
+	StatLevels []string
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
@@ -90,6 +102,32 @@ type Adjusted struct {
 	Block bool
 }
 
+var noExtras Extras
+
+// Extra returns the Extras of p, or zero ones. The caller must not change them.
+func (p *Policy) Extra() *Extras {
+	if p.Extras == nil {
+		return &noExtras
+	}
+	return p.Extras
+}
+
+// Place is a place in a configuration.
+type Place struct {
+	// File is a file, or a place in a message of a control plane.
+	File string
+	// Line counts from 1; 0 means that there is none.
+	Line int
+}
+
+// String returns file:line, or the file alone.
+func (p Place) String() string {
+	if p.Line == 0 {
+		return p.File
+	}
+	return p.File + ":" + strconv.Itoa(p.Line)
+}
+
 // Slot determines the buckets that are kept in one slot: those of a fixed number, or those with an equal value.
 type Slot struct {
 	// Fixed is the number; 0 means none.
@@ -103,25 +141,30 @@ type Slot struct {
 // SlotOf returns a number that all buckets of one slot share. It returns 0 if the bucket of this descriptor is not
 // grouped.
 func (p *Policy) SlotOf(entries []Entry) uint64 {
+	if p.Extras == nil {
+		return 0
+	}
+	slot := &p.Extras.Slot
 	switch {
-	case p.Slot.Value > 0:
-		return SlotNumber(entries[p.Open[p.Slot.Value-1]].Value)
-	case p.Slot.Entry != "":
+	case slot.Value > 0:
+		return SlotNumber(entries[p.Open[slot.Value-1]].Value)
+	case slot.Entry != "":
 		for i := range entries {
-			if entries[i].Key == p.Slot.Entry {
+			if entries[i].Key == slot.Entry {
 				return SlotNumber(entries[i].Value)
 			}
 		}
 	}
-	return p.Slot.Fixed
+	return slot.Fixed
 }
 
 // SlotOfKey is SlotOf for a list of values instead of entries.
 func (p *Policy) SlotOfKey(key []string) uint64 {
-	if i := p.Slot.Value; i > 0 && i <= len(key) {
+	slot := &p.Extra().Slot
+	if i := slot.Value; i > 0 && i <= len(key) {
 		return SlotNumber(key[i-1])
 	}
-	return p.Slot.Fixed
+	return slot.Fixed
 }
 
 // SlotNumber returns the number of the slot for text; it is never 0.

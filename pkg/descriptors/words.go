@@ -9,7 +9,7 @@ import (
 
 // Words describes in a sentence what p allows.
 func (p *Policy) Words() string {
-	l := &p.Limit
+	l := p.Limit
 	switch {
 	case p.Unlimited:
 		return "unlimited"
@@ -32,7 +32,7 @@ func (p *Policy) Words() string {
 	case algorithms.SlidingLog:
 		text = fmt.Sprintf("sliding log: %d in any %s, exactly", l.Rate, period)
 	case algorithms.LeakyBucket:
-		text = leakyWords(l, period, p.MaxDelay)
+		text = leakyWords(l, period, p.Extra().MaxDelay)
 	default:
 		text = "unknown algorithm"
 	}

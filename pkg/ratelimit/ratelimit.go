@@ -72,7 +72,7 @@ func New(c Config) (*Limiter, error) {
 			return nil, fmt.Errorf("ratelimit: limit %q: %w", name, err)
 		}
 		p := &descriptors.Policy{
-			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: limit,
+			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: &limit,
 			Prefix: descriptors.Prefix(c.Domain, "limit", name, limit.Kind),
 		}
 		domain.Named[name] = p
@@ -193,7 +193,7 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answe
 	}
 	var c limiter.Call
 	of := limiter.Reservation{
-		ID: string(r.ID[:]), Domain: l.domain, Name: r.Name, Key: r.Key, Kind: p.Limit.Kind, Shards: len(p.Shards),
+		ID: string(r.ID[:]), Domain: l.domain, Name: r.Name, Key: r.Key, Kind: p.Limit.Kind, Shards: len(p.Extra().Shards),
 		Count: r.Count, At: algorithms.Micros(r.At.UnixMicro()),
 	}
 	if err := l.limiter.Settle(ctx, &c, &of, nil, count, remembered); err != nil {

@@ -295,7 +295,7 @@ func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := descriptors.Policy{Limit: limit, Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}
+	p := descriptors.Policy{Limit: &limit, Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}
 	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
 	var d [1]backend.Decision
 	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}, d[:])

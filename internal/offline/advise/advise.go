@@ -102,7 +102,7 @@ func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float
 		}
 		a.Neediest = append(a.Neediest, needy)
 	}
-	a.Configured = a.outcome(ctx, &p.Limit, a.clients)
+	a.Configured = a.outcome(ctx, p.Limit, a.clients)
 	a.candidates(ctx)
 	return a, ctx.Err()
 }
@@ -133,7 +133,7 @@ func (a *Advice) look(c *Client) {
 func (a *Advice) percentiles() {
 	most := make([]int64, 0, len(a.clients))
 	for _, c := range a.clients {
-		units, at := busiest(&a.Policy.Limit, c.Client)
+		units, at := busiest(a.Policy.Limit, c.Client)
 		if most = append(most, units); a.Busiest.By == nil || units > a.Busiest.Most {
 			a.Busiest.Most, a.Busiest.At, a.Busiest.By = units, at, c.Client
 		}
@@ -258,7 +258,7 @@ func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []Nee
 		if ctx.Err() != nil {
 			return o
 		}
-		if denied := replay(l, a.Policy.MaxDelay, c.Client, func(algorithms.Micros, bool) {}, false); denied > 0 {
+		if denied := replay(l, a.Policy.Extra().MaxDelay, c.Client, func(algorithms.Micros, bool) {}, false); denied > 0 {
 			o.Clients++
 			o.Requests += denied
 		}

@@ -26,7 +26,7 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: l, Open: []int{0}}
+	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
 }
 
 // asks has client ask n times at a moment.

@@ -33,7 +33,7 @@ func (s *shape) at(n int64) *algorithms.Limit {
 }
 
 func (s *shape) spec(n int64) algorithms.Spec {
-	l := &s.policy.Limit
+	l := s.policy.Limit
 	spec := algorithms.Spec{
 		Kind: l.Kind, Rate: n, Period: algorithms.Micros(l.Period) * l.Tick, Calendar: l.Calendar,
 		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest,
@@ -67,7 +67,7 @@ func (s *shape) need(c *Client) int64 {
 			}
 			l = s.at(high)
 		}
-		if spares(l, s.policy.MaxDelay, c) {
+		if spares(l, s.policy.Extra().MaxDelay, c) {
 			break
 		}
 		if low = high; low > math.MaxInt64/2 {
@@ -76,7 +76,7 @@ func (s *shape) need(c *Client) int64 {
 		high *= 2
 	}
 	for low+1 < high {
-		if middle := low + (high-low)/2; spares(s.at(middle), s.policy.MaxDelay, c) {
+		if middle := low + (high-low)/2; spares(s.at(middle), s.policy.Extra().MaxDelay, c) {
 			high = middle
 		} else {
 			low = middle

@@ -14,7 +14,7 @@ var units = map[algorithms.Micros]string{
 
 // Period is the span that the limit counts in, for people.
 func (a *Advice) Period() string {
-	l := &a.Policy.Limit
+	l := a.Policy.Limit
 	if l.Calendar != nil {
 		return l.Calendar.Unit
 	}
@@ -35,7 +35,7 @@ func (a *Advice) Field() string {
 
 // Numbers of the configured limit, as the configuration has them.
 func (a *Advice) Numbers() string {
-	l := &a.Policy.Limit
+	l := a.Policy.Limit
 	switch {
 	case a.Policy.Reference:
 		return fmt.Sprintf("requests_per_unit: %d", l.Rate)
@@ -77,7 +77,7 @@ func (a *Advice) Outlier() *Outlier {
 // Of is the limit of a candidate, as a line of a configuration. Keys that it does not name, such as
 // shadow_mode, stay as they are configured.
 func (a *Advice) Of(n int64) string {
-	l := &a.Policy.Limit
+	l := a.Policy.Limit
 	period := "period: " + a.Period()
 	if l.Calendar != nil {
 		period = fmt.Sprintf("period: %s, time_zone: %s", l.Calendar.Unit, l.Calendar.Zone)

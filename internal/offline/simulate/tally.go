@@ -31,7 +31,7 @@ type tally struct {
 	full             int64 // requests for which the store had no room
 	heavy            *topk.Counter[denied]
 	rows             []*row
-	byPolicy         []*row // by Policy.Index; policies that share buckets share a row
+	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
 	scratch          []byte
 	values           []string
@@ -54,17 +54,17 @@ type row struct {
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
-	t := &tally{heavy: topk.New[denied](maxHeavy), byPolicy: make([]*row, len(s.Policies))}
+	t := &tally{heavy: topk.New[denied](maxHeavy), byPolicy: make(map[*descriptors.Policy]*row, len(s.Policies))}
 	memory := advise.NewMemory(historyBytes)
 	byOwner := map[string]*row{}
-	for i, p := range s.Policies {
+	for _, p := range s.Policies {
 		r := byOwner[p.Owner]
 		if r == nil {
 			r = &row{policy: p, history: memory.New()}
 			byOwner[p.Owner] = r
 			t.rows, t.owners = append(t.rows, r), append(t.owners, p.Owner)
 		}
-		t.byPolicy[i] = r
+		t.byPolicy[p] = r
 	}
 	return t
 }
@@ -104,7 +104,7 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 }
 
 func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
-	row := t.byPolicy[r.Policy.Index]
+	row := t.byPolicy[r.Policy]
 	row.asked++
 	row.shadow, row.quota = row.shadow || r.Policy.Shadow, row.quota || r.Policy.Quota
 	if r.Outcome == limiter.Unlimited {

@@ -82,8 +82,8 @@ func newTwin(t *testing.T, s *limiter.Snapshot) *twin {
 	t.Helper()
 	w := &twin{limits: map[string]algorithms.Limit{}, states: map[string]algorithms.State{}}
 	for _, p := range s.Policies {
-		w.limits[p.Domain+"/"+p.Name] = p.Limit
-		w.delay = max(w.delay, p.MaxDelay)
+		w.limits[p.Domain+"/"+p.Name] = *p.Limit
+		w.delay = max(w.delay, p.Extra().MaxDelay)
 	}
 	return w
 }

@@ -57,7 +57,7 @@ type domainCounts struct {
 // table finds the counters of one Snapshot. It is never edited.
 type table struct {
 	snapshot *limiter.Snapshot
-	policies []*limitCounts // by Policy.Index
+	policies map[*descriptors.Policy]*limitCounts
 	domains  map[*limiter.Domain]*domainCounts
 }
 
@@ -66,7 +66,7 @@ type table struct {
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := &table{snapshot: s, domains: make(map[*limiter.Domain]*domainCounts, len(s.Domains))}
+	t := &table{snapshot: s, policies: make(map[*descriptors.Policy]*limitCounts, len(s.Policies)), domains: make(map[*limiter.Domain]*domainCounts, len(s.Domains))}
 	limits := make(map[[2]string]*limitCounts, len(s.Policies))
 	use := func(domain, name string) *limitCounts {
 		key := [2]string{domain, name}
@@ -94,7 +94,7 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 	for _, p := range s.Policies {
 		l := *use(p.Domain, p.Name) // the same counters, but hits go by the place of use
 		l.hits, l.of = m.series.static(p.StatKey, labelsOf(p), static), domains[p.Domain]
-		t.policies = append(t.policies, &l)
+		t.policies[p] = &l
 		statKeys[p.StatKey] = true
 	}
 	m.series.keep(static, statKeys)
@@ -136,7 +136,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 		r := &c.Results[i]
 		l := domain.overrides // also of one that could not be read, which has no policy
 		if r.Policy != nil && r.Policy.Index >= 0 {
-			l = t.policies[r.Policy.Index]
+			l = t.policies[r.Policy]
 		}
 		if l != nil {
 			m.count(at, l, c, r)
@@ -148,7 +148,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 func (t *table) domain(c *limiter.Call) *domainCounts {
 	if len(c.Results) > 0 {
 		if p := c.Results[0].Policy; p != nil && p.Index >= 0 {
-			if l := t.policies[p.Index]; l != nil && l.of != nil {
+			if l := t.policies[p]; l != nil && l.of != nil {
 				return l.of
 			}
 		}
@@ -170,7 +170,7 @@ func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Resu
 		return
 	}
 	hits := l.hits
-	if r.Policy.Detailed || len(r.Policy.StatValues) > 0 {
+	if r.Policy.Detailed || len(r.Policy.Extra().StatValues) > 0 {
 		hits = m.series.of(r.Policy, entries(c, r), hits)
 	}
 	hits.add(at, r, m.nearRatio)
@@ -181,7 +181,7 @@ func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Resu
 func (m *Metrics) late(c *limiter.Call) *table {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := &table{policies: make([]*limitCounts, len(c.Snapshot.Policies))}
+	t := &table{policies: map[*descriptors.Policy]*limitCounts{}}
 	if d := m.domains[c.Verdict.Domain.Name]; d != nil {
 		t.domains = map[*limiter.Domain]*domainCounts{c.Verdict.Domain: d}
 	}
@@ -193,7 +193,7 @@ func (m *Metrics) late(c *limiter.Call) *table {
 		if l := m.limits[[2]string{p.Domain, p.Name}]; l != nil {
 			found := *l
 			found.hits, found.of = m.series.static(p.StatKey, labelsOf(p), nil), m.domains[p.Domain]
-			t.policies[p.Index] = &found
+			t.policies[p] = &found
 		}
 	}
 	return t

@@ -20,23 +20,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-func limit(tb testing.TB, rate int64) algorithms.Limit {
+func limit(tb testing.TB, rate int64) *algorithms.Limit {
 	tb.Helper()
 	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: algorithms.Day})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return l
+	return &l
 }
 
 // snapshot has one domain "d", with each policy at the key of its name.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
-	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}}
+	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
 	for i, p := range policies {
+		if p.Limit == nil {
+			p.Limit = &algorithms.Limit{}
+		}
 		p.Index, p.Domain, p.Open = i, "d", []int{0}
 		p.Owner, p.Prefix = p.Name, descriptors.Prefix("d", "path", p.Name, p.Limit.Kind)
 		if p.StatKey == "" {
-			p.StatKey, p.StatLevels = "d."+p.Name, []string{p.Name}
+			p.StatKey = "d." + p.Name
+			if p.Extras == nil {
+				p.Extras = &descriptors.Extras{}
+			}
+			p.Extras.StatLevels = []string{p.Name}
 		}
 		node, _ := d.Tree.Add(nil, descriptors.ValuePattern(p.Name, ""))
 		node.Policies = append(node.Policies, p)
@@ -104,7 +111,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 		&descriptors.Policy{Name: "plain", Limit: limit(t, 2)},
 		&descriptors.Policy{Name: "shadow", Limit: limit(t, 1), Shadow: true},
 		&descriptors.Policy{Name: "free", Unlimited: true},
-		&descriptors.Policy{Name: "penalty", Limit: penalized},
+		&descriptors.Policy{Name: "penalty", Limit: &penalized},
 	))
 	for range 3 {
 		ask(t, l, "d", "plain", "v", 1)
@@ -219,7 +226,7 @@ func TestHitsAreSplit(t *testing.T) {
 		}
 		m := New("", "")
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: window, Alone: each}))
+		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: &window, Alone: each}))
 		nearest := int64(float32(capacity) * 0.8)
 		var count, near, over, within int64
 		for _, hits := range rapid.SliceOfN(rapid.Int64Range(1, 15), 1, 8).Draw(rt, "hits") {
@@ -249,7 +256,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	policies := func() []*descriptors.Policy {
 		return []*descriptors.Policy{
-			{Name: "k", Limit: limit(t, 10), StatValues: []int{0}},
+			{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}},
 			{Name: "all", Limit: limit(t, 10), Detailed: true},
 		}
 	}
@@ -368,7 +375,7 @@ func TestStateOfTheProgram(t *testing.T) {
 func TestCountersLoseNothing(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
-	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatValues: []int{0}}))
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}}))
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -379,7 +386,7 @@ func TestCountersLoseNothing(t *testing.T) {
 	}
 	wg.Go(func() {
 		for range 20 {
-			l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatValues: []int{0}}))
+			l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}}))
 			scrape(t, m, "rlsidecar_")
 			time.Sleep(time.Millisecond)
 		}

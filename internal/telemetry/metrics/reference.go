@@ -167,7 +167,7 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 
 // fromRequest tells whether the value of entry i goes into the name.
 func fromRequest(p *descriptors.Policy, i int) bool {
-	return p.Detailed || slices.Contains(p.StatValues, i)
+	return p.Detailed || slices.Contains(p.Extra().StatValues, i)
 }
 
 // labelsOf are the labels that the configuration gives p.
@@ -197,9 +197,9 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 
 // runtimeName is the name of p's series with the values of a request put in.
 func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
-	parts := append([]string{p.Domain}, p.StatLevels...)
+	parts := append([]string{p.Domain}, p.Extra().StatLevels...)
 	for i := range entries {
-		if fromRequest(p, i) && i < len(p.StatLevels) {
+		if fromRequest(p, i) && i < len(p.Extra().StatLevels) {
 			parts[1+i] = composite(&entries[i])
 		}
 	}

@@ -1,0 +1,120 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// draft is a policy that is being compiled.
+type draft struct {
+	descriptors.Policy
+	more descriptors.Extras
+}
+
+// mostShared bounds each table of shared. Limits beyond it have copies of their own.
+const mostShared = 4096
+
+// shared keeps one copy of what policies have in common, since a configuration of 100,000 limits has few
+// different numbers. Nothing in it is ever changed.
+type shared struct {
+	numbers map[algorithms.Limit]*algorithms.Limit
+	extra   map[extrasKey]*descriptors.Extras
+	open    map[string][]int
+}
+
+// extrasKey identifies equal Extras without metadata.
+type extrasKey struct {
+	named                  bool
+	openKeys, replaces     string
+	statValues, statLevels string
+	slot                   descriptors.Slot
+	lease                  algorithms.Lease // zero: none
+	shards                 int
+	of                     *algorithms.Limit // with shards, which follow from it
+	local                  *algorithms.Limit
+	localShare             float64
+	maxDelay               algorithms.Micros
+}
+
+func newShared() *shared {
+	return &shared{
+		numbers: map[algorithms.Limit]*algorithms.Limit{}, extra: map[extrasKey]*descriptors.Extras{}, open: map[string][]int{},
+	}
+}
+
+// oneOf returns the value of key in table, made if it is missing.
+func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
+	if have, ok := table[key]; ok {
+		return have
+	}
+	if len(table) >= mostShared {
+		clear(table)
+	}
+	value := made()
+	table[key] = value
+	return value
+}
+
+// limit returns a copy of l that all equal limits share.
+func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
+	return oneOf(s.numbers, l, func() *algorithms.Limit { return &l })
+}
+
+// policy returns what d has become.
+func (s *shared) policy(d *draft) *descriptors.Policy {
+	p := d.Policy
+	p.Owner = p.Prefix // one prefix means one set of buckets
+	if rest, ok := strings.CutPrefix(p.StatKey, p.Domain+"."); ok && rest == p.Name {
+		p.Name = rest // the same bytes
+	}
+	if len(p.Open) > 0 {
+		p.Open = oneOf(s.open, positions(p.Open), func() []int { return d.Open })
+	}
+	p.Extras = s.extras(d)
+	return &p
+}
+
+// extras returns those of d; nil: they are zero.
+func (s *shared) extras(d *draft) *descriptors.Extras {
+	m := &d.more
+	if m.Metadata != nil {
+		own := *m
+		return &own
+	}
+	key := extrasKey{
+		named:    m.Named,
+		openKeys: joined(m.OpenKeys), replaces: joined(m.Replaces), statValues: positions(m.StatValues), statLevels: joined(m.StatLevels),
+		slot: m.Slot, local: m.Local, localShare: m.LocalShare, maxDelay: m.MaxDelay,
+	}
+	if m.Lease != nil {
+		key.lease = *m.Lease
+	}
+	if len(m.Shards) > 0 {
+		key.shards, key.of = len(m.Shards), d.Limit
+	}
+	if key == (extrasKey{}) {
+		return nil
+	}
+	return oneOf(s.extra, key, func() *descriptors.Extras { own := *m; return &own })
+}
+
+// positions is list as text; no descriptor has more than 255 entries.
+func positions(list []int) string {
+	b := make([]byte, len(list))
+	for i, n := range list {
+		b[i] = byte(n)
+	}
+	return string(b)
+}
+
+// joined is list as text that no other list has.
+func joined(list []string) string {
+	var b strings.Builder
+	for _, s := range list {
+		b.WriteString(strings.ReplaceAll(s, "\x00", "\x00\x00"))
+		b.WriteString("\x00.")
+	}
+	return b.String()
+}
