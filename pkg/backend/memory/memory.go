@@ -1,7 +1,6 @@
-// Package memory keeps buckets in this process. It is bounded: when it is full of buckets that
-// still matter a new one is refused, never an old one forgotten, so that a flood of made-up keys
-// neither grows memory nor reopens a gate that is closed. What has become equal to a bucket never
-// seen is swept.
+// Package memory keeps buckets in this process. Its size is bounded. Buckets that equal new ones are swept. If all
+// buckets are still in use, a new bucket is refused, and none is deleted. So a flood of invented keys neither
+// exhausts memory nor resets the buckets of other keys.
 package memory
 
 import (
@@ -17,43 +16,41 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// DefaultMaxKeys is the bound where Config gives none.
+// DefaultMaxKeys is the default of Config.MaxKeys.
 const DefaultMaxKeys = 1_000_000
 
-// stripeCount is how many locks the buckets are spread over. Two takes meet on one with chance
-// 1/128, and a whole sweep holds each for a moment only.
+// stripeCount is the number of locks over which the buckets are spread. Two calls meet at one lock with a
+// probability of 1/128, and a complete sweep holds each lock only briefly.
 const stripeCount = 128
 
-// Config of a Store; the zero Config is a Store of DefaultMaxKeys on the wall clock.
+// Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
 type Config struct {
-	// Clock gives the time; nil: the wall clock.
+	// Clock returns the time; nil means the wall clock.
 	Clock func() algorithms.Micros
-	// MaxKeys bounds the buckets kept, and with them the entries of sliding logs and the denials that
-	// penalties count.
+	// MaxKeys bounds the number of buckets, entries of sliding logs, and denials counted by penalties.
 	MaxKeys int
-	// Repeatable has the Store find the same to forget each time that the same is asked of it. It is for
-	// replays: who knows of it can make up keys that are slow to find.
+	// Repeatable makes the Store sweep the same buckets whenever it gets the same requests. It is for replays only:
+	// with its fixed hash seed, an attacker could construct keys that collide.
 	Repeatable bool
 }
 
 // Store is a backend.Store in memory.
 type Store struct {
 	clock   func() algorithms.Micros
-	seed    *maphash.Seed // nil: Repeatable
+	seed    *maphash.Seed // nil if Repeatable
 	stripes [stripeCount]stripe
 	room    room
 	records records
-	next    atomic.Uint32 // the stripe where a take that needs room looks for some
+	next    atomic.Uint32 // the stripe where the next search for room starts
 	full    atomic.Uint64
 	swept   atomic.Uint64
 }
 
-// stripe is a part of the buckets, behind a lock of its own. Of several stripes the lower is
-// locked first.
+// stripe is a part of the buckets with its own lock. Several stripes are locked in ascending order.
 type stripe struct {
 	mu    sync.Mutex
 	table table // guarded by mu
-	hand  int   // where the next search for something to sweep starts; guarded by mu
+	hand  int   // where the next sweep starts; guarded by mu
 	_     [64]byte
 }
 
@@ -65,7 +62,7 @@ func New(c Config) *Store {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
-	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half: stripes are not filled alike
+	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half, because stripes are not filled equally
 	s := &Store{clock: c.Clock, room: newRoom(c.MaxKeys), records: newRecords()}
 	if !c.Repeatable {
 		s.seed = new(maphash.MakeSeed())
@@ -73,7 +70,7 @@ func New(c Config) *Store {
 	return s
 }
 
-// hash says where a key is kept.
+// hash returns the hash that determines the stripe and the position of a key.
 func (s *Store) hash(key []byte) uint64 {
 	if s.seed == nil {
 		h := fnv.New64a()
@@ -83,7 +80,7 @@ func (s *Store) hash(key []byte) uint64 {
 	return maphash.Bytes(*s.seed, key)
 }
 
-// Submit implements backend.Store: it decides before it returns.
+// Submit implements backend.Store. It decides before it returns.
 func (s *Store) Submit(b *backend.Batch) {
 	s.take(b.Charges, b.Decisions)
 	b.Done(b)
@@ -96,7 +93,7 @@ func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 		return
 	}
 	var hashes [atOnce]uint64
-	for at := atOnce; len(charges) > 0; { // hashes[at] is that of charges[0], if there is one
+	for at := atOnce; len(charges) > 0; { // hashes[at] belongs to charges[0], if it was computed
 		if at >= atOnce {
 			s.touch(charges, &hashes)
 			at = 0
@@ -129,7 +126,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	}
 	c.Limit.TakeAt(&state, now, &c.Ask, &d.Decision)
 	switch {
-	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil: // nothing grows
+	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil: // the entry does not grow
 		e.set(&state)
 	case s.makeRoom(st, c, e, &state, now, e):
 		s.put(st, hash, c, e, &state)
@@ -141,7 +138,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	d.At = now
 }
 
-// reset makes the bucket of c one never seen.
+// reset deletes the bucket of c.
 func (s *Store) reset(hash uint64, c *backend.Charge) {
 	st := s.stripe(hash)
 	st.mu.Lock()
@@ -152,23 +149,22 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// charges tells whether the answer to c took something, so that it must not be given where it
-// cannot be remembered.
+// charges reports whether d consumed units, so that the decision is valid only if the state can be stored.
 func charges(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Ask.Look && c.Ask.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
 
-// group is what a take of several buckets works on.
+// group has the buffers for a decision on several buckets.
 type group struct {
 	buckets []algorithms.Bucket
 	hashes  []uint64
-	entries []*entry // nil: not there yet
+	entries []*entry // nil if the bucket is not stored yet
 	locked  []int    // stripes, ascending
 }
 
 var groups = sync.Pool{New: func() any { return &group{} }}
 
-// takeGroup takes charges together. hashes are those of the first of them.
+// takeGroup decides charges together. hashes has the hashes of the first of them.
 func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.Charge, decisions []backend.Decision) {
 	g := groups.Get().(*group)
 	defer groups.Put(g)
@@ -176,7 +172,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	defer s.unlock(g)
 	for i := range cs {
 		g.buckets = append(g.buckets, algorithms.Bucket{})
-		b := &g.buckets[i] // filled in place: it is large
+		b := &g.buckets[i] // filled in place, because it is large
 		b.Limit, b.Ask = cs[i].Limit, cs[i].Ask
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
@@ -194,7 +190,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 			s.fail(g, cs[:i], decisions)
 			return
 		}
-		b.State = algorithms.State{} // a clock that cannot be started: the bucket stays unseen
+		b.State = algorithms.State{} // no room to start the clock: the bucket stays new
 	}
 	for i := range cs {
 		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], &g.buckets[i].State)
@@ -211,7 +207,7 @@ func all(buckets []algorithms.Bucket) bool {
 	return true
 }
 
-// fail gives the room made for made back, and answers that there is none.
+// fail releases the room reserved for made, and answers that there is no room.
 func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
 	for i := range made {
 		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
@@ -245,24 +241,24 @@ func (s *Store) unlock(g *group) {
 	for _, i := range g.locked {
 		s.stripes[i].mu.Unlock()
 	}
-	clear(g.buckets) // limits and logs are not kept alive
+	clear(g.buckets) // so that limits and logs can be collected
 	g.buckets, g.hashes, g.entries, g.locked = g.buckets[:0], g.hashes[:0], g.entries[:0], g.locked[:0]
 }
 
-// growth is how much more room remembering next in e takes; negative: less.
+// growth is the additional room for storing next in e; it may be negative.
 func growth(e *entry, next *algorithms.State) int {
 	switch {
 	case e != nil:
 		return extra(next) - e.extra()
-	case next.By == nil: // nothing to remember
+	case next.By == nil: // nothing to store
 		return 0
 	default:
 		return 1 + extra(next)
 	}
 }
 
-// makeRoom takes the room that remembering next needs, sweeping a little for it if it must; keep
-// lists entries that are not to be swept.
+// makeRoom reserves the room for storing next, and sweeps a few entries if necessary. It does not sweep the entries
+// in keep.
 func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
@@ -272,7 +268,7 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 	return s.room.take(owner, n) || s.sweepSome(st, now, keep) && s.room.take(owner, n)
 }
 
-// put remembers next, for which room has been made.
+// put stores next, for which room was reserved.
 func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *algorithms.State) {
 	n := growth(e, next)
 	switch {
@@ -288,9 +284,9 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome forgets what equals a bucket never seen among the next few entries of st, then of
-// other stripes in turn, and tells whether there was any. It looks at about 128 at the most: a flood of
-// new keys must not pay for a whole sweep each.
+// sweepSome sweeps the next few entries of st, then of the other stripes in turn, and reports whether it deleted
+// one. It visits at most about 128 entries, so that in a flood of new keys not every request pays for a complete
+// sweep.
 func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
 	const few, part = 128, 16
 	if s.sweep(st, now, part, keep) > 0 {
@@ -298,7 +294,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	}
 	for looked := part; looked < few; looked += part/4 + 1 {
 		other := &s.stripes[s.next.Add(1)%stripeCount]
-		if other == st || !other.mu.TryLock() { // waiting could lock up: locks are taken in order
+		if other == st || !other.mu.TryLock() { // waiting could cause a deadlock, because locks are acquired in ascending order
 			continue
 		}
 		swept := s.sweep(other, now, part, keep)
@@ -311,8 +307,8 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	return false
 }
 
-// sweep looks at up to n entries of st, from where the last sweep stopped, and returns how many it
-// forgot.
+// sweep visits up to n entries of st, from the end of the last sweep on, deletes those that equal new buckets, and
+// returns their number.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
 		if st.hand >= st.table.size() {
@@ -331,7 +327,7 @@ func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (
 	return swept
 }
 
-// Sweep forgets every bucket that equals one never seen.
+// Sweep deletes every bucket that equals a new one.
 func (s *Store) Sweep() {
 	now := s.clock()
 	for i := range s.stripes {
@@ -340,7 +336,7 @@ func (s *Store) Sweep() {
 	s.sweepRecords(now)
 }
 
-// sweepStripe sweeps all of st, letting go of its lock now and then.
+// sweepStripe sweeps all of st, and releases its lock periodically.
 func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	const part = 256
 	for done, size := 0, 1; done < size; done += part {
@@ -351,8 +347,7 @@ func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	}
 }
 
-// Run sweeps until ctx ends: everything once in ten seconds, once a second while little room is
-// left.
+// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left.
 func (s *Store) Run(ctx context.Context) {
 	const turn = 100 * time.Millisecond
 	tick := time.NewTicker(turn)
@@ -376,21 +371,20 @@ func (s *Store) Run(ctx context.Context) {
 	}
 }
 
-// SetOwners says which limits share the bound: half of it is divided among them in equal parts,
-// so that a flood of keys on one leaves room for new keys of each other; the other half is for
-// whoever comes first, and for what is remembered of groups that are taken once. Limits not named
-// here get a part when they first ask.
+// SetOwners sets the limits that share the bound. Half of it is divided equally among them, so that a flood of keys
+// of one limit leaves room for new keys of the others. The other half is shared by all, and by the results kept for
+// idempotency keys. Limits that are not listed get a part with their first request.
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
-// Stats of a Store.
+// Stats describes the content of a Store.
 type Stats struct {
-	Keys    int    // buckets, log entries and what was answered to groups taken once
-	MaxKeys int    // their bound
-	Full    uint64 // takes refused for want of room
-	Swept   uint64 // buckets forgotten because they had become equal to one never seen
+	Keys    int    // buckets, log entries and results kept for idempotency keys
+	MaxKeys int    // the bound of Keys
+	Full    uint64 // charges refused because the Store was full
+	Swept   uint64 // buckets deleted because they equalled new ones
 }
 
-// Stats returns what is kept now.
+// Stats returns the present numbers.
 func (s *Store) Stats() Stats {
 	used, most := s.room.used()
 	return Stats{Keys: used, MaxKeys: most, Full: s.full.Load(), Swept: s.swept.Load()}

@@ -7,16 +7,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// records are what was answered to groups that are taken once. They share the room of the buckets,
-// and like these are refused, never forgotten early, when there is none.
+// records keeps the decisions of groups with idempotency keys. They share the room of the buckets. If there is no
+// room, new ones are refused, and none is deleted early.
 type records struct {
 	mu     sync.Mutex
 	byID   map[[16]byte]record              // guarded by mu
-	due    map[algorithms.Micros][][16]byte // by the minute in which they can go; guarded by mu
+	due    map[algorithms.Micros][][16]byte // by the minute in which they expire; guarded by mu
 	minute algorithms.Micros                // the last one swept in; guarded by mu
 }
 
-// record is one of them.
+// record has the decisions of one group.
 type record struct {
 	of        [32]byte
 	until     algorithms.Micros
@@ -29,8 +29,8 @@ func newRecords() records {
 
 const minute = 60 * algorithms.Second
 
-// takeOnce takes a group, or answers as it was answered before. Others that are taken once wait:
-// they are few.
+// takeOnce decides a group, or repeats its former decisions. It holds the lock of all records meanwhile, because few
+// requests have idempotency keys.
 func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisions []backend.Decision) {
 	r := &s.records
 	r.mu.Lock()
@@ -44,7 +44,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 	if gone := r.forget(once.ID) + r.sweep(now); gone > 0 {
 		s.room.give(recordsOwner, gone)
 	}
-	if !s.room.take(recordsOwner, n) { // before anything is taken that could not be remembered
+	if !s.room.take(recordsOwner, n) { // before consuming units whose decision could not be stored
 		s.full.Add(1)
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrFull}
@@ -61,7 +61,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
-// answer gives what was answered, if it was to the same.
+// answer returns the former decisions, if the group is the same.
 func (r *record) answer(once *backend.Once, decisions []backend.Decision) {
 	for i := range decisions {
 		if r.of != once.Of || len(r.decisions) != len(decisions) {
@@ -73,7 +73,7 @@ func (r *record) answer(once *backend.Once, decisions []backend.Decision) {
 	}
 }
 
-// sweepRecords forgets those whose time is over.
+// sweepRecords deletes the expired records.
 func (s *Store) sweepRecords(now algorithms.Micros) {
 	s.records.mu.Lock()
 	defer s.records.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Store) sweepRecords(now algorithms.Micros) {
 	}
 }
 
-// sweep forgets records once a minute and returns the room they had; r.mu is held.
+// sweep deletes expired records once a minute, and returns the room that they used. r.mu is held.
 func (r *records) sweep(now algorithms.Micros) (gone int) {
 	if r.minute == now/minute {
 		return 0
@@ -93,7 +93,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 			continue
 		}
 		for _, id := range ids {
-			if r.byID[id].until <= now { // else it was taken anew since, and is due later
+			if r.byID[id].until <= now { // otherwise it was replaced since, and expires later
 				gone += r.forget(id)
 			}
 		}
@@ -102,7 +102,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 	return gone
 }
 
-// forget forgets a record, if there is one, and returns the room it had; r.mu is held.
+// forget deletes a record, if there is one, and returns the room that it used. r.mu is held.
 func (r *records) forget(id [16]byte) int {
 	n := len(r.byID[id].decisions)
 	delete(r.byID, id)

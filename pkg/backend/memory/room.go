@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// room shares the bound of a Store out among the limits that own its buckets. Each has a part of
-// its own, reserve; what it holds beyond that comes out of a pool that all draw from. Only making
-// and forgetting buckets comes here, charging one does not.
+// room divides the bound of a Store among the limits that own its buckets. Each limit has its own part, reserve.
+// Room beyond that part comes from a common pool. It is used when buckets are created and deleted, not when they are
+// charged.
 type room struct {
 	most int // the bound
 
 	mu      sync.Mutex
-	names   map[string]uint32 // guarded by mu, as all below
+	names   map[string]uint32 // guarded by mu, like the following fields
 	held    []int             // by owner
-	listed  []bool            // by owner: has a part of its own
+	listed  []bool            // by owner: whether it has its own part
 	reserve int               // the part of each listed owner
-	pool    int               // what is held beyond the parts
+	pool    int               // the room used beyond the parts
 	poolMax int
 	total   int
 }
@@ -25,10 +25,10 @@ func newRoom(most int) room {
 	return room{most: most, poolMax: most, names: map[string]uint32{}, held: []int{0}, listed: []bool{false}}
 }
 
-// recordsOwner owns what is remembered of groups that are taken once. It has no part of its own.
+// recordsOwner owns the results kept for idempotency keys. It has no part of its own.
 const recordsOwner = 0
 
-// owner is the number of a name.
+// owner returns the number of the owner with a name.
 func (r *room) owner(name string) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,7 +61,7 @@ func (r *room) setOwners(names []string) {
 	r.share()
 }
 
-// share divides the bound anew.
+// share divides the bound among the owners.
 func (r *room) share() {
 	n := 0
 	for _, listed := range r.listed {
@@ -77,7 +77,7 @@ func (r *room) share() {
 	}
 }
 
-// beyond is how much owner holds that is not of its own part.
+// beyond is the room that owner uses beyond its own part.
 func (r *room) beyond(owner uint32) int {
 	if !r.listed[owner] {
 		return r.held[owner]
@@ -85,7 +85,7 @@ func (r *room) beyond(owner uint32) int {
 	return max(0, r.held[owner]-r.reserve)
 }
 
-// take takes room for n more of owner, or none.
+// take reserves room for n more entries of owner, or returns false.
 func (r *room) take(owner uint32, n int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *room) used() (used, most int) {
 	return r.total, r.most
 }
 
-// scarce tells whether nine tenths of the pool, or of some owner's part and the pool, are gone.
+// scarce reports whether nine tenths of the pool are used, or of the pool and some owner's part together.
 func (r *room) scarce() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,49 +7,49 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of
-// entries that never move. A bucket costs 64 bytes for its entry and 5 to 11 for the index, plus
-// its key; a Go map of the same costs half as much again and moves entries as it grows.
+// table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of entries that
+// never move. A bucket needs 64 bytes for its entry and 5 to 11 for the index, plus its key. A Go map needs half as
+// much again, and moves entries when it grows.
 type table struct {
 	view
-	seen  atomic.Pointer[view] // for who does not have the lock
+	seen  atomic.Pointer[view] // for readers without the lock
 	next  int                  // entries ever used
 	free  []uint32
 	count int
 }
 
-// view is where entries are found. Its parts are read without the lock too (touch): so what they hold is
-// written atomically once they are seen.
+// view finds entries. Function touch reads its parts without the lock, so that published parts are written
+// atomically.
 type view struct {
-	index  []uint32 // refs; 0: empty. Its length is a power of two
+	index  []uint32 // refs; 0 means empty. Its length is a power of two
 	chunks []*[chunkSize]entry
 }
 
-// show lets the view be seen as it is now.
+// show publishes the present view.
 func (t *table) show() {
 	v := t.view
 	t.seen.Store(&v)
 }
 
-// chunkSize makes a chunk 32 KiB. Smaller allocations begin with 8 bytes of the runtime's, so that each entry
-// would lie on two lines of the cache, and are rounded up by an eighth.
+// chunkSize makes a chunk 32 KiB long. The runtime adds a header of 8 bytes to smaller allocations, so that each
+// entry would occupy two cache lines, and rounds their size up by an eighth.
 const chunkSize = 512
 
-// A ref is 1 + the number of an entry, below 8 bits of its hash: what is probed for in vain is hardly
-// ever looked at, which would be a cache miss.
+// A ref is 1 + the number of an entry, with 8 bits of its hash above. The bits rule out most entries with another
+// key without reading them, which would be a cache miss.
 const (
 	refBits    = 24
 	refMask    = 1<<refBits - 1
 	maxEntries = refMask - 1
 )
 
-// ref of entry n.
+// ref returns the ref of entry n.
 func ref(hash uint32, n int) uint32 { return hash&^refMask | uint32(n+1) }
 
-// at is the entry of a ref.
+// at returns the entry of a ref.
 func (v *view) at(ref uint32) *entry { return v.entry(int(ref&refMask) - 1) }
 
-// entry is one bucket. by == nil: not in use.
+// entry is one bucket. It is unused if by is nil.
 type entry struct {
 	key   atomic.Pointer[byte] // the bytes of name
 	by    *algorithms.Limit
@@ -57,12 +57,12 @@ type entry struct {
 	prev  int64
 	at    algorithms.Micros
 	more  *more
-	size  uint32 // of name
+	size  uint32 // the length of name
 	hash  uint32
 	owner uint32
 }
 
-// name is the key.
+// name returns the key.
 func (e *entry) name() string { return unsafe.String(e.key.Load(), e.size) }
 
 func (e *entry) setName(s string) {
@@ -74,13 +74,13 @@ func (e *entry) setName(s string) {
 	}
 }
 
-// more is what few buckets have.
+// more has the parts of a state that few buckets need.
 type more struct {
 	log     []algorithms.Micros // of a sliding log
 	denials *algorithms.Denials // of a limit with a penalty
 }
 
-// copy writes what is remembered to s, which is empty.
+// copy writes the stored state to s, which is empty.
 func (e *entry) copy(s *algorithms.State) {
 	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
@@ -88,7 +88,7 @@ func (e *entry) copy(s *algorithms.State) {
 	}
 }
 
-// state is what is remembered.
+// state returns the stored state.
 func (e *entry) state() (s algorithms.State) {
 	e.copy(&s)
 	return s
@@ -106,7 +106,7 @@ func (e *entry) set(s *algorithms.State) {
 	}
 }
 
-// extra is the room that s takes beyond that of a bucket.
+// extra is the room that s needs beyond one bucket.
 func extra(s *algorithms.State) int {
 	n := len(s.Log)
 	if s.Denials != nil {
@@ -115,7 +115,7 @@ func extra(s *algorithms.State) int {
 	return n
 }
 
-// extra is the room that e takes beyond that of a bucket.
+// extra is the room that e uses beyond one bucket.
 func (e *entry) extra() int {
 	if e.more == nil {
 		return 0
@@ -124,7 +124,7 @@ func (e *entry) extra() int {
 	return extra(&s)
 }
 
-// slot is the part of a hash that the index is built on; the stripe was chosen by the rest.
+// slot returns the part of a hash that the index uses. The other part selects the stripe.
 func slot(hash uint64) uint32 { return uint32(hash >> 32) }
 
 func (t *table) size() int { return t.next }
@@ -148,7 +148,7 @@ func (t *table) find(hash uint64, key []byte) *entry {
 	return nil
 }
 
-// insert adds an entry for a key that is not there; the caller sets its state.
+// insert adds an entry for a new key. The caller sets its state.
 func (t *table) insert(hash uint64, key string) *entry {
 	if 4*(t.count+1) > 3*len(t.index) {
 		t.grow()
@@ -192,7 +192,7 @@ func (t *table) grow() {
 	t.show()
 }
 
-// remove forgets e. Those behind it in the index move up, so that no search ends too early.
+// remove deletes e. Following refs in the index move up, so that no search ends too early.
 func (t *table) remove(e *entry) {
 	mask := uint32(len(t.index) - 1)
 	i := e.hash & mask

@@ -6,14 +6,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// atOnce is how many charges touch looks up together. A processor has about a dozen reads of memory under way.
+// atOnce is the number of charges that touch looks up together. A processor can have about a dozen memory reads in
+// flight.
 const atOnce = 16
 
-// touch reads what deciding on charges is going to read, so that it is in the processor's cache by then.
-// With many buckets each step to one, from the index to the entry to the key, waits for memory; here each step is
-// made for all charges, and the waits overlap. Behind the locks they could not: locking waits for what was
-// read before. What is read may change meanwhile; nothing is concluded from it. The result is of
-// no use but that the compiler cannot leave the reads out. The hashes of the keys are kept.
+// touch reads the memory that the decisions on charges will need, so that it is in the processor's cache. With many
+// buckets, each step from the index to the entry to the key waits for memory. Here each step is done for all
+// charges, so that the waits overlap. They cannot overlap behind the locks, because acquiring a lock waits for
+// earlier reads. The values may change meanwhile, and are not used. The result only prevents the compiler from
+// removing the reads. The hashes of the keys are stored in hashes.
 func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read byte) {
 	var places [atOnce]struct {
 		view *view
@@ -45,7 +46,7 @@ func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read by
 	return read
 }
 
-// probe is the ref that find would look at first, or 0.
+// probe returns the ref that find would visit first, or 0.
 func (v *view) probe(h uint32) uint32 {
 	mask := uint32(len(v.index) - 1)
 	for i := range uint32(8) {
@@ -57,7 +58,7 @@ func (v *view) probe(h uint32) uint32 {
 	return 0
 }
 
-// peek is the key of a ref's entry, if that is seen.
+// peek returns the key of a ref's entry, if that is published.
 func (v *view) peek(ref uint32) *byte {
 	if n := int(ref&refMask) - 1; n/chunkSize < len(v.chunks) {
 		return v.entry(n).key.Load()
