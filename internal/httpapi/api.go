@@ -16,21 +16,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// maxAsk bounds the body of a request to the API.
+// maxAsk bounds the body of a request to the API, in bytes.
 const maxAsk = 64 << 10
 
-// API is what applications ask about limits by their names.
+// API answers applications that use named limits.
 type API struct {
 	Limiter *limiter.Limiter
-	// Token must come with each request, as a bearer token; nil: none is required.
+	// Token is the bearer token that each request must have; nil means that none is required.
 	Token httpauth.Token
-	// Closed refuses everything: there is no token, and others than this machine can ask.
+	// Closed refuses all requests. It is set if there is no token and other machines can reach the port.
 	Closed bool
 	// Headers are sent with decisions.
 	Headers HeaderSets
-	// Inline compiles a limit that comes with a request; nil: requests cannot bring any.
+	// Inline compiles a limit that comes with a request; nil means that requests cannot contain limits.
 	Inline func(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error)
-	// Now is the time by which reservations expire; nil: time.Now.
+	// Now returns the time by which reservations expire; nil means time.Now.
 	Now func() time.Time
 
 	inlines inlines
@@ -45,8 +45,8 @@ func (a *API) routes(mux *http.ServeMux) {
 	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
 }
 
-// byOwnName turns away who asks without a token, and by a name that is not this machine's: a web page
-// that is led here is of the same origin to a browser.
+// byOwnName refuses requests with a foreign host name if no token is required. The name of a web page may resolve to
+// this machine, and then the page has the same origin for the browser.
 func (a *API) byOwnName(next http.Handler) http.Handler {
 	if a.Token != nil {
 		return next
@@ -60,7 +60,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 	})
 }
 
-// paths lists what there is; openapi.json describes the same.
+// paths lists the paths and methods. openapi.json describes the same.
 func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
@@ -71,7 +71,7 @@ func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	}
 }
 
-// guard lets those in who may ask, with a method that there is; no methods: no such path.
+// guard checks the authorization and the method of requests. Without methods it answers that there is no such path.
 func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 	var origin http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -93,7 +93,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 				w.Header().Add("Allow", allowed)
 			}
 			wrongMethod.write(w, "", "")
-		case origin.Check(r) != nil: // a page in somebody's browser: no token keeps it out
+		case origin.Check(r) != nil: // a page in a browser; without a token nothing else stops it
 			crossOrigin.write(w, "", "")
 		default:
 			handle(w, r)
@@ -101,7 +101,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 	})
 }
 
-// decide answers /v1/limit, and, looking only, /v1/check.
+// decide answers /v1/limit and, as a dry run, /v1/check.
 func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	body, ok := readBody(w, r)
 	if !ok || !a.working.enter(r.Context()) {
@@ -127,10 +127,10 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 	a.answer(w, ask)
 }
 
-// requestLife is how long the answer to a request with an id is remembered.
+// requestLife is how long the answer to a request with a request_id is kept.
 const requestLife = 600 * algorithms.Second
 
-// limit takes, or looks.
+// limit charges the limits, or makes a dry run.
 func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 	c := ask.call
 	if err := a.bring(ask); err != nil {
@@ -149,7 +149,7 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 	return a.Limiter.Check(r.Context(), c)
 }
 
-// settle charges or gives back what a reservation came to, beyond what was reserved.
+// settle charges or refunds the difference between the real cost of a reservation and the reserved units.
 func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 	of, err := a.open(ask.reservation)
 	if err != nil {
@@ -182,7 +182,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 	}
 }
 
-// reset forgets a bucket.
+// reset deletes a bucket.
 func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
 	if !ok || !a.working.enter(r.Context()) {
@@ -202,12 +202,12 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", done{OK: true})
 }
 
-// done is the answer where there is nothing to say.
+// done is the answer without content.
 type done struct {
 	OK bool `json:"ok"`
 }
 
-// mistake answers what the limiter says of a request that is wrong.
+// mistake answers an invalid request with the limiter's error.
 func mistake(w http.ResponseWriter, err error) {
 	ask, ok := errors.AsType[*limiter.AskError](err)
 	switch {
@@ -215,7 +215,7 @@ func mistake(w http.ResponseWriter, err error) {
 		reusedID.write(w, "request_id: it was used for another request, which was answered; take a new one for each request", "")
 	case errors.Is(err, backend.ErrPending):
 		underWay.write(w, "the same is being answered now, or nobody knows what came of it; nothing was taken for this one", "")
-	case errors.Is(err, backend.ErrUnavailable): // its text names addresses, which are none of the client's business
+	case errors.Is(err, backend.ErrUnavailable): // its text contains addresses, which are not exposed to clients
 		unavailable.write(w, "the backend did not answer in time; whether it has done it is not known", "")
 	case !ok:
 		unavailable.write(w, err.Error(), "")
@@ -226,7 +226,7 @@ func mistake(w http.ResponseWriter, err error) {
 	}
 }
 
-// readBody reads all of the body, or answers why not.
+// readBody reads the whole body. If it returns false, it has answered with the error.
 func readBody(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAsk))
 	if err == nil {

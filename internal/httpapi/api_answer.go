@@ -18,26 +18,26 @@ import (
 // apiAnswer is a decision. Times are in ms, rounded up.
 type apiAnswer struct {
 	OK bool `json:"ok"`
-	// RetryAfter is when the same request can succeed; absent where ok.
+	// RetryAfter is the time until the same request can succeed; absent if ok.
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
-	// Wait is how far away what was reserved, or the turn in a leaky bucket, is.
+	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait int64 `json:"wait_ms,omitempty"`
-	// Reservation is the id of what was reserved, where that is of one limit.
+	// Reservation is the id of the reservation, if the request has one limit.
 	Reservation string `json:"reservation,omitempty"`
-	// Degraded: some limit could not be asked, and its on_backend_failure answered.
+	// Degraded means that the store could not decide some limit, and that its on_backend_failure applied.
 	Degraded bool          `json:"degraded,omitempty"`
 	Limits   []limitAnswer `json:"limits"`
 }
 
-// limitAnswer is what one limit said.
+// limitAnswer is the decision of one limit.
 type limitAnswer struct {
 	Name string `json:"name"`
 	Key  key    `json:"key,omitempty"`
-	// OK is its own answer, whatever that came to.
+	// OK is the limit's own decision, even if it does not affect the verdict.
 	OK bool `json:"ok"`
-	// Shadow: its denial does not stand against the request.
+	// Shadow means that a denial does not affect the verdict.
 	Shadow bool `json:"shadow,omitempty"`
-	// Remaining and ResetAfter are absent where nothing is known of the bucket.
+	// Remaining and ResetAfter are absent if the state of the bucket is unknown.
 	Remaining   *int64 `json:"remaining,omitempty"`
 	Limit       int64  `json:"limit"`
 	ResetAfter  *int64 `json:"reset_after_ms,omitempty"`
@@ -47,10 +47,10 @@ type limitAnswer struct {
 	Degraded    bool   `json:"degraded,omitempty"`
 }
 
-// key is the values that tell a bucket apart: one as a text, several as a list.
+// key has the values that identify a bucket: a single one as a string, several as a list.
 type key []string
 
-// MarshalJSON writes bytes that are not UTF-8 as {"base64": "…"}, as they can be asked for.
+// MarshalJSON writes bytes that are not UTF-8 as {"base64": "…"}, which requests accept too.
 func (k key) MarshalJSON() ([]byte, error) {
 	values := make([]any, len(k))
 	for i, v := range k {
@@ -64,7 +64,7 @@ func (k key) MarshalJSON() ([]byte, error) {
 	return json.Marshal(values)
 }
 
-// answer answers what was decided on ask.
+// answer writes the decision on ask.
 func (a *API) answer(w http.ResponseWriter, ask *apiAsk) {
 	c := ask.call
 	if r := neverOf(c); r != nil {
@@ -95,9 +95,8 @@ func (a *API) answer(w http.ResponseWriter, ask *apiAsk) {
 	send(w, code, "application/json", said)
 }
 
-// spread is by how many ms the answer's times are moved: never to before they are true, so that those
-// who are told the same time do not all come back at once. A request with an id is told the same
-// each time.
+// spread returns the number of ms by which the times in the answer are moved, so that clients with the same retry
+// time do not all return at once. Times never become earlier. A request with an id always gets the same value.
 func (ask *apiAsk) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
@@ -106,7 +105,7 @@ func (ask *apiAsk) spread() int64 {
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
 }
 
-// later moves the times at which to come back, or to start.
+// later moves the retry and wait times.
 func (a *apiAnswer) later(by int64) {
 	move := func(at *int64) {
 		if *at > 0 {
@@ -121,7 +120,7 @@ func (a *apiAnswer) later(by int64) {
 	}
 }
 
-// neverOf is the first result that denies for good; nil: none.
+// neverOf returns the first result whose limit can never allow the cost, or nil.
 func neverOf(c *limiter.Call) *limiter.Result {
 	if !c.Never {
 		return nil
@@ -134,7 +133,7 @@ func neverOf(c *limiter.Call) *limiter.Result {
 	return nil
 }
 
-// costOf is what was asked of r's bucket altogether, and the most that it could ever give.
+// costOf returns the total cost for r's bucket, and the most that the bucket can ever give.
 func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	reserve := true
 	for i := range c.Results {
@@ -146,13 +145,12 @@ func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	return cost, shownLimit(r).Most(reserve)
 }
 
-// failed tells whether on_backend_failure answered.
+// failed reports whether on_backend_failure determined the result.
 func failed(r *limiter.Result) bool {
 	return r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied
 }
 
-// undecided is why nothing could be decided, where that denies; nil where some limit denies by
-// itself.
+// undecided returns the store's error if it is the reason for the denial; nil if some limit denies by itself.
 func undecided(c *limiter.Call) (err error) {
 	if !c.Denied {
 		return nil
@@ -178,7 +176,7 @@ func (a *API) answerOf(ask *apiAsk) apiAnswer {
 		l := answerOfLimit(c, &c.Results[i])
 		said.Degraded = said.Degraded || l.Degraded
 		switch {
-		case ask.settles: // the work is done: nobody waits for it
+		case ask.settles: // the work is done already
 			l.Wait = 0
 		case said.OK && !c.Look && c.Limits[c.Results[i].Descriptor].Reserve:
 			l.Reservation = a.reservationID(c, i, ask)
@@ -216,7 +214,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	return l
 }
 
-// apiHeaders adds those that tell of c; spread, in ms, is the jitter.
+// apiHeaders adds the headers for c; spread is the jitter in ms.
 func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, spread int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)
@@ -229,5 +227,5 @@ func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, spread int64) {
 	}
 }
 
-// millis is d in whole milliseconds, rounded up.
+// millis returns d in whole milliseconds, rounded up.
 func millis(d algorithms.Micros) int64 { return int64((d + 999) / 1000) }

@@ -11,11 +11,11 @@ import (
 const (
 	// maxInline bounds a limit that comes with a request.
 	maxInline = 2 << 10
-	// maxInlines bounds how many are remembered in their compiled form.
+	// maxInlines bounds the number of compiled limits in the cache.
 	maxInlines = 4096
 )
 
-// inlines are limits that came with requests, compiled under one configuration.
+// inlines is a cache of the limits that came with requests, compiled under one configuration.
 type inlines struct {
 	mu       sync.Mutex
 	of       *limiter.Snapshot              // guarded by mu
@@ -24,7 +24,7 @@ type inlines struct {
 
 type inline struct{ domain, name, text string }
 
-// bring makes limits of the configs that came with ask.
+// bring compiles the limits that came with ask.
 func (a *API) bring(ask *apiAsk) error {
 	for i, text := range ask.configs {
 		if text == nil {
@@ -40,7 +40,7 @@ func (a *API) bring(ask *apiAsk) error {
 	return nil
 }
 
-// inline is a limit that came with a request. The error is an AskError, or ErrNoConfig.
+// inline returns a compiled limit that came with a request. Its errors are AskError and ErrNoConfig.
 func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	if a.Inline == nil {
 		return nil, &limiter.AskError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}

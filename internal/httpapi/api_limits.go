@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// description is the numbers of a limit, exactly: rate units flow in per period_us.
+// description has the exact numbers of a limit: rate units flow in per period_us.
 type description struct {
 	Domain      string `json:"domain"`
 	Name        string `json:"name"`
@@ -27,15 +27,15 @@ type description struct {
 	OnFailure   string `json:"on_backend_failure"`
 }
 
-// bucket is one bucket of a limit, as it is now.
+// bucket is the present state of one bucket.
 type bucket struct {
 	description
 	Key       key   `json:"key,omitempty"`
 	Remaining int64 `json:"remaining"`
-	// Value is what is left in 1/value_scale units, below 0 a debt.
+	// Value is the remaining amount in 1/value_scale units; a negative value is a debt.
 	Value int64 `json:"value"`
 	Scale int64 `json:"value_scale"`
-	// At is the moment that this is of, by the backend's clock.
+	// At is the time of this state, by the clock of the backend.
 	At         int64 `json:"time_us"`
 	ResetAfter int64 `json:"reset_after_ms"`
 }
@@ -75,7 +75,7 @@ func (a *API) list(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"limits": all})
 }
 
-// show answers with one bucket of a named limit. It takes nothing.
+// show answers with one bucket of a named limit. It consumes nothing.
 func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	domain, key, err := query(r.URL.RawQuery)
 	if err != nil {
@@ -98,7 +98,7 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", bucketOf(c, result))
 }
 
-// bucketOf is that of result, which was looked at.
+// bucketOf returns the bucket of result, a dry run.
 func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	d := &result.Decision
 	return bucket{
@@ -107,7 +107,7 @@ func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	}
 }
 
-// query reads which bucket is meant: key once for each value, in their order.
+// query parses the query that selects a bucket; it has the parameter key once for each value, in order.
 func query(raw string) (domain string, key []string, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

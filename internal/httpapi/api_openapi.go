@@ -12,5 +12,5 @@ var openAPI []byte
 func describeAll(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(openAPI) // an error is the reader's
+	_, _ = w.Write(openAPI) // an error concerns the client only
 }

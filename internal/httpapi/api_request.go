@@ -18,38 +18,38 @@ import (
 )
 
 const (
-	// maxAsks bounds the limits of one request, which a Store takes in one step.
+	// maxAsks bounds the number of limits in one request, which a Store charges in one step.
 	maxAsks = 100
-	// maxCount is the largest count, either way: all whole numbers up to it are exact everywhere.
+	// maxCount is the largest absolute count. All whole numbers up to it are exact in every JSON implementation.
 	maxCount = 1 << 53
 )
 
-// maxKey bounds the values of a key: no descriptor has as many entries.
+// maxKey bounds the number of values in a key. No descriptor has as many entries.
 const maxKey = 100
 
-// maxID bounds a request_id.
+// maxID bounds a request_id, in bytes.
 const maxID = 128
 
-// maxJitter bounds a jitter.
+// maxJitter bounds a jitter, in ms.
 const maxJitter = 3_600_000
 
-// apiAsk is a request to take, or to look.
+// apiAsk is a request to charge limits, a dry run, or a settlement.
 type apiAsk struct {
 	call *limiter.Call
-	// id is that under which it is taken once; "": each time.
+	// id is the idempotency key; "" means none.
 	id string
-	// jitter spreads the times in the answer, in ms.
+	// jitter is the maximum of the random delay added to times in the answer, in ms.
 	jitter int64
-	// configs are those of call's Limits that came with the request; nil for the others.
+	// configs has an element for each of call's Limits: the limit that came with the request, or nil.
 	configs [][]byte
-	// settles: reservation is to be settled, which came to count.
+	// settles means that reservation is to be settled with the real cost count.
 	settles     bool
 	reservation string
 	count       int64
 }
 
-// parseAsk reads a request for limits: one limit, a list of them under "limits", or a reservation to
-// settle. It is strict: what is not known, there twice or of another type is a mistake.
+// parseAsk parses a request: one limit, a list of them under "limits", or a reservation to settle. Unknown members,
+// repeated members and wrong types are errors.
 func parseAsk(body []byte) (*apiAsk, error) {
 	p, err := newParser(body)
 	if err != nil {
@@ -88,12 +88,12 @@ func parseAsk(body []byte) (*apiAsk, error) {
 	return ask, nil
 }
 
-// add adds a limit, and what came as its config.
+// add adds a limit with its config.
 func (a *apiAsk) add(one limiter.LimitAsk, config []byte) {
 	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
 }
 
-// onlySettles finds what does not go with a reservation.
+// onlySettles returns an error if the request has members that cannot be combined with a reservation.
 func onlySettles(seen map[string]bool, count int64) error {
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		if name != "reservation" && name != "count" {
@@ -109,7 +109,7 @@ func onlySettles(seen map[string]bool, count int64) error {
 	return nil
 }
 
-// parseReset reads which bucket is meant.
+// parseReset parses a request to reset a bucket.
 func parseReset(body []byte) (domain string, ask limiter.LimitAsk, err error) {
 	p, err := newParser(body)
 	if err != nil {
@@ -124,7 +124,7 @@ func parseReset(body []byte) (domain string, ask limiter.LimitAsk, err error) {
 	return domain, ask, err
 }
 
-// parser reads one JSON value that is known to be well-formed.
+// parser parses one well-formed JSON value.
 type parser struct {
 	body []byte
 	dec  *json.Decoder
@@ -146,13 +146,13 @@ func newParser(body []byte) (*parser, error) {
 	return p, nil
 }
 
-// token is the next token; there is one.
+// token returns the next token; there must be one.
 func (p *parser) token() json.Token {
-	t, _ := p.dec.Token() // the whole was found well-formed
+	t, _ := p.dec.Token() // the value is well-formed
 	return t
 }
 
-// object reads an object, each member by its function, and says which were there.
+// object parses an object, each member by its function, and returns the names of the members that it has.
 func (p *parser) object(members map[string]func() error) (seen map[string]bool, err error) {
 	if t := p.token(); t != json.Delim('{') {
 		return nil, fmt.Errorf("must be an object, is %s", described(t))
@@ -179,7 +179,7 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 	return seen, nil
 }
 
-// ask are the members of what is asked of one limit.
+// ask returns the functions for the members of one limit.
 func (p *parser) ask(into *limiter.LimitAsk, config *[]byte) map[string]func() error {
 	return map[string]func() error{
 		"config": func() (err error) {
@@ -203,7 +203,7 @@ func (p *parser) ask(into *limiter.LimitAsk, config *[]byte) map[string]func() e
 	}
 }
 
-// asks reads the list of limits.
+// asks parses the list of limits.
 func (p *parser) asks(into *apiAsk) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))
@@ -229,7 +229,7 @@ func (p *parser) asks(into *apiAsk) error {
 	return nil
 }
 
-// string is a member that is a text.
+// string returns the function for a member that is a string.
 func (p *parser) string(into *string) func() error {
 	return func() (err error) {
 		*into, err = p.text()
@@ -244,21 +244,21 @@ func (p *parser) text() (string, error) {
 	if !ok {
 		return "", fmt.Errorf("must be a text, is %s", described(t))
 	}
-	// Half of a surrogate pair is no character; encoding/json makes U+FFFD of each, so that
-	// different keys would become one.
+	// Half of a surrogate pair is not a character. encoding/json converts each half to U+FFFD, so that different
+	// keys would become equal.
 	if strings.ContainsRune(s, utf8.RuneError) && halfPair(p.body[start:p.dec.InputOffset()]) {
 		return "", errors.New("has half of a surrogate pair, which is no character")
 	}
 	return s, nil
 }
 
-// halfPair tells whether a text in JSON may have half of a surrogate pair. It is only asked of one
-// with a U+FFFD, and takes a whole pair beside that for a half.
+// halfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for strings with a
+// U+FFFD, and also returns true for those with a whole pair beside it.
 func halfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 
-// keyOf is the member that says which bucket: a text, or a list of them.
+// keyOf returns the function for the key of a bucket: a string, or a list of strings.
 func (p *parser) keyOf(into *limiter.LimitAsk) func() error {
 	return func() error {
 		if p.next() != '[' {
@@ -282,7 +282,7 @@ func (p *parser) keyOf(into *limiter.LimitAsk) func() error {
 	}
 }
 
-// value reads a text, or bytes as {"base64": "…"}.
+// value parses a string, or bytes in the form {"base64": "…"}.
 func (p *parser) value() (value string, err error) {
 	if p.next() != '{' {
 		return p.text()
@@ -302,13 +302,13 @@ func (p *parser) value() (value string, err error) {
 	return string(raw), nil
 }
 
-// next is the first byte of the next value.
+// next returns the first byte of the next value.
 func (p *parser) next() byte {
 	rest := bytes.TrimLeft(p.body[p.dec.InputOffset():], " \t\r\n:,")
-	return rest[0] // the whole is well-formed: a value follows
+	return rest[0] // the value is well-formed, so that a value follows
 }
 
-// config reads the numbers of a limit, which are for package config to understand.
+// config returns the JSON of a limit, which package config parses.
 func (p *parser) config() ([]byte, error) {
 	if next := p.next(); next != '{' {
 		return nil, fmt.Errorf("must be an object, is %s", described(p.token()))
@@ -327,10 +327,10 @@ func (p *parser) config() ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// count reads a cost.
+// count parses a cost.
 func (p *parser) count() (int64, error) { return p.whole(-maxCount, maxCount, "-2^53", "2^53") }
 
-// whole reads a whole number between least and most, which are called so.
+// whole parses a whole number between least and most; leastName and mostName are their names in errors.
 func (p *parser) whole(least, most int64, leastName, mostName string) (int64, error) {
 	t := p.token()
 	number, ok := t.(json.Number)
@@ -338,7 +338,7 @@ func (p *parser) whole(least, most int64, leastName, mostName string) (int64, er
 		return 0, fmt.Errorf("must be a whole number, is %s", described(t))
 	}
 	n, err := strconv.ParseInt(string(number), 10, 64)
-	if errors.Is(err, strconv.ErrSyntax) { // 1.0 and 1e3 are whole numbers too, says JSON Schema
+	if errors.Is(err, strconv.ErrSyntax) { // 1.0 and 1e3 are whole numbers in JSON Schema
 		var f float64
 		if f, err = strconv.ParseFloat(string(number), 64); err == nil && f != math.Trunc(f) {
 			return 0, fmt.Errorf("must be a whole number, is %s", descriptors.Printable(string(number)))
@@ -351,7 +351,7 @@ func (p *parser) whole(least, most int64, leastName, mostName string) (int64, er
 	return n, nil
 }
 
-// described is what a token is, for people.
+// described describes a token in an error.
 func described(t json.Token) string {
 	switch t := t.(type) {
 	case nil:

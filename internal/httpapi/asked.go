@@ -10,23 +10,23 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// asked is the request that a proxy asks about.
+// asked is the client's request that a proxy describes.
 type asked struct {
 	routing.Request
 	r    *http.Request
 	auth *limiter.Auth
-	// nginx: X-Original-* and X-Real-IP are what the proxy says; else X-Forwarded-* are. The others
-	// count where these are missing. Proxies that pass their clients' headers on (Traefik, Caddy)
-	// replace X-Forwarded-* only, so that a client could send the others.
+	// nginx means that X-Original-* and X-Real-IP take precedence; otherwise X-Forwarded-* do. The other headers are
+	// used if these are missing. Proxies that forward headers of their clients (Traefik, Caddy) replace
+	// X-Forwarded-* only, so that a client could send the others.
 	nginx bool
-	// peer is who asks; the zero Addr is who comes through a Unix socket.
+	// peer is the address of the proxy; the zero Addr means a Unix socket.
 	peer netip.Addr
-	// trusted: what the peer says is believed.
+	// trusted means that the headers of the peer are trusted.
 	trusted bool
 }
 
-// read finds what a.r is about. own is where it was asked below /v1/auth: Envoy's ext_authz appends
-// its client's path there.
+// read finds the client's request in a.r. own is the path below /v1/auth: Envoy's ext_authz appends the client's
+// path to it.
 func (a *asked) read(own, ownQuery string) {
 	a.believe()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
@@ -49,7 +49,7 @@ func (a *asked) read(own, ownQuery string) {
 	a.Client = a.client()
 }
 
-// said is what the proxy says in one of its headers, in the order of its kind.
+// said returns the first header that is present, in the order for this kind of proxy.
 func (a *asked) said(original, forwarded string) string {
 	if !a.nginx {
 		original, forwarded = forwarded, original
@@ -60,7 +60,8 @@ func (a *asked) said(original, forwarded string) string {
 	return a.header(forwarded)
 }
 
-// header is the last line of a header that a proxy sets: one that appends to its client's comes last.
+// header returns the last line of a header, because a proxy that appends to the client's headers writes the last
+// one.
 func (a *asked) header(name string) string {
 	if lines := a.r.Header[name]; len(lines) > 0 {
 		return lines[len(lines)-1]

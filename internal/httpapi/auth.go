@@ -17,46 +17,46 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
-// authPath is where proxies ask. No path below it is cleaned: ext_authz appends what its client
-// asked for, and a redirect would be a denial.
+// authPath is the endpoint for proxies. Paths below it are not cleaned: ext_authz appends the path of its client's
+// request, and a redirect would be a denial.
 const authPath = "/v1/auth"
 
-// AuthLimiter is a limiter.Limiter.
+// AuthLimiter is implemented by limiter.Limiter.
 type AuthLimiter interface {
 	Current() *limiter.Snapshot
 	Check(context.Context, *limiter.Call) error
 }
 
-// AuthObserver is told of requests that no limiter.Observer hears of.
+// AuthObserver receives events about requests that are not passed to the limiter.
 type AuthObserver interface {
 	// Refused is called with one of the reasons below.
 	Refused(reason string)
 }
 
-// Why a request was not put to the limiter.
+// The reasons for which a request is not passed to the limiter.
 const (
-	NoRoute      = "auth_no_route"      // none matched
-	NoDescriptor = "auth_no_descriptor" // one did, but each of its descriptors had a value missing
-	Repeated     = "auth_repeated"      // a header or cookie that decides which limits apply was there twice
+	NoRoute      = "auth_no_route"      // no route matched
+	NoDescriptor = "auth_no_descriptor" // a route matched, but each of its descriptors had a missing value
+	Repeated     = "auth_repeated"      // a header or cookie that affects which limits apply was repeated
 	Panicked     = "panic"
 )
 
-// Auth answers proxies that ask by HTTP whether to let a request pass: 200 with nothing in it, or a
-// denial. It never reads a body: NGINX may announce one that never comes.
+// Auth answers proxies that ask over HTTP whether to allow a request: 200 with an empty body, or a denial. It never
+// reads a body, because NGINX may announce one that it does not send.
 type Auth struct {
-	// Limiter answers, as its Snapshot's Auth says.
+	// Limiter decides, by the auth section of its Snapshot.
 	Limiter  AuthLimiter
 	Observer AuthObserver
-	// Headers are those of decisions.
+	// Headers are sent with decisions.
 	Headers HeaderSets
-	// Log is for panics, of which it gets one a second at most.
+	// Log receives panics, at most one a second.
 	Log *zap.Logger
 
 	panics *zap.Logger
 	held   delay.Room
 }
 
-// before answers what is asked below authPath, and leaves the rest to next.
+// before answers requests below authPath, and passes others to next.
 func (d *Auth) before(next http.Handler) http.Handler {
 	d.panics = logthrottle.Log(d.Log, time.Second)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,14 +68,14 @@ func (d *Auth) before(next http.Handler) http.Handler {
 	})
 }
 
-// below tells whether a request is for this door; own is its path below authPath.
+// below reports whether a request is at or below authPath; own is the path below it.
 func below(r *http.Request) (own, query string, ok bool) {
 	path, query := target.Split(r.RequestURI)
 	own, ok = strings.CutPrefix(path, authPath)
 	return own, query, ok && (own == "" || own[0] == '/')
 }
 
-// authExchange is the room that a request needs.
+// authExchange has the buffers for one request.
 type authExchange struct {
 	call  limiter.Call
 	lines lines
@@ -84,21 +84,22 @@ type authExchange struct {
 
 var authExchanges = sync.Pool{New: func() any { return &authExchange{} }}
 
-// authAnswer is what the door says, besides v's headers.
+// authAnswer is the answer, without the headers for v.
 type authAnswer struct {
 	code   int
 	reason string
-	v      *limiter.Verdict // nil: no limit was asked
+	v      *limiter.Verdict // nil if no limit was evaluated
 }
 
 func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) {
-	// The flavour is in the path, because a client can forge a query. Behind ext_authz the client
-	// chose what follows, too: that is told by the header that NGINX sends.
+	// The kind of proxy is in the path, because a client can forge a query. Behind ext_authz the client also chooses
+	// the rest of the path, so that the header which NGINX sends must be present too.
 	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/") && r.Header["X-Original-Uri"] != nil
 	if r.ContentLength != 0 {
-		// There is no telling what comes next on this connection; net/http would read on for a while.
+		// The next bytes on this connection may be an announced body or a request; net/http would read on for a
+		// while.
 		w.Header().Set("Connection", "close")
-		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // where it cannot, it waits
+		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http waits
 	}
 	x := authExchanges.Get().(*authExchange)
 	if a := d.decide(r, x, &asked{r: r, nginx: nginx}, own, query); a.code != 0 {
@@ -109,7 +110,7 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 	authExchanges.Put(x)
 }
 
-// decide finds the answer; code 0: nobody waits for it.
+// decide returns the answer. Its code is 0 if the client has disconnected.
 func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query string) (a authAnswer) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -143,7 +144,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}
-	case c.Verdict.Domain == nil: // gone with a reload since the route was found
+	case c.Verdict.Domain == nil: // removed by a reload since the route was found
 		return d.unrouted(of, NoRoute)
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
@@ -154,7 +155,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	return judged(&c.Verdict)
 }
 
-// unrouted is the answer where no limit can be asked.
+// unrouted is the answer if no limit can be evaluated.
 func (d *Auth) unrouted(of *asked, why string) authAnswer {
 	d.Observer.Refused(why)
 	if of.auth != nil && of.auth.Allow {
@@ -163,7 +164,7 @@ func (d *Auth) unrouted(of *asked, why string) authAnswer {
 	return authAnswer{code: http.StatusTooManyRequests, reason: reasonNoRoute}
 }
 
-// judged is the answer that v is.
+// judged is the answer for v.
 func judged(v *limiter.Verdict) authAnswer {
 	a := authAnswer{code: http.StatusOK, v: v}
 	if v.Denied {
@@ -182,7 +183,7 @@ func judged(v *limiter.Verdict) authAnswer {
 	return a
 }
 
-// limitReached tells whether a limit was reached, rather than a store away.
+// limitReached reports whether a limit was reached, as opposed to a failure of the store.
 func limitReached(v *limiter.Verdict) bool {
 	for i := range v.Results {
 		if r := &v.Results[i]; r.Outcome == limiter.Denied && v.Denies(r) {
@@ -192,7 +193,7 @@ func limitReached(v *limiter.Verdict) bool {
 	return false
 }
 
-// reply sends a. NGINX knows no denial but 401 and 403, and discards what is in it.
+// reply sends a. For NGINX the only denials are 401 and 403, and it discards their bodies.
 func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a authAnswer, nginx bool) {
 	l := &x.lines
 	refused := a.code == http.StatusTooManyRequests
@@ -219,14 +220,14 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	w.Header().Set("Content-Length", strconv.Itoa(len(x.body)))
 	w.WriteHeader(a.code)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(x.body) // an error is the proxy's
+		_, _ = w.Write(x.body) // an error concerns the proxy
 	}
 }
 
-// noBody and problemType are values of headers.
+// noBody and problemType are header values.
 var noBody, problemType = []string{"0"}, []string{"application/problem+json"}
 
-// appendProblem appends problem details (RFC 9457). Nothing of it comes from the client.
+// appendProblem appends problem details (RFC 9457). They contain no bytes from the client.
 func appendProblem(b []byte, l *lines, a authAnswer) []byte {
 	kind := "quota-exceeded"
 	if a.reason == reasonFailure || a.reason == reasonPanic {
@@ -235,7 +236,7 @@ func appendProblem(b []byte, l *lines, a authAnswer) []byte {
 	b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#`...)
 	b = append(append(b, kind...), `","title":"Too Many Requests","status":429`...)
 	if a.v != nil && kind == "quota-exceeded" {
-		l.text = l.text[:0] // its headers are written
+		l.text = l.text[:0] // its headers are written already
 		for i := range a.v.Results {
 			r := &a.v.Results[i]
 			if r.Policy == nil || r.Outcome != limiter.Denied || !a.v.Denies(r) {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// believe finds who asks, and whether what he says of a request is believed.
+// believe sets peer and trusted.
 func (a *asked) believe() {
 	if local, ok := a.r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		a.trusted = a.auth.TrustUnix
@@ -20,10 +20,10 @@ func (a *asked) believe() {
 	}
 }
 
-// plain is the one form of an address.
+// plain returns the normalized form of an address.
 func plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
-// client is the address of the client: the peer, if nobody trusted says otherwise.
+// client returns the address of the client. It is the peer, unless a trusted proxy names another address.
 func (a *asked) client() netip.Addr {
 	if !a.trusted {
 		return a.peer
@@ -33,15 +33,15 @@ func (a *asked) client() netip.Addr {
 		return said
 	}
 	nearest, untrusted := a.forwardedFor()
-	if isSaid && !untrusted { // Envoy, asking ext_authz, adds itself to X-Forwarded-For
+	if isSaid && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For
 		return said
 	}
 	return nearest
 }
 
-// forwardedFor is the rightmost hop of X-Forwarded-For that is not trusted: the one to the right of
-// it has seen it. Where all are trusted it is the leftmost, where there are none the peer. A hop
-// that is no address ends the search: what is to the left of it nobody vouches for.
+// forwardedFor returns the rightmost hop of X-Forwarded-For that is not trusted: the trusted hop to its right has
+// added it. If all hops are trusted, it returns the leftmost, and without hops the peer. A hop that is not an
+// address ends the search, because no trusted proxy has added the hops to its left.
 func (a *asked) forwardedFor() (addr netip.Addr, untrusted bool) {
 	addr = a.peer
 	for _, line := range slices.Backward(a.r.Header["X-Forwarded-For"]) {
@@ -64,7 +64,7 @@ func (a *asked) forwardedFor() (addr netip.Addr, untrusted bool) {
 	return addr, false
 }
 
-// hop reads an address, which may have a port.
+// hop parses an address with an optional port.
 func hop(text string) (netip.Addr, bool) {
 	text = strings.Trim(text, " \t")
 	if addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err == nil {

@@ -9,18 +9,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// HeaderSets are the headers that tell of limits, where a domain does not say. X-RateLimit-Reason is
-// sent in any case.
+// HeaderSets selects the headers that describe limits, for domains that do not configure them. X-RateLimit-Reason is
+// always sent.
 type HeaderSets = limiter.HeaderSets
 
-// Why a decision is what it is.
+// The reasons for a decision.
 const (
 	reasonLimit   = "limit"
 	reasonFailure = "backend-failure"
 	reasonNoRoute = "no-route"
 	reasonNever   = "never"
 	reasonPanic   = "internal-error"
-	// reasonRepeated: a header or cookie that decides which limits apply was there twice.
+	// reasonRepeated means that a header or cookie that affects which limits apply was repeated.
 	reasonRepeated = "repeated"
 )
 
@@ -35,13 +35,13 @@ const (
 
 const retryAfter = "Retry-After"
 
-// lines gathers headers: their values in one text, so that all of them cost two allocations.
+// lines collects headers. Their values share one buffer, so that all of them need two allocations.
 type lines struct {
 	text  []byte
 	names [8]string
 	ends  [8]int
 	n     int
-	// noRetryAfter: it is left out.
+	// noRetryAfter omits Retry-After.
 	noRetryAfter bool
 }
 
@@ -61,7 +61,7 @@ func (l *lines) word(name, value string) {
 	l.end(name)
 }
 
-// write puts the headers into h, spelled as they are written here.
+// write adds the headers to h without changing their spelling.
 func (l *lines) write(h http.Header) {
 	text, values, start := string(l.text), make([]string, l.n), 0
 	for i := range l.n {
@@ -73,7 +73,7 @@ func (l *lines) write(h http.Header) {
 	}
 }
 
-// verdict adds the headers that tell of v. Nothing of it comes from the client.
+// verdict adds the headers for v. They contain no bytes from the client.
 func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 	if v.Domain != nil && v.Domain.Headers != nil {
 		s = *v.Domain.Headers
@@ -110,7 +110,7 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 	}
 }
 
-// policies adds RateLimit-Policy: the tightest first, then the others.
+// policies adds RateLimit-Policy: the most restrictive limit first, then the others.
 func (l *lines) policies(v *limiter.Verdict, tightest int) {
 	l.policy(&v.Results[tightest])
 	shown := 1
@@ -124,7 +124,7 @@ func (l *lines) policies(v *limiter.Verdict, tightest int) {
 	l.end("RateLimit-Policy")
 }
 
-// shownBefore tells whether the limit of Result i is the tightest, or that of an earlier Result.
+// shownBefore reports whether the limit of Result i is the most restrictive one, or that of an earlier Result.
 func shownBefore(v *limiter.Verdict, i, tightest int) bool {
 	owner := v.Results[i].Policy.Owner
 	if owner == v.Results[tightest].Policy.Owner {
@@ -152,8 +152,8 @@ func (l *lines) parameter(name string, n int64) {
 	l.text = strconv.AppendInt(l.text, n, 10)
 }
 
-// name adds the name of p's limit as a String, which JSON reads as well. Limits without a name have
-// a number: their path in the configuration has the keys of descriptors in it.
+// name adds the name of p's limit as a String of RFC 9651, which is valid JSON too. A limit without a name gets a
+// number, because its path in the configuration would reveal the keys of descriptors.
 func (l *lines) name(p *descriptors.Policy) {
 	l.text = append(l.text, '"')
 	if p.RateName == "" {
@@ -172,12 +172,12 @@ func (l *lines) name(p *descriptors.Policy) {
 	l.text = append(l.text, '"')
 }
 
-// speaks tells whether something is to be told of r: not of what is in shadow, or is not known.
+// speaks reports whether the headers may describe r. Shadow limits and failures are not described.
 func speaks(r *limiter.Result) bool {
 	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
 
-// shownLimit is the limit that r's numbers are of.
+// shownLimit returns the limit to which the numbers in r belong.
 func shownLimit(r *limiter.Result) *algorithms.Limit {
 	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
 		return p.Extra().Local
@@ -185,8 +185,9 @@ func shownLimit(r *limiter.Result) *algorithms.Limit {
 	return r.Policy.Limit
 }
 
-// tightest is the Result that speaks for v: of those that deny, the one for good, or the longest;
-// else the one with the least left. -1: none.
+// tightest returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
+// never allow the cost, or else the one with the longest retry time. Otherwise it is the one with the fewest units
+// left.
 func tightest(v *limiter.Verdict) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {
@@ -214,7 +215,7 @@ func tightest(v *limiter.Verdict) int {
 	return best
 }
 
-// wholeSeconds is d in whole seconds, rounded up.
+// wholeSeconds returns d in whole seconds, rounded up.
 func wholeSeconds(d algorithms.Micros) int64 {
 	return clamp(int64((d-1)/algorithms.Second) + 1)
 }

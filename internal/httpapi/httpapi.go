@@ -1,6 +1,6 @@
-// Package httpapi is the door for whoever speaks plain HTTP: proxies that ask whether to let a
-// request pass (/v1/auth), applications that ask about limits by their names (/v1/limit), the
-// reference server's JSON form of ShouldRateLimit, and the health of the program.
+// Package httpapi is the HTTP listener. It serves proxies that ask whether to allow a request (/v1/auth),
+// applications that use named limits (/v1/limit and others), the reference server's JSON form of ShouldRateLimit
+// (/json), and health checks.
 package httpapi
 
 import (
@@ -14,39 +14,38 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// maxBody bounds a request's body, as maxAsk does at the API. What is decoded from it is many times larger.
+// maxBody bounds the body of a request to /json. Its decoded form is many times larger.
 const maxBody = 64 << 10
 
-// Config is what the door needs.
+// Config configures New.
 type Config struct {
-	// AnswerJSON answers a RateLimitRequest in JSON: with a status code and what to say. nil: there is no
-	// /json.
+	// AnswerJSON answers requests to /json; nil means that there is no such path.
 	AnswerJSON AnswerJSON
-	// Token is needed at /json by requests that refund; nil: none may.
+	// Token is required for refunds at /json; nil means that they are refused.
 	Token httpauth.Token
-	// Local: only this machine can reach the port.
+	// Local means that only this machine can reach the port.
 	Local bool
-	// Ready tells whether requests should be sent here.
+	// Ready reports whether clients should send requests.
 	Ready func() bool
-	// NotReady is why they should not, for a person; nil: it is not said.
+	// NotReady returns the reason why clients should not send requests, for people; nil means that none is given.
 	NotReady func() string
-	// Auth is for proxies; nil: there is none.
+	// Auth answers proxies; nil means that there is no such path.
 	Auth *Auth
-	// API is for applications; nil: there is none.
+	// API answers applications; nil means that there are no such paths.
 	API *API
 }
 
-// AnswerJSON is grpcapi.Server's. It refuses a request that refunds, unless that is trusted.
+// AnswerJSON is implemented by grpcapi.Server. It refuses refunds unless trusted is true.
 type AnswerJSON func(ctx context.Context, body []byte, trusted bool) (code int, response []byte)
 
-// New makes the handler of all paths.
+// New returns the handler for all paths.
 func New(c Config) http.Handler {
 	mux := http.NewServeMux()
 	if c.AnswerJSON != nil {
 		mux.HandleFunc("POST /json", c.json)
 	}
 	mux.HandleFunc("GET /healthcheck", func(w http.ResponseWriter, _ *http.Request) {
-		c.health(w, http.StatusInternalServerError) // the reference server's code
+		c.health(w, http.StatusInternalServerError) // the status code of the reference server
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		c.health(w, http.StatusServiceUnavailable)
@@ -59,10 +58,10 @@ func New(c Config) http.Handler {
 	if c.Auth == nil {
 		return mux
 	}
-	return c.Auth.before(mux) // because a mux cleans paths, and redirects
+	return c.Auth.before(mux) // first, because a mux cleans paths and redirects
 }
 
-// health answers OK, or code and why not.
+// health answers OK, or with code and the reason.
 func (c *Config) health(w http.ResponseWriter, code int) {
 	if c.Ready() {
 		healthy(w)
@@ -80,7 +79,7 @@ func healthy(w http.ResponseWriter) {
 	fmt.Fprint(w, "OK")
 }
 
-// json answers /json, which needs no token unless it refunds.
+// json answers /json. Only refunds need a token.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	trusted := httpauth.Brings(r, c.Token)
 	if !trusted && !c.fromProgram(w, r) {
@@ -103,17 +102,16 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(response) // an error is the reader's
+	_, _ = w.Write(response) // an error concerns the client only
 }
 
-// fromProgram reports whether a program sent r, and not a page of a web site, which could consume any
-// bucket. It refuses the others:
-//   - by a name that is not this machine's, where only this machine can reach the port, or where a
-//     browser asks. The site's own name may have been made to lead here. Programs on other machines use
-//     whatever name the port has there, such as that of a service in Kubernetes;
-//   - by the origin of the page;
-//   - by the content types that only forms send, for browsers that do not tell the origin. What curl -d
-//     sends is none of them: browsers encode that, so that it is never JSON.
+// fromProgram reports whether a program sent r. Web pages could otherwise consume any bucket. It refuses requests with:
+//   - a host name that is not this machine's, if only this machine can reach the port or if a browser sent the
+//     request, because the name of a web site may resolve to this machine. Programs on other machines use
+//     other names, such as that of a Kubernetes service;
+//   - the origin of another page;
+//   - a content type that only forms have, for browsers that do not send an origin. The type that curl -d sends is
+//     accepted: browsers encode such a form, so that it is never valid JSON.
 func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var origin http.CrossOriginProtection

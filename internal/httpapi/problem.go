@@ -5,25 +5,25 @@ import (
 	"net/http"
 )
 
-// problem is an answer that is no decision, as RFC 9457 has it.
+// problem is an answer that is not a decision (RFC 9457).
 type problem struct {
-	// Type tells kinds of problems apart, for programs: urn:rlsidecar:problem:KIND.
+	// Type identifies the kind of problem for programs: urn:rlsidecar:problem:KIND.
 	Type   string `json:"type"`
 	Title  string `json:"title"`
 	Status int    `json:"status"`
-	// Detail is what is wrong this time, for people.
+	// Detail describes this problem for people.
 	Detail string `json:"detail,omitempty"`
-	// Limit is the name of the limit that it is about, if it is about one.
+	// Limit is the name of the limit concerned, if there is one.
 	Limit string `json:"limit,omitempty"`
 }
 
-// kind of problem: its name, title and status.
+// kind is a kind of problem: its name, title and status.
 type kind struct {
 	name, title string
 	status      int
 }
 
-// The kinds of problems of the API.
+// These are the kinds of problems of the API.
 var (
 	malformed          = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
 	unusable           = kind{"unusable", "The limit cannot be asked this way", http.StatusBadRequest}
@@ -44,7 +44,7 @@ var (
 	unavailable        = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
 )
 
-// write answers r with a problem of kind k; limit may be empty.
+// write writes a problem of kind k; limit may be empty.
 func (k kind) write(w http.ResponseWriter, detail, limit string) {
 	if k == unavailable || k == underWay {
 		w.Header().Set("Retry-After", "1")
@@ -54,7 +54,7 @@ func (k kind) write(w http.ResponseWriter, detail, limit string) {
 	})
 }
 
-// send answers with v, which can be encoded.
+// send writes v as JSON. It must be possible to encode v.
 func send(w http.ResponseWriter, code int, contentType string, v any) {
 	body, _ := json.Marshal(v)
 	h := w.Header()
@@ -62,5 +62,5 @@ func send(w http.ResponseWriter, code int, contentType string, v any) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // an error is the reader's
+	_, _ = w.Write(body) // an error concerns the client only
 }

@@ -16,36 +16,36 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A reservation is known by a text that says all there is to know of it, signed with a key made of
-// the API's token: every sidecar with that token can settle it, and none keeps anything for it. Only
-// that it was settled is remembered, where the bucket is.
+// The id of a reservation contains all its data, signed with a key derived from the API's token. Every sidecar with
+// that token can settle it, and none keeps state for it. The store only keeps, beside the bucket, that it was
+// settled.
 
 const (
-	// settleWithin is how long after its turn a reservation can be settled.
+	// settleWithin is how long a reservation can be settled after its units became available.
 	settleWithin = 3600 * algorithms.Second
-	// clockSlack is by how much the clocks of sidecars and of the backend may differ.
+	// clockSlack is the largest difference between the clocks of sidecars and of the backend.
 	clockSlack = 60 * algorithms.Second
-	// maxReservedKey bounds the key of a bucket that is reserved, which its id holds.
+	// maxReservedKey bounds the key in a reservation's id, in bytes.
 	maxReservedKey = 16 << 10
-	// reservationForm is the version of the layout.
+	// reservationForm is the version of the id's layout.
 	reservationForm = 1
 	signature       = 16
 )
 
-// reserved is a reservation as its id has it.
+// reserved is the content of a reservation's id.
 type reserved struct {
 	limiter.Reservation
-	// Until is when its turn is; Config is the limit that came with the request, if it did.
+	// Until is the time at which the units are available. Config is the limit that came with the request, if any.
 	Until  algorithms.Micros
 	Config string
 }
 
-// reservationID is the id of what result i of c reserved; "": it cannot be settled.
+// reservationID returns the id of the reservation in result i of c; "" if it cannot be settled.
 func (a *API) reservationID(c *limiter.Call, i int, ask *apiAsk) string {
 	var id [16]byte
 	if ask.id == "" {
 		_, _ = rand.Read(id[:]) // never fails
-	} else { // asked again it is the same
+	} else { // the same for a repeated request
 		id = backend.OnceID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
 	}
 	r, ok := c.Reserved(i, string(id[:]))
@@ -59,7 +59,7 @@ func (a *API) reservationID(c *limiter.Call, i int, ask *apiAsk) string {
 	return a.sign(&reserved{r, r.At + c.Results[i].Decision.Wait, config})
 }
 
-// sign makes the text.
+// sign encodes and signs r.
 func (a *API) sign(r *reserved) string {
 	b := []byte{reservationForm}
 	number := func(n uint64) { b = binary.AppendUvarint(b, n) }
@@ -78,7 +78,7 @@ func (a *API) sign(r *reserved) string {
 	return base64.RawURLEncoding.EncodeToString(append(b, a.signature(b)...))
 }
 
-// signature is that of a reservation's text.
+// signature returns the signature of an encoded reservation.
 func (a *API) signature(text []byte) []byte {
 	token := ""
 	if a.Token != nil {
@@ -92,7 +92,7 @@ func (a *API) signature(text []byte) []byte {
 
 var errForged = errors.New("is not a reservation of this API, or of one with another token")
 
-// open reads what sign has made.
+// open decodes an id made by sign, and verifies its signature.
 func (a *API) open(id string) (r reserved, err error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(id)
 	if err != nil || len(b) <= signature {
@@ -102,7 +102,7 @@ func (a *API) open(id string) (r reserved, err error) {
 	if !hmac.Equal(sum, a.signature(b)) || b[0] != reservationForm {
 		return r, errForged
 	}
-	f := fields{b[1:]} // what is signed is as sign made it, or was signed by who knows that there is no token
+	f := fields{b[1:]} // signed content is well-formed, unless there is no token and a client has signed it
 	r.ID = f.text()
 	r.At, r.Until = algorithms.Micros(f.number()), algorithms.Micros(f.number())
 	r.Kind, r.Shards, r.Count = algorithms.Kind(f.number()), int(f.number()), int64(f.number())
@@ -113,7 +113,7 @@ func (a *API) open(id string) (r reserved, err error) {
 	return r, nil
 }
 
-// fields reads what is left of a text.
+// fields decodes the rest of a text.
 type fields struct{ rest []byte }
 
 func (f *fields) number() uint64 {
@@ -129,7 +129,7 @@ func (f *fields) text() string {
 	return s
 }
 
-// left is for how long r can be settled still; 0 or less: no more.
+// left returns how long r can still be settled; 0 or less means that it has expired.
 func (a *API) left(r *reserved) algorithms.Micros {
 	now := time.Now
 	if a.Now != nil {

@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// maxWorking is how many bodies are decoded and answered at once. What is decoded is several times larger than a
-// body; those that wait are bodies only, at most one for each connection.
+// maxWorking is the number of bodies that are decoded and answered at a time, because a decoded body is several
+// times larger. Waiting requests have only their bodies in memory, at most one for each connection.
 const maxWorking = 128
 
-// slots bounds what is worked at. Its zero value is ready.
+// slots bounds the number of requests in progress. Its zero value is ready for use.
 type slots struct {
 	once sync.Once
 	busy chan struct{}
 }
 
-// enter waits for a slot; false: ctx ended. leave must follow otherwise.
+// enter waits for a slot. It returns false if ctx ended; otherwise the caller must call leave.
 func (s *slots) enter(ctx context.Context) bool {
 	s.once.Do(func() { s.busy = make(chan struct{}, maxWorking) })
 	select {
