@@ -1,0 +1,339 @@
+package e2e
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// TestPages runs the commands of every page, as its reader would: the blocks of a page in order, in an
+// empty folder of their own, with the built program on PATH. What a page needs to know:
+//
+//   - A block of type console holds commands, which start with "$ ", each followed by what it prints.
+//     "…" stands for any text.
+//   - A block after a paragraph that ends with "`NAME`:" is the content of the file NAME.
+//   - A command that starts a server runs until <!-- stop -->, which stops the server started last, or
+//     until the end of the page.
+//   - <!-- not run: REASON --> before a block of commands skips it. <!-- run by TestName --> says which
+//     other test runs it; <!-- all run by TestName --> says so for the whole page.
+//   - A page that uses examples/ runs in a folder with a copy of it, as if in a clone.
+//
+// Each page has a loopback address of its own in place of 127.0.0.1, so pages run at the same time.
+func TestPages(t *testing.T) {
+	found := 0
+	for _, path := range pages(t) {
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps, problems := parsePage(string(text))
+		for _, problem := range problems {
+			t.Errorf("%s:%s", path, problem)
+		}
+		if !slices.ContainsFunc(steps, func(s pageStep) bool { return s.command != "" }) {
+			continue
+		}
+		found++
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			runPage(t, steps)
+		})
+	}
+	if found < 5 {
+		t.Errorf("only %d pages with commands", found)
+	}
+}
+
+// pages lists the Markdown pages of the project. Those of docs/reference are generated.
+func pages(t *testing.T) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(path, root+"/")
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != root || name == "docs/reference" || name == "dist"):
+			return fs.SkipDir
+		case filepath.Ext(path) == ".md":
+			paths = append(paths, name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+// pageStep is one thing that a reader does: write a file, run a command, or stop a server.
+type pageStep struct {
+	line          int
+	file, content string
+	command, want string
+	stop          bool
+}
+
+var (
+	fileName   = regexp.MustCompile("`([\\w./-]+\\.[a-z]+)`:$")
+	notRun     = regexp.MustCompile(`^<!-- not run: \S.* -->$`)
+	runBy      = regexp.MustCompile(`^<!-- run by (Test\w+) -->$`)
+	shellTypes = []string{"sh", "bash", "shell", "zsh"}
+	allRunBy   = regexp.MustCompile(`(?m)^<!-- all run by (Test\w+) -->$`)
+	looksRun   = regexp.MustCompile(`^ {4,}(\$ |(?:rlsidecar|curl|make|go|docker|helm|kubectl|python3) )`)
+)
+
+// parsePage finds the steps of a page, and the blocks that are neither run nor marked.
+func parsePage(text string) (steps []pageStep, problems []string) {
+	problem := func(line int, say string) { problems = append(problems, fmt.Sprintf("%d: %s", line, say)) }
+	if all := allRunBy.FindStringSubmatch(text); all != nil {
+		if !testExists(all[1]) {
+			problem(1, "there is no test "+all[1])
+		}
+		return nil, problems
+	}
+	lines := strings.Split(text, "\n")
+	before := "" // the last line of text before a block
+	for i := 0; i < len(lines); i++ {
+		trimmed := strings.TrimLeft(lines[i], " ")
+		if !strings.HasPrefix(trimmed, "```") {
+			switch {
+			case trimmed == "<!-- stop -->":
+				steps = append(steps, pageStep{line: i + 1, stop: true})
+			case looksRun.MatchString(lines[i]) && before == "":
+				problem(i+1, "a command outside of a console block")
+			}
+			if trimmed != "" {
+				before = trimmed
+			}
+			continue
+		}
+		indent, kind, start := len(lines[i])-len(trimmed), strings.TrimPrefix(trimmed, "```"), i+1
+		var block []string
+		for i++; i < len(lines) && strings.TrimLeft(lines[i], " ") != "```"; i++ {
+			block = append(block, lines[i][min(indent, len(lines[i])):])
+		}
+		isCommand := kind == "console" || slices.Contains(shellTypes, kind) ||
+			slices.ContainsFunc(block, func(l string) bool { return strings.HasPrefix(l, "$ ") })
+		name := fileName.FindStringSubmatch(before)
+		switch {
+		case notRun.MatchString(before):
+		case runBy.MatchString(before):
+			if test := runBy.FindStringSubmatch(before)[1]; !testExists(test) {
+				problem(start, "there is no test "+test)
+			}
+		case name != nil:
+			steps = append(steps, pageStep{line: start, file: name[1], content: strings.Join(block, "\n") + "\n"})
+		case kind == "console":
+			found, say := commands(block, start)
+			steps = append(steps, found...)
+			if say != "" {
+				problem(start, say)
+			}
+		case isCommand:
+			problem(start, "write commands into a console block, each after \"$ \", or mark the block <!-- not run: why -->")
+		}
+		before = ""
+	}
+	return steps, problems
+}
+
+// commands takes a console block apart. A command goes on after a backslash at the end of its line.
+func commands(block []string, line int) (steps []pageStep, problem string) {
+	for i := 0; i < len(block); i++ {
+		command, ok := strings.CutPrefix(block[i], "$ ")
+		if !ok {
+			if len(steps) == 0 {
+				return nil, `a console block starts with "$ "`
+			}
+			steps[len(steps)-1].want += block[i] + "\n"
+			continue
+		}
+		at := line + i + 1
+		for strings.HasSuffix(command, `\`) && i+1 < len(block) {
+			i++
+			command += "\n" + block[i]
+		}
+		steps = append(steps, pageStep{line: at, command: command})
+	}
+	return steps, ""
+}
+
+// testExists reports whether a Go file of the project declares the test.
+func testExists(name string) bool {
+	found := false
+	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || found || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
+			return fs.SkipDir
+		}
+		if strings.HasSuffix(path, "_test.go") {
+			text, _ := os.ReadFile(path)
+			found = strings.Contains(string(text), "func "+name+"(")
+		}
+		return nil
+	})
+	return found
+}
+
+// reader does what a page says.
+type reader struct {
+	dir, addr string
+	env       []string
+	servers   []*process
+}
+
+// Waits that a page states are too short for a busy machine.
+var shortWaits = regexp.MustCompile(`(proxy_\w+_timeout +)\d+ms|(timeout: )0\.\d+s`)
+
+func runPage(t *testing.T, steps []pageStep) {
+	t.Helper()
+	r := &reader{dir: t.TempDir(), addr: loopback()}
+	var path []string
+	for _, tool := range []string{"redis-server", "nginx", "envoy", "caddy", "haproxy", "traefik", "curl", "python3"} {
+		used := regexp.MustCompile(`(^|[|;&(/ ])` + tool + `( |$)`)
+		if slices.ContainsFunc(steps, func(s pageStep) bool { return used.MatchString(s.command) }) {
+			path = append(path, filepath.Dir(tooltest.Path(t, tool))) // may skip
+		}
+	}
+	path = append([]string{filepath.Dir(sidecarProgram)}, append(path, os.Getenv("PATH"))...)
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "RLSIDECAR_") && !strings.HasPrefix(e, "PATH=") {
+			r.env = append(r.env, e)
+		}
+	}
+	r.env = append(r.env, "PATH="+strings.Join(path, ":"), "TZ=UTC",
+		"RLSIDECAR_GRPC_LISTEN="+r.addr+":8081",
+		"RLSIDECAR_HTTP_LISTEN="+r.addr+":8080",
+		"RLSIDECAR_ADMIN_LISTEN="+r.addr+":6070",
+		"RLSIDECAR_BACKEND_TIMEOUT=2s") // the answers are the same
+	if slices.ContainsFunc(steps, func(s pageStep) bool { return strings.Contains(s.command, "examples/") }) {
+		r.clone(t)
+	}
+	for _, step := range steps {
+		switch {
+		case step.file != "":
+			r.write(t, step.file, step.content)
+		case step.stop && len(r.servers) == 0:
+			t.Fatalf("line %d: no server to stop", step.line)
+		case step.stop:
+			if err := r.servers[len(r.servers)-1].stop(); err != nil {
+				t.Error(err)
+			}
+			r.servers = r.servers[:len(r.servers)-1]
+		default:
+			r.run(t, step)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// clone copies examples/ to where the page runs.
+func (r *reader) clone(t *testing.T) {
+	t.Helper()
+	files := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "examples")
+	out, err := files.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	for name := range strings.SplitSeq(strings.Trim(string(out), "\x00"), "\x00") {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err == nil {
+			r.write(t, name, string(text))
+		}
+	}
+}
+
+// write writes a file of the page, with its address.
+func (r *reader) write(t *testing.T, name, text string) {
+	t.Helper()
+	text = strings.ReplaceAll(text, "127.0.0.1", r.addr)
+	text = shortWaits.ReplaceAllString(text, "${1}${2}10s")
+	if filepath.Ext(name) == ".conf" {
+		text = strings.Replace(text, "events {", userDirective()+" events {", 1)
+	}
+	path := filepath.Join(r.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
+
+// run runs a command, or leaves it running if it is a server, and compares what it prints with the
+// page, in which … stands for anything.
+func (r *reader) run(t *testing.T, step pageStep) {
+	t.Helper()
+	command := strings.ReplaceAll(step.command, "127.0.0.1", r.addr)
+	command = strings.ReplaceAll(command, "go run ./cmd/rlsidecar", "rlsidecar")
+	command = strings.ReplaceAll(command, ".tools/bin/", "")
+	if strings.HasPrefix(command, "envoy ") { // several run at once, on a busy machine
+		command += " --disable-hot-restart --concurrency 1"
+	}
+	want := strings.TrimSpace(strings.ReplaceAll(step.want, "127.0.0.1", r.addr))
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(want), "\n…", "…") // a line of it: any number of lines
+	pattern = strings.ReplaceAll(pattern, "…", "(?s:.*?)")
+	if servers.MatchString(command) && !strings.HasSuffix(command, "--help") {
+		r.serve(t, step, command, regexp.MustCompile("^(?s:"+pattern+")"))
+		return
+	}
+	c := exec.Command("sh", "-c", command)
+	c.Dir, c.Env = r.dir, r.env
+	out, _ := c.CombinedOutput()
+	got := strings.TrimSpace(strings.ReplaceAll(string(out), "\r", ""))
+	if !regexp.MustCompile("^(?s:" + pattern + ")$").MatchString(got) {
+		t.Errorf("line %d: $ %s\n%s\n--- but the page says:\n%s", step.line, command, got, want)
+	}
+}
+
+// serve starts a server, and waits until it listens and has printed what the page says.
+func (r *reader) serve(t *testing.T, step pageStep, command string, printed *regexp.Regexp) {
+	t.Helper()
+	before := r.listening(t)
+	folder, program, moved := strings.Cut(command, " && ")
+	if !moved {
+		folder, program = ":", command
+	}
+	cmd := exec.Command("sh", "-c", folder+" && exec "+program)
+	cmd.Dir, cmd.Env = r.dir, r.env
+	p := startCommand(t, cmd)
+	r.servers = append(r.servers, p)
+	eventually(t, command+" is ready", func() bool {
+		if !p.running() {
+			t.Fatalf("line %d: %s ended: %v\n%s", step.line, command, p.err, p.output.tail())
+		}
+		return r.listening(t) > before && printed.MatchString(strings.TrimSpace(p.output.String()))
+	})
+}
+
+// listening counts the TCP ports that are open at the address of the page.
+func (r *reader) listening(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a, b, c, d byte
+	if _, err := fmt.Sscanf(r.addr, "%d.%d.%d.%d", &a, &b, &c, &d); err != nil {
+		t.Fatal(err)
+	}
+	const listen = "0A"
+	local := fmt.Sprintf("%02X%02X%02X%02X:", d, c, b, a)
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 3 && strings.HasPrefix(f[1], local) && f[3] == listen {
+			n++
+		}
+	}
+	return n
+}
