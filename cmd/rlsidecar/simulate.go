@@ -21,6 +21,7 @@ type simulateCmd struct {
 	Auth          bool     `help:"Ask about a line of an access log what the routes of the section auth ask, instead of --descriptor."`
 	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
 	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
+	HTML          string   `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, with a line to drag that shows what other limits would have denied."`
 	DenyAtMost    string   `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny a request of at most this share of the clients (${default})."`
 	MemoryMaxKeys int      `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
 	configFlags
@@ -96,20 +97,20 @@ func (c *simulateCmd) Run(a *app) error {
 func (c *simulateCmd) run(a *app, run simulate.Config) error {
 	switch c.Decisions {
 	case "":
-		return replay(a, run, a.stdout)
+		return c.replay(a, run, a.stdout)
 	case "-", "/dev/stdout": // opened by its name it would be cut to nothing where it is a file
 		run.Decisions = a.stdout
-		return replay(a, run, a.stderr)
+		return c.replay(a, run, a.stderr)
 	}
 	file, err := os.Create(c.Decisions)
 	if err != nil {
 		return err
 	}
 	run.Decisions = file
-	return errors.Join(replay(a, run, a.stdout), file.Close())
+	return errors.Join(c.replay(a, run, a.stdout), file.Close())
 }
 
-func replay(a *app, run simulate.Config, report io.Writer) error {
+func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) error {
 	meter := newMeter(a.stderr)
 	run.Progress = meter.show
 	done, err := simulate.Run(a.ctx, run)
@@ -120,7 +121,14 @@ func replay(a *app, run simulate.Config, report io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return done.WriteText(report)
+	if err := done.WriteText(report); err != nil || c.HTML == "" {
+		return err
+	}
+	page, err := os.Create(c.HTML)
+	if err != nil {
+		return err
+	}
+	return errors.Join(done.WriteHTML(a.ctx, page, run.Name), page.Close())
 }
 
 // templates reads --descriptor, which goes with access logs only.

@@ -71,8 +71,8 @@ type Advice struct {
 	last    algorithms.Micros
 }
 
-// neediest is how many clients are compared.
-const neediest = 2
+// neediest is how many clients are named.
+const neediest = 10
 
 // Advise looks at the history of p for limits that deny something to at most share of the clients. It
 // returns nil if nobody asked p.

@@ -61,15 +61,17 @@ func suggest(w io.Writer, a *advise.Advice) {
 			a.Suggested.Clients, clients(a.Clients), share(float64(a.Suggested.Clients)/float64(a.Clients)), share(a.Share))
 	}
 	if o := a.Outlier(); o != nil {
-		fmt.Fprintf(w, "    %s stands out: it needs %s, the next client %s.\n", descriptors.Printable(o.Client.Shown), need(a, o.Need), need(a, o.Next))
+		fmt.Fprintf(w, "    %s\n", outlierWords(a, o))
 	}
 }
 
-func need(a *advise.Advice, n int64) string {
-	if n == 0 {
-		return "more than any number"
+// outlierWords names the client that needs much more than the others.
+func outlierWords(a *advise.Advice, o *advise.Outlier) string {
+	needs := fmt.Sprintf("a %s of %d", a.Field(), o.Need)
+	if o.Need == 0 {
+		needs = "more than any number"
 	}
-	return a.Candidate(n)
+	return fmt.Sprintf("%s stands out: it needs %s, the next client %d.", descriptors.Printable(o.Client.Shown), needs, o.Next)
 }
 
 func by(c *advise.Client) string {

@@ -30,6 +30,7 @@ type tally struct {
 	unreadErr        error // of the first
 	full             int64 // requests for which the store had no room
 	heavy            *topk.Counter[denied]
+	timeline         timeline
 	rows             []*row
 	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
@@ -87,6 +88,7 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 	}
 	t.last = now
 	t.requests++
+	t.timeline.add(now, c.Denied)
 	if c.Denied {
 		t.denied++
 	}

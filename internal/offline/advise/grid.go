@@ -1,0 +1,107 @@
+package advise
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const (
+	// ladder is how many numbers a Grid has beside the candidates.
+	ladder = 32
+	// Bins is how many parts of the log's time the requests of a Grid are counted in.
+	Bins = 60
+)
+
+// Grid is what numbers from the smallest to the largest need would have denied, and when.
+type Grid struct {
+	From, To algorithms.Micros
+	// Asked counts requests by the parts of the time between From and To.
+	Asked []int64
+	// Points, the smallest number first.
+	Points []Point
+}
+
+// Point is one number of a Grid.
+type Point struct {
+	Candidate
+	// Denied counts the requests that it denies, as Asked does.
+	Denied []int64
+	// Need is how many clients need this number, or less but more than the Point before.
+	Need int64
+}
+
+// Grid replays the clients with each number of a ladder between 1 and what they need, and with each
+// candidate.
+func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
+	g := &Grid{From: a.first, To: a.last, Asked: make([]int64, Bins)}
+	for _, c := range a.clients {
+		for r := c.cursor(); ; {
+			at, _, more := r.next()
+			if !more {
+				break
+			}
+			g.Asked[a.bin(at)]++
+		}
+	}
+	for _, n := range a.numbers() {
+		p := Point{Candidate: Candidate{N: n}, Denied: make([]int64, Bins)}
+		needier := a.needier(n)
+		// A client that needs no more than n is denied nothing: its need was found by a replay.
+		for _, c := range a.clients[needier:] {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			denied := replay(a.shape.at(n), a.Policy.MaxDelay, c.Client, func(at algorithms.Micros, denied bool) {
+				if denied {
+					p.Denied[a.bin(at)]++
+				}
+			}, false)
+			if p.Requests += denied; denied > 0 {
+				p.Clients++
+			}
+		}
+		p.Need = int64(needier)
+		if len(g.Points) > 0 {
+			p.Need -= int64(a.needier(g.Points[len(g.Points)-1].N))
+		}
+		g.Points = append(g.Points, p)
+	}
+	return g, ctx.Err()
+}
+
+// needier is the index of the first client that needs more than n.
+func (a *Advice) needier(n int64) int {
+	i, _ := slices.BinarySearchFunc(a.clients, n, func(c Needy, n int64) int {
+		if c.Need > n {
+			return 1
+		}
+		return -1
+	})
+	return i
+}
+
+// bin is the part of the time that a moment is in.
+func (a *Advice) bin(at algorithms.Micros) int {
+	return int(float64(at-a.first) / float64(a.last-a.first+1) * Bins)
+}
+
+// numbers are those of a Grid: some of geometric steps, and the candidates.
+func (a *Advice) numbers() []int64 {
+	most := a.clients[max(0, a.needier(none-1)-1)].Need
+	if most == none {
+		return nil
+	}
+	numbers := []int64{most}
+	for _, c := range a.Candidates {
+		numbers = append(numbers, c.N)
+	}
+	step := max(1.2, math.Pow(float64(most), 1.0/ladder))
+	for n := 1.0; n < float64(most); n = max(n+1, n*step) {
+		numbers = append(numbers, int64(n))
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers)
+}

@@ -1,0 +1,150 @@
+package simulate
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// busyLog is a log of many clients whose requests come in bursts, and of one abuser.
+func busyLog(clients int) string {
+	random := rand.New(rand.NewPCG(1, 2))
+	var log strings.Builder
+	for second := range 1800 {
+		at := fmt.Sprintf("[01/Jan/2026:00:%02d:%02d +0000]", second/60, second%60)
+		for range 1 + random.IntN(20) {
+			fmt.Fprintf(&log, `192.0.%d.%d - - %s "GET / HTTP/1.1" 200 1`+"\n", random.IntN(clients)/250, random.IntN(clients)%250, at)
+		}
+		for range random.IntN(5) {
+			fmt.Fprintf(&log, `203.0.113.66 - - %s "GET /search HTTP/1.1" 200 1`+"\n", at)
+		}
+	}
+	return log.String()
+}
+
+// htmlOf replays a log of addresses and returns the report, in HTML too, and what its script draws.
+func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing) {
+	t.Helper()
+	templates, err := ParseTemplates(Nginx, []string{template})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Config{
+		Snapshot: compiled(t, yaml), Name: "access.log", Input: strings.NewReader(log), Format: Nginx,
+		Templates: templates, Domain: "edge", Share: 0.01,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page strings.Builder
+	if err := r.WriteHTML(t.Context(), &page, "access.log"); err != nil {
+		t.Fatal(err)
+	}
+	text := regexp.MustCompile(`(?s)<script type="application/json" id="data">(.*?)</script>`).FindStringSubmatch(page.String())
+	var d drawing
+	if text == nil {
+		t.Fatal("the page has no data")
+	}
+	if err := json.Unmarshal([]byte(text[1]), &d); err != nil {
+		t.Fatal(err)
+	}
+	return r, page.String(), d
+}
+
+// TestPageAgreesWithTheReplay configures each number that the page knows, replays the log with it, and
+// compares what the page says.
+func TestPageAgreesWithTheReplay(t *testing.T) {
+	log := busyLog(300)
+	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
+	points := d.Limits[0].Points
+	if len(points) < 20 {
+		t.Fatalf("only %d points", len(points))
+	}
+	sum := func(counts []int64) (n int64) {
+		for _, c := range counts {
+			n += c
+		}
+		return n
+	}
+	if sum(d.Asked) != r.tally.requests || sum(d.Denied) != r.tally.denied || sum(d.Limits[0].Asked) != r.tally.requests {
+		t.Errorf("drawn %d, %d and %d of %d requests, %d denied", sum(d.Asked), sum(d.Denied), sum(d.Limits[0].Asked), r.tally.requests, r.tally.denied)
+	}
+	above := int64(0)
+	for i := len(points) - 1; i >= 0; i-- {
+		p := points[i]
+		then, _, _ := htmlOf(t, perAddress(p.Limit), "remote_address=%h", log)
+		if a := then.Advice[0]; a.Denied != p.Clients || then.tally.denied != p.Requests || sum(p.Denied) != p.Requests || above != p.Clients {
+			t.Errorf("%s denies %d requests of %d clients; the page has %d (%d drawn) of %d (%d to the right)",
+				p.Limit, then.tally.denied, a.Denied, p.Requests, sum(p.Denied), p.Clients, above)
+		}
+		above += p.Need
+	}
+	if above != r.Advice[0].Clients {
+		t.Errorf("the bars are %d clients of %d", above, r.Advice[0].Clients)
+	}
+}
+
+// TestPageIsBounded whatever is in the log: so many limits, points and parts of the time.
+func TestPageIsBounded(t *testing.T) {
+	var yaml, log strings.Builder
+	yaml.WriteString("domain: edge\ndescriptors:\n")
+	for i := range 30 {
+		fmt.Fprintf(&yaml, "  - {key: path, value: /%d, descriptors: [{key: user, rate_limit: {algorithm: token_bucket, rate: 1, period: 1s}}]}\n", i)
+	}
+	for i := range 30_000 {
+		fmt.Fprintf(&log, `192.0.2.1 - user-%d [01/Jan/2026:%02d:%02d:%02d +0000] "GET /%d HTTP/1.1" 200 1`+"\n", i%997, i/3600, i/60%60, i%60, i%30)
+	}
+	r, page, d := htmlOf(t, yaml.String(), "path=%U,user=%u", log.String())
+	if len(d.Limits) != maxDrawn || len(r.Advice) != maxAdvised || len(d.Asked) > maxBins {
+		t.Errorf("%d limits drawn of %d, %d parts of the time", len(d.Limits), len(r.Advice), len(d.Asked))
+	}
+	if !strings.Contains(page, "20 other limits were asked less often") {
+		t.Error("the page does not say that limits are left out")
+	}
+	if len(page) > 300_000 {
+		t.Errorf("the page has %d bytes", len(page))
+	}
+}
+
+// TestPageEscapesHostileKeys: what clients wrote into the log is text on the page.
+func TestPageEscapesHostileKeys(t *testing.T) {
+	log := ""
+	for _, path := range []string{`/</script><script>alert(1)</script>`, `/<img/src=x/onerror=alert(1)>`, `/\x22><svg/onload=alert(1)>`, `/\xE2\x80\xA8{{.Name}}`} {
+		log += `192.0.2.1 - - [01/Jan/2026:00:00:00 +0000] "GET ` + path + ` HTTP/1.1" 200 1` + "\n"
+	}
+	_, page, d := htmlOf(t, "{domain: edge, descriptors: [{key: path, rate_limit: {algorithm: sliding_log, rate: 1, period: 1m}}]}", "path=%U", log)
+	if d.Limits[0].Clients != 4 {
+		t.Errorf("%d clients", d.Limits[0].Clients)
+	}
+	if n := strings.Count(page, "<script"); n != 2 {
+		t.Errorf("%d scripts, want the data and the one of the page", n)
+	}
+	for _, no := range []string{"<img", "<svg", "\u2028", "http://", "https://"} {
+		if body := strings.ReplaceAll(page, "http://www.w3.org/2000/svg", ""); strings.Contains(body, no) {
+			t.Errorf("the page has %q", no)
+		}
+	}
+	if !strings.Contains(page, "&lt;img/src=x/onerror=alert(1)&gt;") {
+		t.Error("the key is not shown as it is")
+	}
+}
+
+func TestTimelineKeepsItsSums(t *testing.T) {
+	var l timeline
+	const first = algorithms.Micros(1_767_225_600_000_000)
+	for i := range algorithms.Micros(10_000) {
+		l.add(first+i*i*algorithms.Second, i%3 == 0)
+	}
+	asked, denied := int64(0), int64(0)
+	for i := range l.asked {
+		asked, denied = asked+l.asked[i], denied+l.denied[i]
+	}
+	if asked != 10_000 || denied != 3334 || len(l.asked) > maxBins || len(l.asked) < maxBins/2 {
+		t.Errorf("%d requests, %d denied in %d parts", asked, denied, len(l.asked))
+	}
+}

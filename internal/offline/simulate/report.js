@@ -1,0 +1,117 @@
+'use strict';
+(function () {
+  const data = JSON.parse(document.getElementById('data').textContent);
+  const height = 220, top = 10, bottom = 24, left = 48;
+
+  function node(name, attributes, text) {
+    const element = document.createElementNS('http://www.w3.org/2000/svg', name);
+    for (const key in attributes) element.setAttribute(key, attributes[key]);
+    if (text !== undefined) element.textContent = text;
+    return element;
+  }
+
+  function canvas(host, label) {
+    const width = Math.max(200, host.clientWidth);
+    const svg = node('svg', {viewBox: '0 0 ' + width + ' ' + height, role: 'img', 'aria-label': label});
+    host.replaceChildren(svg);
+    svg.append(node('line', {class: 'axis', x1: left, x2: width, y1: height - bottom, y2: height - bottom}));
+    return {svg, width, inner: width - left - 4};
+  }
+
+  function number(n) { return n.toLocaleString('en'); }
+
+  function percent(part, whole) { return whole ? (100 * part / whole).toFixed(2) + ' %' : '0 %'; }
+
+  function moment(ms) { return new Date(ms).toISOString().slice(0, 16).replace('T', ' '); }
+
+  function scale(c, most) {
+    c.svg.append(node('text', {x: left - 6, y: top + 10, 'text-anchor': 'end'}, number(most)));
+    c.svg.append(node('text', {x: left - 6, y: height - bottom, 'text-anchor': 'end'}, '0'));
+  }
+
+  // overTime draws requests, and the part of them that is denied, over time.
+  function overTime(host, from, to, asked, denied) {
+    const total = asked.reduce((a, b) => a + b, 0), refused = denied.reduce((a, b) => a + b, 0);
+    const c = canvas(host, 'Requests over time: ' + number(total) + ', of which ' + number(refused) + ' are denied');
+    const most = Math.max(1, ...asked), room = height - top - bottom, step = c.inner / Math.max(1, asked.length);
+    asked.forEach((n, i) => {
+      const full = room * n / most, part = room * denied[i] / most, x = left + i * step, w = Math.max(1, step - 1);
+      c.svg.append(node('rect', {class: 'asked', x, width: w, y: top + room - full, height: Math.max(0, full - part)}));
+      c.svg.append(node('rect', {class: 'denied', x, width: w, y: top + room - part, height: part}));
+    });
+    scale(c, most);
+    c.svg.append(node('text', {x: left, y: height - 6}, moment(from)));
+    c.svg.append(node('text', {x: c.width - 4, y: height - 6, 'text-anchor': 'end'}, moment(to) + ' UTC'));
+  }
+
+  // needs draws how many clients need each number, and the line. It returns where the points are.
+  function needs(host, limit, at) {
+    const c = canvas(host, 'Clients by the ' + limit.field + ' that they need');
+    const most = Math.max(1, ...limit.points.map(p => p.need)), room = height - top - bottom, step = c.inner / limit.points.length;
+    let labelled = -Infinity;
+    limit.points.forEach((p, i) => {
+      // The square root keeps one abuser visible beside a thousand others.
+      const h = p.need ? Math.max(4, room * Math.sqrt(p.need / most)) : 0, x = left + i * step;
+      c.svg.append(node('rect', {class: i > at ? 'denied' : 'asked', x: x + 1, width: Math.max(1, step - 2), y: top + room - h, height: h}));
+      const text = number(p.n), wide = 8 * text.length + 8;
+      if (x - labelled > wide && x + wide / 2 < c.width) {
+        labelled = x;
+        c.svg.append(node('text', {x: x + step / 2, y: height - 6, 'text-anchor': 'middle'}, text));
+      }
+    });
+    scale(c, most);
+    const x = left + (at + 1) * step;
+    c.svg.append(node('line', {class: 'mark', x1: x, x2: x, y1: 0, y2: height - bottom}));
+    return position => Math.min(limit.points.length - 1, Math.max(0, Math.round((position - left) / step) - 1));
+  }
+
+  function tryLimit(section, limit) {
+    if (!limit.points.length) return;
+    section.hidden = false;
+    const slider = section.querySelector('input'), button = section.querySelector('button');
+    const chart = section.querySelector('.needs'), times = section.querySelector('.times');
+    let nearest;
+    slider.max = limit.points.length - 1;
+    function show() {
+      const at = Number(slider.value), p = limit.points[at];
+      nearest = needs(chart, limit, at);
+      overTime(times, limit.from, limit.to, limit.asked, p.denied);
+      slider.setAttribute('aria-valuetext', limit.field + ' ' + number(p.n) + ': ' + number(p.clients) + ' clients denied');
+      section.querySelector('.outcome').textContent = limit.field + ' ' + number(p.n) + ' denies a request of ' + number(p.clients) + ' of ' +
+        number(limit.clients) + ' clients (' + percent(p.clients, limit.clients) + '), and ' + number(p.requests) + ' of ' +
+        number(limit.requests) + ' requests (' + percent(p.requests, limit.requests) + ').';
+      section.querySelector('.yaml').textContent = p.limit;
+    }
+    function suggest() {
+      slider.value = limit.suggested >= 0 ? limit.suggested : limit.points.length - 1;
+      show();
+    }
+    function drag(event) {
+      const box = chart.getBoundingClientRect();
+      slider.value = nearest(event.clientX - box.left);
+      show();
+    }
+    chart.addEventListener('pointerdown', event => { chart.setPointerCapture(event.pointerId); drag(event); });
+    chart.addEventListener('pointermove', event => { if (chart.hasPointerCapture(event.pointerId)) drag(event); });
+    slider.addEventListener('input', show);
+    button.hidden = limit.suggested < 0;
+    button.addEventListener('click', suggest);
+    suggest();
+    return show;
+  }
+
+  const redraw = [];
+  document.querySelectorAll('.try').forEach(section => {
+    const show = tryLimit(section, data.limits[section.dataset.limit]);
+    if (show) redraw.push(show);
+  });
+  redraw.push(() => overTime(document.getElementById('all-chart'), data.from, data.to, data.asked || [], data.denied || []));
+  let width = 0;
+  function all() {
+    if (width === window.innerWidth) return;
+    width = window.innerWidth;
+    redraw.forEach(draw => draw());
+  }
+  window.addEventListener('resize', all);
+  all();
+})();

@@ -1,0 +1,41 @@
+package simulate
+
+import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
+
+// maxBins bounds a timeline.
+const maxBins = 120
+
+// timeline counts requests and denials over a time whose end is not known: when it is full, each two
+// neighbours become one, of twice the width.
+type timeline struct {
+	from, width   algorithms.Micros
+	asked, denied []int64
+}
+
+// add counts a request. Times never go back.
+func (l *timeline) add(at algorithms.Micros, denied bool) {
+	if l.width == 0 {
+		l.from, l.width = at, algorithms.Second
+	}
+	for (at-l.from)/l.width >= maxBins {
+		l.asked, l.denied, l.width = halved(l.asked), halved(l.denied), 2*l.width
+	}
+	i := int((at - l.from) / l.width)
+	for len(l.asked) <= i {
+		l.asked, l.denied = append(l.asked, 0), append(l.denied, 0)
+	}
+	if l.asked[i]++; denied {
+		l.denied[i]++
+	}
+}
+
+func halved(counts []int64) []int64 {
+	for i := range counts {
+		if i%2 == 0 {
+			counts[i/2] = counts[i]
+		} else {
+			counts[i/2] += counts[i]
+		}
+	}
+	return counts[:(len(counts)+1)/2]
+}

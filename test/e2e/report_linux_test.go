@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"image/png"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// reportLog is an access log of 200 people, the most of whom load a page with images, of one abuser, and
+// of clients that would like to run a script in the report.
+func reportLog() string {
+	var log strings.Builder
+	line := func(second int, path string) {
+		fmt.Fprintf(&log, `192.0.2.1 - - [21/Nov/2026:12:%02d:%02d +0000] "GET %s HTTP/1.1" 200 512 "-" "-"`+"\n", second/60, second%60, path)
+	}
+	for second := range 1000 {
+		for range 1 + second%7 {
+			line(second, fmt.Sprintf("/user/%d", second/5))
+		}
+		line(second, "/abuser")
+		if second%100 == 0 {
+			line(second, `/</script><script>document.title='pwned'</script>`)
+			line(second, `/<img/src=x/onerror=document.title='pwned'>`)
+			line(second, `/\x22'><svg/onload=document.title='pwned'>`)
+		}
+	}
+	return log.String()
+}
+
+// writeReport runs simulate --html, and returns the address of the file.
+func writeReport(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"limits.yaml": "domain: edge\ndescriptors: [{key: path, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m}}]\n",
+		"access.log":  reportLog(),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := exec.CommandContext(t.Context(), sidecarProgram, "simulate", "--config", "limits.yaml", "--format", "nginx", "--descriptor", "path=%U", "--html", "report.html", "access.log")
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return (&url.URL{Scheme: "file", Path: filepath.Join(dir, "report.html")}).String()
+}
+
+// browser is a tab of Chromium. The test fails at the first command that fails.
+type browser struct {
+	t   *testing.T
+	ctx context.Context
+
+	mu   sync.Mutex
+	said []string // by the console: messages, exceptions, what a policy forbids
+}
+
+func newBrowser(t *testing.T) *browser {
+	t.Helper()
+	program, err := exec.LookPath("google-chrome")
+	if err != nil {
+		program = tooltest.Path(t, "chromium") // may skip
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU)
+	allocated, stop := chromedp.NewExecAllocator(t.Context(), options...)
+	t.Cleanup(stop)
+	ctx, end := chromedp.NewContext(allocated)
+	t.Cleanup(end)
+	b := &browser{t: t, ctx: ctx}
+	if err := chromedp.Listen(ctx, b.hear); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func (b *browser) hear(event any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch e := event.(type) {
+	case *runtime.EventConsoleAPICalled:
+		b.said = append(b.said, fmt.Sprint(e.Type))
+	case *runtime.EventExceptionThrown:
+		b.said = append(b.said, e.ExceptionDetails.Text)
+	case *log.EventEntryAdded:
+		b.said = append(b.said, e.Entry.Text)
+	}
+}
+
+func (b *browser) console() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.said)
+}
+
+func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
+	defer cancel()
+	if err := chromedp.Do(ctx, steps...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// in returns what a script returns.
+func in[T any](b *browser, script string) T {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
+	defer cancel()
+	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](script, chromedp.EvalAwaitPromise))
+	if err != nil {
+		b.t.Fatalf("%s: %v", script[:min(len(script), 200)], err)
+	}
+	return value
+}
+
+// outcome is what the page says of the number at the line.
+const outcome = `document.querySelector('.outcome').textContent`
+
+// TestReportInABrowser opens the report at the widths of a phone and of a desk, by day and by night, and
+// moves the line by keyboard and by mouse.
+func TestReportInABrowser(t *testing.T) {
+	t.Parallel()
+	address := writeReport(t)
+	for _, scheme := range []string{"light", "dark"} {
+		for _, width := range []int64{390, 1440} {
+			t.Run(fmt.Sprintf("%s %d", scheme, width), func(t *testing.T) {
+				b := newBrowser(t)
+				media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
+				if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
+					t.Fatal(err)
+				}
+				b.do(chromedp.EmulateViewport(width, 900), chromedp.Navigate(address))
+				if title := in[string](b, `document.title`); title != "Limits for access.log" {
+					t.Errorf("the title is %q", title)
+				}
+				if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
+					t.Errorf("the page is %d px wide", got)
+				}
+				if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
+					t.Errorf("dark is %t", dark)
+				}
+				followsTheKeyboard(t, b)
+				followsTheMouse(t, b)
+				if n := in[int](b, `document.querySelectorAll('img, main script').length`); n != 0 {
+					t.Errorf("keys became %d elements", n)
+				}
+				if said := b.console(); len(said) > 0 {
+					t.Errorf("the console says %q", said)
+				}
+				picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+				if err != nil {
+					t.Fatal(err)
+				}
+				keepPicture(t, "report.png", picture)
+				axe(t, b)
+			})
+		}
+	}
+}
+
+// followsTheKeyboard moves the line with the arrow keys: each number is that of the table, which the
+// replay wrote.
+func followsTheKeyboard(t *testing.T, b *browser) {
+	t.Helper()
+	const suggested = "rate 24 denies a request of 1 of 204 clients"
+	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {
+		t.Errorf("at first the page says %q", got)
+	}
+	in[bool](b, `document.querySelector('input[type=range]').focus(), true`)
+	b.do(chromedp.KeyEvent(kb.Home))
+	for i := range 3 {
+		row := fmt.Sprintf(`document.querySelectorAll('details')[0].querySelectorAll('tbody tr')[%d]`, i)
+		limit, clients := in[string](b, row+`.children[0].textContent`), in[string](b, row+`.children[1].textContent.split(' ')[0]`)
+		got := in[string](b, outcome)
+		if want := fmt.Sprintf("%s denies a request of %s of ", strings.Replace(limit, ":", "", 1), clients); !strings.HasPrefix(got, want) {
+			t.Errorf("at step %d the page says %q, want %q", i, got, want)
+		}
+		b.do(chromedp.KeyEvent(kb.ArrowRight))
+	}
+	if got := in[string](b, `document.querySelector('input').getAttribute('aria-valuetext')`); !strings.Contains(got, "rate 4") {
+		t.Errorf("a screen reader is told %q", got)
+	}
+	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter)) // the button
+	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {
+		t.Errorf("back at the suggestion the page says %q", got)
+	}
+}
+
+// followsTheMouse drags the line to both ends.
+func followsTheMouse(t *testing.T, b *browser) {
+	t.Helper()
+	in[bool](b, `document.querySelector('.needs svg').scrollIntoView({block: 'center'}), true`)
+	box := in[struct{ Left, Right, Y float64 }](b, `(() => {
+		const b = document.querySelector('.needs svg').getBoundingClientRect();
+		return {Left: b.left, Right: b.right, Y: b.top + 40};
+	})()`)
+	move := func(kind input.DispatchMouseEventType, x float64) {
+		t.Helper()
+		b.do(chromedp.MouseEvent(kind, x, box.Y, chromedp.ButtonLeft))
+	}
+	move(chromedp.MousePressed, (box.Left+box.Right)/2)
+	middle := in[string](b, outcome)
+	move(chromedp.MouseMoved, box.Right-2)
+	if got := in[string](b, outcome); !strings.Contains(got, "denies a request of 0 of 204 clients (0.00 %), and 0 of ") {
+		t.Errorf("dragged to the right end, the page says %q", got)
+	}
+	move(chromedp.MouseMoved, box.Left)
+	if got := in[string](b, outcome); !strings.HasPrefix(got, "rate 1 denies ") || got == middle {
+		t.Errorf("dragged to the left end, the page says %q, and in the middle %q", got, middle)
+	}
+	move(chromedp.MouseReleased, box.Left)
+	move(chromedp.MouseMoved, box.Right)
+	if got := in[string](b, outcome); !strings.HasPrefix(got, "rate 1 denies ") {
+		t.Errorf("the line moves without being dragged: %q", got)
+	}
+}
+
+// axe looks for what keeps people from using the page.
+func axe(t *testing.T, b *browser) {
+	t.Helper()
+	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")
+	if err != nil || len(files) == 0 {
+		t.Log("there is no axe-core in .tools")
+		return
+	}
+	script, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	in[bool](b, `document.querySelectorAll('details').forEach(d => { d.open = true; }), true`)
+	in[bool](b, string(script)+"; true")
+	if found := in[string](b, `axe.run().then(r => JSON.stringify(r.violations.map(v => [v.id, v.nodes.map(n => n.html)]), null, 1))`); found != "[]" {
+		t.Errorf("axe finds %s", found)
+	}
+}
+
+// keepPicture keeps a picture with the artifacts of the test, and wants it to be one.
+func keepPicture(t *testing.T, name string, picture []byte) {
+	t.Helper()
+	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(t.ArtifactDir(), name), picture, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
