@@ -54,7 +54,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			denied := replay(a.shape.at(n), a.Policy.MaxDelay, c.Client, func(at algorithms.Micros, denied bool) {
+			denied := replay(a.shape.at(n), a.Policy.Extra().MaxDelay, c.Client, func(at algorithms.Micros, denied bool) {
 				if denied {
 					p.Denied[a.bin(at)]++
 				}
