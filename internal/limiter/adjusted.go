@@ -80,7 +80,15 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 		next.adjusted, result = compileAdjusted(s, l.set, l.now)
 	}
 	l.current.Store(next)
+	l.was = result
 	return result
+}
+
+// Adjusted is what has become of the adjustments under the configuration in use.
+func (l *Limiter) Adjusted() Adjusted {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.was
 }
 
 func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros) (*adjusted, Adjusted) {
