@@ -47,6 +47,8 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	changed, err := c.adjustment.Apply(p)
 	if err != nil {
 		changed = p
+	} else if p.Limit == c.of.Limit {
+		changed.Limit = c.copy.Limit // one pointer, by which stores recognize the numbers at once
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
