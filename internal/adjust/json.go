@@ -31,14 +31,6 @@ type adjustmentJSON struct {
 	Created time.Time `json:"created"`
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
-	shownJSON
-}
-
-// shownJSON is what a Shown adds to an Adjustment. It is not kept.
-type shownJSON struct {
-	Words   string `json:"words,omitempty"`
-	Ignored string `json:"ignored,omitempty"`
-	Left    int64  `json:"left_s,omitempty"`
 }
 
 // changeJSON is the form of a Change.
@@ -78,9 +70,7 @@ func (f *changeJSON) change() (c Change, err error) {
 }
 
 // MarshalJSON implements json.Marshaler.
-func (a Adjustment) MarshalJSON() ([]byte, error) { return json.Marshal(a.form()) }
-
-func (a *Adjustment) form() adjustmentJSON {
+func (a Adjustment) MarshalJSON() ([]byte, error) {
 	f := adjustmentJSON{
 		ID: a.ID, Domain: a.Target.Domain, Limit: a.Target.Limit, AllKeys: a.Target.AllKeys, Algorithm: kindName(a.Algorithm),
 		changeJSON: a.Change.form(), Expires: moment(a.Expires), Created: moment(a.Created), Author: a.Author, Reason: a.Reason,
@@ -93,7 +83,7 @@ func (a *Adjustment) form() adjustmentJSON {
 	if text {
 		f.Key = a.Target.Key
 	}
-	return f
+	return json.Marshal(f)
 }
 
 // UnmarshalJSON implements json.Unmarshaler. It reads what MarshalJSON wrote; Check says whether it is sound.
@@ -191,7 +181,7 @@ func ParseProposal(text []byte) (p Proposal, err error) {
 		if err != nil {
 			return p, fmt.Errorf("for: %w", err)
 		}
-		p.For = Duration(span)
+		p.For = time.Duration(min(span, algorithms.Day*36_500)) * time.Microsecond
 	}
 	return p, nil
 }
@@ -229,11 +219,6 @@ func (p Proposal) MarshalJSON() ([]byte, error) {
 var spanUnits = map[string]algorithms.Micros{
 	"us": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second, "h": 3600 * algorithms.Second,
 	"d": algorithms.Day, "w": 7 * algorithms.Day,
-}
-
-// Duration is a span in Go's unit; one that is too long for any adjustment is cut to 100 years.
-func Duration(span algorithms.Micros) time.Duration {
-	return time.Duration(min(span, 36_500*algorithms.Day)) * time.Microsecond
 }
 
 // spanText writes a span as ParseSpan reads it, in the largest unit of which it is a whole number.

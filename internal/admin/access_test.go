@@ -17,7 +17,7 @@ import (
 // guarded is a listener with a token, "secret", and a read-only one, "look".
 func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 	t.Helper()
-	c := config(t)
+	c := fixture(t)
 	c.Token, c.ReadToken = httpauth.FixedToken("secret"), httpauth.FixedToken("look")
 	for _, e := range edit {
 		e(&c)
@@ -220,7 +220,7 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 
 // Without a token, containers of the same pod reach the page: it only reads, except through the Unix socket.
 func TestWithoutATokenOnlyTheUnixSocketChanges(t *testing.T) {
-	p := newPages(config(t))
+	p := newPages(fixture(t))
 	h := p.handler()
 	for _, c := range []struct {
 		network string

@@ -11,12 +11,16 @@ import (
 	"net/http/pprof"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -34,6 +38,11 @@ type Config struct {
 	Now func() time.Time
 	// Metrics serves /metrics.
 	Metrics http.Handler
+	// Limiter answers for the buckets, and resets them; Log is told of buckets that were reset.
+	Limiter *limiter.Limiter
+	Log     *zap.Logger
+	// Adjust changes the numbers of single limits; nil: there are no adjustments.
+	Adjust *adjust.Service
 	// Current is the configuration in use.
 	Current func() *limiter.Snapshot
 	// Reload is how the last load of the configuration went.
@@ -42,6 +51,8 @@ type Config struct {
 	Tally func(*descriptors.Policy) metrics.Tally
 	// Denied is the n keys denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Used is the keys that used most, and since when they are counted.
+	Used func() (since time.Time, top []usage.Used)
 	// History is what was counted in the last fifteen minutes, Times how long decisions took.
 	History *history.Recorder
 	Times   *history.Times
@@ -49,19 +60,6 @@ type Config struct {
 	Conditions func() []conditions.Condition
 	// API serves what is below /api/.
 	API http.Handler
-}
-
-// Reload is how the last load of a configuration went.
-type Reload struct {
-	// Paths the configuration is read from.
-	Paths []string
-	// Loaded is when the configuration in use was loaded.
-	Loaded time.Time
-	// Failed is when a later one was refused; zero: none was. Problems says why, a line each.
-	Failed   time.Time
-	Problems string
-	// Stale are the domains that the last one did not change, because of a mistake in them.
-	Stale []string
 }
 
 // pages serves what a Config is about.
@@ -85,6 +83,12 @@ func (p *pages) handler() http.Handler {
 	mux.HandleFunc("POST /login", p.login)
 	mux.HandleFunc("POST /logout", p.form(false, p.logout))
 	mux.HandleFunc("GET /{$}", p.page(p.overview))
+	mux.HandleFunc("GET /limit", p.page(p.limit))
+	mux.HandleFunc("GET /key", p.page(p.key))
+	mux.HandleFunc("GET /change", p.page(p.preview))
+	mux.HandleFunc("POST /change", p.form(true, p.change))
+	mux.HandleFunc("GET /adjustments", p.page(p.adjustments))
+	mux.HandleFunc("GET /configuration", p.page(p.configuration))
 	mux.HandleFunc("/api/", p.api)
 	mux.HandleFunc("GET /metrics", p.plain(p.Metrics.ServeHTTP))
 	mux.HandleFunc("GET /rlconfig", p.plain(p.rlconfig))

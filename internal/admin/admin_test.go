@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -30,7 +31,7 @@ func compile(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 
 var began = time.Unix(1e9, 0)
 
-func config(t *testing.T) Config {
+func fixture(t *testing.T) Config {
 	t.Helper()
 	capacity := int64(20)
 	start := algorithms.Micros(0)
@@ -49,11 +50,12 @@ func config(t *testing.T) Config {
 	})
 	return Config{
 		Version: "v1", Started: began, Now: func() time.Time { return began.Add(time.Hour) },
+		Used:    func() (time.Time, []usage.Used) { return began, nil },
 		History: recorder, Times: &history.Times{}, Conditions: func() []conditions.Condition { return nil },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }),
 		Current: func() *limiter.Snapshot { return s },
 		Reload: func() Reload {
-			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Problems: "a.yaml:1:2: <wrong>"}
+			return Reload{Paths: []string{"a.yaml", "b"}, Loaded: time.Unix(0, 0), Failed: time.Unix(86400, 0), Refused: []Refusal{{Text: "a.yaml:1:2: <wrong>"}}}
 		},
 		Tally: func(p *descriptors.Policy) metrics.Tally {
 			switch p.Name {
@@ -94,13 +96,13 @@ d.user_id: algorithm=token_bucket rate=10 period=1m capacity=20, shadow_mode: tr
 d.other: algorithm=unknown rate=0 period=0s capacity=0, shadow_mode: false, quota_mode: false
 d.free: unlimited: true, shadow_mode: false, quota_mode: true
 `
-	if got := get(New(config(t)), "/rlconfig", "").Body.String(); got != want {
+	if got := get(New(fixture(t)), "/rlconfig", "").Body.String(); got != want {
 		t.Errorf("got:\n%s", got)
 	}
 }
 
 func TestPaths(t *testing.T) {
-	h := New(config(t))
+	h := New(fixture(t))
 	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 404, "/elsewhere": 404} {
 		if w := get(h, path, ""); w.Code != code {
 			t.Errorf("%s: %d", path, w.Code)
@@ -109,7 +111,7 @@ func TestPaths(t *testing.T) {
 }
 
 func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
-	h := New(config(t))
+	h := New(fixture(t))
 	for host, code := range map[string]int{
 		"localhost": 200, "LOCALHOST:6070": 200, "127.0.0.1:6070": 200, "[::1]:6070": 200, "[::1]": 200, "10.1.2.3": 200, "": 200,
 		"evil.test": 421, "evil.test:6070": 421, "localhost.evil.test:6070": 421, "127.0.0.1.evil.test": 421, "127.0.0.1:x:y": 421,
@@ -127,7 +129,7 @@ func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
 
 // A page of another site cannot read a profile, but could have the process make one after the other.
 func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
-	c := config(t)
+	c := fixture(t)
 	for _, token := range []string{"", "secret"} {
 		c.Token = httpauth.FixedToken(token)
 		h := New(c)
@@ -149,7 +151,7 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 
 // With a token too, the command line stays hidden: whoever may see metrics need not know the other secrets.
 func TestNobodySeesTheCommandLine(t *testing.T) {
-	c := config(t)
+	c := fixture(t)
 	c.Token = httpauth.FixedToken("secret")
 	for _, path := range []string{"/debug/pprof/cmdline", "/debug/pprof/cmdline/", "/debug/pprof//cmdline", "/debug/vars"} {
 		if w := get(New(c), path, "Bearer secret"); w.Code == 200 || strings.Contains(w.Body.String(), os.Args[0]) {

@@ -48,8 +48,15 @@ func (c *catalogs) of(s *limiter.Snapshot) *catalog {
 	return made
 }
 
+// compareNames puts the places where a named limit is used before its definition: they name the keys.
 func compareNames(a, b *descriptors.Policy) int {
-	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Index, b.Index))
+	definition := func(l *descriptors.Policy) int {
+		if l.Extra().Named {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
 }
 
 // find returns the limit of a name; nil: there is none.

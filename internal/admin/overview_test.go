@@ -19,9 +19,10 @@ import (
 // has reports the texts that a page lacks.
 func has(t *testing.T, body string, texts ...string) {
 	t.Helper()
+	_, content, _ := strings.Cut(body, "<body>")
 	for _, text := range texts {
 		if !strings.Contains(body, text) {
-			t.Errorf("no %q in\n%s", text, body)
+			t.Errorf("no %q in\n%s", text, content)
 		}
 	}
 }
@@ -37,7 +38,7 @@ func listed(body string) (names []string) {
 }
 
 func TestOverviewListsLimits(t *testing.T) {
-	h := New(config(t))
+	h := New(fixture(t))
 	body := get(h, "/", "").Body.String()
 	has(t, body, "v1", "All is well", "1 hour", "10/s", "1/s", "11/s", "d</small>", "shadow", "quota",
 		"Last 15 minutes: 120 allowed, 30 would have been denied, at most 5.0/s.", "56 of 1,290", "1 of 100")
@@ -60,13 +61,13 @@ func TestOverviewListsLimits(t *testing.T) {
 			t.Errorf("%q lists %q, want %q", query, got, want)
 		}
 	}
-	c := config(t)
+	c := fixture(t)
 	c.Current = func() *limiter.Snapshot { return nil }
 	has(t, get(New(c), "/", "").Body.String(), "There is no configuration yet", "No limit is found")
 }
 
 func TestTheWorstConditionComesFirst(t *testing.T) {
-	c := config(t)
+	c := fixture(t)
 	c.Conditions = func() []conditions.Condition {
 		return []conditions.Condition{
 			{Name: "redis-away", Severity: conditions.Critical, Since: began, Summary: "Redis <is> away.", Remedy: "Start it."},
@@ -82,7 +83,7 @@ func TestTheWorstConditionComesFirst(t *testing.T) {
 
 // Keys are bytes that clients chose: on the page they are text, and bytes that are no text are escaped.
 func TestDeniedKeysAreShownAsText(t *testing.T) {
-	w := get(New(config(t)), "/", "")
+	w := get(New(fixture(t)), "/", "")
 	body := w.Body.String()
 	has(t, body, "since 1970-01-01 12:00:00 UTC",
 		`<td class="n">77</td>`, `>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1</a>`, "the limit was reached",
@@ -93,13 +94,13 @@ func TestDeniedKeysAreShownAsText(t *testing.T) {
 			t.Errorf("it has %q", no)
 		}
 	}
-	c := config(t)
+	c := fixture(t)
 	c.Denied = func(int) (time.Time, []denials.Denied) { return time.Unix(0, 0), nil }
 	has(t, get(New(c), "/", "").Body.String(), "No key was denied")
 }
 
 func TestPagesForbidWhatTheyDoNotNeed(t *testing.T) {
-	c := config(t)
+	c := fixture(t)
 	for _, path := range []string{"/", "/login"} {
 		w := get(New(c), path, "")
 		policy := w.Header().Get("Content-Security-Policy")
@@ -138,7 +139,7 @@ func many(tb testing.TB, n int) Config {
 		s.Policies = append(s.Policies, &descriptors.Policy{Index: i, Domain: "d", Name: fmt.Sprintf("limit%07d", n-i), Unlimited: true})
 	}
 	var t testing.T
-	c := config(&t)
+	c := fixture(&t)
 	c.Current = func() *limiter.Snapshot { return s }
 	c.Tally = func(p *descriptors.Policy) metrics.Tally { return metrics.Tally{Allowed: uint64(p.Index)} }
 	return c

@@ -41,6 +41,13 @@ var (
 	overviewPage = parse("overview")
 	loginPage    = parse("login")
 	problemPage  = parse("problem")
+	limitPage    = parse("limit")
+	keyPage      = parse("key")
+	searchPage   = parse("search")
+	changePage   = parse("change")
+
+	adjustmentsPage   = parse("adjustments")
+	configurationPage = parse("configuration")
 )
 
 func parse(name string) *template.Template {

@@ -388,8 +388,11 @@ func TestReloadIsolates(t *testing.T) {
 	x.reload(t)
 	expect(t, x.ask(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
 	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "for these domains") || !strings.Contains(page, "nonsense") {
-		t.Errorf("the page does not tell:\n%s", page)
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was refused for the domains e") {
+		t.Errorf("the front page does not show it:\n%s", page)
+	}
+	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "These domains stay as they were") || !strings.Contains(page, "<mark>7    - {key: k, nonsense: 1}</mark>") {
+		t.Errorf("the configuration page does not show it:\n%s", page)
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, line := range []string{`rlsidecar_config_stale{domain="e"} 1`, "rlsidecar_config_last_reload_successful 0"} {

@@ -97,17 +97,19 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 		limits := owners(snapshot)
 		if current := s.limiter.Current(); current == nil || current.Hash != snapshot.Hash {
 			s.swap(snapshot, limits)
+			s.watch.compare(current, snapshot)
 		}
 		s.log.Info("configuration loaded", zap.String("hash", snapshot.Hash), zap.Int("limits", len(limits)))
 	}
+	refusals := admin.Refusals(problems)
 	s.mu.Lock()
 	s.reload.Paths = sources
 	if snapshot != nil {
 		s.reload.Loaded, s.reload.Stale = now, stale
 	}
-	s.reload.Failed, s.reload.Problems = time.Time{}, ""
+	s.reload.Failed, s.reload.Refused = time.Time{}, refusals
 	if problems.Bad() {
-		s.reload.Failed, s.reload.Problems = now, problems.Error()
+		s.reload.Failed = now
 	}
 	s.mu.Unlock()
 	s.reportReload(problems, stale)

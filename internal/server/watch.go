@@ -5,10 +5,12 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
 // watch is what the server remembers for the admin page beside the denials.
@@ -16,9 +18,18 @@ type watch struct {
 	started time.Time
 	history *history.Recorder
 	times   history.Times
+	usage   *usage.Recorder
+
+	// swapped is the last swap of configurations, until it is compared.
+	swapped chan swap
 }
 
-func newWatch(now time.Time) *watch { return &watch{started: now, history: history.New(now)} }
+// swap is two configurations of which the second took the place of the first.
+type swap struct{ before, after *limiter.Snapshot }
+
+func newWatch(now time.Time) *watch {
+	return &watch{started: now, history: history.New(now), usage: usage.New(time.Now, sampleEvery), swapped: make(chan swap, 1)}
+}
 
 // sampleEvery is how many decisions there are for one that is timed: reading the clock costs a tenth of a decision.
 const sampleEvery = 64
@@ -47,10 +58,11 @@ func (w *watch) sample(c *limiter.Call) {
 	if !c.Arrived.IsZero() {
 		w.times.Add(time.Since(c.Arrived))
 	}
+	w.usage.Observe(c)
 }
 
-// run takes a sample of the counters in every step, until ctx ends.
-func (w *watch) run(ctx context.Context, m *metrics.Metrics) {
+// runWatch takes a sample of the counters in every step, and compares configurations, until ctx ends.
+func (s *server) runWatch(ctx context.Context) {
 	ticker := time.NewTicker(history.Step)
 	defer ticker.Stop()
 	for {
@@ -58,7 +70,12 @@ func (w *watch) run(ctx context.Context, m *metrics.Metrics) {
 		case <-ctx.Done():
 			return
 		case now := <-ticker.C:
-			w.read(now, m)
+			s.watch.read(now, s.metrics)
+		case swapped := <-s.watch.swapped:
+			changes := admin.Compare(swapped.before, swapped.after)
+			s.mu.Lock()
+			s.reload.Changes = changes
+			s.mu.Unlock()
 		}
 	}
 }
@@ -72,4 +89,17 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 			visit(history.Key{Domain: domain, Limit: limit}, history.Totals{Allowed: t.Allowed, Denied: t.Denied + t.Shadowed})
 		})
 	})
+}
+
+// compare has the page show how after differs from before. For many limits that takes longer than a reload should. One
+// goroutine loads configurations, so that no other send comes between.
+func (w *watch) compare(before, after *limiter.Snapshot) {
+	if w == nil || before == nil {
+		return
+	}
+	select {
+	case <-w.swapped:
+	default:
+	}
+	w.swapped <- swap{before, after}
 }

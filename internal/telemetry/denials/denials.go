@@ -13,6 +13,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -42,8 +43,46 @@ type Denied struct {
 	// Times is the number of denials, at least. Exact reports whether the number is exact.
 	Times int64
 	Exact bool
-	// Last is the time of the last denial.
-	Last time.Time
+	// First and Last are when it was denied first and last, of the times that are counted.
+	First, Last time.Time
+	// Recent are the last denials, newest first.
+	Recent []Event
+}
+
+// Event is one decision about a key.
+type Event struct {
+	At   time.Time
+	Cost int64
+	// Remaining and RetryAfter are the limit's own.
+	Remaining  int64
+	RetryAfter algorithms.Micros
+	Outcome    limiter.Outcome
+}
+
+// Events are the last few events of a key.
+type Events struct {
+	ring [8]Event
+	n    int // how many there were
+}
+
+// Add adds an event, in place of the oldest one.
+func (e *Events) Add(one Event) {
+	e.ring[e.n%len(e.ring)] = one
+	e.n++
+}
+
+// AppendTo appends the events to dst, the newest first.
+func (e *Events) AppendTo(dst []Event) []Event {
+	for i := e.n - 1; i >= max(0, e.n-len(e.ring)); i-- {
+		dst = append(dst, e.ring[i%len(e.ring)])
+	}
+	return dst
+}
+
+// counted is what a shard keeps of a key.
+type counted struct {
+	Denied
+	events Events
 }
 
 const (
@@ -69,7 +108,7 @@ type Recorder struct {
 type shard struct {
 	mu             sync.Mutex
 	window         int64 // the number of recent's window; guarded by mu, like the other fields
-	recent, before *topk.Counter[Denied]
+	recent, before *topk.Counter[counted]
 	_              [64]byte // puts the next lock in another cache line
 }
 
@@ -121,25 +160,29 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	default:
 		key = append(append(key, 'd'), cut(c.Request.Domain)...)
 	}
-	r.add(now, key, func() Denied { return describe(c, result, why, aboutKey) })
+	event := Event{At: now, Cost: result.Cost, Outcome: result.Outcome}
+	event.Remaining, event.RetryAfter = result.Decision.Remaining, result.Decision.RetryAfter
+	r.add(key, event, func() Denied { return describe(c, result, why, aboutKey) })
 }
 
 // Unrouted counts a request that was denied because no route matched.
 func (r *Recorder) Unrouted() {
-	r.add(r.now(), []byte(NoRoute), func() Denied { return Denied{Why: NoRoute} })
+	r.add([]byte(NoRoute), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: NoRoute} })
 }
 
-// add counts key. describe is called if it is not counted yet.
-func (r *Recorder) add(now time.Time, key []byte, describe func() Denied) {
+// add counts event for key. describe is called if the key is not counted yet.
+func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(now)
+	s.turn(event.At)
 	d, added := s.recent.Add(key)
 	if added {
-		d.Value = describe()
+		d.Value = counted{Denied: describe()}
+		d.Value.First = event.At
 	}
-	d.Value.Last = now
+	d.Value.Last = event.At
+	d.Value.events.Add(event)
 }
 
 // turn makes the window that contains now the recent one.
@@ -153,11 +196,14 @@ func (s *shard) turn(now time.Time) {
 	default:
 		s.before = nil
 	}
-	s.recent, s.window = topk.New[Denied](kept), current
+	s.recent, s.window = topk.New[counted](kept), current
 }
 
 // number is the number of a window; the windows of all shards begin together.
 func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
+
+// Describe returns the domain, limit, key and descriptor of result. It copies their texts, which belong to the listener.
+func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
 // describe copies the description of result from c, because the texts in c belong to the listener.
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
@@ -217,26 +263,29 @@ func (s *shard) top(now time.Time, dst []Denied) []Denied {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.turn(now)
-	windows := []*topk.Counter[Denied]{s.recent}
+	windows := []*topk.Counter[counted]{s.recent}
 	if s.before != nil {
 		windows = append(windows, s.before)
 	}
 	at := map[string]int{}
-	for _, counted := range windows {
-		for _, c := range counted.Top(kept) {
+	for _, window := range windows {
+		for _, c := range window.Top(kept) {
 			i, seen := at[c.Key()]
 			if !seen {
 				i = len(dst)
 				at[c.Key()] = i
-				dst = append(dst, c.Value)
+				dst = append(dst, c.Value.Denied)
 			}
-			dst[i].Times += c.Least()
+			d := &dst[i]
+			d.Times += c.Least()
+			d.First = c.Value.First // windows are read from the newest to the oldest
+			d.Recent = c.Value.events.AppendTo(d.Recent)
 		}
 	}
 	for key, i := range at {
 		most := int64(0)
-		for _, counted := range windows {
-			most += counted.Most(key)
+		for _, window := range windows {
+			most += window.Most(key)
 		}
 		dst[i].Exact = most == dst[i].Times
 	}

@@ -271,3 +271,30 @@ func BenchmarkObserve(b *testing.B) {
 		}
 	})
 }
+
+// TestTheLastDenialsOfAKey has a key denied twelve times, a minute apart, so that it is counted in two windows and more.
+func TestTheLastDenialsOfAKey(t *testing.T) {
+	a := newAsker(t, memory.New(memory.Config{}))
+	a.ask(t, "user=bob", 1)
+	first := a.clock
+	for range 8 {
+		a.ask(t, "user=bob", 1)
+		a.clock = a.clock.Add(time.Minute)
+	}
+	a.clock = a.clock.Add(-time.Minute)
+	_, top := a.Top(1)
+	if d := top[0]; d.Times != 8 || !d.First.Equal(first) || !d.Last.Equal(a.clock) || len(d.Recent) != 8 {
+		t.Fatalf("%+v", d)
+	}
+	for i, e := range top[0].Recent {
+		if !e.At.Equal(a.clock.Add(-time.Duration(i)*time.Minute)) || e.Cost != 1 || e.Outcome != limiter.Denied || e.RetryAfter <= 0 {
+			t.Errorf("%d: %+v", i, e)
+		}
+	}
+	for range 20 {
+		a.ask(t, "user=bob", 1)
+	}
+	if _, top = a.Top(1); len(top[0].Recent) > 16 || !top[0].First.Equal(first) {
+		t.Errorf("%d decisions are kept, the first at %v", len(top[0].Recent), top[0].First)
+	}
+}

@@ -39,7 +39,10 @@ func New[V any](max int) *Counter[V] {
 
 // Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value, which may
 // still be that of the replaced item.
-func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) {
+func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) { return h.AddN(key, 1) }
+
+// AddN counts n occurrences of key; n is at least 1.
+func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 	c = h.byKey[string(key)]
 	if c == nil {
 		if len(h.least) < h.max {
@@ -53,7 +56,7 @@ func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) {
 		c.key, added = string(key), true
 		h.byKey[c.key] = c
 	}
-	c.Count++
+	c.Count += n
 	heap.Fix(&h.least, c.index)
 	return c, added
 }

@@ -1,0 +1,116 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// auditShown is how many entries of the audit a page has.
+const auditShown = 50
+
+// adjustmentsBody is what adjustments.html shows.
+type adjustmentsBody struct {
+	// Off: there are no adjustments. Problem is why they cannot be read or changed now.
+	Off     bool
+	Problem string
+	Done    string
+	Place   string
+	Lasting bool
+	Rows    []adjustedRow
+	More    string
+	Audit   []auditRow
+	Older   string
+	// Fault is why the audit cannot be shown.
+	Fault string
+}
+
+// auditRow is a change.
+type auditRow struct{ At, Author, Reason, What string }
+
+func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v visitor) {
+	b := adjustmentsBody{Off: p.Adjust == nil, Done: done[r.URL.Query().Get("done")]}
+	if p.Adjust != nil {
+		p.listAdjustments(&b)
+		ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
+		defer cancel()
+		before, _ := strconv.ParseUint(r.URL.Query().Get("before"), 10, 64)
+		p.audit(ctx, &b, before)
+	}
+	p.show(w, r, v, http.StatusOK, adjustmentsPage, frame{Title: "Adjustments", Section: "/adjustments", Body: b})
+}
+
+func (p *pages) listAdjustments(b *adjustmentsBody) {
+	status := p.Adjust.Status()
+	b.Place, b.Lasting = status.Place, status.Lasting
+	if status.Err != nil {
+		b.Problem = status.Err.Error()
+	}
+	all, _ := p.Adjust.List()
+	for i := range all[:min(len(all), rowsShown)] {
+		b.Rows = append(b.Rows, adjusted(&all[i]))
+	}
+	if n := len(all) - len(b.Rows); n > 0 {
+		b.More = plural(int64(n), "more adjustment") + ": rlsidecar adjust list has them all."
+	}
+}
+
+func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
+	entries, err := p.Adjust.Audit(ctx, before, auditShown)
+	if err != nil {
+		b.Fault = err.Error()
+		return
+	}
+	for _, e := range entries {
+		b.Audit = append(b.Audit, auditRow{At: moment(e.At), Author: e.Author, Reason: e.Reason, What: auditWords(e)})
+	}
+	if len(entries) == auditShown {
+		b.Older = "/adjustments?before=" + strconv.FormatUint(entries[len(entries)-1].Version, 10)
+	}
+}
+
+// auditWords say what an entry did.
+func auditWords(e *adjust.Entry) string {
+	switch {
+	case e.After != nil && e.Before != nil:
+		return "replaced by " + adjustmentWords(e.After)
+	case e.After != nil:
+		return "set " + adjustmentWords(e.After)
+	case e.Before != nil:
+		return "ended " + adjustmentWords(e.Before)
+	default:
+		return "ended adjustment " + descriptors.Printable(e.Target)
+	}
+}
+
+// adjustmentWords describe an adjustment without the limit as it is configured now.
+func adjustmentWords(a *adjust.Adjustment) string {
+	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)
+}
+
+func changeWords(c *adjust.Change) string {
+	switch {
+	case c.Block:
+		return "block"
+	case c.Unlimited:
+		return "unlimited"
+	case c.Factor != 0:
+		return c.Factor.String() + " times as much"
+	}
+	var parts []string
+	if c.Rate != nil {
+		parts = append(parts, fmt.Sprintf("rate %d", *c.Rate))
+	}
+	if c.Period != 0 {
+		parts = append(parts, "period "+descriptors.Span(c.Period))
+	}
+	if c.Capacity != nil {
+		parts = append(parts, fmt.Sprintf("capacity %d", *c.Capacity))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,410 @@
+package admin
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// maxValues and maxValueBytes bound a key in a link.
+	maxValues, maxValueBytes = 64, 16 << 10
+	// lookupTime bounds how long the store is asked for one page.
+	lookupTime = 2 * time.Second
+)
+
+// subject is what a key page is about: a key of one limit, or a descriptor and all limits that it meets.
+type subject struct {
+	Domain, Limit string
+	Key           []string
+	Entries       []descriptors.Entry
+}
+
+// parseSubject reads a subject from a query. It reports false where the query has none.
+func parseSubject(q url.Values) (s subject, found bool, err error) {
+	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
+	if text := q.Get("descriptor"); text != "" {
+		s.Entries, err = descriptors.Parse(text)
+		return s, true, err
+	}
+	coded := q["entry64"]
+	if len(coded) == 0 {
+		coded = q["value64"]
+	}
+	values := make([]string, len(coded))
+	for i, text := range coded {
+		value, err := base64.RawURLEncoding.DecodeString(text)
+		if err != nil {
+			return s, true, errors.New("a value of the link is not base64url")
+		}
+		values[i] = string(value)
+	}
+	switch pairs := q["entry64"]; {
+	case len(pairs) > 0 && len(pairs)%2 == 0:
+		for i := 0; i < len(values); i += 2 {
+			s.Entries = append(s.Entries, descriptors.Entry{Key: values[i], Value: values[i+1]})
+		}
+	case len(pairs) > 0:
+		return s, true, errors.New("the link lacks the value of an entry")
+	case s.Limit != "":
+		if s.Key = values; len(coded) == 0 {
+			s.Key = q["value"]
+		}
+	default:
+		return s, false, nil
+	}
+	if len(s.Key)+len(s.Entries) > maxValues || len(strings.Join(s.Key, ""))+len(values) > maxValueBytes {
+		return s, true, errors.New("the key is too long for this page")
+	}
+	return s, true, nil
+}
+
+// String shows a subject to people.
+func (s *subject) String() string {
+	if s.Entries != nil {
+		return descriptors.Format(s.Entries)
+	}
+	return printable(s.Key)
+}
+
+// link leads to the page of s.
+func (s *subject) link() string {
+	if s.Entries != nil {
+		return descriptorLink(s.Domain, s.Entries)
+	}
+	return keyLink(s.Domain, s.Limit, s.Key)
+}
+
+// keyBody is what key.html shows.
+type keyBody struct {
+	Subject, Domain string
+	// Denied says whether a request of cost 1 would be denied now, and Answer why, in a sentence.
+	Denied bool
+	Answer string
+	Limits []keyLimit
+	// Problem is why there is no answer; "": there is one.
+	Problem string
+	// Done is what the visitor has just done.
+	Done string
+	// Adjustable: there are adjustments.
+	Adjustable bool
+}
+
+// keyLimit is one limit that the subject meets.
+type keyLimit struct {
+	Domain, Limit, Link, Key, Words, Mode string
+	// State says what is left, or until when and by what the key is denied.
+	State  string
+	Denied bool
+	Left   string
+	// Since says when the key was denied first and how often since then; "": it was not, or is not among those denied most.
+	Since  string
+	Recent []recentRow
+	// Adjusted is in force for the key; nil: nothing is.
+	Adjusted *adjustedRow
+	// Reset, Raise and Block lead to forms.
+	Reset, Raise, Block string
+}
+
+// recentRow is a decision that was seen.
+type recentRow struct {
+	At, What, Cost, Left string
+	Denied               bool
+}
+
+// done are the sentences for what a visitor has just done, by the parameter done.
+var done = map[string]string{
+	"reset": "The bucket was reset: it is as one never seen.",
+	"raise": "The limit was raised for this key.",
+	"block": "The key is blocked.",
+	"end":   "The adjustment was ended.",
+}
+
+// key answers "why is this denied?".
+func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
+	q := r.URL.Query()
+	s, found, err := parseSubject(q)
+	if err != nil {
+		p.problem(w, r, v, http.StatusBadRequest, "The key cannot be read: "+err.Error()+".", "")
+		return
+	}
+	if !found {
+		p.search(w, r, v, cut(q.Get("q"), maxQuery))
+		return
+	}
+	b := keyBody{Subject: s.String(), Domain: descriptors.Printable(s.Domain), Done: done[q.Get("done")], Adjustable: p.Adjust != nil}
+	ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
+	defer cancel()
+	if call, err := p.inspect(ctx, &s, 1); err != nil {
+		b.Problem = err.Error()
+	} else {
+		p.explain(ctx, &b, &s, call)
+	}
+	p.show(w, r, v, http.StatusOK, keyPage, frame{Title: "Why is this denied?", Section: "/key", Live: b.Done == "", Body: b})
+}
+
+// inspect returns what a request of s for cost would be answered now. It consumes nothing.
+func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.Call, error) {
+	c, err := p.call(s, cost)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Limiter.Check(ctx, c); err != nil {
+		return nil, err
+	}
+	switch d := c.Verdict.Domain; {
+	case d == nil:
+		return nil, fmt.Errorf("domain %q is not configured", descriptors.Printable(s.Domain))
+	case d.Broken:
+		return nil, limiter.ErrNoConfig
+	}
+	return c, nil
+}
+
+// call asks about s without consuming anything.
+func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
+	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
+	if s.Entries != nil {
+		c.Descriptors = []limiter.Descriptor{{Entries: slices.Clone(s.Entries), Cost: cost}}
+		return c, nil
+	}
+	current := p.Current()
+	if current == nil {
+		return nil, limiter.ErrNoConfig
+	}
+	ask := limiter.LimitAsk{Name: s.Limit, Key: s.Key, Count: cost}
+	if d := current.Domains[s.Domain]; s.Domain != "" && (d == nil || d.Named[s.Limit] == nil) {
+		limit := p.catalogs.of(current).find(s.Domain, s.Limit)
+		switch {
+		case limit == nil:
+			return nil, fmt.Errorf("domain %q has no limit named %q", descriptors.Printable(s.Domain), descriptors.Printable(s.Limit))
+		case limit.Unlimited:
+			return nil, errors.New("this limit is unlimited: it has no buckets")
+		case !limit.Whole && len(limit.Open) != len(s.Key):
+			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
+		}
+		ask.Inline = limit // one that stands at a descriptor and has no other name
+	}
+	c.Limits = []limiter.LimitAsk{ask}
+	return c, nil
+}
+
+// openKeys names the values that identify a bucket of l.
+func openKeys(l *descriptors.Policy) string {
+	if len(l.Open) == 0 {
+		return "no value"
+	}
+	keys := l.Extra().OpenKeys
+	names := make([]string, len(keys))
+	for i, key := range keys {
+		names[i] = descriptors.Printable(key)
+	}
+	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
+}
+
+// explain completes b from c, which asked for one unit.
+func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
+	now := p.Now()
+	_, denied := p.Denied(maxDenied)
+	_, used := p.Used()
+	look, _ := p.inspect(ctx, s, 0) // what is left; the answer for one unit may have other numbers
+	for i := range c.Results {
+		result := &c.Results[i]
+		if result.Policy == nil {
+			continue
+		}
+		state := result
+		if look != nil && i < len(look.Results) && look.Results[i].Decision.Err == nil {
+			state = &look.Results[i]
+		}
+		l := p.keyLimit(c, result, state, now)
+		if result.Key != nil {
+			p.seen(&l, c, result, denied, used, now)
+		}
+		b.Limits = append(b.Limits, l)
+	}
+	switch {
+	case len(b.Limits) == 0:
+		b.Answer = "This meets no limit: every request is allowed."
+	case c.Denied:
+		b.Denied = true
+		b.Answer = "Denied now: " + deniedBy(b.Limits, c) + "."
+	default:
+		b.Answer = "Allowed now: the next request is not denied."
+	}
+}
+
+// deniedBy names what denies c.
+func deniedBy(limits []keyLimit, c *limiter.Call) string {
+	var names []string
+	for _, l := range limits {
+		if l.Denied {
+			names = append(names, "limit "+l.Limit+" "+l.State)
+		}
+	}
+	if names == nil {
+		return "the limits of the request deny together"
+	}
+	return strings.Join(names, "; ")
+}
+
+// keyLimit describes the answer of one limit: result for one unit, state for none.
+func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now time.Time) keyLimit {
+	limit := result.Policy
+	key := c.AppendValues(nil, result)
+	l := keyLimit{
+		Domain: descriptors.Printable(limit.Domain), Limit: descriptors.Printable(limit.Name), Link: limitLink(limit.Domain, limit.Name),
+		Key: printable(key), Words: limit.Words(), Mode: modes(limit), Denied: c.Denies(result),
+	}
+	if result.Key == nil {
+		l.State = "is unlimited"
+		return l
+	}
+	l.State, l.Left = stateWords(result, now), leftWords(state)
+	l.Adjusted = p.adjustedBy(limit)
+	q := url.Values{"domain": {limit.Domain}, "limit": {limit.Name}}
+	addKey(q, key)
+	link := func(do string) string {
+		q.Set("do", do)
+		return "/change?" + q.Encode()
+	}
+	l.Reset, l.Raise, l.Block = link("reset"), link("raise"), link("block")
+	return l
+}
+
+// stateWords say what a limit does with the next request, and by what.
+func stateWords(result *limiter.Result, now time.Time) string {
+	d, limit := &result.Decision, result.Policy
+	until := func() string {
+		wait := time.Duration(d.RetryAfter) * time.Microsecond
+		return "until " + at(now.Add(wait)) + " (" + span(wait) + ")"
+	}
+	denies := "denies"
+	if result.Outcome == limiter.Shadowed {
+		denies = "is in shadow mode and would deny"
+	}
+	switch blocked := limit.Adjusted != nil && limit.Adjusted.Block; {
+	case d.Err != nil && errors.Is(d.Err, backend.ErrFull):
+		return "has no room for another bucket in memory: on_backend_failure answers " + limit.OnFailure.String()
+	case d.Err != nil:
+		return "could not be decided by the store (" + descriptors.Printable(d.Err.Error()) + "): on_backend_failure answers " + limit.OnFailure.String()
+	case limit.Adjusted != nil && limit.Adjusted.Unlimited:
+		return "never denies this key, because of an adjustment"
+	case d.Allowed:
+		return "allows"
+	case blocked:
+		return denies + " " + until() + ", because an operator blocks the key"
+	case d.Blocked > 0:
+		return denies + " " + until() + ", because a penalty blocks the key"
+	case d.Never:
+		return denies + " for good: it can never give so much"
+	default:
+		return denies + " " + until() + ", because it is used up"
+	}
+}
+
+// leftWords say what is in a bucket.
+func leftWords(r *limiter.Result) string {
+	d := &r.Decision
+	if d.Err != nil {
+		return ""
+	}
+	text := fmt.Sprintf("%s of %s left", count(uint64(max(d.Remaining, 0))), count(uint64(r.Policy.Limit.Capacity)))
+	if unit := max(1, r.Policy.Limit.Unit()); d.Value < 0 {
+		text += fmt.Sprintf(", in debt by %s", count(uint64((-d.Value+unit-1)/unit)))
+	}
+	if d.ResetAfter > 0 {
+		text += ", full again in " + span(time.Duration(d.ResetAfter)*time.Microsecond)
+	}
+	return text
+}
+
+// maxRecent bounds the decisions that are shown.
+const maxRecent = 12
+
+// seen adds to l what was seen of the key of result.
+func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, denied []denials.Denied, used []usage.Used, now time.Time) {
+	key := c.AppendValues(nil, result)
+	is := func(domain, limit string, other []string, isCut bool) bool {
+		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)
+	}
+	var events []denials.Event
+	for i := range denied {
+		if d := &denied[i]; is(d.Domain, d.Limit, d.Key, d.Cut) {
+			times := plural(d.Times, "time")
+			if !d.Exact {
+				times = "at least " + times
+			}
+			l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(d.First), ago(d.Last, now))
+			events = append(events, d.Recent...)
+		}
+	}
+	for i := range used {
+		if u := &used[i]; is(u.Domain, u.Limit, u.Key, u.Cut) {
+			events = append(events, u.Recent...)
+		}
+	}
+	slices.SortStableFunc(events, func(a, b denials.Event) int { return b.At.Compare(a.At) })
+	for _, e := range events[:min(len(events), maxRecent)] {
+		l.Recent = append(l.Recent, recent(e))
+	}
+}
+
+var outcomes = map[limiter.Outcome]string{
+	limiter.Allowed: "allowed", limiter.Denied: "denied", limiter.Shadowed: "allowed by shadow mode",
+	limiter.FailedAllowed: "allowed: the store could not decide", limiter.FailedDenied: "denied: the store could not decide",
+}
+
+func recent(e denials.Event) recentRow {
+	row := recentRow{At: e.At.UTC().Format("15:04:05.000"), What: outcomes[e.Outcome], Cost: fmt.Sprint(e.Cost), Denied: e.Outcome.Denies()}
+	if row.Left = fmt.Sprintf("%d left", max(0, e.Remaining)); e.Outcome == limiter.Denied && e.RetryAfter > 0 {
+		row.Left = "retry after " + span(time.Duration(e.RetryAfter)*time.Microsecond)
+	}
+	return row
+}
+
+// adjustedRow is an adjustment that is in force, or was.
+type adjustedRow struct {
+	Words, Ignored, Author, Reason, Left, Expires, End string
+	Link                                               string // the page of the key; "": it is of all keys
+}
+
+// adjustedBy describes the adjustment that made limit what it is; nil: none did.
+func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
+	if limit.Adjusted == nil || p.Adjust == nil {
+		return nil
+	}
+	s, err := p.Adjust.Find(limit.Adjusted.ID)
+	if err != nil { // it has expired meanwhile
+		return nil
+	}
+	row := adjusted(&s)
+	return &row
+}
+
+func adjusted(s *adjust.Shown) adjustedRow {
+	row := adjustedRow{
+		Words: s.Words, Ignored: s.Ignored, Author: s.Author, Reason: s.Reason, Left: span(s.Left),
+		Expires: at(time.UnixMicro(int64(s.Expires))), End: "/change?" + url.Values{"do": {"end"}, "id": {s.ID}}.Encode(),
+	}
+	if row.Words == "" {
+		row.Words = s.Target.String()
+	}
+	if !s.Target.AllKeys {
+		row.Link = keyLink(s.Target.Domain, s.Target.Limit, s.Target.Key)
+	}
+	return row
+}

@@ -1,0 +1,374 @@
+package admin
+
+import (
+	"fmt"
+	"html"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const sample = `domain: d
+limits:
+  send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}
+  login: {algorithm: token_bucket, rate: 2, period: 1m, penalty: {after: 3, for: 5m, max: 1h}}
+  quiet: {algorithm: token_bucket, rate: 1, period: 1h, shadow_mode: true}
+descriptors:
+  - {key: user, limit: send}
+  - {key: free, rate_limit: {name: free, unlimited: true}}
+  - {key: "café", limit: quiet}
+  - key: path
+    value: /login
+    descriptors:
+      - {key: ip, limit: login}
+      - key: country
+        rate_limit:
+          unit: hour
+          requests_per_unit: 3
+`
+
+// desk is a listener over a limiter with buckets of its own, and a browser that is logged in.
+type desk struct {
+	*browser
+	now     time.Time
+	limiter *limiter.Limiter
+	denials *denials.Recorder
+	usage   *usage.Recorder
+	file    string
+	logs    *observer.ObservedLogs
+}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	d := &desk{now: began, file: filepath.Join(t.TempDir(), "limits.yaml")}
+	if err := os.WriteFile(d.file, []byte(sample), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(d.file, began, began); err != nil {
+		t.Fatal(err)
+	}
+	s, problems := config.Load([]string{d.file}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	clock := func() time.Time { return d.now }
+	micros := func() algorithms.Micros { return algorithms.Micros(d.now.UnixMicro()) }
+	d.limiter = limiter.New(memory.New(memory.Config{Clock: micros}), limiter.Config{})
+	d.limiter.Swap(s)
+	d.denials, d.usage = denials.New(clock), usage.New(clock, 1)
+	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keeper.Watch(func(set *adjust.Set) { d.limiter.Adjust(set, micros) })
+	core, logs := observer.New(zap.InfoLevel)
+	d.logs = logs
+	h := guarded(t, func(c *Config) {
+		c.Now, c.Limiter, c.Log, c.Current = clock, d.limiter, zap.New(core), d.limiter.Current
+		c.Denied, c.Used = d.denials.Top, d.usage.Top
+		c.Adjust = adjust.NewService(keeper, d.limiter, nil)
+		c.Reload = func() Reload { return Reload{Loaded: began, Paths: []string{d.file}} }
+	})
+	d.browser = newBrowser(h)
+	d.logIn("secret")
+	return d
+}
+
+// request sends n requests with a descriptor, and returns how many were allowed.
+func (d *desk) request(t *testing.T, n int, entries ...descriptors.Entry) (allowed int) {
+	t.Helper()
+	for range n {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Arrived: d.now}}
+		c.Descriptors = []limiter.Descriptor{{Entries: entries, Cost: 1}}
+		if err := d.limiter.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if c.Denied {
+			d.denials.Observe(c)
+		} else {
+			allowed++
+		}
+		d.usage.Observe(c)
+	}
+	return allowed
+}
+
+func user(name string) descriptors.Entry { return descriptors.Entry{Key: "user", Value: name} }
+
+func (d *desk) read(t *testing.T, path string) string {
+	t.Helper()
+	w := d.send("GET", path, nil)
+	if w.Code != 200 {
+		t.Errorf("%s: %d", path, w.Code)
+	}
+	return w.Body.String()
+}
+
+// follow sends the form of a page, with other values for some fields.
+func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	_, form, found := strings.Cut(page, `<form class="stacked" method="post" action="/change">`)
+	if !found {
+		t.Fatalf("there is no form in\n%s", page)
+	}
+	form, _, _ = strings.Cut(form, "</form>")
+	values := url.Values{}
+	for _, field := range regexp.MustCompile(`name="([^"]*)" value="([^"]*)"`).FindAllStringSubmatch(form, -1) {
+		values.Add(field[1], html.UnescapeString(field[2]))
+	}
+	for i := 0; i+1 < len(fields); i += 2 {
+		values.Set(fields[i], fields[i+1])
+	}
+	return d.send("POST", "/change", values)
+}
+
+// click returns the page behind the link with a text.
+func (d *desk) click(t *testing.T, page, text string) string {
+	t.Helper()
+	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
+	if found == nil {
+		t.Fatalf("there is no link %q in\n%s", text, page)
+	}
+	return d.read(t, html.UnescapeString(found[1]))
+}
+
+func TestWhyAKeyIsDenied(t *testing.T) {
+	d := newDesk(t)
+	d.request(t, 25, user("bob"))
+	page := d.click(t, d.read(t, "/"), "user=bob")
+	has(t, page, "Denied now: limit send denies until 2001-09-09 01:46:46 UTC (6 seconds), because it is used up.",
+		"0 of 20 left, full again in 2 minutes", "token bucket: 10 per 1m, up to 20 at once",
+		"Denied 5 times since 2001-09-09 01:46:40 UTC, last just now.", ">denied</td>", ">allowed</td>", "retry after 6 seconds")
+	d.now = d.now.Add(6 * time.Second)
+	has(t, d.read(t, "/key?domain=d&limit=send&value=bob"), "Allowed now", "1 of 20 left", "last 6 seconds ago")
+
+	d.request(t, 5, descriptors.Entry{Key: "path", Value: "/login"}, descriptors.Entry{Key: "ip", Value: "::1"})
+	has(t, d.click(t, d.read(t, "/"), "path=/login,ip=::1"), "(5 minutes), because a penalty blocks the key")
+	has(t, d.read(t, "/key?domain=d&limit=quiet&value=x"), "Allowed now", "1 of 1 left", "shadow")
+	for path, want := range map[string]string{
+		"/key?domain=d&descriptor=user%3Dann":              "20 of 20 left",
+		"/key?domain=d&descriptor=nothing%3Dhere":          "This meets no limit: every request is allowed.",
+		"/key?domain=e&descriptor=user%3Dann":              "domain &#34;e&#34; is not configured",
+		"/key?domain=d&limit=nothing&value=x":              "has no limit named",
+		"/key?domain=d&limit=send":                         "the key has no value; a bucket of this limit is identified by 1 value (user)",
+		"/key?domain=d&limit=path_/login.country":          "the key has 0 values; a bucket of this limit is identified by 1 value (country)",
+		"/key?domain=d&limit=path_/login.country&value=de": "3 of 3 left",
+	} {
+		has(t, d.read(t, path), want)
+	}
+	for _, path := range []string{"/key?domain=d&limit=send&value64=%21", "/key?domain=d&entry64=YQ", "/key?domain=d&descriptor=x", "/key?domain=d&limit=send" + strings.Repeat("&value=x", 100)} {
+		if w := d.send("GET", path, nil); w.Code != 400 {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+}
+
+func TestSearchingAKey(t *testing.T) {
+	d := newDesk(t)
+	d.request(t, 25, user("bob"))
+	d.request(t, 1, descriptors.Entry{Key: "café", Value: "bob"})
+	body := d.read(t, "/key?q=bob")
+	has(t, body, `href="/key?domain=d&amp;limit=send&amp;value=bob">bob</a>`, `href="/key?domain=d&amp;limit=quiet&amp;value=bob">bob</a>`, "0 of 20 left", "denied 5 times")
+	if strings.Contains(body, "limit=login") {
+		t.Error("it shows a bucket that is as one never seen")
+	}
+	has(t, d.read(t, "/key?q=user%3Dbob"), "denied now", "1 limit")
+	has(t, d.read(t, "/key?q=nobody"), "None.")
+	has(t, d.read(t, "/key?q="+url.QueryEscape(strings.Repeat("é\xff<b>", 1000))), "None.")
+}
+
+// Keys are any bytes; each leads to its own page, and back to the same bytes.
+func TestKeysOfAnyBytes(t *testing.T) {
+	d := newDesk(t)
+	for _, key := range []string{"", "\xff\x00", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
+		d.request(t, 21, user(key))
+		has(t, d.read(t, keyLink("d", "send", []string{key})), "Denied now", "Denied 1 time since")
+		has(t, d.read(t, descriptorLink("d", []descriptors.Entry{user(key)})), "Denied now")
+		w := d.follow(t, d.read(t, "/change?"+strings.TrimPrefix(keyLink("d", "send", []string{key}), "/key?")+"&do=reset"), "author", "ann", "reason", "test")
+		if w.Code != 303 {
+			t.Errorf("%q: %d %s", key, w.Code, w.Body)
+		}
+		has(t, d.read(t, w.Header().Get("Location")), "The bucket was reset", "20 of 20 left", "Allowed now")
+	}
+	body := d.read(t, "/")
+	for _, no := range []string{"<script>alert", "<svg/", "\u202e", "\xff"} {
+		if strings.Contains(body, no) {
+			t.Errorf("the page has %q", no)
+		}
+	}
+	if n := d.logs.FilterMessage("a bucket was reset").Len(); n != 8 {
+		t.Errorf("%d resets are logged", n)
+	}
+}
+
+func TestRaisingAndBlockingAKey(t *testing.T) {
+	d := newDesk(t)
+	d.request(t, 25, user("bob"))
+	page := d.read(t, "/key?domain=d&limit=send&value=bob")
+
+	preview := d.click(t, page, "Raise for an hour")
+	has(t, preview, "limit send of domain d, key bob: token bucket: 20 per 1m, up to 40 at once, until 2001-09-09 02:46:40 UTC (configured:")
+	has(t, d.read(t, "/change?do=raise&domain=d&limit=send&value=bob&factor=10&for=8h"), "100 per 1m, up to 200 at once, until 2001-09-09 09:46:40 UTC")
+	if w := d.follow(t, preview, "author", "ann", "reason", ""); w.Code != 409 || !strings.Contains(w.Body.String(), "the reason are missing") {
+		t.Errorf("without a reason: %d", w.Code)
+	}
+	w := d.follow(t, preview, "author", "ann", "reason", "launch <b>")
+	if w.Code != 303 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	page = d.read(t, w.Header().Get("Location"))
+	has(t, page, "The limit was raised for this key.", "By ann: “launch &lt;b&gt;”", "20 of 40 left", "Allowed now")
+	if n := d.request(t, 30, user("bob")); n != 20 {
+		t.Errorf("%d are allowed, want 20", n)
+	}
+	if n := d.request(t, 30, user("eve")); n != 20 {
+		t.Errorf("another key has %d", n)
+	}
+
+	preview = d.click(t, page, "Block")
+	has(t, preview, "every request is denied until", `value="ann"`)
+	w = d.follow(t, preview, "reason", "attack")
+	page = d.read(t, w.Header().Get("Location"))
+	has(t, page, "The key is blocked.", "because an operator blocks the key", "(1 hour)")
+	if n := d.request(t, 1, user("bob")); n != 0 {
+		t.Error("a blocked key is allowed")
+	}
+
+	list := d.read(t, "/adjustments")
+	has(t, list, "every request is denied", "attack", "launch &lt;b&gt;", "set limit send of domain d, key bob: 2 times as much", "replaced by limit send of domain d, key bob: block")
+	has(t, d.read(t, "/limit?domain=d&name=send"), "every request is denied")
+	w = d.follow(t, d.click(t, list, "End it"), "author", "ann", "reason", "over")
+	if w.Code != 303 {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	has(t, d.read(t, w.Header().Get("Location")), "The adjustment was ended.", "Nothing is adjusted.", "ended limit send of domain d, key bob: block")
+	has(t, d.read(t, "/change?do=end&id=x"), "there is no such adjustment")
+
+	w = d.follow(t, d.click(t, d.read(t, "/limit?domain=d&name=send"), "Block all keys"), "author", "ann", "reason", "attack")
+	has(t, d.read(t, w.Header().Get("Location")), "all keys: every request is denied")
+	if n := d.request(t, 1, user("carl")); n != 0 {
+		t.Error("a key of a limit that is blocked for all keys is allowed")
+	}
+}
+
+// Who may only read sees no buttons, and their forms are refused.
+func TestOnlyTheAdminTokenChanges(t *testing.T) {
+	d := newDesk(t)
+	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
+	reader := newBrowser(d.h)
+	reader.logIn("look")
+	for name, b := range map[string]*browser{"nobody": newBrowser(d.h), "a reader": reader} {
+		form.Set("csrf", b.csrf())
+		if w := b.send("POST", "/change", form); w.Code != 403 {
+			t.Errorf("%s: %d", name, w.Code)
+		}
+		if w := b.send("POST", "/change", form, "Authorization", "Bearer look"); w.Code != 403 {
+			t.Errorf("%s with the token in a header: %d", name, w.Code)
+		}
+		if body := b.send("GET", "/key?domain=d&limit=send&value=bob", nil).Body.String(); strings.Contains(body, "/change?") {
+			t.Errorf("%s sees buttons", name)
+		}
+		if w := b.send("GET", "/change?"+form.Encode(), nil); strings.Contains(w.Body.String(), `action="/change"><input type="hidden" name="csrf"`) {
+			t.Errorf("%s sees the form", name)
+		}
+	}
+	if n := d.request(t, 1, user("bob")); n != 1 {
+		t.Error("bob is blocked")
+	}
+	form.Set("csrf", d.csrf())
+	for _, form := range []url.Values{
+		{"do": {"explode"}}, {"do": {"block"}}, {"do": {"block"}, "limit": {"send"}, "value64": {"!"}},
+	} {
+		form.Set("csrf", d.csrf())
+		if w := d.send("POST", "/change", form); w.Code != 400 {
+			t.Errorf("%v: %d", form, w.Code)
+		}
+	}
+	for field, value := range map[string]string{"for": "1000h", "limit": "nothing", "factor": "x", "do": "raise"} {
+		wrong := url.Values{}
+		for name, values := range form {
+			wrong[name] = values
+		}
+		wrong.Set("do", "raise")
+		wrong.Set("factor", "2")
+		wrong.Set(field, value)
+		if w := d.send("POST", "/change", wrong); (w.Code != 409) != (field == "do") {
+			t.Errorf("%s %s: %d", field, value, w.Code)
+		}
+	}
+}
+
+func TestALimitsPage(t *testing.T) {
+	d := newDesk(t)
+	d.request(t, 25, user("bob"))
+	page := d.read(t, "/limit?domain=d&name=send")
+	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", d.file+":3", "3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}",
+		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The graph in numbers")
+	if strings.Contains(page, "login:") {
+		t.Error("it shows the lines of another limit")
+	}
+	has(t, d.read(t, "/limit?domain=d&name=path_/login.country"), "14        - key: country\n15          rate_limit:\n16            unit: hour\n17            requests_per_unit: 3\n</pre>")
+	has(t, d.read(t, "/limit?domain=d&name=free"), "unlimited")
+	if err := os.Chtimes(d.file, began, began.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	has(t, d.read(t, "/limit?domain=d&name=send"), "The file has changed since it was loaded")
+	if err := os.Remove(d.file); err != nil {
+		t.Fatal(err)
+	}
+	has(t, d.read(t, "/limit?domain=d&name=send"), "did not come from a file", "  algorithm: token_bucket", "  rate: 10")
+	for _, path := range []string{"/limit", "/limit?domain=d&name=x", "/limit?domain=d&name=%ff%00"} {
+		if w := d.send("GET", path, nil); w.Code != 404 {
+			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+}
+
+func TestTheConfigurationPage(t *testing.T) {
+	dir := t.TempDir()
+	load := func(name, text string) (*limiter.Snapshot, config.Problems) {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return config.Load([]string{file}, config.Options{})
+	}
+	before, _ := load("before.yaml", sample)
+	after, _ := load("after.yaml", strings.NewReplacer("rate: 10", "rate: 11", "  login:", "  lockin:", "limit: login", "limit: lockin").Replace(sample))
+	_, problems := load("bad.yaml", strings.Replace(sample, "capacity: 20", "capacity: <b>", 1))
+	c := fixture(t)
+	c.Current = func() *limiter.Snapshot { return after }
+	c.Reload = func() Reload {
+		return Reload{Paths: []string{"after.yaml"}, Loaded: began, Failed: began.Add(time.Hour), Refused: Refusals(problems), Changes: Compare(before, after)}
+	}
+	page := get(New(c), "/configuration", "").Body.String()
+	has(t, page, "after.yaml", "2001-09-09 01:46:40 UTC", fmt.Sprintf("%.12s", after.Hash), "5 limits in 1 domain",
+		"2001-09-09 02:46:40 UTC", "The configuration before it stays in use.", "bad.yaml:3:",
+		"<mark>3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: &lt;b&gt;}</mark>", "4    login:",
+		"1 added, 1 removed, 1 changed.", "token bucket: 10 per 1m", "token bucket: 11 per 1m", "not there", "removed")
+	has(t, get(New(fixture(t)), "/configuration", "").Body.String(), "a.yaml, b", "a.yaml:1:2: &lt;wrong&gt;", "There was no configuration before this one.")
+
+	token := httpauth.FixedToken("secret")
+	c.Token = token
+	if w := get(New(c), "/configuration", ""); w.Code != 401 || strings.Contains(w.Body.String(), "after.yaml") {
+		t.Errorf("without the token: %d", w.Code)
+	}
+}

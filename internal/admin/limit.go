@@ -1,0 +1,304 @@
+package admin
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// keysShown is how many keys of a limit its page lists.
+const keysShown = 20
+
+// limitBody is what limit.html shows.
+type limitBody struct {
+	Domain, Name, Words, Mode, Done string
+	// ID is the raw domain and name, for the form.
+	ID               history.Key
+	Facts            []fact
+	Source           source
+	Graph            graph
+	Legend           string
+	Minutes          []minuteRow
+	Total            metrics.Tally
+	Since, UsedSince string
+	Denied           []deniedRow
+	Used             []usedRow
+	// Values names the values that identify a bucket; none: there is one bucket. Free: applications choose them.
+	Values      []string
+	Free        bool
+	Unlimited   bool
+	Adjustments []adjustedRow
+	// Raise and Block change all keys; "": there are no adjustments.
+	Raise, Block string
+}
+
+// fact is one line about a limit.
+type fact struct{ Name, Text string }
+
+// minuteRow is the graph in numbers.
+type minuteRow struct {
+	Ago             string
+	Allowed, Denied uint64
+}
+
+// usedRow is a key that used much.
+type usedRow struct{ Key, Link, Units string }
+
+// limit shows one limit.
+func (p *pages) limit(w http.ResponseWriter, r *http.Request, v visitor) {
+	q := r.URL.Query()
+	domain, name := q.Get("domain"), q.Get("name")
+	l := p.catalogs.of(p.Current()).find(domain, name)
+	if l == nil {
+		p.problem(w, r, v, http.StatusNotFound, "There is no limit of this name in the configuration in use.", "")
+		return
+	}
+	points := p.History.Limit(history.Key{Domain: domain, Limit: name})
+	b := limitBody{
+		ID:     history.Key{Domain: domain, Limit: name},
+		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: done[q.Get("done")],
+		Facts: facts(l), Source: p.source(l), Graph: sparkline(&points, 1, deniedWord(l)), Legend: deniedWord(l),
+		Minutes: minutes(&points), Total: p.Tally(l), Unlimited: l.Unlimited,
+	}
+	b.Since, b.Denied = p.denied(keysShown, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
+	b.UsedSince, b.Used = p.used(domain, name)
+	for _, key := range l.Extra().OpenKeys {
+		b.Values = append(b.Values, descriptors.Printable(key))
+	}
+	if l.Extra().Named {
+		b.Free, b.Values = true, []string{"key"}
+	}
+	if p.Adjust != nil {
+		b.Adjustments = p.adjustmentsOf(domain, name)
+		q := url.Values{"domain": {domain}, "limit": {name}, "all": {"1"}}
+		if q.Set("do", "block"); v.mayWrite {
+			b.Block = "/change?" + q.Encode()
+			q.Set("do", "raise")
+			b.Raise = "/change?" + q.Encode()
+		}
+	}
+	p.show(w, r, v, http.StatusOK, limitPage, frame{Title: "Limit " + b.Name, Live: true, Body: b})
+}
+
+func (p *pages) adjustmentsOf(domain, name string) (rows []adjustedRow) {
+	all, _ := p.Adjust.List()
+	for i := range all {
+		if t := &all[i].Target; t.Domain == domain && t.Limit == name && len(rows) < keysShown {
+			rows = append(rows, adjusted(&all[i]))
+		}
+	}
+	return rows
+}
+
+func (p *pages) used(domain, name string) (since string, rows []usedRow) {
+	from, top := p.Used()
+	for i := range top {
+		u := &top[i]
+		if u.Domain != domain || u.Limit != name {
+			continue
+		}
+		row := usedRow{Key: printable(u.Key), Units: "about " + count(uint64(max(0, u.Units)))}
+		if u.Cut {
+			row.Key += "…"
+		} else {
+			row.Link = keyLink(domain, name, u.Key)
+		}
+		if rows = append(rows, row); len(rows) == keysShown {
+			break
+		}
+	}
+	return at(from), rows
+}
+
+// facts describe how a limit is treated.
+func facts(l *descriptors.Policy) (list []fact) {
+	add := func(name, text string) { list = append(list, fact{name, text}) }
+	if l.Unlimited {
+		return nil
+	}
+	add("A bucket is identified by", openKeys(l))
+	add("If the store cannot decide", l.OnFailure.String()+" (on_backend_failure)")
+	if l.Shadow {
+		add("Shadow mode", "it never denies; what it would have denied is counted")
+	}
+	if l.Quota {
+		add("Quota", "it denies only together with all other quota limits of the request")
+	}
+	if l.Alone {
+		add("Consumption", "decided on its own, not all or none with the other limits of the request")
+	}
+	if n := len(l.Extra().Shards); n > 0 {
+		add("Shards", strconv.Itoa(n))
+	}
+	if l.Extra().Lease != nil {
+		add("Lease", fmt.Sprintf("up to %d units", l.Extra().Lease.Most))
+	}
+	if l.Extra().MaxDelay > 0 {
+		add("Answers are held for up to", descriptors.Span(l.Extra().MaxDelay))
+	}
+	if len(l.Extra().Replaces) > 0 {
+		add("Replaces", strings.Join(l.Extra().Replaces, ", "))
+	}
+	return list
+}
+
+// minutes are the points of the graph, a row for each minute.
+func minutes(p *history.Points) (rows []minuteRow) {
+	const width = 6
+	for i := history.Steps - width; i >= 0; i -= width {
+		row := minuteRow{Ago: fmt.Sprintf("%d to %d", (history.Steps-width-i)/width, (history.Steps-i)/width)}
+		for _, point := range p[i : i+width] {
+			row.Allowed += uint64(point.Allowed)
+			row.Denied += uint64(point.Denied)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// source is where a limit is configured.
+type source struct {
+	Place string
+	Lines []sourceLine
+	// Note says what is to be known about Lines.
+	Note string
+}
+
+// sourceLine is a line of a file.
+type sourceLine struct {
+	Number int
+	Text   string
+	Marked bool
+}
+
+const (
+	// maxLines and maxLine bound an excerpt of a file.
+	maxLines, maxLine = 40, 200
+	// maxScanned bounds, in bytes, what is read of a file for an excerpt.
+	maxScanned = 16 << 20
+)
+
+// source reads the lines that configure l from its file. Those of a named limit are its definition.
+func (p *pages) source(l *descriptors.Policy) source {
+	if d := p.Current().Domains[l.Domain]; d != nil && d.Named[l.Name] != nil {
+		l = d.Named[l.Name]
+	}
+	s := source{Place: l.Place.String()}
+	info, err := os.Stat(l.Place.File)
+	if err != nil || l.Place.Line == 0 {
+		s.Note = "The configuration did not come from a file that can be read here. This is what it means:"
+		s.Lines = generated(l)
+		return s
+	}
+	if info.ModTime().After(p.Reload().Loaded) {
+		s.Note = "The file has changed since it was loaded. These lines may not be what is in force."
+	}
+	s.Lines = block(l.Place.File, l.Place.Line)
+	return s
+}
+
+// block reads what a line of a YAML file belongs to: in the block style a limit begins at the line of its first key, so
+// that the line above, which is indented less, names it; and a rate_limit belongs to the descriptor above it.
+func block(name string, line int) (lines []sourceLine) {
+	var text []string
+	readLines(name, func(n int, one string) bool {
+		text = append(text, one)
+		return n < line+maxLines
+	})
+	if line > len(text) {
+		return nil
+	}
+	first := line - 1
+	if !strings.Contains(text[first], "{") {
+		first = above(text, first)
+		if strings.HasPrefix(strings.TrimSpace(text[first]), "rate_limit:") {
+			first = above(text, first)
+		}
+	}
+	last := first + 1
+	for last < len(text) && (strings.TrimSpace(text[last]) == "" || indent(text[last]) > indent(text[first])) {
+		last++
+	}
+	for i := first; i < min(last, first+maxLines); i++ {
+		lines = append(lines, sourceLine{i + 1, text[i], false})
+	}
+	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1].Text) == "" {
+		lines = lines[:len(lines)-1]
+	}
+	return lines
+}
+
+// above finds the line above line i that is indented less; i: there is none.
+func above(text []string, i int) int {
+	for j := i - 1; j >= 0; j-- {
+		if strings.TrimSpace(text[j]) != "" && indent(text[j]) < indent(text[i]) {
+			return j
+		}
+	}
+	return i
+}
+
+func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
+
+// readLines calls visit with the lines of a file until it returns false.
+func readLines(name string, visit func(n int, text string) bool) {
+	f, err := os.Open(name)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	scanner := bufio.NewScanner(io.LimitReader(f, maxScanned))
+	scanner.Buffer(nil, maxScanned)
+	for n := 1; scanner.Scan(); n++ {
+		if !visit(n, cut(scanner.Text(), maxLine)) {
+			return
+		}
+	}
+}
+
+// generated is what a limit means, written as YAML.
+func generated(l *descriptors.Policy) (lines []sourceLine) {
+	add := func(text string) { lines = append(lines, sourceLine{len(lines) + 1, text, false}) }
+	add("rate_limit:")
+	add("  name: " + strconv.Quote(l.Name))
+	if l.Unlimited {
+		add("  unlimited: true")
+		return lines
+	}
+	period := descriptors.Span(algorithms.Micros(l.Limit.Period) * l.Limit.Tick)
+	if c := l.Limit.Calendar; c != nil {
+		period = c.Unit
+	}
+	add("  algorithm: " + l.Limit.Kind.String())
+	add(fmt.Sprintf("  rate: %d", l.Limit.Rate))
+	add("  period: " + period)
+	add(fmt.Sprintf("  capacity: %d", l.Limit.Capacity))
+	return lines
+}
+
+// excerptAround reads a line and two lines before and after it.
+func excerptAround(name string, line int) (lines []sourceLine) {
+	readLines(name, func(n int, text string) bool {
+		if n >= line-2 {
+			lines = append(lines, sourceLine{n, text, n == line})
+		}
+		return n < line+2
+	})
+	return slices.Clip(lines)
+}
+
+// moment is when an entry of the audit was made.
+func moment(t algorithms.Micros) string { return at(time.UnixMicro(int64(t))) }

@@ -1,0 +1,132 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// maxTried is how many limits a search looks into.
+	maxTried = 200
+	// maxFound is how many rows it shows.
+	maxFound = 50
+)
+
+// searchBody is what search.html shows.
+type searchBody struct {
+	Query string
+	// Buckets are those of the key in the limits that were tried; Seen the keys that contain the text.
+	Buckets []foundRow
+	Seen    []foundRow
+	Notes   []string
+	Domains []string
+}
+
+// foundRow is a key that a search found.
+type foundRow struct {
+	Key, Link, Limit, Domain, State string
+	Denied                          bool
+}
+
+// search looks for the buckets of a key, whatever limit they are of.
+func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query string) {
+	b := searchBody{Query: query}
+	if s := p.Current(); s != nil {
+		for name := range s.Domains {
+			b.Domains = append(b.Domains, name)
+		}
+	}
+	if query != "" {
+		ctx, cancel := context.WithTimeout(r.Context(), lookupTime)
+		defer cancel()
+		if entries, err := descriptors.Parse(query); err == nil {
+			p.searchDescriptor(ctx, &b, entries)
+		}
+		p.searchKey(ctx, &b, query)
+		p.searchSeen(&b, query)
+	}
+	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
+}
+
+// searchDescriptor finds the limits that a descriptor meets, in each domain.
+func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
+	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
+		s := subject{Domain: domain, Entries: entries}
+		c, err := p.inspect(ctx, &s, 1)
+		if err != nil || len(c.Results) == 0 || len(b.Buckets) == maxFound {
+			continue
+		}
+		row := foundRow{Key: s.String(), Link: s.link(), Domain: descriptors.Printable(domain), Denied: c.Denied, State: "allowed now"}
+		if c.Denied {
+			row.State = "denied now"
+		}
+		row.Limit = plural(int64(len(c.Results)), "limit")
+		b.Buckets = append(b.Buckets, row)
+	}
+}
+
+// searchKey finds the buckets that one value identifies, and that are in use.
+func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
+	tried := 0
+	for _, l := range p.catalogs.of(p.Current()).limits {
+		if l.Unlimited || l.Whole || len(l.Open) != 1 && !l.Extra().Named {
+			continue
+		}
+		if tried++; tried > maxTried || len(b.Buckets) == maxFound {
+			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. Open the page of a limit to look into that one.", plural(maxTried, "limit")))
+			return
+		}
+		s := subject{Domain: l.Domain, Limit: l.Name, Key: []string{value}}
+		c, err := p.inspect(ctx, &s, 0)
+		switch {
+		case err != nil:
+			if _, wrongKey := errors.AsType[*limiter.AskError](err); !wrongKey {
+				b.Notes = append(b.Notes, "The search was stopped: "+err.Error()+".")
+				return
+			}
+			continue
+		case c.Results[0].Decision.Err != nil:
+			b.Notes = append(b.Notes, "The store could not be asked: "+descriptors.Printable(c.Results[0].Decision.Err.Error())+".")
+			return
+		}
+		result := &c.Results[0]
+		if d := &result.Decision; d.ResetAfter == 0 && d.Blocked == 0 && result.Policy.Adjusted == nil {
+			continue // as one never seen
+		}
+		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: leftWords(result)}
+		row.Denied = result.Decision.Remaining <= 0 || result.Decision.Blocked > 0
+		b.Buckets = append(b.Buckets, row)
+	}
+}
+
+// searchSeen finds the keys that contain a text, among those denied most and those that used most.
+func (p *pages) searchSeen(b *searchBody, query string) {
+	contains := func(key []string, entries []descriptors.Entry) bool {
+		for _, v := range key {
+			if strings.Contains(v, query) {
+				return true
+			}
+		}
+		return entries != nil && strings.Contains(descriptors.Format(entries), query)
+	}
+	_, denied := p.Denied(maxDenied)
+	for i := range denied {
+		if d := &denied[i]; len(b.Seen) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
+			b.Seen = append(b.Seen, foundRow{Key: shown(d), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
+				Domain: descriptors.Printable(d.Domain), State: "denied " + plural(d.Times, "time"), Denied: true})
+		}
+	}
+	_, used := p.Used()
+	for i := range used {
+		if u := &used[i]; len(b.Seen) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
+			b.Seen = append(b.Seen, foundRow{Key: printable(u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
+				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Units, "unit")})
+		}
+	}
+}

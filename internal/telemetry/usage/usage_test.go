@@ -1,0 +1,69 @@
+package usage
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// call is a request of a key of limit send that was answered.
+func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
+	policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}
+	c.Results = []limiter.Result{{Policy: policy, Key: []byte(key), Cost: cost, Outcome: outcome}}
+	return c
+}
+
+func TestKeysThatUsedMost(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	r := New(func() time.Time { return now }, 64)
+	for range 10 {
+		r.Observe(call("bob", 3, limiter.Allowed))
+	}
+	r.Observe(call("ann", 5, limiter.Shadowed))
+	r.Observe(call("eve", 5, limiter.Denied)) // consumed nothing
+	r.Observe(call("carl", 0, limiter.Allowed))
+	look := call("dora", 5, limiter.Allowed)
+	look.Look = true
+	r.Observe(look)
+	now = now.Add(window)
+	r.Observe(call("bob", 1, limiter.Allowed))
+	since, top := r.Top()
+	if len(top) != 2 || top[0].Key[0] != "bob" || top[0].Units != 31*64 || top[1].Key[0] != "ann" || top[1].Units != 5*64 || !since.Equal(time.Unix(1e9, 0)) {
+		t.Fatalf("since %v: %+v", since, top)
+	}
+	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
+		t.Errorf("%+v", d)
+	}
+	now = now.Add(2 * window)
+	if _, top := r.Top(); len(top) != 0 {
+		t.Errorf("after ten minutes there is %+v", top)
+	}
+}
+
+// However many keys there are, as many are kept, and the one that uses most is among them.
+func TestMemoryIsBounded(t *testing.T) {
+	r := New(time.Now, 64)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for i := range 100_000 {
+		r.Observe(call(fmt.Sprint("key", i), 1, limiter.Allowed))
+		if i%10 == 0 {
+			r.Observe(call("bob", 1, limiter.Allowed))
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	_, top := r.Top()
+	if len(top) > 2*kept || top[0].Key[0] != "bob" {
+		t.Errorf("%d keys, the first is %+v", len(top), top[0])
+	}
+	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
+		t.Errorf("%d KiB are used", used>>10)
+	}
+}
