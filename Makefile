@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging race check fmt docs fuzz bench bench-compare chart release tools clean
+.PHONY: help build run test test-packaging race check fmt docs docs-site fuzz bench bench-compare chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -17,6 +17,8 @@ check: ## test, then the linters and the tidiness of go.mod
 	@scripts/test.sh && scripts/lint.sh
 fmt: ## gofmt, and the rewrites of go fix
 	@gofmt -w bench cmd internal pkg scripts test && go fix ./...
+docs-site: ## dist/site: the documentation as a site; fails for a link that leads nowhere
+	@scripts/docs-site.sh
 docs: ## what docs/ takes from the code: reference and pictures
 	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./test/docgen ./internal/telemetry/metrics ./cmd/rlsidecar
 fuzz: ## each fuzz target for FUZZTIME (default 30s)

