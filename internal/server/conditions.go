@@ -19,6 +19,7 @@ const (
 	redisAway            = "redis-away/"
 	redisFinding         = "redis-" // and the check, then a slash and the server
 	redisSlow            = "redis-slow"
+	metricsOverflow      = "metrics-overflow"
 )
 
 // reportReload reports how the last load of the configuration went.
@@ -56,6 +57,20 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 		}
 	}
 	s.conditions.Set(c)
+}
+
+// reportOverflow reports that some limits have no series of their own in the metrics.
+func (s *server) reportOverflow() {
+	if !s.metrics.Folding() {
+		return
+	}
+	if s.conditions.Set(conditions.Condition{
+		Name: metricsOverflow, Severity: conditions.Warning,
+		Summary: "More than 10,000 limits or domains have decided requests: the metrics count the others together, as (overflow). Limits work as configured.",
+		Remedy:  "Nothing needs to be done for limits to hold. For figures of a folded limit, split the configuration over several sidecars, or remove limits that are not used.",
+	}) {
+		s.log.Warn("some limits are counted together in the metrics, as (overflow): the metrics have room for 10,000; rlsidecar_metrics_folded says how many")
+	}
 }
 
 // sentence is clause with a capital and a full stop.

@@ -71,6 +71,7 @@ func (s *server) runWatch(ctx context.Context) {
 			return
 		case now := <-ticker.C:
 			s.watch.read(now, s.metrics)
+			s.reportOverflow()
 		case swapped := <-s.watch.swapped:
 			changes := admin.Compare(swapped.before, swapped.after)
 			s.mu.Lock()

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"math/rand/v2"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -41,68 +42,44 @@ var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", reque
 // limitCounts are the decisions of one limit. They outlive reloads that keep its domain and name.
 type limitCounts struct {
 	counter
-	blocked       counter // of which only the first is used
+	blocked       atomic.Pointer[counter] // of which only the first is used; nil: nothing was blocked
 	domain, limit string
-	hits          *series
-	of            *domainCounts // whose limit it is; nil: it is not known
 }
 
-// domainCounts are the requests of one domain, and what its overrides decided.
+// block counts a decision that a penalty made.
+func (l *limitCounts) block(at, stripes int) {
+	c := l.blocked.Load()
+	if c == nil {
+		made := newCounter(stripes)
+		l.blocked.CompareAndSwap(nil, &made)
+		c = l.blocked.Load()
+	}
+	(*c)[at][0].Add(1)
+}
+
+// blockedSum is how many decisions a penalty made.
+func (l *limitCounts) blockedSum() uint64 {
+	if c := l.blocked.Load(); c != nil {
+		return c.sum(0)
+	}
+	return 0
+}
+
+// domainCounts are the requests of one domain.
 type domainCounts struct {
 	counter
-	domain    string
-	overrides *limitCounts
+	domain string
 }
 
-// table finds the counters of one Snapshot. It is never edited.
-type table struct {
-	snapshot *limiter.Snapshot
-	policies map[*descriptors.Policy]*limitCounts
-	domains  map[*limiter.Domain]*domainCounts
-}
-
-// Swapped implements limiter.Observer: it makes the counters of s, and drops those of limits that
-// s has not.
+// Swapped implements limiter.Observer. Limits that s has as well keep their counters, those of others are
+// dropped. It makes none: a limit has counters from its first decision on.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := &table{snapshot: s, policies: make(map[*descriptors.Policy]*limitCounts, len(s.Policies)), domains: make(map[*limiter.Domain]*domainCounts, len(s.Domains))}
-	limits := make(map[[2]string]*limitCounts, len(s.Policies))
-	use := func(domain, name string) *limitCounts {
-		key := [2]string{domain, name}
-		l := limits[key]
-		if l == nil {
-			if l = m.limits[key]; l == nil {
-				l = &limitCounts{counter: newCounter(m.stripes), blocked: newCounter(m.stripes), domain: label(domain), limit: label(name)}
-			}
-			limits[key] = l
-		}
-		return l
-	}
-	static, statKeys := map[string]bool{}, map[string]bool{}
-	domains := make(map[string]*domainCounts, len(s.Domains))
-	for name, d := range s.Domains {
-		c := m.domains[name]
-		if c == nil {
-			c = &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
-		}
-		l := *use(name, "override")
-		l.hits = m.series.static(name+".override", labels{label(name), "override", ""}, static)
-		c = &domainCounts{counter: c.counter, domain: c.domain, overrides: &l}
-		domains[name], t.domains[d] = c, c
-	}
-	for _, p := range s.Policies {
-		l := *use(p.Domain, p.Name) // the same counters, but hits go by the place of use
-		l.hits, l.of = m.series.static(p.StatKey, labelsOf(p), static), domains[p.Domain]
-		t.policies[p] = &l
-		statKeys[p.StatKey] = true
-	}
-	m.series.keep(static, statKeys)
-	m.limits, m.domains = limits, domains
-	m.current.Store(t)
+	m.current.Store(m.next(s))
 }
 
-// Observe implements limiter.Observer. It allocates nothing.
+// Observe implements limiter.Observer. It allocates nothing for a limit that was counted before.
 func (m *Metrics) Observe(c *limiter.Call) {
 	// Which stripe does not matter, only that it is seldom another processor's: a random one does
 	// as well as the processor's own, which Go does not tell.
@@ -116,13 +93,15 @@ func (m *Metrics) Observe(c *limiter.Call) {
 		m.domainNotFound[at][0].Add(1)
 		return
 	}
-	t := m.current.Load()
-	if t.snapshot != c.Snapshot {
-		t = m.late(c)
+	t := m.current.Load().domains[c.Verdict.Domain]
+	if t == nil {
+		if t = m.late(c); t == nil {
+			return // the domain is not there any more
+		}
 	}
-	domain := t.domain(c)
+	domain := t.counts.Load()
 	if domain == nil {
-		return
+		domain = m.firstOfDomain(t)
 	}
 	switch {
 	case c.Err != nil:
@@ -134,35 +113,27 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	}
 	for i := range c.Results {
 		r := &c.Results[i]
-		l := domain.overrides // also of one that could not be read, which has no policy
+		place := &t.overrides // also of one that could not be read, which has no policy
 		if r.Policy != nil && r.Policy.Index >= 0 {
-			l = t.policies[r.Policy]
-		}
-		if l != nil {
-			m.count(at, l, c, r)
-		}
-	}
-}
-
-// domain is that of c, which a limit tells without looking for it; nil: it is not there.
-func (t *table) domain(c *limiter.Call) *domainCounts {
-	if len(c.Results) > 0 {
-		if p := c.Results[0].Policy; p != nil && p.Index >= 0 {
-			if l := t.policies[p]; l != nil && l.of != nil {
-				return l.of
+			if place = t.place(r.Policy); place == nil {
+				continue // the limit is not there any more
 			}
 		}
+		one := place.Load()
+		if one == nil {
+			one = m.first(t, place, r.Policy)
+		}
+		m.count(at, one, c, r)
 	}
-	return t.domains[c.Verdict.Domain]
 }
 
-func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Result) {
+func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) {
 	o := outcomes(r.Outcome)
 	if r.Outcome == limiter.Denied && r.Decision.Never {
 		o = never
 	}
 	if r.Outcome == limiter.Denied && r.Decision.Blocked > 0 {
-		l.blocked[at][0].Add(1)
+		l.block(at, m.stripes)
 	} else {
 		l.counter[at][o].Add(1)
 	}
@@ -176,29 +147,6 @@ func (m *Metrics) count(at int, l *limitCounts, c *limiter.Call, r *limiter.Resu
 	hits.add(at, r, m.nearRatio)
 }
 
-// late finds the counters for c, which was under way when the configuration changed. What is not
-// there any more is missing.
-func (m *Metrics) late(c *limiter.Call) *table {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t := &table{policies: map[*descriptors.Policy]*limitCounts{}}
-	if d := m.domains[c.Verdict.Domain.Name]; d != nil {
-		t.domains = map[*limiter.Domain]*domainCounts{c.Verdict.Domain: d}
-	}
-	for i := range c.Results {
-		p := c.Results[i].Policy
-		if p == nil || p.Index < 0 {
-			continue
-		}
-		if l := m.limits[[2]string{p.Domain, p.Name}]; l != nil {
-			found := *l
-			found.hits, found.of = m.series.static(p.StatKey, labelsOf(p), nil), m.domains[p.Domain]
-			t.policies[p] = &found
-		}
-	}
-	return t
-}
-
 // entries are those of r's descriptor; nil where the limit was asked for by its name.
 func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 	if r.Descriptor >= len(c.Descriptors) {
@@ -209,10 +157,10 @@ func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 
 var (
 	decisionsDesc = prometheus.NewDesc("rlsidecar_decisions_total",
-		"What each limit decided. Only denied, never, blocked and failed_denied stand against a request.",
+		"What each limit decided. Only denied, never, blocked and failed_denied stand against a request. A limit has series from its first decision on; limits beyond the bound share domain and limit (overflow).",
 		[]string{"domain", "limit", "outcome"}, nil)
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
-		"Requests answered, by the answer.", []string{"domain", "code"}, nil)
+		"Requests answered, by the answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
 	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",
 		"Requests for a domain that is not configured; they are allowed.", nil, nil)
 )
@@ -235,16 +183,40 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 			send(requestsDesc, d.sum(code), d.domain, name)
 		}
 	}
+	m.collectDecisions(send)
+	m.series.collect(send)
+}
+
+// collectDecisions adds up the limits with equal labels: two names that are not UTF-8 may become one.
+func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
+	sums := make(map[[2]string]*[outcomeCount + 1]uint64, len(m.limits))
 	for _, l := range m.limits {
-		for o, name := range outcomeNames {
-			// The two that alerts are made of are there from the start, the others once they happen.
-			if n := l.sum(o); n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
-				send(decisionsDesc, n, l.domain, l.limit, name)
+		labels := [2]string{l.domain, l.limit}
+		sum := sums[labels]
+		if sum == nil {
+			sum = new([outcomeCount + 1]uint64)
+			sums[labels] = sum
+		}
+		for o := range outcomeNames {
+			sum[o] += l.sum(o)
+		}
+		sum[outcomeCount] += l.blockedSum()
+	}
+	for labels, sum := range sums {
+		for o, n := range sum {
+			name := "blocked"
+			if o < int(outcomeCount) {
+				name = outcomeNames[o]
+			}
+			// The two that alerts are made of are there from the limit's first decision on, the others once they
+			// happen.
+			if n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
+				send(decisionsDesc, n, labels[0], labels[1], name)
 			}
 		}
-		if n := l.blocked.sum(0); n > 0 {
-			send(decisionsDesc, n, l.domain, l.limit, "blocked")
-		}
 	}
-	m.series.collect(send)
+	limits, domains, hits := m.folded()
+	send(foldedDesc, limits, "limits")
+	send(foldedDesc, domains, "domains")
+	send(foldedDesc, hits, "hits")
 }

@@ -43,9 +43,12 @@ type Metrics struct {
 	nearRatio float32 // of a limit: hits above it count as near_limit
 	service   *service
 
+	most    int // maxLimits
+	folding atomic.Bool
+
 	mu      sync.Mutex
-	limits  map[[2]string]*limitCounts // by domain and name; guarded by mu
-	domains map[string]*domainCounts   // guarded by mu
+	limits  map[[2]string]*limitCounts // by domain and name: those that decided something; guarded by mu
+	domains map[string]*domainCounts   // that had a request; guarded by mu
 }
 
 // New makes empty Metrics, with those of the process and of Go. version and revision are of the
@@ -86,6 +89,9 @@ func New(version, revision string) *Metrics {
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
 	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // as many as there are labels
+	m.most, m.series.mostStatic, m.series.folding = maxLimits, maxLimits, &m.folding
+	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
+	m.current.Store(&table{})
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{

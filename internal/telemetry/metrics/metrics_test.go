@@ -126,20 +126,18 @@ func TestDecisionsAreCounted(t *testing.T) {
 	ask(t, l, "d", "unknown", "v", 1)
 	ask(t, l, "elsewhere", "plain", "v", 1)
 	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
-		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="allowed"}`:    "2",
-		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="denied"}`:     "1",
-		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="never"}`:      "1",
-		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="allowed"}`:  "2",
-		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="denied"}`:   "1",
-		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="blocked"}`:  "3",
-		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="allowed"}`:   "1",
-		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="denied"}`:    "0",
-		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="shadowed"}`:  "1",
-		`rlsidecar_decisions_total{domain="d",limit="free",outcome="allowed"}`:     "0",
-		`rlsidecar_decisions_total{domain="d",limit="free",outcome="denied"}`:      "0",
-		`rlsidecar_decisions_total{domain="d",limit="free",outcome="unlimited"}`:   "1",
-		`rlsidecar_decisions_total{domain="d",limit="override",outcome="allowed"}`: "0",
-		`rlsidecar_decisions_total{domain="d",limit="override",outcome="denied"}`:  "0",
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="allowed"}`:   "2",
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="denied"}`:    "1",
+		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="never"}`:     "1",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="allowed"}`: "2",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="denied"}`:  "1",
+		`rlsidecar_decisions_total{domain="d",limit="penalty",outcome="blocked"}`: "3",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="allowed"}`:  "1",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="denied"}`:   "0",
+		`rlsidecar_decisions_total{domain="d",limit="shadow",outcome="shadowed"}`: "1",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="allowed"}`:    "0",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="denied"}`:     "0",
+		`rlsidecar_decisions_total{domain="d",limit="free",outcome="unlimited"}`:  "1",
 	})
 	want(t, scrape(t, m, "rlsidecar_requests_total"), map[string]string{
 		`rlsidecar_requests_total{code="ok",domain="d"}`:         "8",
@@ -205,11 +203,15 @@ func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
 	ask(t, l, "d", "k", "v", 0)
 	ask(t, l, "d", "k", "v", -1)
 	ask(t, l, "d", "l", "v", 2) // one near the limit, one over
+	ask(t, l, "d", "ip", "v", 1)
 	samples := map[string]string{}
 	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 3, "over_limit": 6, "shadow_mode": 2} {
 		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="k_v",key2="k2"}`, name)] = fmt.Sprint(n)
-		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="ip_10_0_0_1_80",key2=""}`, name)] = "0"
-		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="override",key2=""}`, name)] = "0"
+		once := "0"
+		if name == "total_hits" || name == "within_limit" {
+			once = "1"
+		}
+		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="ip_10_0_0_1_80",key2=""}`, name)] = once
 	}
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unicode"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,24 +66,34 @@ func (s *series) sum(i int) uint64 {
 
 // seriesSet is all series, by their full names: domain.key_value.key_value…
 type seriesSet struct {
-	stripes int
-	most    int // of runtime
-	levels  int // of a descriptor whose values are told apart
+	stripes    int
+	most       int          // of runtime
+	mostStatic int          // others
+	levels     int          // of a descriptor whose values are told apart
+	folding    *atomic.Bool // set when what exceeds mostStatic is counted as overflow
 
 	mu      sync.RWMutex
 	all     map[string]*series // guarded by mu
 	runtime map[string]*series // by the raw keys of requests; guarded by mu
 }
 
-// static returns the series called name, made if need be, and notes it in kept, if given.
-func (s *seriesSet) static(name string, l labels, kept map[string]bool) *series {
+// static returns the series called name, made if need be, or that of overflow.
+func (s *seriesSet) static(name string, l labels) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name = statName(name)
-	if kept != nil {
-		kept[name] = true
+	if s.all[name] == nil && len(s.all) >= s.mostStatic+len(s.runtime) {
+		s.folding.Store(true)
+		name, l = overflow, labels{overflow, overflow, ""}
 	}
 	return s.get(name, l)
+}
+
+// have returns the series called name; nil: there is none.
+func (s *seriesSet) have(name string) *series {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.all[statName(name)]
 }
 
 // get requires s.mu.
@@ -98,20 +109,27 @@ func (s *seriesSet) get(name string, l labels) *series {
 	return one
 }
 
-// keep drops all series but static ones and those that requests to one of statKeys made.
-func (s *seriesSet) keep(static, statKeys map[string]bool) {
+// keep drops all series but those in used, that of overflow, and those that requests to one of policies made.
+func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := map[*series]bool{}
+	statKeys := map[string]bool{}
+	if len(s.runtime) > 0 {
+		for _, p := range policies {
+			if p.Detailed || len(p.Extra().StatValues) > 0 {
+				statKeys[p.StatKey] = true
+			}
+		}
+	}
 	for key, one := range s.runtime {
 		if statKey, _, _ := strings.Cut(key, "\x00"); statKeys[statKey] {
-			kept[one] = true
+			used[one] = true
 		} else {
 			delete(s.runtime, key)
 		}
 	}
 	for name, one := range s.all {
-		if !static[name] && !kept[one] {
+		if !used[one] && name != overflow {
 			delete(s.all, name)
 		}
 	}

@@ -45,6 +45,9 @@ func (s source) Counters() (list []statsd.Counter) {
 	m.series.mu.RLock()
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {
+		if name == overflow {
+			name = "overflow" // others have a dot
+		}
 		for i, what := range hitNames {
 			add(limits+name+what, one.sum(i))
 		}

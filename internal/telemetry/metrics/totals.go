@@ -16,7 +16,7 @@ func (t Tally) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
 
 // tally adds the counters of l.
 func (l *limitCounts) tally() (t Tally) {
-	t.Denied = l.blocked.sum(0)
+	t.Denied = l.blockedSum()
 	for o := range outcomeCount {
 		switch n := l.sum(int(o)); {
 		case limiter.Outcome(o) == limiter.Shadowed:
@@ -41,7 +41,7 @@ func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	return l.tally()
 }
 
-// Tallies calls visit for each limit. It must be quick: a reload waits for it.
+// Tallies calls visit for each limit that decided something. It must be quick: a reload waits for it.
 func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,0 +1,247 @@
+package metrics
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// The counters of a limit are made when it decides for the first time, so that a configuration of 100,000
+// limits costs what its busy ones cost.
+
+const (
+	// maxLimits bounds the limits, the domains, and the limits' series of hits that have counters of their
+	// own. What exceeds it is counted together, as overflow: 10,000 limits are 70,000 lines of metrics.
+	maxLimits = 10_000
+	overflow  = "(overflow)"
+)
+
+var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
+	"What is counted as (overflow), because 10,000 others have series of their own: places of limits (limits, and hits for ratelimit_service_rate_limit_*) and domains.",
+	[]string{"what"}, nil)
+
+// table finds the counters of one Snapshot. It is never edited, but for counters that are made.
+type table struct {
+	domains map[*limiter.Domain]*domainTable
+	byName  map[string]*domainTable
+}
+
+// domainTable finds the counters of one compiled domain. Snapshots that share the domain share its table.
+type domainTable struct {
+	domain    *limiter.Domain
+	counts    atomic.Pointer[domainCounts] // nil: no request was counted yet
+	overrides atomic.Pointer[counted]
+	policies  []atomic.Pointer[counted]        // by Policy.Index; nil: the limit has decided nothing yet
+	late      map[int]*atomic.Pointer[counted] // instead of policies, for one Call
+}
+
+// counted is the counters of a policy: those of its limit, and those of its own hits.
+type counted struct {
+	*limitCounts
+	hits *series
+}
+
+// place is where the counters of p are; nil: nowhere.
+func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
+	switch {
+	case t.late != nil:
+		return t.late[p.Index]
+	case p.Index < len(t.policies):
+		return &t.policies[p.Index]
+	default:
+		return nil
+	}
+}
+
+// next makes the table of s. It requires m.mu.
+func (m *Metrics) next(s *limiter.Snapshot) *table {
+	before := m.current.Load()
+	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
+	changed := map[string]map[string]bool{} // by domain: the limits with counters, and whether they are still there
+	for name, d := range s.Domains {
+		of := before.domains[d]
+		if of == nil {
+			of = &domainTable{domain: d, policies: make([]atomic.Pointer[counted], len(d.Policies))}
+			of.counts.Store(m.domains[name])
+			changed[name] = map[string]bool{}
+		}
+		t.domains[d], t.byName[name] = of, of
+	}
+	for key := range m.limits {
+		if t.byName[key[0]] == nil && key != overflowLimit {
+			delete(m.limits, key)
+		} else if names := changed[key[0]]; names != nil {
+			names[key[1]] = key[1] == "override"
+		}
+	}
+	for domain, names := range changed {
+		m.inherit(t.byName[domain], names)
+		for name, there := range names {
+			if key := [2]string{domain, name}; !there && key != overflowLimit {
+				delete(m.limits, key)
+			}
+		}
+	}
+	for name := range m.domains {
+		if t.byName[name] == nil && name != overflow {
+			delete(m.domains, name)
+		}
+	}
+	m.series.keep(t.series(), s.Policies)
+	return t
+}
+
+// inherit gives the policies of t the counters that their limits and places had before, and notes which of names,
+// the limits with counters, it has.
+func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
+	if len(names) == 0 {
+		return
+	}
+	for i, p := range t.domain.Policies {
+		if _, has := names[p.Name]; !has {
+			continue
+		}
+		names[p.Name] = true
+		if hits := m.series.have(p.StatKey); hits != nil {
+			t.policies[i].Store(&counted{m.limits[[2]string{p.Domain, p.Name}], hits})
+		}
+	}
+}
+
+// series are those that the table refers to.
+func (t *table) series() map[*series]bool {
+	used := map[*series]bool{}
+	for _, d := range t.byName {
+		d.each(func(c *counted) { used[c.hits] = true })
+	}
+	return used
+}
+
+// each visits the counters that there are.
+func (t *domainTable) each(visit func(*counted)) {
+	if c := t.overrides.Load(); c != nil {
+		visit(c)
+	}
+	for i := range t.policies {
+		if c := t.policies[i].Load(); c != nil {
+			visit(c)
+		}
+	}
+}
+
+// first makes the counters of p, or of overrides, at place, which is of t: the limit decides for the first time.
+func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descriptors.Policy) *counted {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if have := place.Load(); have != nil {
+		return have
+	}
+	c := &counted{}
+	switch current := m.current.Load(); {
+	case p == nil || p.Index < 0:
+		name := t.domain.Name
+		c.limitCounts = m.limit(name, "override")
+		c.hits = m.series.static(name+".override", labels{label(name), "override", ""})
+	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p): // it was removed meanwhile
+		c.limitCounts = &limitCounts{counter: newCounter(m.stripes)}
+		c.hits = &series{counter: newCounter(m.stripes)}
+	default:
+		c.limitCounts = m.limit(p.Domain, p.Name)
+		c.hits = m.series.static(p.StatKey, labelsOf(p))
+	}
+	place.Store(c)
+	return c
+}
+
+// overflowLimit is the key of the limit that stands for those beyond the bound.
+var overflowLimit = [2]string{overflow, overflow}
+
+// limit returns the counters of a limit, made if need be, or those of overflow. It requires m.mu.
+func (m *Metrics) limit(domain, name string) *limitCounts {
+	key := [2]string{domain, name}
+	l := m.limits[key]
+	if l == nil && len(m.limits) >= m.most {
+		m.folding.Store(true)
+		key = overflowLimit
+		l = m.limits[key]
+	}
+	if l == nil {
+		l = &limitCounts{counter: newCounter(m.stripes), domain: label(key[0]), limit: label(key[1])}
+		m.limits[key] = l
+	}
+	return l
+}
+
+// firstOfDomain makes the counters of a domain at its first request.
+func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	name := t.domain.Name
+	d := m.domains[name]
+	if d == nil && len(m.domains) >= m.most {
+		m.folding.Store(true)
+		name = overflow
+		d = m.domains[name]
+	}
+	if d == nil {
+		d = &domainCounts{counter: newCounter(m.stripes), domain: label(name)}
+		m.domains[name] = d
+	}
+	t.counts.Store(d)
+	return d
+}
+
+// late finds the counters for c, which was in flight when the configuration of its domain changed. Limits that
+// the domain does not have any more are not counted. The table is for this Call alone.
+func (m *Metrics) late(c *limiter.Call) *domainTable {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	of := m.current.Load().byName[c.Verdict.Domain.Name]
+	if of == nil {
+		return nil
+	}
+	t := &domainTable{domain: of.domain, late: map[int]*atomic.Pointer[counted]{}}
+	t.counts.Store(of.counts.Load())
+	t.overrides.Store(of.overrides.Load())
+	for i := range c.Results {
+		p := c.Results[i].Policy
+		if p != nil && p.Index >= 0 && t.late[p.Index] == nil && m.has(of, p) {
+			t.late[p.Index] = &atomic.Pointer[counted]{}
+		}
+	}
+	return t
+}
+
+// has reports whether t, which may be nil, has the limit that p stands for. It requires m.mu.
+func (m *Metrics) has(t *domainTable, p *descriptors.Policy) bool {
+	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // the usual case, and quicker
+		slices.ContainsFunc(t.domain.Policies, func(other *descriptors.Policy) bool { return other.Name == p.Name }))
+}
+
+// Folding reports whether some limit or domain is counted as overflow since the start.
+func (m *Metrics) Folding() bool { return m.folding.Load() }
+
+// folded is how many places of limits, domains and places of hits are counted as overflow now. It requires m.mu.
+func (m *Metrics) folded() (limits, domains, hits uint64) {
+	if !m.Folding() {
+		return 0, 0, 0
+	}
+	for _, d := range m.current.Load().byName {
+		if c := d.counts.Load(); c != nil && c == m.domains[overflow] {
+			domains++
+		}
+		d.each(func(c *counted) {
+			if c.limitCounts == m.limits[overflowLimit] {
+				limits++
+			}
+			if c.hits.labels[0] == overflow {
+				hits++
+			}
+		})
+	}
+	return limits, domains, hits
+}

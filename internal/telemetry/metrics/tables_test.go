@@ -1,0 +1,165 @@
+package metrics
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// started has a limiter with n limits, k0 to kn-1, each for one key and any value.
+func started(t *testing.T, n int) (*Metrics, *limiter.Limiter) {
+	t.Helper()
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
+	l.Swap(snapshot(manyLimits(t, n)...))
+	return m, l
+}
+
+func manyLimits(t *testing.T, n int) (list []*descriptors.Policy) {
+	t.Helper()
+	for i := range n {
+		list = append(list, &descriptors.Policy{Name: fmt.Sprint("k", i), Limit: limit(t, 9)})
+	}
+	return list
+}
+
+// ofLimits is how many samples there are of domains, limits and their hits.
+func ofLimits(t *testing.T, m *Metrics) int {
+	t.Helper()
+	n := 0
+	for _, prefix := range []string{"rlsidecar_decisions_total", "rlsidecar_requests_total", "ratelimit_service_rate_limit_"} {
+		n += len(scrape(t, m, prefix))
+	}
+	return n
+}
+
+func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
+	m, l := started(t, 1000)
+	if n := ofLimits(t, m); n != 0 {
+		t.Errorf("%d samples before the first request", n)
+	}
+	ask(t, l, "d", "k7", "v", 1)
+	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
+		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="allowed"}`: "1",
+		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="denied"}`:  "0",
+	})
+	// Another domain's reload, and one of the domain, keep what was counted, and add nothing.
+	n := ofLimits(t, m)
+	l.Swap(snapshot(manyLimits(t, 2000)...))
+	if again := ofLimits(t, m); again != n {
+		t.Errorf("%d samples after a reload, %d before", again, n)
+	}
+	ask(t, l, "d", "k7", "v", 1)
+	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestKeysMakeNoSeries(t *testing.T) {
+	m, l := started(t, 3)
+	ask(t, l, "d", "k1", "v", 1)
+	before := ofLimits(t, m)
+	for i := range 100_000 {
+		ask(t, l, "d", "k1", fmt.Sprint(i), 1)
+	}
+	if n := ofLimits(t, m); n != before {
+		t.Errorf("%d samples after 100,000 keys, %d before", n, before)
+	}
+}
+
+func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
+	m, l := started(t, 30)
+	m.most, m.series.mostStatic = 10, 10
+	if m.Folding() {
+		t.Error("folding at the start")
+	}
+	for i := range 30 {
+		ask(t, l, "d", fmt.Sprint("k", i), "v", 1)
+		ask(t, l, "d", fmt.Sprint("k", i), "w", 1)
+	}
+	got := scrape(t, m, "rlsidecar_")
+	for name, n := range map[string]string{
+		`rlsidecar_decisions_total{domain="d",limit="k9",outcome="allowed"}`:                  "2",
+		`rlsidecar_decisions_total{domain="d",limit="k10",outcome="allowed"}`:                 "",
+		`rlsidecar_decisions_total{domain="(overflow)",limit="(overflow)",outcome="allowed"}`: "40",
+		`rlsidecar_requests_total{code="ok",domain="d"}`:                                      "60",
+		`rlsidecar_metrics_folded{what="limits"}`:                                             "20",
+		`rlsidecar_metrics_folded{what="hits"}`:                                               "20",
+		`rlsidecar_metrics_folded{what="domains"}`:                                            "0",
+	} {
+		if got[name] != n {
+			t.Errorf("%s is %q, want %q", name, got[name], n)
+		}
+	}
+	if n := scrape(t, m, "ratelimit_service_rate_limit_")[`ratelimit_service_rate_limit_total_hits{domain="(overflow)",key1="(overflow)",key2=""}`]; n != "40" {
+		t.Errorf("%s hits of overflow", n)
+	}
+	if !m.Folding() {
+		t.Error("it does not say that it folds")
+	}
+	overflows := 0
+	for _, c := range m.Statsd().Counters() {
+		if strings.Contains(c.Name, "rate_limit.overflow.total_hits") && c.Total == 40 {
+			overflows++
+		}
+	}
+	if overflows != 1 {
+		t.Error("statsd is not sent the overflow")
+	}
+	// With fewer limits there is room again, and what is gone is gone.
+	l.Swap(snapshot(manyLimits(t, 12)[8:]...))
+	for i := 8; i < 12; i++ {
+		ask(t, l, "d", fmt.Sprint("k", i), "v", 1)
+	}
+	got = scrape(t, m, "rlsidecar_")
+	for name, n := range map[string]string{
+		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="allowed"}`:  "",
+		`rlsidecar_decisions_total{domain="d",limit="k9",outcome="allowed"}`:  "3",
+		`rlsidecar_decisions_total{domain="d",limit="k11",outcome="allowed"}`: "1",
+		`rlsidecar_metrics_folded{what="limits"}`:                             "0",
+	} {
+		if got[name] != n {
+			t.Errorf("after a reload %s is %q, want %q", name, got[name], n)
+		}
+	}
+}
+
+func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
+	m := New("", "")
+	m.most = 3
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
+	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{}}
+	for i := range 5 {
+		name := fmt.Sprint("d", i)
+		s.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree{}}
+	}
+	l.Swap(s)
+	for i := range 5 {
+		ask(t, l, fmt.Sprint("d", i), "k", "v", 1)
+	}
+	want(t, scrape(t, m, `rlsidecar_requests_total{code="ok"`), map[string]string{
+		`rlsidecar_requests_total{code="ok",domain="d0"}`: "1", `rlsidecar_requests_total{code="ok",domain="d1"}`: "1",
+		`rlsidecar_requests_total{code="ok",domain="d2"}`: "1", `rlsidecar_requests_total{code="ok",domain="(overflow)"}`: "2",
+	})
+	if n := scrape(t, m, "rlsidecar_metrics_folded")[`rlsidecar_metrics_folded{what="domains"}`]; n != "2" {
+		t.Errorf("%s domains folded", n)
+	}
+}
+
+// TestCountingAllocatesOnce: after a limit's first decision counting allocates nothing.
+func TestCountingAllocatesOnce(t *testing.T) {
+	m, l := started(t, 2)
+	ask(t, l, "d", "k1", "v", 1)
+	s := l.Current()
+	c := &limiter.Call{}
+	c.Snapshot, c.Verdict.Domain = s, s.Domains["d"]
+	c.Results = []limiter.Result{{Policy: s.Policies[1], Cost: 1}}
+	c.AddDescriptor().Entries = []descriptors.Entry{{Key: "k1", Value: "v"}}
+	if n := testing.AllocsPerRun(100, func() { m.Observe(c) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
