@@ -168,7 +168,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 			return
 		}
 	}
-	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+clockSlack)
+	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+limiter.ClockSlack, a.now())
 	switch {
 	case errors.Is(err, backend.ErrReused):
 		settled.write(w, "it was settled with another count, which stands", of.Name)

@@ -250,6 +250,27 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 		`limit "tokens": the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle`}.check(t, h)
 }
 
+// The id says how fast the bucket refilled. Ten were reserved at 10 a minute, and the 5 that flowed in were used; then
+// the rate falls. Cancelling returns none of what has flowed in, though the lower rate would have brought less than 1.
+func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
+	var l *limiter.Limiter
+	h, clock := onClock(t, func(a *API) { l = a.Limiter })
+	id := reserve(t, h, `{"name":"tokens","key":"a","count":10,"reserve":true}`)
+	script(t, h, clock, exchangeStep{30_000 * ms, "/v1/limit", `{"name":"tokens","key":"a","count":5}`, 200,
+		`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
+	changed := strings.Replace(apiLimits, "tokens: {algorithm: token_bucket, rate: 10, period: 1m", "tokens: {algorithm: token_bucket, capacity: 10, rate: 1, period: 1m", 1)
+	if changed == apiLimits {
+		t.Fatal("the limit is written in another way")
+	}
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(changed)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	l.Swap(s)
+	exchangeStep{0, "/v1/limit", settleBody(id, "0"), 200,
+		`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":600000}]}`}.check(t, h)
+}
+
 // TestAForgedReservationCostsNothing: without a token anybody on this machine can sign one.
 func TestAForgedReservationCostsNothing(t *testing.T) {
 	var a API

@@ -23,8 +23,6 @@ import (
 const (
 	// settleWithin is how long a reservation can be settled after its units became available.
 	settleWithin = 3600 * algorithms.Second
-	// clockSlack is the largest difference between the clocks of sidecars and of the backend.
-	clockSlack = 60 * algorithms.Second
 	// maxReservedKey bounds the key in a reservation's id, in bytes.
 	maxReservedKey = 16 << 10
 	// reservationForm is the version of the id's layout.
@@ -75,6 +73,8 @@ func (a *API) sign(r *reserved) string {
 	for _, value := range r.Key {
 		text(value)
 	}
+	number(uint64(r.Inflow.Units)) // older versions ignore what follows the key
+	number(uint64(r.Inflow.Span))
 	return base64.RawURLEncoding.EncodeToString(append(b, a.signature(b)...))
 }
 
@@ -110,6 +110,7 @@ func (a *API) open(id string) (r reserved, err error) {
 	for n := f.number(); n > 0 && len(f.rest) > 0; n-- {
 		r.Key = append(r.Key, f.text())
 	}
+	r.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())} // 0 of an older version
 	return r, nil
 }
 
@@ -131,9 +132,14 @@ func (f *fields) text() string {
 
 // left returns how long r can still be settled; 0 or less means that it has expired.
 func (a *API) left(r *reserved) algorithms.Micros {
+	return r.Until + settleWithin - a.now()
+}
+
+// now is the time by this process's clock.
+func (a *API) now() algorithms.Micros {
 	now := time.Now
 	if a.Now != nil {
 		now = a.Now
 	}
-	return r.Until + settleWithin - algorithms.Micros(now().UnixMicro())
+	return algorithms.Micros(now().UnixMicro())
 }

@@ -78,6 +78,9 @@ type LimitAsk struct {
 	Of algorithms.Micros
 	// Settle says that Count corrects what was reserved: 0, no difference, is always accepted.
 	Settle bool
+	// With Of: how fast the bucket refilled then, and what time it is now.
+	ofInflow algorithms.Inflow
+	now      algorithms.Micros
 	// Inline is a limit that came with the request, by that name; nil: the configuration has it.
 	Inline *descriptors.Policy
 }

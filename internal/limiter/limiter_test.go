@@ -357,7 +357,7 @@ limits:
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	before := ask(2).Results[0].Decision.Wait
 	settled := &limiter.Call{}
-	if err := b.Settle(t.Context(), settled, &r, nil, 0, algorithms.Second); err != nil || !settled.Denied {
+	if err := b.Settle(t.Context(), settled, &r, nil, 0, algorithms.Second, 0); err != nil || !settled.Denied {
 		t.Errorf("it can be settled later: %v, %+v", err, settled.Verdict)
 	}
 	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {

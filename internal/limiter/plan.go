@@ -94,6 +94,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		if c.adjusted != nil {
 			c.adjust(&r)
 		}
+		r.of = undoneFrom(r.of, ask.now, ask.ofInflow, r.Policy.Limit)
 		c.Results = append(c.Results, r)
 	}
 	c.charge()

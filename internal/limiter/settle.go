@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/big"
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -20,9 +21,36 @@ type Reservation struct {
 	// Kind and Shards are those of the limit then: with others its buckets are new ones.
 	Kind   algorithms.Kind
 	Shards int
-	// Count is what was taken, At when.
-	Count int64
-	At    algorithms.Micros
+	// Count is what was taken, At when, and Inflow how fast the bucket refilled then.
+	Count  int64
+	At     algorithms.Micros
+	Inflow algorithms.Inflow
+}
+
+// ClockSlack is the largest difference between the clocks of sidecars and of the backend.
+const ClockSlack = 60 * algorithms.Second
+
+// undoneFrom returns the moment that the undo of a charge names (algorithms.Ask.Of). It is at, the moment of the
+// charge, unless the bucket refilled faster then than it does by l. In that case it is so much earlier that l brings as
+// much as the faster rate did. The store does not know when the rate changed, and its clock may be ahead of now, so the
+// undo returns too little rather than too much.
+func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.Limit) algorithms.Micros {
+	is, latest := l.Inflow(), now+ClockSlack
+	if was.Units <= 0 || was.Span <= 0 || is.Units == 0 || at <= 0 || latest <= at {
+		return at
+	}
+	n := big.NewInt(int64(latest - at))
+	n.Mul(n, big.NewInt(was.Units)).Mul(n, big.NewInt(is.Span))
+	span := new(big.Int).Mul(big.NewInt(was.Span), big.NewInt(is.Units))
+	n.Div(n.Add(n, span).Sub(n, big.NewInt(1)), span) // rounded up
+	switch {
+	case !n.IsInt64() || n.Int64() >= int64(latest-l.Tick):
+		return 1
+	case n.Int64() <= int64(latest-at):
+		return at
+	default:
+		return latest - algorithms.Micros(n.Int64()) - l.Tick
+	}
 }
 
 // ErrChanged: the limit of a reservation has changed its algorithm or its shards since, and started
@@ -40,6 +68,7 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 	r = Reservation{
 		ID: id, Domain: result.Policy.Domain, Name: ask.Name, Key: ask.Key,
 		Kind: result.Policy.Limit.Kind, Shards: len(result.Policy.Extra().Shards), At: result.Decision.At,
+		Inflow: result.Policy.Limit.Inflow(),
 	}
 	if result.Decision.Allowed { // a shadow limit may have taken nothing
 		r.Count = result.Cost
@@ -49,12 +78,14 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 
 // Settle makes c, which is empty, the settlement of r: count is what it came to. The difference is
 // charged, as a reservation is, or given back (see algorithms.Ask.Of); none is always accepted. It is done
-// once, and remembered for so long. An error is one of Check, or ErrChanged.
-func (l *Limiter) Settle(ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered algorithms.Micros) error {
+// once, and remembered for so long. now is the time by this process's clock. An error is one of Check, or ErrChanged.
+func (l *Limiter) Settle(
+	ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered, now algorithms.Micros,
+) error {
 	c.Request.Domain = r.Domain
 	ask := LimitAsk{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true, Settle: true}
 	if ask.Count < 0 {
-		ask.Of = r.At
+		ask.Of, ask.ofInflow, ask.now = r.At, r.Inflow, now
 	}
 	c.Limits = append(c.Limits, ask)
 	c.Once = Once{ID: "settle " + r.ID, For: remembered}

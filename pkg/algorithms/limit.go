@@ -90,6 +90,17 @@ func (e SpecErrors) Error() string {
 	return strings.Join(s, "; ")
 }
 
+// Inflow is how fast a bucket refills: Units in each Span of microseconds. It is zero for a limit with windows.
+type Inflow struct{ Units, Span int64 }
+
+// Inflow returns how fast a bucket of l refills.
+func (l *Limit) Inflow() Inflow {
+	if l.Q == 0 {
+		return Inflow{}
+	}
+	return Inflow{Units: l.P + l.P1, Span: l.Q * int64(l.Tick)}
+}
+
 // PartOf returns n*share, rounded down; share is between 0 and 1.
 func PartOf(n int64, share float64) int64 {
 	const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less

@@ -117,6 +117,8 @@ type Reservation struct {
 	Count int64
 	// At is when, by the Store's clock.
 	At time.Time
+	// Inflow is how fast the bucket refilled then: what a cancellation returns is less by what has flowed in since.
+	Inflow algorithms.Inflow
 }
 
 // Denied is the error where a limit denied. Nothing was taken, of any limit.
@@ -194,9 +196,10 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answe
 	var c limiter.Call
 	of := limiter.Reservation{
 		ID: string(r.ID[:]), Domain: l.domain, Name: r.Name, Key: r.Key, Kind: p.Limit.Kind, Shards: len(p.Extra().Shards),
-		Count: r.Count, At: algorithms.Micros(r.At.UnixMicro()),
+		Count: r.Count, At: algorithms.Micros(r.At.UnixMicro()), Inflow: r.Inflow,
 	}
-	if err := l.limiter.Settle(ctx, &c, &of, nil, count, remembered); err != nil {
+	now := algorithms.Micros(time.Now().UnixMicro())
+	if err := l.limiter.Settle(ctx, &c, &of, nil, count, remembered, now); err != nil {
 		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, err)
 	}
 	result := &c.Results[0]

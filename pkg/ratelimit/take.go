@@ -84,6 +84,7 @@ func (l *Limiter) answer(c *limiter.Call, i int, a *Ask, id string) Answer {
 	}
 	if c.Limits[i].Reserve && a.cost() >= 0 && !c.Look {
 		answer.Reservation = l.reservation(a, i, id, d)
+		answer.Reservation.Inflow = c.Results[i].Policy.Limit.Inflow()
 	}
 	return answer
 }

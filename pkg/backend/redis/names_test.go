@@ -59,6 +59,7 @@ var apart = map[string]struct{ name, reason string }{
 var inGo = map[string]string{
 	"lease.go":  "the sidecar decides about leases; the script sees charges and refunds",
 	"limit.go":  "limits are compiled before they are sent",
+	"spec.go":   "limits are changed before they are sent",
 	"shards.go": "the sidecar divides a charge among shards; the script charges each as a bucket",
 }
 

@@ -1,0 +1,153 @@
+package limiter_test
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const sec = algorithms.Second
+
+// jobs swaps to a configuration with these numbers.
+func (b *bench) jobs(tb testing.TB, numbers string) {
+	tb.Helper()
+	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
+	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(text)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	b.Swap(snapshot)
+}
+
+// consume asks the limit jobs for count units; it reports whether they were allowed.
+func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call, bool) {
+	tb.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "jobs", Count: count, Reserve: reserve}}}}
+	if err := b.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
+	}
+	return c, !c.Denied
+}
+
+// cancel settles r for nothing.
+func (b *bench) cancel(tb testing.TB, r limiter.Reservation) {
+	tb.Helper()
+	c := &limiter.Call{}
+	if err := b.Settle(tb.Context(), c, &r, nil, 0, sec, b.now); err != nil || c.Denied {
+		tb.Fatalf("cancelled: %v, denied %t", err, c.Denied)
+	}
+}
+
+// remaining is what the limit jobs has left.
+func (b *bench) remaining(tb testing.TB) int64 {
+	tb.Helper()
+	c, _ := b.consume(tb, 0, false)
+	return c.Results[0].Decision.Remaining
+}
+
+// A reservation was made at 10 a second. Then the rate falls to 1 a second. In 5 seconds 50 units have flowed in and
+// were used, so that a cancellation of 100 may return no more than 50. The store's clock may be a minute ahead, so it
+// returns less.
+func TestCancelledAtALowerRate(t *testing.T) {
+	for _, c := range []struct {
+		name, then, now string
+		count           int64
+		after           algorithms.Micros
+		most, least     int64
+	}{
+		{"the rate is the same", "rate: 10, period: 1s", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
+		{"lower", "rate: 10, period: 1s", "rate: 1, period: 1s", 100, 5 * sec, 50, 0},
+		{"lower, and all was charged long ago", "rate: 10, period: 1s", "rate: 1, period: 1s", 100, 50 * sec, 0, 0},
+		{"slightly lower", "rate: 1000, period: 1h", "rate: 900, period: 1h", 100, 36 * sec, 90, 87},
+		{"higher", "rate: 1, period: 1s", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
+		{"another period", "rate: 600, period: 1m", "rate: 10, period: 1s", 100, 5 * sec, 50, 50},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "domain: d\ndescriptors: []\n")
+			const form = "algorithm: token_bucket, capacity: 100, "
+			b.jobs(t, form+c.then)
+			call, ok := b.consume(t, min(c.count, b.remaining(t)), false)
+			if !ok {
+				t.Fatal("denied")
+			}
+			r, ok := call.Reserved(0, "id")
+			if !ok {
+				t.Fatal("not reserved")
+			}
+			b.now += c.after
+			for b.remaining(t) > 0 { // others use what has flowed in
+				b.consume(t, b.remaining(t), false)
+			}
+			b.jobs(t, form+c.now)
+			b.cancel(t, r)
+			if got := b.remaining(t); got > c.most || got < c.least {
+				t.Errorf("%d returned, want %d to %d", got, c.least, c.most)
+			}
+		})
+	}
+}
+
+// Whatever is consumed before and after, and whenever the rate falls: a reservation that is cancelled leaves no more
+// units than there would be without it.
+func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
+	cancelled, returned := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		draw := func(least, most int, what string) int64 { return int64(rapid.IntRange(least, most).Draw(rt, what)) }
+		capacity := draw(20, 60, "capacity")
+		numbers := func(rate, period int64) string {
+			return fmt.Sprintf("algorithm: token_bucket, capacity: %d, rate: %d, period: %ds", capacity, rate, period)
+		}
+		with, without := newBench(t, "domain: d\ndescriptors: []\n"), newBench(t, "domain: d\ndescriptors: []\n")
+		both := [...]*bench{with, without}
+		rate, period := draw(1, 50, "rate"), draw(1, 3600, "period")
+		first, second := numbers(rate, period), numbers(draw(1, int(rate), "then"), period)
+		with.jobs(t, first)
+		without.jobs(t, first)
+		others := func() { // what is allowed beside the reservation is allowed without it too
+			for range draw(0, 3, "others") {
+				step := algorithms.Micros(draw(0, 20, "step")) * sec / 4
+				with.now, without.now = with.now+step, without.now+step
+				cost := draw(1, 20, "cost")
+				if _, ok := with.consume(t, cost, false); ok {
+					if _, ok := without.consume(t, cost, false); !ok {
+						rt.Fatalf("%d are allowed beside the reservation, but not without it", cost)
+					}
+				}
+			}
+		}
+		others()
+		call, ok := with.consume(t, draw(1, 20, "reserved"), false)
+		if !ok {
+			return
+		}
+		r, _ := call.Reserved(0, "id")
+		others()
+		with.jobs(t, second)
+		without.jobs(t, second)
+		others()
+		before := with.remaining(t)
+		with.cancel(t, r)
+		if cancelled++; with.remaining(t) > before {
+			returned++
+		}
+		if a, b := with.remaining(t), without.remaining(t); a > b {
+			rt.Fatalf("%s, then %s: %d are left, %d without the reservation", first, second, a, b)
+		}
+		others()
+		for _, b := range both {
+			b.now += 7 * sec
+		}
+		if a, b := with.remaining(t), without.remaining(t); a > b {
+			rt.Fatalf("%s, then %s: later %d are left, %d without the reservation", first, second, a, b)
+		}
+	})
+	t.Logf("%d cancelled, %d of them returned something", cancelled, returned)
+	if cancelled > 50 && returned == 0 {
+		t.Error("none returned anything: nothing was tested")
+	}
+}
