@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests of all code: formatting, vet, the Go tests with real servers and proxies (Redis, Envoy, NGINX,
-# …), and the concurrent packages once more under the race detector. test-packaging.sh tests what is
-# published.
+# The tests of all code: formatting, the spelling of pages, vet, the Go tests with real servers and proxies
+# (Redis, Envoy, NGINX, …), and the concurrent packages once more under the race detector.
+# test-packaging.sh tests what is published.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -17,6 +17,9 @@ formatted() {
   files=$(find . -name '*.go' -not -path './.*' -print0 | xargs -0 gofmt -l) || return
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
+
+# Pages; TestLanguage in test/docgen checks their words and lines.
+spelling() { find . -name '*.md' -not -path './.*' -not -path './dist/*' -print0 | xargs -0 codespell; }
 
 # The packages that do not compile for an operating system or a processor are those near the system.
 portable() {
@@ -38,6 +41,7 @@ scripts/install-tools.sh || exit
 export PATH="$PWD/.tools/bin:$PATH"
 
 step gofmt formatted
+step spelling spelling
 step vet go vet ./...
 step portable portable
 step tests tests

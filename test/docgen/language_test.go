@@ -1,0 +1,242 @@
+package docgen_test
+
+import (
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// phrases are words that readers outside of the project do not understand, and what to write instead.
+// docs/glossary.md defines the words that are used.
+var phrases = []struct{ pattern, instead string }{
+	{`doors?`, "listener"},
+	{`flights?`, "batch"}, // "in flight" is allowed, below
+	{`riders?|rides? in`, "charges that share a call"},
+	{`twins?`, "reference implementation"},
+	{`kin`, "the name of what is meant"},
+	{`crews?`, "worker pool"},
+	{`trips?`, "call, or round trip"},
+	{`loans?|lent|on loan`, "lease"},
+	{`give-backs?|gives? back|given back|gave back`, "refund, or return"},
+	{`under way`, "in flight"},
+	{`believe[sd]?`, "trust"},
+	{`(is|are|was|were) told`, "gets, receives, or is reported"},
+	{`tells? apart`, "identify, or distinguish"},
+	{`speaks? for`, "describes"},
+	{`nobody's business`, "not exposed"},
+	{`mended|mends?`, "fixed"},
+	{`for want of`, "because … is missing"},
+	{`what it came to`, "the result"},
+	{`(less|further|more) ado`, "leave it out"},
+	{`stands? against`, "causes a denial"},
+	{`(is|are) a present`, "is free quota"},
+	{`no telling`, "it is not known"},
+	{`is not to be|are not to be`, "must not"},
+	{`in a hurry`, "has a short deadline"},
+	{`knocks?`, "connects"},
+	{`tightest`, "most restrictive"},
+	{`heeds?`, "observes, or uses"},
+	{`peculiar to`, "specific to"},
+	{`come what may`, "always"},
+	{`who asks`, "the client, the caller, or the proxy"},
+	{`as ever`, "as always"},
+}
+
+// allowed are phrases of the field that contain one of the others.
+var allowed = regexp.MustCompile(`(?i)\bin[-\s]+flight\b|\bround[-\s]+trips?\b`)
+
+var banned = func() *regexp.Regexp {
+	var all []string
+	for _, p := range phrases {
+		all = append(all, strings.ReplaceAll(p.pattern, " ", `\s+`)) // also over the end of a line
+	}
+	return regexp.MustCompile(`(?i)\b(?:` + strings.Join(all, "|") + `)\b`)
+}()
+
+// later are pages whose language is not checked yet.
+var later = []string{"ARCHITECTURE.md", "CHANGELOG.md", "charts/rlsidecar/README.md", "test/e2e/testdata/reference/README.md"}
+
+// plainPackages are folders whose Go comments are checked. Add a folder when its comments pass.
+var plainPackages = []string{
+	"examples/xds",
+	"internal/adjust",
+	"internal/delay",
+	"internal/httpauth",
+	"internal/nonblock",
+	"internal/offline/advise",
+	"internal/telemetry/conditions",
+	"internal/telemetry/history",
+	"internal/telemetry/logthrottle",
+	"internal/telemetry/statsd",
+	"internal/telemetry/topk",
+	"internal/telemetry/tracing",
+	"internal/telemetry/usage",
+	"internal/testkit/certtest",
+	"internal/testkit/redistest",
+	"internal/testkit/xdstest",
+	"internal/tlsfiles",
+	"internal/xds",
+	"pkg/backend/memory",
+	"pkg/calendar",
+	"pkg/descriptors",
+	"scripts/bom",
+	"test/arch",
+	"test/docgen",
+	"test/release",
+}
+
+// instead is what to write instead of a banned phrase.
+func instead(found string) string {
+	found = strings.Join(strings.Fields(found), " ")
+	for _, p := range phrases {
+		if regexp.MustCompile(`(?i)^(?:` + p.pattern + `)$`).MatchString(found) {
+			return p.instead
+		}
+	}
+	return "something else"
+}
+
+// TestLanguage finds phrases that readers do not understand: in all pages, and in the comments of the
+// packages that are listed.
+func TestLanguage(t *testing.T) {
+	check := func(path string, line int, text string) {
+		text = blank(text, notProse, allowed)
+		for _, at := range banned.FindAllStringIndex(text, -1) {
+			found := text[at[0]:at[1]]
+			t.Errorf("%s:%d: write %q instead of %q", path, line+strings.Count(text[:at[0]], "\n"), instead(found), found)
+		}
+	}
+	text := make(map[string]*strings.Builder)
+	checkPages(t, func(path string, line int, content string) {
+		if text[path] == nil {
+			text[path] = &strings.Builder{}
+		}
+		text[path].WriteString(strings.Repeat("\n", line-1-strings.Count(text[path].String(), "\n")) + content)
+	})
+	for path, text := range text {
+		check(path, 1, text.String())
+	}
+	for _, folder := range plainPackages {
+		for path, groups := range comments(t, folder) {
+			for line, text := range groups {
+				check(path, line, text)
+			}
+		}
+	}
+}
+
+// TestLanguageFindsPhrases holds the check itself to examples.
+func TestLanguageFindsPhrases(t *testing.T) {
+	for text, want := range map[string]string{
+		"the fast door answers": "door", "A batch in flight": "", "two flights": "flights", "one round trip": "",
+		"a trip to Redis": "trip", "in\nflight": "", "the client is\ntold": "is\ntold", "`twin`": "", "the client is told": "is told", "a kind word": "", "Nobody is in a hurry": "in a hurry",
+	} {
+		if got := banned.FindString(blank(text, notProse, allowed)); got != want {
+			t.Errorf("%q: found %q, want %q", text, got, want)
+		}
+	}
+}
+
+// onlyLink is an item of a list that is nothing but a link: it has no place to break.
+var onlyLink = regexp.MustCompile(`^(?:\d+\.|-) \[[^]]*\]\([^)]*\)$`)
+
+// TestLines holds the lines of pages to 100 characters. Tables, code and what has no place to break are
+// exempt.
+func TestLines(t *testing.T) {
+	const most = 100
+	checkPages(t, func(path string, line int, text string) {
+		trimmed := strings.TrimSpace(text)
+		exempt := strings.HasPrefix(trimmed, "|") || strings.HasPrefix(trimmed, "#") || strings.HasPrefix(trimmed, "<!--") ||
+			strings.HasPrefix(trimmed, "![") || !strings.Contains(strings.TrimLeft(trimmed, "-* "), " ") || onlyLink.MatchString(trimmed)
+		if n := utf8.RuneCountInString(text); n > most && !exempt {
+			t.Errorf("%s:%d: has %d characters; wrap lines at %d", path, line, n, most)
+		}
+	})
+}
+
+// TestTablesHaveHeads wants a title for each column.
+func TestTablesHaveHeads(t *testing.T) {
+	before := ""
+	rule := regexp.MustCompile(`^\|[-: |]+\|$`)
+	checkPages(t, func(path string, line int, text string) {
+		if rule.MatchString(text) && slices.ContainsFunc(strings.Split(strings.Trim(before, "|"), "|"),
+			func(head string) bool { return strings.TrimSpace(head) == "" }) {
+			t.Errorf("%s:%d: a column has no title: %s", path, line-1, before)
+		}
+		before = text
+	})
+}
+
+// checkPages calls check with each line of the written pages that is not code.
+func checkPages(t *testing.T, check func(path string, line int, text string)) {
+	t.Helper()
+	pages := 0
+	eachPage(t, func(path, text string) {
+		name := strings.TrimPrefix(path, "../../")
+		if strings.HasPrefix(name, "docs/reference/") || slices.Contains(later, name) {
+			return
+		}
+		pages++
+		fence := false
+		for i, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				fence = !fence
+			} else if !fence {
+				check(name, i+1, line)
+			}
+		}
+	})
+	if pages < 30 {
+		t.Errorf("only %d pages have been found", pages)
+	}
+}
+
+// Names in code and the targets of links are not prose.
+var notProse = regexp.MustCompile("`[^`]*`|\\]\\([^)]*\\)|<!--.*?-->|https?://\\S+")
+
+// blank replaces what the expressions match by an x for each character, so that lines stay where they are.
+func blank(text string, expressions ...*regexp.Regexp) string {
+	for _, e := range expressions {
+		text = e.ReplaceAllStringFunc(text, func(found string) string {
+			return regexp.MustCompile(`[^\n]`).ReplaceAllString(found, "x")
+		})
+	}
+	return text
+}
+
+// comments are the comments of a folder's Go files, by file and line.
+func comments(t *testing.T, folder string) map[string]map[int]string {
+	t.Helper()
+	found := make(map[string]map[int]string)
+	files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range files {
+		if filepath.Base(path) == "language_test.go" { // it has all the phrases
+			continue
+		}
+		set := token.NewFileSet()
+		file, err := parser.ParseFile(set, path, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[path] = make(map[int]string)
+		for _, group := range file.Comments {
+			var lines []string
+			for _, c := range group.List {
+				lines = append(lines, strings.TrimPrefix(c.Text, "//"))
+			}
+			found[path][set.Position(group.Pos()).Line] = strings.Join(lines, "\n")
+		}
+	}
+	if len(found) == 0 {
+		t.Errorf("%s has no Go files", folder)
+	}
+	return found
+}
