@@ -31,6 +31,7 @@ type commands struct {
 	Check       checkCmd       `cmd:"" help:"Validate configurations; print file:line:column of every mistake."`
 	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
 	Simulate    simulateCmd    `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
+	Diff        diffCmd        `cmd:"" help:"Describe what a change of the configuration does, and to how many requests of a log."`
 	Test        testCmd        `cmd:"" help:"Run scenarios: time, ask, expected answer."`
 	Get         getCmd         `cmd:"" help:"Show what is left in a bucket of a running sidecar."`
 	Reset       resetCmd       `cmd:"" help:"Make a bucket of a running sidecar as one never used."`

@@ -9,21 +9,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 
 type simulateCmd struct {
-	Config        []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
-	File          string   `arg:"" optional:"" help:"Trace or access log, may be compressed with gzip; standard input without it."`
-	Format        string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Of FILE: jsonl, nginx (combined) or envoy (default or JSON)."`
-	Descriptor    []string `sep:"none" placeholder:"KEY=%X,…" help:"What becomes of a line of an access log; may be repeated."`
-	Auth          bool     `help:"Ask about a line of an access log what the routes of the section auth ask, instead of --descriptor."`
-	Domain        string   `help:"The domain to ask; needed for an access log where several are configured."`
-	Decisions     string   `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
-	HTML          string   `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, with a line to drag that shows what other limits would have denied."`
-	DenyAtMost    string   `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny a request of at most this share of the clients (${default})."`
-	MemoryMaxKeys int      `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
+	Config []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
+	File   string   `arg:"" optional:"" help:"Trace or access log, may be compressed with gzip; standard input without it."`
+	logFlags
+	Decisions     string `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
+	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, with a line to drag that shows what other limits would have denied."`
+	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny a request of at most this share of the clients (${default})."`
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
 	configFlags
 }
 
@@ -73,7 +69,7 @@ func (c *simulateCmd) Run(a *app) error {
 		}
 		templates = simulate.RouteTemplates(simulate.Format(c.Format), snapshot.Auth)
 	}
-	domain, err := c.domain(snapshot)
+	domain, err := c.domain(snapshot.Domains)
 	if err != nil {
 		return exitError{exitUsage, err}
 	}
@@ -131,24 +127,6 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	return errors.Join(done.WriteHTML(a.ctx, page, run.Name), page.Close())
 }
 
-// templates reads --descriptor, which goes with access logs only.
-func (c *simulateCmd) templates() (simulate.Templates, error) {
-	isLog := simulate.Format(c.Format) != simulate.JSONL
-	switch {
-	case c.Auth && !isLog:
-		return simulate.Templates{}, errors.New("--auth goes with --format nginx or envoy; a trace names its descriptors itself")
-	case c.Auth && len(c.Descriptor) > 0:
-		return simulate.Templates{}, errors.New("--auth and --descriptor both say what is asked; give one")
-	case c.Auth:
-		return simulate.Templates{}, nil // the configuration has them
-	case isLog && len(c.Descriptor) == 0:
-		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.Format)
-	case !isLog && len(c.Descriptor) > 0:
-		return simulate.Templates{}, errors.New("--descriptor goes with --format nginx or envoy; a trace names its descriptors itself")
-	}
-	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
-}
-
 // parseShare reads a percentage.
 func parseShare(text string) (float64, error) {
 	number, percent := strings.CutSuffix(text, "%")
@@ -157,22 +135,6 @@ func parseShare(text string) (float64, error) {
 		return 0, fmt.Errorf("%q is not a percentage below 100 %%, such as 1%% or 0.5%%", text)
 	}
 	return n / 100, nil
-}
-
-// domain is the one to ask: an access log names none.
-func (c *simulateCmd) domain(s *limiter.Snapshot) (string, error) {
-	switch names := sortedKeys(s.Domains); {
-	case c.Domain != "" && s.Domains[c.Domain] == nil:
-		return "", fmt.Errorf("domain %q is not configured; there is %v", c.Domain, names)
-	case c.Auth && c.Domain != "":
-		return "", errors.New("--auth goes without --domain, which the routes say")
-	case c.Auth || c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
-		return c.Domain, nil
-	case len(names) != 1:
-		return "", fmt.Errorf("--format %s needs --domain, one of %v", c.Format, names)
-	default:
-		return names[0], nil
-	}
 }
 
 // meter tells a person at a terminal how far it is.

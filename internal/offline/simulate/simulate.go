@@ -88,6 +88,28 @@ type replay struct {
 // Run replays all of the input. A mistake in a trace is a *LineError, and ends the run: what was
 // decided up to there has been written.
 func Run(ctx context.Context, c Config) (*Report, error) {
+	r, err := newReplay(c)
+	if err != nil {
+		return nil, err
+	}
+	if c.Decisions != nil {
+		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
+	}
+	err = r.all(ctx)
+	if r.out != nil {
+		err = errors.Join(err, r.out.Flush())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if s := r.Templates.routes; s != nil {
+		r.tally.leftOut = s.leftOut
+	}
+	return r.tally.report(ctx, r.Share)
+}
+
+// newReplay prepares a run.
+func newReplay(c Config) (*replay, error) {
 	r := &replay{Config: c, tally: newTally(c.Snapshot, c.HistoryBytes)}
 	switch c.Format {
 	case JSONL:
@@ -99,24 +121,11 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	default:
 		return nil, fmt.Errorf("format %q is not known", c.Format)
 	}
-	if c.Decisions != nil {
-		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
-	}
 	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys, Repeatable: true})
 	r.store.SetOwners(r.tally.owners)
 	r.limiter = limiter.New(r.store, limiter.Config{})
 	r.limiter.Swap(c.Snapshot)
-	err := r.all(ctx)
-	if r.out != nil {
-		err = errors.Join(err, r.out.Flush())
-	}
-	if err != nil {
-		return nil, err
-	}
-	if s := r.Templates.routes; s != nil {
-		r.tally.leftOut = s.leftOut
-	}
-	return r.tally.report(ctx, r.Share)
+	return r, nil
 }
 
 // all reads and answers every line.

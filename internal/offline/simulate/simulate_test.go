@@ -34,7 +34,7 @@ type asked struct {
 	call    limiter.Call
 }
 
-func newReplay(t *testing.T, s *limiter.Snapshot) *asked {
+func newAsked(t *testing.T, s *limiter.Snapshot) *asked {
 	t.Helper()
 	a := &asked{}
 	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return a.now }}), limiter.Config{})

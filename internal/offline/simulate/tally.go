@@ -31,6 +31,7 @@ type tally struct {
 	full             int64 // requests for which the store had no room
 	heavy            *topk.Counter[denied]
 	timeline         timeline
+	forgets          bool // what clients asked for is not wanted
 	rows             []*row
 	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
@@ -118,7 +119,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 			d.Value = denied{row, string(t.show(nil, c, r))}
 		}
 	}
-	if r.Policy.Limit.Rate > 0 {
+	if r.Policy.Limit.Rate > 0 && !t.forgets {
 		t.remember(now, c, r, row)
 	}
 }

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/offline/diff"
+	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
+)
+
+type diffCmd struct {
+	Old           string `arg:"" placeholder:"OLD" help:"File, or folder of *.yaml files."`
+	New           string `arg:"" placeholder:"NEW" help:"File, or folder of *.yaml files."`
+	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both, may be compressed with gzip; -: standard input."`
+	JSON          bool   `name:"json" help:"Print JSON."`
+	ExitCode      bool   `help:"Exit with 1 if there are differences."`
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept of each configuration (${default})."`
+	logFlags
+	configFlags
+}
+
+// Help is shown by diff --help.
+func (diffCmd) Help() string {
+	return `Each limit that was added, removed or changed is described: its numbers, algorithm,
+shadow and quota mode, failure policy, and whether the buckets in use start anew. So
+are descriptors that meet other limits than before, and routes of the section auth.
+
+With --log, a log is replayed with both configurations: how many requests the new one
+would deny or allow that the old one did not, and of how many clients. The log is read
+as simulate does; see simulate --help for --format, --descriptor and --auth.
+
+Exit codes: 0 done; 1 with --exit-code, there are differences; 2 wrong usage; 3 it could
+not be done, such as a configuration with a mistake.
+
+Example:
+
+  rlsidecar diff old.yaml new.yaml
+  rlsidecar diff --exit-code --json main/limits/ limits/
+  rlsidecar diff old.yaml new.yaml --log access.log.gz --format nginx --descriptor remote_address=%h`
+}
+
+// difference is what diff found.
+type difference struct {
+	Changes []diff.Change        `json:"changes"`
+	Log     *simulate.Comparison `json:"log,omitempty"`
+}
+
+// Run compares the configurations.
+func (c *diffCmd) Run(a *app) error {
+	if c.Log == "" && (len(c.Descriptor) > 0 || c.Auth || c.Domain != "") {
+		return exitError{exitUsage, errors.New("--descriptor, --auth and --domain go with --log")}
+	}
+	was, err := c.configuration(a, c.Old)
+	if err != nil {
+		return err
+	}
+	is, err := c.configuration(a, c.New)
+	if err != nil {
+		return err
+	}
+	d := difference{Changes: diff.Compare(was, is)}
+	if c.Log != "" {
+		if d.Log, err = c.replay(a, was, is); err != nil {
+			return err
+		}
+	}
+	if c.JSON {
+		err = writeJSON(a.stdout, d)
+	} else {
+		err = writeDifference(a.stdout, d)
+	}
+	if err == nil && c.ExitCode && len(d.Changes) > 0 {
+		return exitError{code: exitNo}
+	}
+	return err
+}
+
+// configuration reads one side. Its mistakes are no difference.
+func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) {
+	s, err := c.load(a, []string{path})
+	if exit, ok := errors.AsType[exitError](err); ok && exit.code == exitNo {
+		return nil, exitError{exitFailed, fmt.Errorf("%s has the mistakes above and cannot be compared", path)}
+	}
+	return s, err
+}
+
+// replay replays the log with both configurations.
+func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Comparison, error) {
+	sides := [2]simulate.Config{{Snapshot: was}, {Snapshot: is}}
+	for i := range sides {
+		side := &sides[i]
+		var err error
+		if side.Templates, err = c.templates(); err != nil {
+			return nil, exitError{exitUsage, err}
+		}
+		if !c.Auth {
+			continue
+		}
+		if side.Snapshot.Auth == nil {
+			return nil, exitError{exitUsage, errors.New("--auth: both configurations need a section auth")}
+		}
+		side.Templates = simulate.RouteTemplates(simulate.Format(c.Format), side.Snapshot.Auth)
+	}
+	domains := maps.Clone(was.Domains)
+	maps.Copy(domains, is.Domains)
+	domain, err := c.domain(domains)
+	if err != nil {
+		return nil, exitError{exitUsage, err}
+	}
+	old := &sides[0]
+	old.Name, old.Input = "standard input", a.stdin
+	if c.Log != "-" {
+		file, err := os.Open(c.Log)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		old.Name, old.Input = c.Log, file
+	}
+	meter := newMeter(a.stderr)
+	defer meter.clear()
+	old.Format, old.Domain, old.MaxKeys, old.Progress = simulate.Format(c.Format), domain, c.MemoryMaxKeys, meter.show
+	return simulate.Compare(a.ctx, sides[0], sides[1])
+}
+
+// writeDifference writes it for people.
+func writeDifference(w io.Writer, d difference) error {
+	var out strings.Builder
+	if len(d.Changes) == 0 {
+		out.WriteString("no difference\n")
+	}
+	for _, c := range d.Changes {
+		place := ""
+		if c.Place != "" {
+			place = "  (" + c.Place + ")"
+		}
+		fmt.Fprintf(&out, "%s %s %s%s\n", c.What, c.Name, c.Kind, place)
+		for _, detail := range c.Details {
+			fmt.Fprintf(&out, "  %s\n", detail)
+		}
+	}
+	if l := d.Log; l != nil {
+		fmt.Fprintf(&out, "\n%s replayed with both", count(int(l.Requests), "request"))
+		if l.Unread > 0 {
+			fmt.Fprintf(&out, "; %s could not be read", count(int(l.Unread), "line"))
+		}
+		out.WriteString("\n")
+		writeChanges(&out, "newly denied ", l.Denied)
+		writeChanges(&out, "newly allowed", l.Allowed)
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+func writeChanges(w io.Writer, title string, c simulate.Changes) {
+	least := ""
+	if c.AtLeast {
+		least = "at least "
+	}
+	fmt.Fprintf(w, "  %s  %s of %s%s\n", title, count(int(c.Requests), "request"), least, count(int(c.Clients), "client"))
+	for _, l := range c.Limits {
+		fmt.Fprintf(w, "    %d by %s\n", l.Requests, l.Limit)
+	}
+}

@@ -1,0 +1,111 @@
+package diff
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// auth compares what the HTTP listener checks for proxies.
+func auth(was, is *limiter.Auth) []Change {
+	c := Change{Kind: Changed, What: "section", Name: "auth"}
+	switch {
+	case was == nil && is == nil:
+		return nil
+	case was == nil:
+		c.Kind = Added
+		for i := range is.Routes {
+			c.Details = append(c.Details, "route added: "+route(&is.Routes[i]))
+		}
+		return []Change{c}
+	case is == nil:
+		c.Kind, c.Details = Removed, []string{"/v1/auth denies every request"}
+		return []Change{c}
+	}
+	c.Details = differences(
+		part{"default", allowed(was.Allow), allowed(is.Allow)},
+		part{"trusted_proxies", fmt.Sprint(was.Trusted, " unix: ", was.TrustUnix), fmt.Sprint(is.Trusted, " unix: ", is.TrustUnix)},
+		part{"ipv6_prefix", fmt.Sprint(was.IPv6Prefix), fmt.Sprint(is.IPv6Prefix)},
+	)
+	old, new := routes(was), routes(is)
+	for _, r := range old {
+		if !slices.Contains(new, r) {
+			c.Details = append(c.Details, "route removed: "+r)
+		}
+	}
+	for _, r := range new {
+		if !slices.Contains(old, r) {
+			c.Details = append(c.Details, "route added: "+r)
+		}
+	}
+	if common := func(a, b []string) []string {
+		return slices.DeleteFunc(slices.Clone(a), func(r string) bool { return !slices.Contains(b, r) })
+	}; !slices.Equal(common(old, new), common(new, old)) {
+		c.Details = append(c.Details, "the order of routes changed: the first that matches is used")
+	}
+	if len(c.Details) == 0 {
+		return nil
+	}
+	return []Change{c}
+}
+
+func allowed(allow bool) string {
+	if allow {
+		return "allow"
+	}
+	return "deny"
+}
+
+func routes(a *limiter.Auth) (all []string) {
+	for i := range a.Routes {
+		all = append(all, route(&a.Routes[i]))
+	}
+	return all
+}
+
+// route describes a route in a line.
+func route(r *limiter.Route) string {
+	method, path := r.Method, r.Path
+	if method == "" {
+		method = "any method"
+	}
+	if path == "" {
+		path = "/"
+	} else if r.PathPrefix {
+		path += "*"
+	}
+	text := method + " " + descriptors.Printable(r.Host+path)
+	for _, h := range r.Headers {
+		value := descriptors.Printable(h.Value)
+		if h.Prefix {
+			value += "*"
+		}
+		text += fmt.Sprintf(" with %s: %s", h.Name, value)
+	}
+	if r.Ignore != 0 {
+		text += fmt.Sprintf(" (folded by %v)", r.Ignore)
+	}
+	var asked []string
+	for _, entries := range r.Descriptors {
+		var parts []string
+		for i := range entries {
+			source := entries[i].Source()
+			if entries[i].From == limiter.FromValue {
+				source = descriptors.Printable(entries[i].Value)
+			}
+			parts = append(parts, descriptors.Printable(entries[i].Key)+"="+source)
+		}
+		asked = append(asked, strings.Join(parts, ","))
+	}
+	text += fmt.Sprintf(" -> domain %s: %s", descriptors.Printable(r.Domain), strings.Join(asked, "; "))
+	if r.Hits != 1 {
+		text += fmt.Sprintf(", %d hits", r.Hits)
+	}
+	if r.Look {
+		text += ", nothing is consumed"
+	}
+	return text
+}

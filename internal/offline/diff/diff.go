@@ -1,0 +1,299 @@
+// Package diff describes in words what a change of the configuration does: to each limit, to the descriptors
+// that meet other limits than before, and to the buckets that are in use.
+package diff
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Kind is what happened to a thing.
+type Kind string
+
+// The kinds.
+const (
+	Added   Kind = "added"
+	Removed Kind = "removed"
+	Changed Kind = "changed"
+)
+
+// Change is what happened to one thing.
+type Change struct {
+	Kind Kind `json:"change"`
+	// What it is: "domain", "limit", "descriptor", "section" (auth) or "configuration".
+	What string `json:"what"`
+	// Name of the limit, with its domain, or the descriptor.
+	Name string `json:"name"`
+	// Place is file:line, in the new configuration if it is there.
+	Place string `json:"place,omitempty"`
+	// Details are sentences.
+	Details []string `json:"details,omitempty"`
+	// Fresh: buckets that are in use start anew, so a client gets up to one capacity more, once.
+	Fresh bool `json:"buckets_start_anew"`
+}
+
+const (
+	fresh = "The buckets start anew: each client gets up to one capacity more, once."
+	kept  = "Consumption is kept: what was used stays used."
+)
+
+// Compare lists the changes from one configuration to another: domains first, then limits, descriptors, and the
+// section auth.
+func Compare(was, is *limiter.Snapshot) []Change {
+	all := []Change{}
+	if was.KeepBlanks != is.KeepBlanks {
+		all = append(all, Change{Kind: Changed, What: "configuration", Name: "keep_blanks", Fresh: true, Details: []string{
+			fmt.Sprintf("spaces at the ends of values are kept: %t -> %t", was.KeepBlanks, is.KeepBlanks), fresh,
+		}})
+	}
+	for _, name := range names(was.Domains, is.Domains) {
+		all = append(all, domain(name, was.Domains[name], is.Domains[name])...)
+	}
+	all = append(all, changedLimits(was, is)...)
+	for _, name := range names(was.Domains, is.Domains) {
+		if old, new := was.Domains[name], is.Domains[name]; old != nil && new != nil {
+			all = append(all, moved(name, old.Tree, new.Tree)...)
+		}
+	}
+	return append(all, auth(was.Auth, is.Auth)...)
+}
+
+// names are the keys of both, sorted.
+func names[V any](a, b map[string]V) []string {
+	both := maps.Clone(a)
+	if both == nil {
+		both = map[string]V{}
+	}
+	maps.Copy(both, b)
+	return slices.Sorted(maps.Keys(both))
+}
+
+// domain compares what a domain says for all of its limits.
+func domain(name string, was, is *limiter.Domain) []Change {
+	c := Change{Kind: Changed, What: "domain", Name: descriptors.Printable(name)}
+	switch {
+	case was == nil:
+		c.Kind = Added
+		return []Change{c}
+	case is == nil:
+		c.Kind, c.Details = Removed, []string{"Requests of this domain are not limited any more."}
+		return []Change{c}
+	}
+	c.Details = differences(
+		part{"consume", consume(was.Alone), consume(is.Alone)},
+		part{"max_override", boundOf(was.MaxOverride), boundOf(is.MaxOverride)},
+		part{"on_backend_failure of limits that come with requests", was.OnFailure.String(), is.OnFailure.String()},
+	)
+	if len(c.Details) == 0 {
+		return nil
+	}
+	return []Change{c}
+}
+
+func consume(alone bool) string {
+	if alone {
+		return "each"
+	}
+	return "together"
+}
+
+func boundOf(p *descriptors.Policy) string {
+	if p == nil {
+		return "none"
+	}
+	return p.Words()
+}
+
+// part is something that has a value in both configurations.
+type part struct{ name, was, is string }
+
+// differences is a sentence for each part that differs.
+func differences(parts ...part) (details []string) {
+	for _, p := range parts {
+		if p.was != p.is {
+			details = append(details, fmt.Sprintf("%s: %s -> %s", p.name, p.was, p.is))
+		}
+	}
+	return details
+}
+
+// limitsOf has the policies of each limit: a named limit by its name, others by the place of their descriptors, so
+// that a limit whose algorithm changes is the same.
+func limitsOf(s *limiter.Snapshot) map[string][]*descriptors.Policy {
+	named := map[string]string{} // by owner
+	for _, p := range s.Policies {
+		if p.Extra().Named {
+			named[p.Owner] = p.Domain + "/" + p.Name
+		}
+	}
+	all := map[string][]*descriptors.Policy{}
+	for _, p := range s.Policies {
+		id, ok := named[p.Owner]
+		if !ok {
+			id = p.Domain + "/" + p.StatKey
+		}
+		all[id] = append(all[id], p)
+	}
+	return all
+}
+
+func title(p *descriptors.Policy) string {
+	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
+}
+
+// changedLimits compares the limits that have the same name, or the same descriptors where they have none.
+func changedLimits(was, is *limiter.Snapshot) (all []Change) {
+	before, after := limitsOf(was), limitsOf(is)
+	for _, id := range names(before, after) {
+		old, new := before[id], after[id]
+		switch {
+		case old == nil:
+			c := Change{Kind: Added, What: "limit", Name: title(new[0]), Place: new[0].Place.String(), Details: []string{new[0].Words()}}
+			c.Details = append(c.Details, modes(new[0])...)
+			all = append(all, c)
+		case new == nil:
+			all = append(all, Change{Kind: Removed, What: "limit", Name: title(old[0]), Place: old[0].Place.String(), Details: []string{"was " + old[0].Words()}})
+		default:
+			c := Change{Kind: Changed, What: "limit", Name: title(new[0]), Place: new[0].Place.String()}
+			c.numbers(old[0], new[0])
+			c.places(old, new)
+			if c.Fresh {
+				c.Details = append(c.Details, fresh)
+			}
+			if len(c.Details) > 0 {
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// numbers compares what all places that use a limit share.
+func (c *Change) numbers(was, is *descriptors.Policy) {
+	switch {
+	case was.Unlimited || is.Unlimited:
+		c.Details = append(c.Details, differences(part{"numbers", was.Words(), is.Words()})...)
+	case was.Limit.Kind != is.Limit.Kind:
+		c.Fresh = true
+		c.Details = append(c.Details, fmt.Sprintf("algorithm: %s -> %s", was.Words(), is.Words()))
+	case was.Words() != is.Words():
+		c.Details = append(c.Details, fmt.Sprintf("numbers: %s -> %s", was.Words(), is.Words()), kept)
+		if is.Limit.CanReserve() && is.Limit.Capacity < was.Limit.Capacity {
+			c.Details = append(c.Details, "A client that has used more than the new limit holds is denied until that has flowed in again.")
+		}
+	}
+	if title(was) != title(is) {
+		c.Details = append(c.Details, fmt.Sprintf("name: %s -> %s", title(was), title(is)))
+	}
+	if old, new := len(was.Extra().Shards), len(is.Extra().Shards); old != new {
+		c.Fresh = true
+		c.Details = append(c.Details, fmt.Sprintf("shards: %d -> %d", max(1, old), max(1, new)))
+	}
+	c.Details = append(c.Details, differences(part{"lease", lease(was), lease(is)})...)
+}
+
+func lease(p *descriptors.Policy) string {
+	l := p.Extra().Lease
+	if l == nil {
+		return "none"
+	}
+	return fmt.Sprintf("up to %d for %s", l.Most, descriptors.Span(l.For))
+}
+
+// places compares how the places that use a limit treat its outcome, and which of its buckets they charge.
+func (c *Change) places(was, is []*descriptors.Policy) {
+	old, new := byPlace(was), byPlace(is)
+	at, compared := map[string][]string{}, 0
+	for _, place := range names(old, new) {
+		a, b := old[place], new[place]
+		if a == nil || b == nil {
+			continue // descriptors that meet other limits are compared apart
+		}
+		compared++
+		if form(a) != form(b) {
+			c.Fresh = true
+		}
+		for _, d := range differences(
+			part{"a bucket for each", form(a), form(b)},
+			part{"shadow_mode", onOff(a.Shadow), onOff(b.Shadow)}, part{"quota_mode", onOff(a.Quota), onOff(b.Quota)},
+			part{"consume", consume(a.Alone), consume(b.Alone)}, part{"on_backend_failure", onFailure(a), onFailure(b)},
+			part{"replaces", list(a.Extra().Replaces), list(b.Extra().Replaces)},
+		) {
+			at[d] = append(at[d], place)
+		}
+	}
+	for _, d := range slices.Sorted(maps.Keys(at)) {
+		if places := at[d]; len(places) < compared {
+			d += " (" + list(places) + ")"
+		}
+		c.Details = append(c.Details, d)
+	}
+}
+
+// byPlace tells the policies of a limit apart.
+func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
+	all := map[string]*descriptors.Policy{}
+	for _, p := range policies {
+		place := "descriptor " + p.StatKey
+		if p.Extra().Named {
+			place = "asked by name"
+		}
+		all[place] = p
+	}
+	return all
+}
+
+// form is what tells the buckets of a place apart.
+func form(p *descriptors.Policy) string {
+	switch {
+	case p.Whole:
+		return "descriptor"
+	case len(p.Open) == 0:
+		return "limit"
+	default:
+		return list(p.Extra().OpenKeys)
+	}
+}
+
+func list(texts []string) string {
+	if len(texts) == 0 {
+		return "nothing"
+	}
+	shown := make([]string, len(texts))
+	for i, text := range texts {
+		shown[i] = descriptors.Printable(text)
+	}
+	return strings.Join(shown, ", ")
+}
+
+func onOff(b bool) string {
+	if b {
+		return "on"
+	}
+	return "off"
+}
+
+func onFailure(p *descriptors.Policy) string {
+	if p.OnFailure == descriptors.Local {
+		return fmt.Sprintf("local, a share of %g", p.Extra().LocalShare)
+	}
+	return p.OnFailure.String()
+}
+
+// modes are what is unusual about a new limit.
+func modes(p *descriptors.Policy) (details []string) {
+	add := func(is bool, text string) {
+		if is {
+			details = append(details, text)
+		}
+	}
+	add(p.Shadow, "shadow_mode: it never denies")
+	add(p.Quota, "quota_mode: it denies only together with all other quota limits of the request")
+	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+onFailure(p))
+	return details
+}

@@ -1,0 +1,159 @@
+package diff
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// fataler is a test, or one draw of it.
+type fataler interface {
+	Helper()
+	Fatal(args ...any)
+}
+
+func compiled(t fataler, yaml string) *limiter.Snapshot {
+	t.Helper()
+	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
+	if s == nil {
+		t.Fatal(yaml, problems)
+	}
+	return s
+}
+
+// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor: if it meets other limits
+// in the new one, there is a change that names such descriptors.
+func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		was, is := compiled(t, drawConfig(t, "was")), compiled(t, drawConfig(t, "is"))
+		changes := Compare(was, is)
+		for range 20 {
+			var entries []descriptors.Entry
+			for range rapid.IntRange(1, 3).Draw(t, "entries") {
+				entries = append(entries, descriptors.Entry{
+					Key: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key"), Value: rapid.SampledFrom([]string{"x", "y", "xz", "q"}).Draw(t, "value"),
+				})
+			}
+			before, after := met(was.Domains["edge"].Tree, entries), met(is.Domains["edge"].Tree, entries)
+			if slices.Equal(before, after) {
+				continue
+			}
+			want := fmt.Sprintf("met %s, now meets %s", limitList(before), limitList(after))
+			if !slices.ContainsFunc(changes, func(c Change) bool { return c.What == "descriptor" && slices.Contains(c.Details, want) }) {
+				t.Fatalf("%v %s, which is not in %+v", entries, want, changes)
+			}
+		}
+	})
+}
+
+// drawConfig draws descriptors of up to three entries, each with a named limit or none.
+func drawConfig(t *rapid.T, name string) string {
+	var level func(depth int) string
+	level = func(depth int) string {
+		var nodes []string
+		for _, key := range []string{"a", "b"} {
+			for _, value := range []string{"", "x", "y", "x*"} {
+				if rapid.IntRange(0, 3).Draw(t, name) > 0 {
+					continue
+				}
+				node := fmt.Sprintf("{key: %s", key)
+				if value != "" {
+					node += fmt.Sprintf(", value: %q", value)
+				}
+				if rapid.Bool().Draw(t, name) {
+					node += ", limit: " + rapid.SampledFrom([]string{"one", "two"}).Draw(t, name)
+				}
+				if below := ""; depth < 3 {
+					if below = level(depth + 1); below != "[]" {
+						node += ", descriptors: " + below
+					}
+				}
+				nodes = append(nodes, node+"}")
+			}
+		}
+		return "[" + strings.Join(nodes, ", ") + "]"
+	}
+	text := "{domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s}, two: {algorithm: token_bucket, rate: 2, period: 1s}}"
+	if nodes := level(1); nodes != "[]" {
+		text += ", descriptors: " + nodes
+	}
+	return text + "}"
+}
+
+// TestNoChangeIsNoDifference whatever the configuration.
+func TestNoChangeIsNoDifference(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		yaml := drawConfig(t, "both")
+		if changes := Compare(compiled(t, yaml), compiled(t, yaml)); len(changes) > 0 {
+			t.Fatalf("%+v", changes)
+		}
+	})
+}
+
+// TestEachPartOfALimitIsCompared: one part of a limit changes, and this is what is said of it.
+func TestEachPartOfALimitIsCompared(t *testing.T) {
+	const fixed = "rate: 10, period: 1m"
+	for _, test := range []struct {
+		name, was, is, want string
+		fresh               bool
+	}{
+		{"rate", "algorithm: token_bucket, " + fixed, "algorithm: token_bucket, rate: 11, period: 1m", "numbers: token bucket: 10 per 1m, up to 10 at once -> token bucket: 11 per 1m, up to 11 at once", false},
+		{"period", "algorithm: sliding_log, " + fixed, "algorithm: sliding_log, rate: 10, period: 2m", "numbers: sliding log: 10 in any 1m, exactly -> sliding log: 10 in any 2m, exactly", false},
+		{"algorithm", "algorithm: token_bucket, " + fixed, "algorithm: sliding_log, " + fixed, "algorithm: token bucket: 10 per 1m, up to 10 at once -> sliding log: 10 in any 1m, exactly", true},
+		{"shadow", "algorithm: token_bucket, " + fixed, "shadow_mode: true, algorithm: token_bucket, " + fixed, "shadow_mode: off -> on", false},
+		{"quota", "quota_mode: true, algorithm: token_bucket, " + fixed, "algorithm: token_bucket, " + fixed, "quota_mode: on -> off", false},
+		{"failure", "algorithm: token_bucket, " + fixed, "on_backend_failure: local, local_share: 0.5, algorithm: token_bucket, " + fixed, "on_backend_failure: deny -> local, a share of 0.5", false},
+		{"shards", "shards: 2, algorithm: token_bucket, " + fixed, "algorithm: token_bucket, " + fixed, "shards: 2 -> 1", true},
+		{"lease", "algorithm: token_bucket, rate: 1000, period: 1m", "lease: {max: 5%, for: 250ms}, algorithm: token_bucket, rate: 1000, period: 1m", "lease: none -> up to 50 for 250ms", false},
+		{"penalty", "algorithm: token_bucket, " + fixed, "penalty: {after: 3, for: 1m, max: 1h}, algorithm: token_bucket, " + fixed, "penalty: after 3 denied within 1m a bucket is blocked for 1m", false},
+		{"unlimited", "algorithm: token_bucket, " + fixed, "unlimited: true", "-> unlimited", false},
+		{"max_delay", "algorithm: leaky_bucket, " + fixed, "max_delay: 2s, algorithm: leaky_bucket, " + fixed, "held for up to 2s", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			of := func(limit string) *limiter.Snapshot {
+				return compiled(t, "{domain: edge, descriptors: [{key: user, rate_limit: {"+limit+"}}]}")
+			}
+			changes := Compare(of(test.was), of(test.is))
+			if len(changes) != 1 || changes[0].What != "limit" || changes[0].Name != "edge/user" || changes[0].Fresh != test.fresh {
+				t.Fatalf("got %+v", changes)
+			}
+			if text := strings.Join(changes[0].Details, "\n"); !strings.Contains(text, test.want) || strings.Contains(text, fresh) != test.fresh {
+				t.Errorf("got %s", text)
+			}
+		})
+	}
+}
+
+// TestWhatStandsOutsideOfLimitsIsCompared: domains, keys of buckets, and the section auth.
+func TestWhatStandsOutsideOfLimitsIsCompared(t *testing.T) {
+	const limits = "domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s}}"
+	const at = "descriptors: [{key: user, limit: one}]"
+	auth := func(more, routes string) string {
+		return "{" + limits + ", " + at + ", auth: {" + more + "routes: [" + routes + "]}}"
+	}
+	const first, second = `{match: {path: /a}, descriptors: [[{key: user, from: "header:X-User"}]]}`, `{match: {path: /a, method: GET}, descriptors: [[{key: user, from: client_ip}]]}`
+	for _, test := range []struct{ name, was, is, want string }{
+		{"consume", "{" + limits + ", " + at + "}", "{consume: each, " + limits + ", " + at + "}", "domain edge changed: consume: together -> each"},
+		{"auth", "{" + limits + ", " + at + "}", auth("", first), "section auth added: route added: any method /a -> domain edge: user=header:X-User"},
+		{"no auth", auth("", first), "{" + limits + ", " + at + "}", "section auth removed: /v1/auth denies every request"},
+		{"another route", auth("", first), auth("", first+", "+second), "section auth changed: route added: GET /a -> domain edge: user=client_ip"},
+		{"the order of routes", auth("", first+", "+second), auth("", second+", "+first), "section auth changed: the order of routes changed: the first that matches is used"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			for _, c := range Compare(compiled(t, test.was), compiled(t, test.is)) {
+				got = append(got, fmt.Sprintf("%s %s %s: %s", c.What, c.Name, c.Kind, strings.Join(c.Details, "; ")))
+			}
+			if !slices.Contains(got, test.want) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,132 @@
+package diff
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	// maxMoved bounds the descriptors that are listed.
+	maxMoved = 1000
+	// maxTried bounds the descriptors tried below a place that is in one configuration only.
+	maxTried = 50
+)
+
+// place is a node of a tree and a descriptor that leads to it.
+type place struct {
+	shown   []string
+	entries []descriptors.Entry
+}
+
+// placesOf lists the places of a tree of which there is an example.
+func placesOf(t *descriptors.Tree) (all []place) {
+next:
+	for patterns := range t.All() {
+		var p place
+		for i := range patterns {
+			e, ok := patterns[i].Sample()
+			if !ok {
+				continue next
+			}
+			p.entries, p.shown = append(p.entries, e), append(p.shown, patterns[i].Shown())
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func (p *place) name() string { return strings.Join(p.shown, ",") }
+
+// keys are those of the first n entries.
+func (p *place) keys(n int) string {
+	var keys []string
+	for _, e := range p.entries[:n] {
+		keys = append(keys, e.Key)
+	}
+	return strings.Join(keys, "\x00")
+}
+
+// moved lists descriptors that meet other limits than before. It tries an example of each place that either
+// configuration has and, because a more specific place takes descriptors from a less specific one with all that is
+// below it, such longer descriptors too.
+func moved(domain string, was, is *descriptors.Tree) (all []Change) {
+	before, after := placesOf(was), placesOf(is)
+	tried := map[string]bool{}
+	try := func(p place) {
+		if tried[p.name()] || len(all) >= maxMoved {
+			return
+		}
+		tried[p.name()] = true
+		if old, new := met(was, p.entries), met(is, p.entries); !slices.Equal(old, new) {
+			all = append(all, Change{
+				Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name(),
+				Details: []string{fmt.Sprintf("met %s, now meets %s", limitList(old), limitList(new))},
+			})
+		}
+	}
+	for _, p := range slices.Concat(before, after) {
+		try(p)
+	}
+	for _, c := range combined(only(after, before), before) {
+		try(c)
+	}
+	for _, c := range combined(only(before, after), after) {
+		try(c)
+	}
+	slices.SortStableFunc(all, func(a, b Change) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// only lists the places of a that b does not have.
+func only(a, b []place) (all []place) {
+	has := map[string]bool{}
+	for _, p := range b {
+		has[p.name()] = true
+	}
+	for _, p := range a {
+		if !has[p.name()] {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// combined extends each of the short places by the ends of long ones whose first keys are the same.
+func combined(short, long []place) (all []place) {
+	byKeys := map[string][]place{}
+	for _, l := range long {
+		for n := 1; n < len(l.entries); n++ {
+			if keys := l.keys(n); len(byKeys[keys]) < maxTried {
+				byKeys[keys] = append(byKeys[keys], l)
+			}
+		}
+	}
+	for _, s := range short {
+		n := len(s.entries)
+		for _, l := range byKeys[s.keys(n)] {
+			all = append(all, place{slices.Concat(s.shown, l.shown[n:]), slices.Concat(s.entries, l.entries[n:])})
+		}
+	}
+	return all
+}
+
+// met lists the limits that a descriptor meets.
+func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
+	if node := t.Match(entries); node != nil {
+		for _, p := range node.Policies {
+			names = append(names, title(p))
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func limitList(names []string) string {
+	if len(names) == 0 {
+		return "no limit"
+	}
+	return strings.Join(names, " and ")
+}

@@ -1,0 +1,132 @@
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// maxChanged bounds the clients that are told apart in each direction.
+const maxChanged = 1 << 20
+
+// Comparison is what two configurations decide differently.
+type Comparison struct {
+	Requests int64 `json:"requests"`
+	// Unread counts lines that could not be read.
+	Unread  int64   `json:"not_read"`
+	Denied  Changes `json:"newly_denied"`
+	Allowed Changes `json:"newly_allowed"`
+}
+
+// Changes are the requests of which the answer changed in one direction.
+type Changes struct {
+	Requests int64 `json:"requests"`
+	// Clients is how many keys of limits they are of; AtLeast: there are more than were told apart.
+	Clients int64 `json:"clients"`
+	AtLeast bool  `json:"clients_at_least"`
+	// Limits that denied them, the one with most first.
+	Limits []ChangedBy `json:"limits"`
+
+	seen map[uint64]struct{}
+	by   map[string]int64
+}
+
+// ChangedBy is one limit's part.
+type ChangedBy struct {
+	Limit    string `json:"limit"`
+	Requests int64  `json:"requests"`
+}
+
+// Compare replays the input of was with both configurations, line by line. Of is, only the Snapshot and the Templates are
+// read.
+func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
+	is.Format, is.Name, is.Domain, is.MaxKeys = was.Format, was.Name, was.Domain, was.MaxKeys
+	old, err := newReplay(was)
+	if err != nil {
+		return nil, err
+	}
+	new, err := newReplay(is)
+	if err != nil {
+		return nil, err
+	}
+	old.tally.forgets, new.tally.forgets = true, true
+	in, err := newLines(was.Input)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", was.Name, err)
+	}
+	c := &Comparison{}
+	for {
+		line, err := in.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			c.Requests, c.Unread = new.tally.requests, new.tally.unread
+			c.Denied.finish()
+			c.Allowed.finish()
+			return c, new.unread(in.number)
+		case errors.Is(err, errLongLine):
+			return nil, &LineError{was.Name, in.number, err}
+		case err != nil:
+			return nil, fmt.Errorf("read %s: %w", was.Name, err)
+		}
+		if in.number%progressEvery == 0 {
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			if was.Progress != nil {
+				was.Progress(in.number)
+			}
+			old.sweep(in.number)
+			new.sweep(in.number)
+		}
+		if line == "" {
+			continue
+		}
+		if err := errors.Join(old.one(ctx, line, in.number), new.one(ctx, line, in.number)); err != nil {
+			return nil, &LineError{was.Name, in.number, err}
+		}
+		switch before, after := old.call.Denied, new.call.Denied; {
+		case after && !before:
+			c.Denied.add(&new.call)
+		case before && !after:
+			c.Allowed.add(&old.call)
+		}
+	}
+}
+
+// add counts a request, c being the answer that denies it.
+func (s *Changes) add(c *limiter.Call) {
+	if s.seen == nil {
+		s.seen, s.by = map[uint64]struct{}{}, map[string]int64{}
+	}
+	s.Requests++
+	for i := range c.Results {
+		r := &c.Results[i]
+		if !r.Outcome.Denies() || r.Policy == nil {
+			continue
+		}
+		s.by[titleOf(r.Policy)]++
+		if len(s.seen) < maxChanged {
+			s.seen[xxhash.Sum64(r.Key)] = struct{}{}
+		} else {
+			s.AtLeast = true
+		}
+		return // of several limits the first stands for the request
+	}
+}
+
+func (s *Changes) finish() {
+	s.Clients, s.Limits = int64(len(s.seen)), []ChangedBy{}
+	for limit, n := range s.by {
+		s.Limits = append(s.Limits, ChangedBy{limit, n})
+	}
+	slices.SortFunc(s.Limits, func(a, b ChangedBy) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Limit, b.Limit))
+	})
+}

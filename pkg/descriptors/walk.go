@@ -1,0 +1,68 @@
+package descriptors
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// All visits each node of the tree with the patterns that lead to it, in an order that depends on the patterns
+// only. The patterns are the caller's until the next node.
+func (t *Tree) All() iter.Seq2[[]Pattern, *Node] {
+	return func(yield func([]Pattern, *Node) bool) { t.root.all(nil, yield) }
+}
+
+func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
+	type child struct {
+		Pattern
+		node *Node
+	}
+	var children []child
+	for _, key := range slices.Sorted(maps.Keys(at.keys)) {
+		v, first := at.keys[key], len(children)
+		v.patterns(key, func(p Pattern, n *Node) {
+			p.Key = key
+			children = append(children, child{p, n})
+		})
+		slices.SortFunc(children[first:], func(a, b child) int { return cmp.Or(cmp.Compare(a.How, b.How), cmp.Compare(a.Text, b.Text)) })
+		if v.open != nil {
+			children = append(children, child{Pattern{Key: key, How: Any}, v.open})
+		}
+	}
+	for _, w := range at.loose {
+		children = append(children, child{w.Pattern, w.node})
+	}
+	for _, c := range children {
+		path := append(slices.Clip(above), c.Pattern)
+		if !yield(path, c.node) || !c.node.next.all(path, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// anything stands for a value that no pattern names.
+const anything = "\x00any"
+
+// Sample is an entry that p matches, and that a pattern of other values is unlikely to match. ok is false where p is a
+// regular expression, or has a "*" in the key.
+func (p *Pattern) Sample() (e Entry, ok bool) {
+	value := ""
+	switch p.How {
+	case Exact:
+		value = p.Text
+	case HasPrefix:
+		value = p.Text + anything
+	case HasSuffix:
+		value = anything + p.Text
+	case Wildcard:
+		value = strings.ReplaceAll(p.Text, "*", anything)
+	case Any:
+		value = anything
+	case Regex:
+		return Entry{}, false
+	}
+	return Entry{p.Key, value}, p.Key != ""
+}
