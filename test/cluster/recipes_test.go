@@ -27,6 +27,7 @@ func takesTheRecipes(t *testing.T, c *cluster) {
 	c.define(t, contour, "examples/contour/01-crds.yaml")
 	c.define(t, envoyGateway, itsKinds+"gatewayapi-crds.yaml")
 	c.define(t, envoyGateway, itsKinds+"generated/gateway.envoyproxy.io_backendtrafficpolicies.yaml")
+	c.define(t, envoyGateway, itsKinds+"generated/gateway.envoyproxy.io_clienttrafficpolicies.yaml")
 	files, err := filepath.Glob(root + "/examples/kubernetes/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no recipes: %v", err)

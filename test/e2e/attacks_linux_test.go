@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,10 +46,12 @@ func newReceived(r *http.Request) *received {
 // gate is a recipe under attack: a proxy before the application of a stack.
 type gate struct {
 	*stack
-	port    string // of HTTP/1
-	http2   string // of HTTP/2 without TLS; "" if the proxy cannot have it
-	proxied string // of HTTP/1 after a PROXY protocol header
-	client  string // the address of the client; "" is any
+	port    string   // of HTTP/1
+	http2   string   // of HTTP/2 without TLS; "" if the proxy cannot have it
+	proxied string   // of HTTP/1 after a PROXY protocol header
+	client  string   // the address of the client; "" is any
+	keys    bucket   // of each key
+	gaps    []string // names of keyAttacks that are known to succeed
 }
 
 // header is one line of a request, in the order of the request.
@@ -121,8 +124,12 @@ func (g gate) keysCannotBeRespelled(t *testing.T) {
 			g := g
 			g.client = fmt.Sprintf("127.67.0.%d", i+1) // an address has a limit, too
 			from := time.Now()
-			perKey.drain(t, func() answer { return g.http1(t, g.port, "", "/", header{apiKey, key}) })
-			passed, tries := 0, perKey.capacity+2
+			keys := g.keys
+			if keys == (bucket{}) {
+				keys = perKey
+			}
+			keys.drain(t, func() answer { return g.http1(t, g.port, "", "/", header{apiKey, key}) })
+			passed, tries, lines := 0, keys.capacity+2, []string(nil)
 			for range tries {
 				g.last.Store(nil)
 				code := g.code(t, a, key)
@@ -134,7 +141,7 @@ func (g gate) keysCannotBeRespelled(t *testing.T) {
 					break
 				}
 				if len(got.keys) > 1 {
-					t.Errorf("the application received %q", got.keys)
+					lines = got.keys
 				}
 				for _, line := range got.keys {
 					if strings.TrimSpace(line) == key {
@@ -143,7 +150,14 @@ func (g gate) keysCannotBeRespelled(t *testing.T) {
 					}
 				}
 			}
-			if most := int(time.Since(from)/perKey.each) + 1; passed > most {
+			most := int(time.Since(from)/keys.each) + 1
+			switch known := slices.Contains(g.gaps, a.name); {
+			case known && passed <= most && lines == nil:
+				t.Error("this is no gap any more: take it off the list, and out of the README")
+			case known:
+			case lines != nil:
+				t.Errorf("the application received %q", lines)
+			case passed > most:
 				t.Errorf("%d of %d requests reached the application with the key, want at most %d", passed, tries, most)
 			}
 		})

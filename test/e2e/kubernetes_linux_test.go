@@ -79,7 +79,8 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 type rendered struct {
 	Filter      object `yaml:"filter"`
 	Before      []any  `yaml:"-"`            // filters before it
-	Manager     object `yaml:"-"`            // more of the connection manager
+	Manager     object `yaml:"manager"`      // more of the connection manager
+	Listener    object `yaml:"-"`            // more of the listener
 	VirtualHost object `yaml:"virtual_host"` // more of it
 	Route       object `yaml:"route"`        // more of it
 	Cluster     object `yaml:"cluster"`
@@ -152,13 +153,13 @@ func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	config := object{
 		"admin": object{"address": at(9901)},
 		"static_resources": object{
-			"listeners": []any{object{"name": "http", "address": at(10000), "filter_chains": []any{object{"filters": []any{object{
+			"listeners": []any{merge(object{"name": "http", "address": at(10000), "filter_chains": []any{object{"filters": []any{object{
 				"name": "envoy.filters.network.http_connection_manager",
 				"typed_config": merge(typed("network.http_connection_manager.v3.HttpConnectionManager", object{
 					"stat_prefix": "http", "use_remote_address": true, "route_config": object{"virtual_hosts": []any{host}},
 					"http_filters": append(slices.Clone(r.Before), r.Filter, object{"name": "envoy.filters.http.router", "typed_config": typed("http.router.v3.Router", nil)}),
 				}), r.Manager),
-			}}}}}},
+			}}}}}, r.Listener)},
 			"clusters": []any{r.Cluster, object{"name": "app", "type": "STATIC", "load_assignment": object{"cluster_name": "app", "endpoints": []any{
 				object{"lb_endpoints": []any{object{"endpoint": object{"address": at(9000)}}}},
 			}}}},
@@ -270,14 +271,92 @@ func TestKubernetesEnvoys(t *testing.T) {
 			if r.Limits == nil {
 				perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
 			}
-			if r.Before != nil {
-				s.asGate().keysCannotBeRespelled(t)
-			}
 			s.sidecar.kill()
 			if a := s.get(t, "127.66.7.2", "/", "x-api-key: carol"); a.code != c.gone {
 				t.Errorf("without rlsidecar: %d, want %d", a.code, c.gone)
 			}
 		})
+	}
+}
+
+// TestKubernetesEnvoysUnderAttack tries the table of keys, and the addresses of one network, on what each recipe comes
+// to. The gaps are those that the README of the recipes states: a recipe that has no such gap any more fails here too.
+func TestKubernetesEnvoysUnderAttack(t *testing.T) {
+	t.Parallel()
+	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // no test meets the end of a year
+	for _, c := range []struct {
+		name      string
+		render    func(*testing.T) rendered
+		keys      bucket   // as the recipe has them; none: it does not count keys
+		gaps      []string // of keyAttacks, that succeed
+		addresses bool     // the recipe counts addresses
+		apart     bool     // each address of a network has a bucket of its own
+	}{
+		{"istio", istioRenders, perKey, nil, true, false},
+		{"contour", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "contour.yaml") }, perKey, ofLines, true, true},
+		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, bucket{}, nil, true, true},
+		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
+			perYear, []string{"an empty first line"}, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tooltest.Path(t, "envoy") // may skip
+			r := c.render(t)
+			r.Listener = object{"listener_filters": []any{object{
+				"name": "envoy.filters.listener.proxy_protocol",
+				"typed_config": object{
+					"@type":                                 "type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol",
+					"allow_requests_without_proxy_protocol": true,
+				},
+			}}}
+			s := newRecipe(t, r.Limits)
+			s.runEnvoy(t, s.gatewayFile(t, r))
+			g := s.asGate()
+			if c.keys != (bucket{}) {
+				g.keys, g.gaps = c.keys, c.gaps
+				g.keysCannotBeRespelled(t)
+			}
+			if c.addresses {
+				g.networkHasOneBucket(t, c.apart)
+			}
+		})
+	}
+}
+
+// ofLines are the keyAttacks on a gateway that counts the first of several lines of a header and forwards all, and that
+// forwards names with underscores.
+var ofLines = []string{
+	"junk in a first line", "an empty first line", "names of another case", "junk in a first line of HTTP/2",
+	"underscores in the name", "underscores in a second name", "one underscore in a second name",
+	"another underscore in a second name", "underscores in a second name of HTTP/2",
+}
+
+// inAYear gives the limits of r a window that ends in no test.
+func inAYear(t *testing.T, r rendered) rendered {
+	t.Helper()
+	limit := r.Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
+	at[object](t, limit, "rate_limit")["unit"] = "year"
+	return r
+}
+
+// networkHasOneBucket asks from more addresses of one /64 than its bucket has units. apart says that each address has a
+// bucket of its own.
+func (g gate) networkHasOneBucket(t *testing.T, apart bool) {
+	t.Helper()
+	from, passed, tries := time.Now(), 0, perAddress.capacity+10
+	for i := range tries {
+		if g.http1(t, g.proxied, "", "/", header{"PROXY", fmt.Sprintf("2001:db8:1:7::%x", i+1)}).code == http.StatusOK {
+			passed++
+		}
+	}
+	most := perAddress.capacity + int(time.Since(from)/perAddress.each)
+	switch {
+	case apart && passed < tries && most < tries:
+		t.Errorf("%d of %d addresses of one /64 passed: the README says that each has a bucket of its own", passed, tries)
+	case !apart && passed > most:
+		t.Errorf("%d addresses of one /64 passed, want at most %d", passed, most)
+	}
+	if code := g.http1(t, g.proxied, "", "/", header{"PROXY", "2001:db8:1:8::1"}).code; code != http.StatusOK {
+		t.Errorf("another /64: %d", code)
 	}
 }
 
@@ -369,5 +448,12 @@ func TestKubernetesManifestsAgree(t *testing.T) {
 	limit := readRendered(t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
 	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
 		t.Errorf("Envoy Gateway: %d and %d", got, want)
+	}
+	headers := at[object](t, manifest(t, "envoy-gateway.yaml", "ClientTrafficPolicy"), "spec", "headers")
+	set := at[[]any](t, headers, "earlyRequestHeaders", "set")[0].(object)
+	early := readRendered(t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
+	mutation := at[[]any](t, early, "typed_config", "mutations")[0].(object)
+	if got := at[object](t, mutation, "append", "header"); got["key"] != set["name"] || got["value"] != set["value"] {
+		t.Errorf("Envoy Gateway: %v and %v", got, set)
 	}
 }
