@@ -17,7 +17,7 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	var page strings.Builder
-	page.WriteString("# The command line\n\nMade of what `--help` says by `make docs`. Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 could not be done.\n")
+	page.WriteString("# The command line\n\n`make docs` generates this page from the output of `--help`. Exit codes: 0 done, 1 the answer is no,\n2 wrong usage, 3 it could not be done.\n")
 	section := func(args ...string) {
 		var out bytes.Buffer
 		if code := run(t.Context(), append(args, "--help"), nil, &out, &out); code != exitDone {

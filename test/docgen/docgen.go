@@ -42,7 +42,7 @@ func (p *page) line(parts ...string) {
 func (p *page) begin(title, source string) {
 	p.line("# ", title)
 	p.line()
-	p.line("Made of ", source, " by `make docs`.")
+	p.line("`make docs` generates this page from ", source, ".")
 	p.line()
 }
 

@@ -43,10 +43,11 @@ func Metrics(text string) string {
 	}
 	slices.Sort(names)
 	p := &page{}
-	p.begin("Metrics", "what `/metrics` answers")
-	p.line("What they are for, and what is worth an alert: [operations](../operations.md#metrics). Beside them there are `go_*` and `process_*`.")
+	p.begin("Metrics", "the answer of `/metrics`")
+	p.line("[Monitor rlsidecar](../howto/monitor-and-alert.md) says which of them to watch, and [operations](../operations.md#metrics)")
+	p.line("explains outcomes and reasons. The usual `go_*` and `process_*` exist too.")
 	p.line()
-	p.table("metric", "type", "labels", "")
+	p.table("metric", "type", "labels", "meaning")
 	for _, name := range names {
 		told := ""
 		if len(labels[name]) > 0 {

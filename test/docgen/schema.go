@@ -148,7 +148,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 
 // properties is a table of the keys of an object.
 func (p *page) properties(all schemas, s *schema, link func(string) string) {
-	p.table("key", "is", "default", "")
+	p.table("key", "type", "default", "meaning")
 	for _, key := range s.Properties.keys {
 		value := &s.Properties.of[key].schema
 		of := all.of(value)
@@ -183,8 +183,8 @@ func Config(text []byte) (string, error) {
 		return ""
 	}
 	p := &page{}
-	p.begin("Policy files: every key", "[`schema.json`](../../internal/config/schema.json)")
-	p.line("What the keys mean together, with examples: [policy files](../config.md), [algorithms](../algorithms.md).")
+	p.begin("Configuration files: every key", "[`schema.json`](../../internal/config/schema.json)")
+	p.line("[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, with examples.")
 	p.line()
 	for _, s := range sections {
 		of := &root
@@ -281,8 +281,9 @@ func HTTP(text []byte) (string, error) {
 		return ""
 	}
 	p := &page{}
-	p.begin("The HTTP API", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` answers,")
-	p.line("With explanations: [for applications](../http-api.md), [for NGINX and other proxies](../nginx.md).")
+	p.begin("The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns")
+	p.line("The calls are explained in [the HTTP API for applications](../http-api.md) and")
+	p.line("[the HTTP interface for proxies](../nginx.md).")
 	p.line()
 	for _, path := range api.Paths.keys {
 		methods := api.Paths.of[path]
@@ -314,7 +315,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 	p.line(strings.TrimSpace(o.Summary + " " + o.Description))
 	p.line()
 	if len(o.Parameters) > 0 {
-		p.table("parameter", "in", "is", "")
+		p.table("parameter", "in", "type", "meaning")
 		for i := range o.Parameters {
 			of := &o.Parameters[i]
 			p.row(code(of.Name), of.In, all.kind(&of.Schema, link), of.Description)
@@ -327,7 +328,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		}
 		for _, kind := range b.Content.keys {
 			c := b.Content.of[kind]
-			p.line("Takes ", code(kind), ": ", all.kind(&c.Schema, link), ". ", b.Description)
+			p.line("The body is ", code(kind), ": ", all.kind(&c.Schema, link), ". ", b.Description)
 			p.line()
 			if len(c.Examples.keys) > 0 {
 				p.line("```json")
@@ -339,7 +340,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 			}
 		}
 	}
-	p.table("status", "answers", "")
+	p.table("status", "body", "meaning")
 	for _, status := range o.Responses.keys {
 		a := o.Responses.of[status]
 		if a.Ref != "" {
