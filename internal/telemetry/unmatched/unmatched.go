@@ -1,0 +1,221 @@
+// Package unmatched remembers which requests met no limit, so that a typo in a domain or in the key of a descriptor
+// is seen. It keeps the shapes of descriptors, their keys without the values, counts them in bounded memory (package
+// topk), and only for the last five to ten minutes. A request never waits for it.
+package unmatched
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Shape is what requests that met no limit have in common.
+type Shape struct {
+	Domain string
+	// Configured reports whether there is a configuration of the domain.
+	Configured bool
+	// Keys are those of the entries of each descriptor. They are bytes that a client may have chosen.
+	Keys [][]string
+	// Cut: Domain and Keys are not all of it, being too long.
+	Cut bool
+	// Requests is how many there were, at least.
+	Requests int64
+	Last     time.Time
+}
+
+const (
+	// window is how long the counts of a window are added to. Those of one and of the one before it are returned.
+	window = 5 * time.Minute
+	// kept bounds the shapes of a window.
+	kept = 64
+	// maxText bounds the bytes that are kept of a shape.
+	maxText = 512
+	// warnPause is the time between two warnings. A shape is warned of once in warnAgain, of maxWarned shapes.
+	warnPause = time.Minute
+	warnAgain = time.Hour
+	maxWarned = 256
+)
+
+// Recorder counts requests that met no limit. It is safe for concurrent use.
+type Recorder struct {
+	now   func() time.Time
+	log   *zap.Logger
+	began time.Time
+
+	mu             sync.Mutex
+	window         int64 // the number of that of recent; guarded by mu, as the rest is
+	recent, before *topk.Counter[Shape]
+	key            []byte
+	warned         map[string]time.Time // by the key of the shape
+	warnedAt       time.Time
+}
+
+// New makes a Recorder. now returns the time; log gets warnings.
+func New(now func() time.Time, log *zap.Logger) *Recorder {
+	return &Recorder{now: now, log: log, began: now(), warned: map[string]time.Time{}}
+}
+
+// Is reports whether c met no limit although there was a configuration.
+func Is(c *limiter.Call) bool {
+	return len(c.Results) == 0 && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
+}
+
+// Observe counts c, of which Is is true. While another request is being counted, c is left out: the shapes seen most
+// are found all the same.
+func (r *Recorder) Observe(c *limiter.Call) {
+	if !r.mu.TryLock() {
+		return
+	}
+	now := c.Arrived
+	if now.IsZero() {
+		now = r.now()
+	}
+	r.turn(now)
+	cut := r.appendKey(c)
+	counted, added := r.recent.Add(r.key)
+	if added {
+		counted.Value = describe(c, cut)
+	}
+	counted.Value.Last = now
+	shape := counted.Value
+	warn := now.Sub(r.warnedAt) >= warnPause && r.mayWarn(now)
+	r.mu.Unlock()
+	if warn {
+		r.warn(&shape)
+	}
+}
+
+// appendKey makes r.key what tells shapes apart; it reports whether that is not all of it.
+func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
+	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxText)]...)
+	cut = len(c.Request.Domain) > maxText
+	for i := range c.Descriptors {
+		r.key = append(r.key, 0xff, 0)
+		for _, e := range c.Descriptors[i].Entries {
+			if len(r.key)+len(e.Key) > 2*maxText {
+				return true
+			}
+			r.key = append(append(r.key, 0xff, 1), e.Key...)
+		}
+		if len(r.key) > maxText {
+			return cut || i < len(c.Descriptors)-1
+		}
+	}
+	return cut
+}
+
+// describe copies what c says: its texts are the listener's.
+func describe(c *limiter.Call, cut bool) Shape {
+	s := Shape{Domain: strings.Clone(c.Request.Domain[:min(len(c.Request.Domain), maxText)]), Configured: c.Verdict.Domain != nil, Cut: cut}
+	left := maxText
+	for i := range c.Descriptors {
+		keys := []string{}
+		for _, e := range c.Descriptors[i].Entries {
+			if left -= len(e.Key) + 1; left < 0 {
+				s.Cut = true
+				return s
+			}
+			keys = append(keys, strings.Clone(e.Key))
+		}
+		if left -= 8; left < 0 {
+			s.Cut = true
+			return s
+		}
+		s.Keys = append(s.Keys, keys)
+	}
+	return s
+}
+
+// turn makes the window of now the recent one.
+func (r *Recorder) turn(now time.Time) {
+	current := number(now)
+	switch {
+	case r.recent != nil && current <= r.window: // or a clock that went back
+		return
+	case r.recent != nil && current == r.window+1:
+		r.before = r.recent
+	default:
+		r.before = nil
+	}
+	r.recent, r.window = topk.New[Shape](kept), current
+}
+
+func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
+
+// mayWarn reports whether r.key is to be warned of now.
+func (r *Recorder) mayWarn(now time.Time) bool {
+	if last, warned := r.warned[string(r.key)]; warned && now.Sub(last) < warnAgain {
+		return false
+	}
+	if len(r.warned) >= maxWarned {
+		clear(r.warned)
+	}
+	r.warned[string(r.key)], r.warnedAt = now, now
+	return true
+}
+
+func (r *Recorder) warn(s *Shape) {
+	fields := []zap.Field{zap.String("domain", descriptors.Printable(s.Domain)), zap.String("descriptors", s.Text())}
+	if s.Configured {
+		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain says why, rlsidecar top --unmatched how many", fields...)
+	} else {
+		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched says how many", fields...)
+	}
+}
+
+// Text is the keys of s for people: key,key | key.
+func (s *Shape) Text() string {
+	texts := make([]string, len(s.Keys))
+	for i, keys := range s.Keys {
+		shown := make([]string, len(keys))
+		for j, key := range keys {
+			shown[j] = descriptors.Printable(key)
+		}
+		texts[i] = strings.Join(shown, ",")
+	}
+	text := strings.Join(texts, " | ")
+	if s.Cut {
+		text += "…"
+	}
+	return text
+}
+
+// Top returns the n shapes with the most requests, the most first, and since when they are counted: the last five to
+// ten minutes.
+func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.now()
+	r.turn(now)
+	since = time.Unix((number(now)-1)*int64(window/time.Second), 0)
+	if since.Before(r.began) {
+		since = r.began
+	}
+	at := map[string]int{}
+	for _, counted := range []*topk.Counter[Shape]{r.recent, r.before} {
+		if counted == nil {
+			continue
+		}
+		for _, c := range counted.Top(kept) {
+			i, seen := at[c.Key()]
+			if !seen {
+				i = len(top)
+				at[c.Key()] = i
+				top = append(top, c.Value)
+			}
+			top[i].Requests += c.Least()
+		}
+	}
+	slices.SortFunc(top, func(a, b Shape) int {
+		return cmp.Or(cmp.Compare(b.Requests, a.Requests), b.Last.Compare(a.Last), cmp.Compare(a.Domain, b.Domain))
+	})
+	return since, top[:min(n, len(top))]
+}
