@@ -42,6 +42,8 @@ func (c *getCmd) Run(a *app) error {
 			Remaining  int64    `json:"remaining"`
 			Capacity   int64    `json:"capacity"`
 			ResetAfter int64    `json:"reset_after_ms"`
+			BlockedFor int64    `json:"blocked_for_ms"`
+			BlockedBy  string   `json:"blocked_by"`
 		} `json:"buckets"`
 	}
 	if err := c.ask(a, http.MethodGet, "buckets", query, &answer); err != nil {
@@ -51,17 +53,32 @@ func (c *getCmd) Run(a *app) error {
 		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tFULL IN\n")
 		for _, b := range answer.Buckets {
+			full := time.Duration(max(b.ResetAfter, b.BlockedFor)) * time.Millisecond // nothing can be had while it is blocked
 			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%v\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
-				b.Remaining, b.Capacity, time.Duration(b.ResetAfter)*time.Millisecond)
+				b.Remaining, b.Capacity, full)
 		}
 		if err := table.Flush(); err != nil {
 			return err
+		}
+		for _, b := range answer.Buckets {
+			if b.BlockedFor == 0 {
+				continue
+			}
+			left := time.Duration(b.BlockedFor) * time.Millisecond
+			fmt.Fprintf(a.stdout, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key), descriptors.Printable(b.Name), left,
+				time.Now().Add(left).UTC().Format("2006-01-02 15:04:05 UTC"), blockers[b.BlockedBy])
 		}
 	}
 	if len(answer.Buckets) == 0 {
 		return exitError{exitNo, errNoBucket}
 	}
 	return nil
+}
+
+// blockers are the values of blocked_by in words.
+var blockers = map[string]string{
+	"penalty":    "by its penalty; rlsidecar reset ends that",
+	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",
 }
 
 var errNoBucket = errors.New("no limit keeps a bucket for it; rlsidecar explain says what it meets")

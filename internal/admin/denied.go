@@ -14,6 +14,9 @@ import (
 // reasons are the reasons of denials in words.
 var reasons = map[string]string{
 	denials.Limit:    "the limit was reached",
+	denials.Penalty:  "the penalty of the limit blocks this key",
+	denials.Blocked:  "an operator blocks this key",
+	denials.NoAuth:   "the configuration has no auth section",
 	denials.Never:    "the cost is more than the limit can ever give",
 	denials.Backend:  "the store could not decide",
 	denials.Full:     "no room for another bucket in memory",

@@ -38,6 +38,9 @@ type bucket struct {
 	// At is the time of this state, by the clock of the backend.
 	At         int64 `json:"time_us"`
 	ResetAfter int64 `json:"reset_after_ms"`
+	// BlockedFor is for how long the bucket denies whatever it holds, and BlockedBy why: penalty, or adjustment.
+	BlockedFor int64  `json:"blocked_for_ms,omitempty"`
+	BlockedBy  string `json:"blocked_by,omitempty"`
 }
 
 func describe(p *descriptors.Policy) description {
@@ -101,10 +104,19 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 // bucketOf returns the bucket of result, a dry run.
 func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	d := &result.Decision
-	return bucket{
+	b := bucket{
 		description: describe(result.Policy), Key: c.AppendValues(nil, result), Remaining: d.Remaining,
 		Value: d.Value, Scale: max(1, result.Policy.Limit.Unit()), At: int64(d.At), ResetAfter: millis(d.ResetAfter),
+		BlockedFor: millis(d.Blocked),
 	}
+	switch adjusted := result.Policy.Adjusted; {
+	case d.Blocked <= 0:
+	case adjusted != nil && adjusted.Block:
+		b.BlockedBy = "adjustment"
+	default:
+		b.BlockedBy = "penalty"
+	}
+	return b
 }
 
 // query parses the query that selects a bucket; it has the parameter key once for each value, in order.

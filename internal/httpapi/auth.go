@@ -35,10 +35,11 @@ type AuthObserver interface {
 
 // The reasons for which a request is not passed to the limiter.
 const (
-	NoRoute      = "auth_no_route"      // no route matched
-	NoDescriptor = "auth_no_descriptor" // a route matched, but each of its descriptors had a missing value
-	Repeated     = "auth_repeated"      // a header or cookie that affects which limits apply was repeated
-	Panicked     = "panic"
+	NoRoute       = "auth_no_route"       // no route matched
+	NoDescriptor  = "auth_no_descriptor"  // a route matched, but each of its descriptors had a missing value
+	NotConfigured = "auth_not_configured" // the configuration has no auth section
+	Repeated      = "auth_repeated"       // a header or cookie that affects which limits apply was repeated
+	Panicked      = "panic"
 )
 
 // Auth answers proxies that ask over HTTP whether to allow a request: 200 with an empty body, or a denial. It never
@@ -125,7 +126,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 		return authAnswer{code: http.StatusServiceUnavailable}
 	}
 	if of.auth = s.Auth; of.auth == nil {
-		return d.unrouted(of, NoRoute)
+		return d.unrouted(of, NotConfigured)
 	}
 	of.read(own, query)
 	route := routing.Find(of.auth, &of.Request)

@@ -520,7 +520,7 @@ func TestWithoutLimits(t *testing.T) {
 	}{
 		{"no configuration", nil, "/x", nil, 503, "", "[]"},
 		{"none any more", allow, "/x", func(*limiter.Call) error { return limiter.ErrNoConfig }, 503, "", "[]"},
-		{"no auth", authSnapshot(t, "domain: d"), "/x", nil, 429, "no-route", "[auth_no_route]"},
+		{"no auth", authSnapshot(t, "domain: d"), "/x", nil, 429, "no-route", "[auth_not_configured]"},
 		{"nothing to ask is allowed where the configuration says so", allow, "/y", nil, 200, "no-route", "[auth_no_route]"},
 		{"the domain is gone", allow, "/x", func(*limiter.Call) error { return nil }, 200, "no-route", "[auth_no_route]"},
 		{"a panic denies", allow, "/x", func(*limiter.Call) error { panic("oops") }, 429, "internal-error", "[panic]"},

@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -23,6 +24,8 @@ type Operator struct {
 	Limiter *limiter.Limiter
 	// Denied is a denials.Recorder's Top.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Unmatched is an unmatched.Recorder's Top.
+	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Conditions is a conditions.Registry's List.
 	Conditions func() []conditions.Condition
 	// Log is told of buckets that were reset.
@@ -39,6 +42,7 @@ func (o *Operator) Handler() http.Handler {
 	mux.Handle("/api/buckets", guard(map[string]http.HandlerFunc{http.MethodGet: o.buckets}))
 	mux.Handle("/api/reset", guard(map[string]http.HandlerFunc{http.MethodPost: o.reset}))
 	mux.Handle("/api/top", guard(map[string]http.HandlerFunc{http.MethodGet: o.top}))
+	mux.Handle("/api/unmatched", guard(map[string]http.HandlerFunc{http.MethodGet: o.unmatched}))
 	mux.Handle("/api/conditions", guard(map[string]http.HandlerFunc{http.MethodGet: o.conditions}))
 	mux.Handle("/api/", guard(nil))
 	return mux
@@ -150,7 +154,49 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 		}
 		all = append(all, k)
 	}
-	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all})
+	answer := map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all}
+	if o.Unmatched != nil {
+		met := int64(0)
+		_, shapes := o.Unmatched(maxTop)
+		for _, shape := range shapes {
+			met += shape.Requests
+		}
+		answer["unmatched"] = met
+	}
+	send(w, http.StatusOK, "application/json", answer)
+}
+
+// unmatchedShape is an unmatched.Shape.
+type unmatchedShape struct {
+	Domain     string `json:"domain"`
+	Configured bool   `json:"configured"`
+	// Descriptors has the keys of each descriptor.
+	Descriptors []key     `json:"descriptors"`
+	Cut         bool      `json:"cut,omitempty"`
+	Requests    int64     `json:"requests"`
+	Last        time.Time `json:"last"`
+}
+
+// unmatched answers with the shapes of the requests that met no limit.
+func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
+	n, err := howMany(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	since, top := o.Unmatched(n)
+	all := []unmatchedShape{}
+	for _, shape := range top {
+		s := unmatchedShape{
+			Domain: shape.Domain, Configured: shape.Configured, Descriptors: []key{}, Cut: shape.Cut, Requests: shape.Requests,
+			Last: shape.Last.UTC().Truncate(time.Millisecond),
+		}
+		for _, keys := range shape.Keys {
+			s.Descriptors = append(s.Descriptors, keys)
+		}
+		all = append(all, s)
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "unmatched": all})
 }
 
 // conditions answers with what is wrong now, the worst first.

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -20,6 +21,7 @@ const (
 	redisFinding         = "redis-" // and the check, then a slash and the server
 	redisSlow            = "redis-slow"
 	metricsOverflow      = "metrics-overflow"
+	authMissing          = "auth-not-configured"
 )
 
 // reportReload reports how the last load of the configuration went.
@@ -70,6 +72,27 @@ func (s *server) reportOverflow() {
 		Remedy:  "Nothing needs to be done for limits to hold. For figures of a folded limit, split the configuration over several sidecars, or remove limits that are not used.",
 	}) {
 		s.log.Warn("some limits are counted together in the metrics, as (overflow): the metrics have room for 10,000; rlsidecar_metrics_folded says how many")
+	}
+}
+
+// reportNoAuth reports that a proxy calls /v1/auth, which denies everything without an auth section.
+func (s *server) reportNoAuth() {
+	added := s.conditions.Set(conditions.Condition{
+		Name: authMissing, Severity: conditions.Critical,
+		Summary: "A proxy calls /v1/auth, and the configuration has no auth section: every such request is denied.",
+		Remedy:  "Add a section auth with routes to a configuration file, or have the proxy call another listener.",
+	})
+	if added {
+		s.log.Error("a proxy calls /v1/auth, and the configuration has no auth section: every such request is denied; add auth with routes to a configuration file")
+	}
+}
+
+// checkAuth warns at the start, and after each load, that /v1/auth denies everything.
+func (s *server) checkAuth(snapshot *limiter.Snapshot) {
+	if snapshot.Auth != nil {
+		s.conditions.Clear(authMissing)
+	} else if s.config.HTTP != "" && s.noAuthSaid.CompareAndSwap(false, true) {
+		s.log.Warn("the configuration has no auth section: /v1/auth, at the HTTP listener, denies every request; Envoy's gRPC does not need it")
 	}
 }
 

@@ -60,6 +60,9 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 			log: logthrottle.Log(s.log, repeatMistake)}
 		wg.Go(func() { f.run(background) })
 	}
+	if len(s.stack.redis) > 0 {
+		wg.Go(func() { s.watchTrouble(background) })
+	}
 	select {
 	case <-known.opened:
 	case <-ctx.Done():

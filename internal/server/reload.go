@@ -114,6 +114,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 	s.mu.Unlock()
 	s.reportReload(problems, stale)
 	if snapshot != nil {
+		s.checkAuth(snapshot)
 		s.isConfigured()
 	}
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
 
 // Config is what Run needs to know. It has one field for each flag of serve, or group of them.
@@ -155,19 +156,21 @@ type Running struct {
 
 // server is the parts that are there while Run runs.
 type server struct {
-	config  Config
-	log     *zap.Logger
-	stack   stack
-	metrics *metrics.Metrics
-	denials *denials.Recorder // nil: there is no admin port that tells of them
-	watch   *watch            // nil where denials is
-	limiter *limiter.Limiter
-	tracing *tracing.Tracing // nil: not at all
+	config    Config
+	log       *zap.Logger
+	stack     stack
+	metrics   *metrics.Metrics
+	denials   *denials.Recorder // nil: there is no admin port that tells of them
+	watch     *watch            // nil where denials is
+	limiter   *limiter.Limiter
+	tracing   *tracing.Tracing // nil: not at all
+	unmatched *unmatched.Recorder
 	// conditions is what is wrong now.
 	conditions *conditions.Registry
 	// The tokens of Config; nil: there is none.
 	apiToken, adminToken httpauth.Token
 	ready, draining      atomic.Bool
+	noAuthSaid           atomic.Bool
 	redisTrouble         redisTrouble
 	redisGate            *gate
 	// configured is closed when there is a configuration.
@@ -205,11 +208,8 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if c.NearLimitRatio > 0 {
 		s.metrics.SetNearLimit(c.NearLimitRatio)
 	}
-	var err error
-	if s.apiToken, err = s.token(c.APIToken, c.APITokenFile); err != nil {
-		return err
-	}
-	if s.adminToken, err = s.token(c.AdminToken, c.AdminTokenFile); err != nil {
+	err := s.readTokens()
+	if err != nil {
 		return err
 	}
 	if s.stack, err = s.newStack(); err != nil {
@@ -239,9 +239,6 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return nil
 	}
 	s.followRedis(ctx, background, &wg) // before there are ports at which somebody would have to wait with us
-	if len(s.stack.redis) > 0 {
-		wg.Go(func() { s.watchTrouble(background) })
-	}
 	doors, running, err := s.open()
 	if err != nil {
 		return err
@@ -274,6 +271,15 @@ func (s *server) newLimiter() *limiter.Limiter {
 	return limiter.New(s.stack.top, c)
 }
 
+// readTokens reads the tokens of Config.
+func (s *server) readTokens() (err error) {
+	if s.apiToken, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
+		return err
+	}
+	s.adminToken, err = s.token(s.config.AdminToken, s.config.AdminTokenFile)
+	return err
+}
+
 // token is a fixed one, or that in a file; nil where both are "".
 func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	if file == "" {
@@ -284,21 +290,27 @@ func (s *server) token(fixed, file string) (httpauth.Token, error) {
 
 // observer is told of every answer.
 func (s *server) observer() limiter.Observer {
-	if s.config.Admin == "" {
-		return s.metrics
+	s.unmatched = unmatched.New(time.Now, s.log)
+	if s.config.Admin != "" {
+		s.denials, s.watch = denials.New(time.Now), newWatch(time.Now())
 	}
-	s.denials, s.watch = denials.New(time.Now), newWatch(time.Now())
-	return observers{s.metrics, s.denials, s.watch}
+	return observers{s.metrics, s.unmatched, s.denials, s.watch}
 }
 
 // Refused implements httpapi.AuthObserver.
 func (s *server) Refused(reason string) {
 	s.metrics.Refused(reason)
+	if reason == httpapi.NotConfigured {
+		s.reportNoAuth()
+	}
 	if s.denials == nil || reason == httpapi.Panicked {
 		return
 	}
-	if current := s.limiter.Current(); current.Auth == nil || !current.Auth.Allow {
-		s.denials.Unrouted()
+	switch current := s.limiter.Current(); {
+	case current.Auth == nil:
+		s.denials.Unrouted(denials.NoAuth)
+	case !current.Auth.Allow:
+		s.denials.Unrouted(denials.NoRoute)
 	}
 }
 
@@ -441,7 +453,7 @@ func (o *opening) admin() error {
 		Token: s.adminToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
 		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
 		Limiter: s.limiter, Log: s.log, Used: s.watch.usage.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
-		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Conditions: s.conditions.List, Log: s.log}).Handler(),
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log}).Handler(),
 	})
 	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 	d.last = true

@@ -10,6 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
@@ -38,13 +39,20 @@ const sampleEvery = 64
 // comparison for it.
 type observers struct {
 	*metrics.Metrics
-	denials *denials.Recorder
-	watch   *watch
+	unmatched *unmatched.Recorder
+	denials   *denials.Recorder // nil, as is watch: there is no admin listener
+	watch     *watch
 }
 
 // Observe implements limiter.Observer.
 func (o observers) Observe(c *limiter.Call) {
 	o.Metrics.Observe(c)
+	if unmatched.Is(c) {
+		o.unmatched.Observe(c)
+	}
+	if o.watch == nil {
+		return
+	}
 	if c.Denied {
 		o.denials.Observe(c)
 	}

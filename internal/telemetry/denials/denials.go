@@ -21,11 +21,14 @@ import (
 // The reasons for a denial.
 const (
 	Limit    = "limit"           // the limit was reached
+	Penalty  = "penalty"         // the limit's penalty blocks the key, whatever its bucket holds
+	Blocked  = "blocked"         // an operator's adjustment blocks the key
 	Never    = "never"           // the cost exceeds the most that the limit can ever give
 	Backend  = "backend-failure" // the store could not decide, and on_backend_failure denies
 	Full     = "no-room"         // there was no room for another bucket in memory
 	NoConfig = "no-config"       // there is no configuration of its domain yet
 	NoRoute  = "no-route"        // no route of auth matched, or none of its descriptors could be made
+	NoAuth   = "no-auth"         // the configuration has no auth section
 )
 
 // Denied is a key, with the number of its denials.
@@ -142,6 +145,10 @@ func why(r *limiter.Result) string {
 		return Backend
 	case r.Decision.Never:
 		return Never
+	case r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block:
+		return Blocked
+	case r.Decision.Blocked > 0:
+		return Penalty
 	default:
 		return Limit
 	}
@@ -150,7 +157,7 @@ func why(r *limiter.Result) string {
 // count counts one denial of result for the reason why.
 func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result, why string) {
 	var room [256]byte
-	aboutKey := why == Limit || why == Never
+	aboutKey := why == Limit || why == Penalty || why == Blocked || why == Never
 	key := append(room[:0], why...)
 	switch {
 	case aboutKey && result.Key != nil:
@@ -165,9 +172,9 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	r.add(key, event, func() Denied { return describe(c, result, why, aboutKey) })
 }
 
-// Unrouted counts a request that was denied because no route matched.
-func (r *Recorder) Unrouted() {
-	r.add([]byte(NoRoute), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: NoRoute} })
+// Unrouted counts a request that was denied because there is no auth section, or no route matched.
+func (r *Recorder) Unrouted(why string) {
+	r.add([]byte(why), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: why} })
 }
 
 // add counts event for key. describe is called if the key is not counted yet.

@@ -186,8 +186,8 @@ func TestFailuresAreTold(t *testing.T) {
 	a.limiter = limiter.New(away{}, limiter.Config{NoConfig: new(descriptors.Deny)})
 	a.ask(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
-	a.Unrouted()
-	a.Unrouted()
+	a.Unrouted(NoRoute)
+	a.Unrouted(NoRoute)
 	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 

@@ -35,6 +35,7 @@ const (
 	requestOK = iota
 	requestOver
 	requestError
+	requestUnmatched // counted as one of the others too
 )
 
 var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", requestError: "error"}
@@ -91,6 +92,9 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	m.service.observe(c)
 	if c.Verdict.Domain == nil {
 		m.domainNotFound[at][0].Add(1)
+		if len(c.Limits) == 0 {
+			m.domainNotFound[at][requestUnmatched].Add(1)
+		}
 		return
 	}
 	t := m.current.Load().domains[c.Verdict.Domain]
@@ -110,6 +114,9 @@ func (m *Metrics) Observe(c *limiter.Call) {
 		domain.counter[at][requestOver].Add(1)
 	default:
 		domain.counter[at][requestOK].Add(1)
+	}
+	if len(c.Results) == 0 && !c.Failed {
+		domain.counter[at][requestUnmatched].Add(1)
 	}
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -161,6 +168,8 @@ var (
 		[]string{"domain", "limit", "outcome"}, nil)
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
 		"Requests answered, by the answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
+	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
+		"Requests that met no limit, and were allowed. The domain is empty for all domains that are not configured.", []string{"domain"}, nil)
 	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",
 		"Requests for a domain that is not configured; they are allowed.", nil, nil)
 )
@@ -177,11 +186,13 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	send(notFoundDesc, m.domainNotFound.sum(0))
+	send(unmatchedDesc, m.domainNotFound.sum(requestUnmatched), "")
 	m.service.collect(send)
 	for _, d := range m.domains {
 		for code, name := range requestCodes {
 			send(requestsDesc, d.sum(code), d.domain, name)
 		}
+		send(unmatchedDesc, d.sum(requestUnmatched), d.domain)
 	}
 	m.collectDecisions(send)
 	m.series.collect(send)

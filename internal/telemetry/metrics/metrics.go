@@ -59,7 +59,7 @@ func New(version, revision string) *Metrics {
 		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were not put to any limit. Reasons too_much, panic and auth_repeated are answered with a denial, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
+			Help: "Requests that were not put to any limit. Reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section) are answered with a denial, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
 		}, []string{"reason"}),
 		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_too_large_total",
