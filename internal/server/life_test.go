@@ -167,7 +167,7 @@ func TestHTTPAndAdmin(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/":         "1000000",
-		"/api/top":  `"denied":[{"domain":"","why":"no-route","denied":1,"exact":true,`,
+		"/api/top":  `"denied":[{"domain":"","why":"no-auth","denied":1,"exact":true,`,
 		"/rlconfig": "d.k: unit=YEAR requests_per_unit=1000000, shadow_mode: false, quota_mode: false\n",
 		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,
 	} {
