@@ -11,6 +11,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -137,7 +138,7 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 		return err
 	}
 	for i := range c.Limits {
-		if one := &c.Limits[i]; one.Reserve && len(strings.Join(one.Key, "")) > maxReservedKey {
+		if one := &c.Limits[i]; one.Reserve && len(strings.Join(one.Key, "")) > reservation.MaxKey {
 			return &limiter.AskError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
 		}
 	}
@@ -151,12 +152,12 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 
 // settle charges or refunds the difference between the real cost of a reservation and the reserved units.
 func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
-	of, err := a.open(ask.reservation)
+	of, err := reservation.Open(a.secret(), ask.reservation)
 	if err != nil {
 		unknownReservation.write(w, "reservation "+err.Error(), "")
 		return
 	}
-	left := a.left(&of)
+	left := of.Left(a.now())
 	if left <= 0 {
 		expired.write(w, "a reservation can be settled within an hour after its turn", of.Name)
 		return
@@ -168,7 +169,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 			return
 		}
 	}
-	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+limiter.ClockSlack, a.now())
+	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+reservation.ClockSlack, a.now())
 	switch {
 	case errors.Is(err, backend.ErrReused):
 		settled.write(w, "it was settled with another count, which stands", of.Name)

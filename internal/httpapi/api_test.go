@@ -18,6 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -211,7 +212,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"reservation":"x","name":"send","count":1}`, 400, `name does not go with reservation, which says all but the count`},
 		{`{"reservation":"x"}`, 400, `has a reservation and no count; write what it came to`},
 		{`{"reservation":"x","count":-1}`, 400, `count: what a reservation came to must be 0 or more, is -1`},
-		{`{"name":"tokens","reserve":true,"key":"` + strings.Repeat("k", maxReservedKey+1) + `"}`, 400, `limit "tokens": a key can be reserved only if it has 16 KiB or less`},
+		{`{"name":"tokens","reserve":true,"key":"` + strings.Repeat("k", reservation.MaxKey+1) + `"}`, 400, `limit "tokens": a key can be reserved only if it has 16 KiB or less`},
 		{`{"name":"send","name":"send"}`, 400, `name is there twice`},
 		{`{"name":"send","count":"1"}`, 400, `count: must be a whole number, is a text`},
 		{`{"name":"send","count":1.5}`, 400, `count: must be a whole number, is 1.5`},

@@ -289,14 +289,13 @@ func (c *Call) add(r *Result, group int) {
 	c.charges = append(c.charges, backend.Charge{})
 	charge, p := &c.charges[r.charge], r.Policy // filled in place: it is large
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
-	more := p.Extra()
-	charge.Limit, charge.Owner, charge.Shards, charge.Lease = p.Limit, p.Owner, more.Shards, more.Lease
+	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
 	ask := &charge.Ask
 	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
 	ask.Settle = r.settle
-	if more.MaxDelay > 0 && c.Request.Hold > 0 {
-		ask.MaxWait = min(more.MaxDelay, c.Request.Hold)
+	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.Hold > 0 {
+		ask.MaxWait = min(delay, c.Request.Hold)
 	}
 }
 

@@ -1,23 +1,34 @@
-// Package ratelimit limits inside a Go program: the calls of the sidecar's HTTP API, over a Store in
-// process. With the domain and names of a sidecar's configuration and a Store on the same Redis,
-// both charge the same buckets.
+// Package ratelimit limits requests inside a Go program.
+//
+// A Limiter has named limits and keeps their buckets in a Store: in memory, or in Redis, where several processes share
+// them. With the domain, the names and the Redis of a sidecar, both charge the same buckets.
 //
 //	limiter, err := ratelimit.New(ratelimit.Config{
 //		Store:  memory.New(memory.Config{}),
-//		Limits: ratelimit.Limits{"send_message": ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)},
+//		Limits: ratelimit.Limits{"send_message": ratelimit.TokenBucket(10, time.Minute)},
 //	})
 //	…
-//	if err := limiter.Limit(ctx, "send_message", "bob"); err != nil {
-//		return err // a *ratelimit.Denied says when to come back
+//	result, err := limiter.Allow(ctx, "send_message", "bob")
+//	switch {
+//	case errors.Is(err, ratelimit.ErrDenied):
+//		// try again after result.RetryAfter
+//	case err != nil:
+//		// the Store could not decide: deny, unless the limit is only a courtesy
 //	}
 //
-// It logs nothing and starts nothing; a Store may have to be run and closed by its owner.
+// A key identifies a bucket of a limit: one value or several, such as a user and a path. Values may be any bytes. A limit
+// without a key has one bucket.
+//
+// A Limiter logs nothing and starts no goroutine. It is safe for concurrent use. Package httplimit has middleware for
+// net/http, and package grpclimit interceptors for gRPC.
 package ratelimit
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -26,198 +37,146 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Limits are the numbers of limits, by their names.
-type Limits map[string]algorithms.Spec
-
-// Per is a limit of rate units in each period, with everything else at its default. Its other fields
-// may be set before it is given to New.
-func Per(kind algorithms.Kind, rate int64, period time.Duration) algorithms.Spec {
-	return algorithms.Spec{Kind: kind, Rate: rate, Period: algorithms.Micros(period.Microseconds())}
-}
-
-// Config of a Limiter.
-type Config struct {
-	// Store keeps the buckets.
-	Store backend.Store
-	// Domain sets the limits of this program apart from those of others on the same Store.
-	Domain string
-	Limits Limits
-}
-
-// Limiter answers for a set of limits. It may be used by several goroutines at once.
-type Limiter struct {
-	domain  string
-	named   map[string]*descriptors.Policy // never edited
-	limiter *limiter.Limiter
-}
-
 var (
-	// ErrUnknown: there is no limit of that name.
+	// ErrDenied means that a limit was reached. Nothing was consumed. RetryAfter of the Result says when to try again.
+	ErrDenied = errors.New("the rate limit was reached")
+	// ErrNeverFits means that the request asks for more units than the limit can ever give. Nothing was consumed, and
+	// trying again is useless. It is not an ErrDenied.
+	ErrNeverFits = errors.New("the request asks for more units than the rate limit can ever give")
+	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")
-	// ErrCannotReserve: only a token bucket or a fixed window can be reserved, and a place in a leaky
-	// bucket.
+	// ErrUnits means that a number of units is not positive.
+	ErrUnits = errors.New("the number of units must be at least 1")
+	// ErrCannotReserve means that the algorithm of the limit does not support reservations. Token buckets, fixed windows
+	// and leaky buckets do.
 	ErrCannotReserve = errors.New("a limit of this algorithm cannot be reserved")
+	// ErrReservation means that a Reservation is invalid: it was not made by a Limiter with the same Secret, or it
+	// belongs to another domain.
+	ErrReservation = errors.New("not a reservation of this limiter")
+	// ErrExpired means that a Reservation is too old to be settled, or that its limit has another algorithm or number of
+	// shards now.
+	ErrExpired = errors.New("the reservation has expired")
+
+	// ErrUnavailable means that the Store could not decide in time. Units may have been consumed.
+	ErrUnavailable = backend.ErrUnavailable
+	// ErrFull means that a new bucket was needed, but the Store has no room. Nothing was consumed.
+	ErrFull = backend.ErrFull
+	// ErrReused means that an id was used for a different call before. Nothing was consumed.
+	ErrReused = backend.ErrReused
+	// ErrPending means that a call with the same id is in progress, or that its outcome is unknown. Nothing was
+	// consumed by this call.
+	ErrPending = backend.ErrPending
 )
 
-// New makes a Limiter. The error says which limit has impossible numbers, and why.
+// Config configures a Limiter.
+type Config struct {
+	// Store keeps the buckets. Its owner closes it.
+	Store backend.Store
+	// Domain separates the limits of this program from those of others in the same Store. It may be empty.
+	Domain string
+	// Limits has the limits by name.
+	Limits Limits
+	// Secret signs reservations. Limiters and sidecars with the same secret, which is the API token of a sidecar, can
+	// settle each other's reservations. Without a secret, a Limiter accepts reservations from everybody who can make up
+	// one.
+	Secret string
+	// MaxWait bounds the Wait of a Reservation: a request that would have to wait longer is denied. 0 means no bound.
+	MaxWait time.Duration
+	// Clock returns the time by which reservations expire; nil means time.Now. The Store has a clock of its own for
+	// decisions.
+	Clock func() time.Time
+}
+
+// Limiter decides requests for a set of limits. It is safe for concurrent use.
+type Limiter struct {
+	store   backend.Store
+	domain  string
+	secret  string
+	maxWait time.Duration
+	now     func() time.Time
+	named   map[string]*limit // never modified
+	limiter *limiter.Limiter  // for calls with an id, settlements and resets
+	direct  sync.Pool
+}
+
+// limit is one compiled limit.
+type limit struct {
+	policy descriptors.Policy
+	units  int64         // Result.Limit
+	window time.Duration // Result.Window
+}
+
+// New makes a Limiter. Its error lists the mistakes of all limits, sorted by name.
 func New(c Config) (*Limiter, error) {
 	if c.Store == nil {
-		return nil, errors.New("ratelimit: there is no Store")
+		return nil, errors.New("ratelimit: Config.Store is missing; use memory.New(memory.Config{}) to keep buckets in this process")
 	}
+	l := &Limiter{store: c.Store, domain: c.Domain, secret: c.Secret, maxWait: c.MaxWait, now: c.Clock, named: make(map[string]*limit, len(c.Limits))}
+	if l.now == nil {
+		l.now = time.Now
+	}
+	l.direct.New = func() any { return new(limiter.Direct) }
 	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits))}
 	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
-	for name, spec := range c.Limits {
-		limit, err := algorithms.Compile(spec)
+	var problems []error
+	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
+		numbers, err := c.Limits[name].compile()
+		if err == nil && name == "" {
+			err = errors.New("its name must not be empty")
+		}
 		if err != nil {
-			return nil, fmt.Errorf("ratelimit: limit %q: %w", name, err)
+			problems = append(problems, fmt.Errorf("ratelimit: limit %q: %w", name, err))
+			continue
 		}
-		p := &descriptors.Policy{
-			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: &limit,
-			Prefix: descriptors.Prefix(c.Domain, "limit", name, limit.Kind),
-		}
-		domain.Named[name] = p
-		snapshot.Policies = append(snapshot.Policies, p)
+		one := &limit{policy: descriptors.Policy{
+			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: &numbers,
+			Prefix: descriptors.Prefix(c.Domain, "limit", name, numbers.Kind),
+		}}
+		units, seconds := limiter.Shown(&numbers)
+		one.units, one.window = units, time.Duration(seconds)*time.Second
+		l.named[name], domain.Named[name] = one, &one.policy
+		snapshot.Policies = append(snapshot.Policies, &one.policy)
 	}
-	l := &Limiter{domain: c.Domain, named: domain.Named, limiter: limiter.New(c.Store, limiter.Config{})}
+	if problems != nil {
+		return nil, errors.Join(problems...)
+	}
+	l.limiter = limiter.New(c.Store, limiter.Config{})
 	l.limiter.Swap(snapshot)
 	return l, nil
 }
 
-// Ask is what is asked of one limit.
-type Ask struct {
-	// Name of the limit.
-	Name string
-	// Key tells its buckets apart; empty: the one without a key.
-	Key []string
-	// Count is how many units; 0 stands for 1, a negative one gives back.
-	Count int64
-	// Reserve allows it later rather than not at all: the Answer's Wait says when.
-	Reserve bool
-}
+// Has reports whether there is a limit with this name.
+func (l *Limiter) Has(name string) bool { return l.named[name] != nil }
 
-// Answer is what one limit said to an Ask that was allowed.
-type Answer struct {
-	// Remaining is how many units are left.
+// Result describes one limit after a call.
+type Result struct {
+	// Allowed reports whether the limit itself allows the request. In a call with several limits it is true for limits that
+	// would have allowed the request although another denied it.
+	Allowed bool
+	// Limit is the most units that the bucket can hold, and Window the time in which as many flow in; 0 if there is no
+	// such time in whole seconds. They are the quota and the window of RateLimit headers.
+	Limit  int64
+	Window time.Duration
+	// Remaining is the number of units left.
 	Remaining int64
-	// Wait is when what was reserved is due, or the turn in a leaky bucket is; 0: now.
-	Wait time.Duration
-	// ResetAfter is when the bucket will be full again.
-	ResetAfter time.Duration
-	// Reservation is what was reserved, for Settle; zero where nothing was.
-	Reservation Reservation
-}
-
-// Reservation is what was reserved of one bucket. It may be written down, and settled elsewhere.
-type Reservation struct {
-	// ID tells it from all others.
-	ID [16]byte
-	// Name and Key say which bucket it is of, Count how many units were taken.
-	Name  string
-	Key   []string
-	Count int64
-	// At is when, by the Store's clock.
-	At time.Time
-	// Inflow is how fast the bucket refilled then: what a cancellation returns is less by what has flowed in since.
-	Inflow algorithms.Inflow
-}
-
-// Denied is the error where a limit denied. Nothing was taken, of any limit.
-type Denied struct {
-	Name string
-	Key  []string
-	// RetryAfter is when the same call can succeed, exactly; it cannot before.
+	// RetryAfter is, for a denial, the exact time until the same request can succeed; it cannot succeed before.
 	RetryAfter time.Duration
-	// Never: it cannot succeed at all. It asked for Count, and the limit can give Most at the most.
-	Never       bool
-	Count, Most int64
+	// ResetAfter is the time until the bucket is full again.
+	ResetAfter time.Duration
+	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
+	Wait time.Duration
 }
 
-// Error names the limit. Keys are the users', and are left out.
-func (d *Denied) Error() string {
-	if d.Never {
-		return fmt.Sprintf("limit %q: asks for %d, the most it can ever get is %d", d.Name, d.Count, d.Most)
-	}
-	return fmt.Sprintf("limit %q: denied for another %v", d.Name, d.RetryAfter)
-}
-
-// Limit takes one unit. The error is a *Denied, ErrUnknown, or, where the Store could not answer, one
-// of package backend's: whether to go on then is the caller's choice.
-func (l *Limiter) Limit(ctx context.Context, name string, key ...string) error {
-	_, err := l.All(ctx, Ask{Name: name, Key: key})
-	return err
-}
-
-// Check tells what Limit would, and takes nothing.
-func (l *Limiter) Check(ctx context.Context, name string, key ...string) error {
-	_, err := l.take(ctx, []Ask{{Name: name, Key: key}}, true, "")
-	return err
-}
-
-// Reserve takes count units now or later, and says when they are due. They are paid for: the caller
-// does the work then, and asks no more.
-func (l *Limiter) Reserve(ctx context.Context, count int64, name string, key ...string) (time.Duration, error) {
-	answers, err := l.All(ctx, Ask{Name: name, Key: key, Count: count, Reserve: true})
-	if err != nil {
-		return 0, err
-	}
-	return answers[0].Wait, nil
-}
-
-// All takes from several limits all or none, and answers each Ask, in their order. Of several that
-// denied, the *Denied is the one to wait longest for. (On a Redis Cluster limits in different slots
-// may be charged for a moment before what they gave comes back.)
-func (l *Limiter) All(ctx context.Context, asks ...Ask) ([]Answer, error) {
-	return l.take(ctx, asks, false, "")
-}
-
-// Remembered is how long Once and Settle remember what they did.
-const Remembered = 10 * time.Minute
-
-// Once is All, for a call that may have to be made again because there was no answer: under the same
-// id it takes once, and answers as it did, for as long as it is Remembered. A denial took nothing (but
-// of limits with Overdraw), and is decided anew. An id of another call is backend.ErrReused; one that
-// is under way, or whose outcome is not known, backend.ErrPending.
-func (l *Limiter) Once(ctx context.Context, id string, asks ...Ask) ([]Answer, error) {
-	return l.take(ctx, asks, false, id)
-}
-
-// Settle says what a Reservation came to: the difference is taken, as a reservation is, or given back
-// where the window that it was taken in is not over; a token bucket gets it back less what has flowed in since. It is done once: made again it answers the same
-// for as long as it is Remembered (it must not be made again later), with another count it is backend.ErrReused. A *Denied took nothing
-// (but of a limit with Overdraw), and can be tried again.
-func (l *Limiter) Settle(ctx context.Context, r Reservation, count int64) (Answer, error) {
-	if count < 0 {
-		return Answer{}, fmt.Errorf("settle limit %q: came to %d; it must be 0 or more", r.Name, count)
-	}
-	p := l.named[r.Name]
-	if p == nil {
-		return Answer{}, fmt.Errorf("%w: %q", ErrUnknown, r.Name)
-	}
-	var c limiter.Call
-	of := limiter.Reservation{
-		ID: string(r.ID[:]), Domain: l.domain, Name: r.Name, Key: r.Key, Kind: p.Limit.Kind, Shards: len(p.Extra().Shards),
-		Count: r.Count, At: algorithms.Micros(r.At.UnixMicro()), Inflow: r.Inflow,
-	}
-	now := algorithms.Micros(time.Now().UnixMicro())
-	if err := l.limiter.Settle(ctx, &c, &of, nil, count, remembered, now); err != nil {
-		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, err)
-	}
-	result := &c.Results[0]
-	switch d := &result.Decision; {
-	case d.Err != nil:
-		return Answer{}, fmt.Errorf("settle limit %q: %w", r.Name, d.Err)
-	case !d.Allowed:
-		return Answer{}, deny(&c, result)
-	default:
-		return Answer{Remaining: d.Remaining, ResetAfter: span(d.ResetAfter)}, nil
+// result converts the decision on limit m.
+func (m *limit) result(d *algorithms.Decision) Result {
+	return Result{
+		Allowed: d.Allowed, Limit: m.units, Window: m.window, Remaining: d.Remaining,
+		RetryAfter: span(d.RetryAfter), ResetAfter: span(d.ResetAfter), Wait: span(d.Wait),
 	}
 }
 
-// Reset forgets a bucket, so that it is as one never seen.
-func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
-	if l.named[name] == nil {
-		return fmt.Errorf("%w: %q", ErrUnknown, name)
-	}
-	c := limiter.Call{Request: limiter.Request{Domain: l.domain, Limits: []limiter.LimitAsk{{Name: name, Key: key}}}}
-	return l.limiter.Reset(ctx, &c)
+// span converts d to a time.Duration, the largest if it does not fit.
+func span(d algorithms.Micros) time.Duration {
+	const longest = 1<<63 - 1
+	return time.Duration(min(d, longest/1000)) * time.Microsecond
 }

@@ -1,9 +1,10 @@
 package ratelimit_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
-	"reflect"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,280 +19,514 @@ import (
 )
 
 func testLimits() ratelimit.Limits {
-	burst := ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)
+	burst := ratelimit.TokenBucket(10, time.Minute)
 	burst.Capacity, burst.MaxReserved = new(int64(5)), new(int64(20))
-	blocked := ratelimit.Per(algorithms.TokenBucket, 10, time.Minute)
-	blocked.Penalty = &algorithms.Penalty{After: 1, For: 60 * algorithms.Second, Max: 60 * algorithms.Second}
+	blocked := ratelimit.TokenBucket(10, time.Minute)
+	blocked.Penalty = &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
 	return ratelimit.Limits{
-		"send":    ratelimit.Per(algorithms.TokenBucket, 10, time.Minute),
+		"send":    ratelimit.TokenBucket(10, time.Minute),
 		"burst":   burst,
 		"blocked": blocked,
-		"log":     ratelimit.Per(algorithms.SlidingLog, 2, time.Second),
-		"queue":   {Kind: algorithms.LeakyBucket, Rate: 1, Period: algorithms.Second, Capacity: new(int64(1))},
+		"log":     ratelimit.SlidingLog(2, time.Second),
+		"queue":   ratelimit.LeakyBucket(1, time.Second, 1),
+		"window":  ratelimit.FixedWindow(4, time.Minute),
 	}
 }
 
-// onClock is a Limiter on a clock of the test's.
+// onClock makes a Limiter whose clock the test sets.
 func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	return over(tb, memory.New(memory.Config{Clock: clock.Now})), clock
+	return over(tb, memory.New(memory.Config{Clock: clock.Now}), clock), clock
 }
 
-func over(tb testing.TB, store backend.Store) *ratelimit.Limiter {
+func over(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit.Limiter {
 	tb.Helper()
-	l, err := ratelimit.New(ratelimit.Config{Store: store, Domain: "test", Limits: testLimits()})
+	c := ratelimit.Config{Store: store, Domain: "test", Limits: testLimits()}
+	if clock != nil {
+		c.Clock = func() time.Time { return time.UnixMicro(int64(clock.Now())) }
+	}
+	l, err := ratelimit.New(c)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return l
 }
 
-// denied is err, which must be a *Denied.
-func denied(t *testing.T, err error) *ratelimit.Denied {
-	t.Helper()
-	d, ok := errors.AsType[*ratelimit.Denied](err)
-	if !ok {
-		t.Fatalf("got %v, want a *Denied", err)
-	}
-	return d
-}
-
-func TestDeniedSaysExactlyWhenToComeBack(t *testing.T) {
+func TestResultsHaveWhatHeadersNeed(t *testing.T) {
 	l, clock := onClock(t)
 	ctx := t.Context()
-	for range 10 {
-		if err := l.Limit(ctx, "send", "bob"); err != nil {
-			t.Fatal(err)
-		}
+	first, err := l.Allow(ctx, "send", "bob")
+	want := ratelimit.Result{Allowed: true, Limit: 10, Window: time.Minute, Remaining: 9, ResetAfter: 6 * time.Second}
+	if err != nil || first != want {
+		t.Errorf("allowed: %+v %v, want %+v", first, err, want)
 	}
-	d := denied(t, l.Limit(ctx, "send", "bob"))
-	if d.Name != "send" || !slices.Equal(d.Key, []string{"bob"}) || d.RetryAfter != 6*time.Second || d.Never {
-		t.Errorf("%+v", d)
+	if _, err := l.AllowN(ctx, 9, "send", "bob"); err != nil {
+		t.Fatal(err)
 	}
-	if d.Error() != `limit "send": denied for another 6s` {
-		t.Error(d)
+	denied, err := l.Allow(ctx, "send", "bob")
+	want = ratelimit.Result{Limit: 10, Window: time.Minute, RetryAfter: 6 * time.Second, ResetAfter: time.Minute}
+	if !errors.Is(err, ratelimit.ErrDenied) || denied != want {
+		t.Errorf("denied: %+v %v, want %+v", denied, err, want)
 	}
 	clock.Set(storetest.Start + 6*algorithms.Second - 1)
-	if d := denied(t, l.Check(ctx, "send", "bob")); d.RetryAfter != time.Microsecond {
-		t.Errorf("a microsecond early: %+v", d)
+	if r, err := l.Peek(ctx, 1, "send", "bob"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Microsecond {
+		t.Errorf("a microsecond early: %+v %v", r, err)
 	}
 	clock.Set(storetest.Start + 6*algorithms.Second)
-	for range 2 { // looking takes nothing
-		if err := l.Check(ctx, "send", "bob"); err != nil {
-			t.Error(err)
+	for range 2 {
+		if r, err := l.Peek(ctx, 1, "send", "bob"); err != nil || r.Remaining != 0 && r.Remaining != 1 {
+			t.Errorf("peek consumes nothing: %+v %v", r, err)
 		}
 	}
-	if err := l.Limit(ctx, "send", "bob"); err != nil {
+	if _, err := l.Allow(ctx, "send", "bob"); err != nil {
 		t.Error(err)
 	}
-	if err := l.Limit(ctx, "send", "alice"); err != nil {
-		t.Errorf("another bucket: %v", err)
+	if r, err := l.Allow(ctx, "send", "alice"); err != nil || r.Remaining != 9 {
+		t.Errorf("another key has another bucket: %+v %v", r, err)
 	}
 }
 
-func TestAllTakesAllOrNone(t *testing.T) {
+func TestCountsAreExplicit(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
-	answers, err := l.All(ctx, ratelimit.Ask{Name: "send", Count: 4}, ratelimit.Ask{Name: "burst", Count: 5})
-	if err != nil || answers[0].Remaining != 6 || answers[1].Remaining != 0 || answers[1].ResetAfter != 30*time.Second {
-		t.Fatalf("%+v %v", answers, err)
+	for name, call := range map[string]func(n int64) error{
+		"AllowN":   func(n int64) error { _, err := l.AllowN(ctx, n, "send"); return err },
+		"Refund":   func(n int64) error { _, err := l.Refund(ctx, n, "send"); return err },
+		"ReserveN": func(n int64) error { _, err := l.ReserveN(ctx, n, "send"); return err },
+		"WaitN":    func(n int64) error { return l.WaitN(ctx, n, "send") },
+		"AllowAll": func(n int64) error { return l.AllowAll(ctx, []ratelimit.Request{{Name: "send", N: n}}) },
+		"AllowOnce": func(n int64) error {
+			return l.AllowOnce(ctx, "id", []ratelimit.Request{{Name: "send", N: n}})
+		},
+	} {
+		for _, n := range []int64{0, -1} {
+			if err := call(n); !errors.Is(err, ratelimit.ErrUnits) {
+				t.Errorf("%s of %d units: %v", name, n, err)
+			}
+		}
 	}
-	if d := denied(t, l.Limit(ctx, "burst")); d.RetryAfter != 6*time.Second {
-		t.Errorf("%+v", d)
+	if _, err := l.Peek(ctx, -1, "send"); !errors.Is(err, ratelimit.ErrUnits) {
+		t.Errorf("Peek of -1: %v", err)
 	}
-	_, err = l.All(ctx, ratelimit.Ask{Name: "send"}, ratelimit.Ask{Name: "burst", Count: 2}, ratelimit.Ask{Name: "send", Count: 8})
-	if d := denied(t, err); d.Name != "send" || d.RetryAfter != 18*time.Second || d.Count != 9 {
-		t.Errorf("the one to wait longest for: %+v", d)
+	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
+		t.Errorf("none of these consumed anything: %+v %v", r, err)
 	}
-	answers, err = l.All(ctx, ratelimit.Ask{Name: "send", Count: 6})
-	if err != nil || answers[0].Remaining != 0 {
-		t.Errorf("nothing was taken by the denial: %+v %v", answers, err)
+	if _, err := l.AllowN(ctx, 4, "send"); err != nil {
+		t.Fatal(err)
 	}
-	if answers, err = l.All(ctx, ratelimit.Ask{Name: "send", Count: -3}); err != nil || answers[0].Remaining != 3 {
-		t.Errorf("given back: %+v %v", answers, err)
+	if r, err := l.Refund(ctx, 3, "send"); err != nil || r.Remaining != 9 {
+		t.Errorf("refunded: %+v %v", r, err)
+	}
+	if r, err := l.Refund(ctx, 30, "send"); err != nil || r.Remaining != 10 {
+		t.Errorf("never more than the capacity: %+v %v", r, err)
 	}
 }
 
-func TestWhatCanNeverFitIsSaid(t *testing.T) {
+func TestACostThatNeverFitsIsAnErrorOfItsOwn(t *testing.T) {
 	l, _ := onClock(t)
-	_, err := l.All(t.Context(), ratelimit.Ask{Name: "send", Count: 12})
-	if d := denied(t, err); !d.Never || d.Error() != `limit "send": asks for 12, the most it can ever get is 10` {
-		t.Error(d)
+	ctx := t.Context()
+	r, err := l.AllowN(ctx, 12, "send")
+	if !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) || r.Limit != 10 {
+		t.Errorf("%+v %v", r, err)
 	}
-	_, err = l.Reserve(t.Context(), 26, "burst")
-	if d := denied(t, err); !d.Never || d.Most != 25 {
-		t.Errorf("%+v", d)
+	if _, err := l.ReserveN(ctx, 26, "burst"); !errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("beyond capacity and max_reserved: %v", err)
+	}
+	both := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 6}}
+	if err := l.AllowAll(ctx, both); !errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("with another limit: %v", err)
+	}
+	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
+		t.Errorf("nothing was consumed: %+v %v", r, err)
+	}
+	if _, err := over(t, away{}, nil).AllowN(ctx, 12, "send"); !errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("it is known without the Store: %v", err)
 	}
 }
 
-func TestReserveSaysWhen(t *testing.T) {
+func TestAllowAllConsumesAllOrNone(t *testing.T) {
+	l, _ := onClock(t)
+	ctx := t.Context()
+	requests := []ratelimit.Request{{Name: "send", N: 4}, {Name: "burst", N: 5}}
+	if err := l.AllowAll(ctx, requests); err != nil || requests[0].Result.Remaining != 6 || requests[1].Result.ResetAfter != 30*time.Second {
+		t.Fatalf("%+v %v", requests, err)
+	}
+	requests = []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 2}, {Name: "send", N: 8}}
+	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Fatal(err)
+	}
+	if r := requests[2].Result; r.Allowed || r.RetryAfter != 18*time.Second {
+		t.Errorf("units of one bucket are added up: %+v", r)
+	}
+	if r := requests[1].Result; r.Allowed || r.RetryAfter != 12*time.Second {
+		t.Errorf("each limit has its own result: %+v", r)
+	}
+	if r, err := l.AllowN(ctx, 6, "send"); err != nil || r.Remaining != 0 {
+		t.Errorf("the denial consumed nothing: %+v %v", r, err)
+	}
+	if err := l.AllowAll(ctx, nil); err != nil {
+		t.Errorf("no requests: %v", err)
+	}
+}
+
+func TestReservationsSayWhen(t *testing.T) {
 	l, _ := onClock(t)
 	for _, c := range []struct {
 		name  string
-		count int64
-		wait  time.Duration
+		n     int64
+		after time.Duration
 	}{{"burst", 5, 0}, {"burst", 10, time.Minute}, {"burst", 1, 66 * time.Second}, {"queue", 1, 0}, {"queue", 1, time.Second}} {
-		if wait, err := l.Reserve(t.Context(), c.count, c.name); err != nil || wait != c.wait {
-			t.Errorf("%d of %s: %v %v, want %v", c.count, c.name, wait, err, c.wait)
+		r, err := l.ReserveN(t.Context(), c.n, c.name)
+		if err != nil {
+			t.Fatalf("%d of %s: %v", c.n, c.name, err)
+		}
+		if due := r.Due().Sub(time.UnixMicro(int64(storetest.Start))); due != c.after || r.N() != c.n || r.Name() != c.name {
+			t.Errorf("%d of %s: due after %v, want %v", c.n, c.name, due, c.after)
+		}
+		if d := r.Delay(); d > c.after || c.after > 0 && d < c.after-time.Minute/2 {
+			t.Errorf("%d of %s: a delay of %v, want nearly %v", c.n, c.name, d, c.after)
 		}
 	}
-	if _, err := l.Reserve(t.Context(), 1, "log"); !errors.Is(err, ratelimit.ErrCannotReserve) {
+	if _, err := l.Reserve(t.Context(), "log"); !errors.Is(err, ratelimit.ErrCannotReserve) {
 		t.Errorf("a log: %v", err)
 	}
 }
 
-func TestOnceTakesOnce(t *testing.T) {
-	l, clock := onClock(t)
-	ctx := t.Context()
-	asks := []ratelimit.Ask{{Name: "burst", Key: []string{"bob"}, Count: 9, Reserve: true}, {Name: "send", Key: []string{"bob"}}}
-	first, err := l.Once(ctx, "call 1", asks...)
-	if err != nil || first[0].Wait != 24*time.Second || first[1].Remaining != 9 {
-		t.Fatalf("%+v %v", first, err)
+func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	l, err := ratelimit.New(ratelimit.Config{
+		Store: memory.New(memory.Config{Clock: clock.Now}), Limits: testLimits(), MaxWait: 30 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	clock.Set(storetest.Start + 5*algorithms.Second)
-	again, err := l.Once(ctx, "call 1", asks...)
-	if err != nil || !reflect.DeepEqual(again, first) {
-		t.Errorf("again: %+v %v, want %+v", again, err, first)
+	if _, err := l.ReserveN(t.Context(), 10, "burst"); err != nil { // 30 s
+		t.Fatal(err)
 	}
-	if _, err := l.Once(ctx, "call 1", asks[1]); !errors.Is(err, backend.ErrReused) {
-		t.Errorf("another call: %v", err)
+	if _, err := l.Reserve(t.Context(), "burst"); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("36 s: %v", err)
 	}
-	if answers, err := l.Once(ctx, "call 2", asks[1]); err != nil || answers[0].Remaining != 8 {
-		t.Errorf("another id: %+v %v", answers, err)
-	}
-	_ = denied(t, errOf(l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9})))
-	clock.Set(storetest.Start + 11*algorithms.Second)
-	if _, err := l.Once(ctx, "call 3", ratelimit.Ask{Name: "send", Key: []string{"bob"}, Count: 9}); err != nil {
-		t.Errorf("a denial is decided anew: %v", err)
+	if r, err := l.Peek(t.Context(), 0, "burst"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Minute {
+		t.Errorf("the denial consumed nothing: %+v %v", r, err)
 	}
 }
 
-func errOf[T any](_ T, err error) error { return err }
+func TestWaitWaitsAndConsumes(t *testing.T) {
+	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{
+		"bucket": ratelimit.TokenBucket(1, 20*time.Millisecond),
+		"log":    ratelimit.SlidingLog(1, 20*time.Millisecond),
+		"queue":  ratelimit.LeakyBucket(1, 20*time.Millisecond, 10),
+		"slow":   ratelimit.TokenBucket(1, time.Hour),
+		"slowly": ratelimit.SlidingLog(1, time.Hour),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"bucket", "log", "queue"} {
+		start := time.Now()
+		for range 3 {
+			if err := l.Wait(t.Context(), name); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if took := time.Since(start); took < 40*time.Millisecond-time.Microsecond {
+			t.Errorf("%s: three units within %v", name, took)
+		}
+	}
+	for _, name := range []string{"slow", "slowly"} {
+		if err := l.Wait(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := l.Wait(ctx, name); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Errorf("%s: its turn is after the deadline: %v", name, err)
+		}
+		cancel()
+		ctx, cancel = context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Millisecond, cancel)
+		if err := l.Wait(ctx, name); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: canceled while waiting: %v", name, err)
+		}
+		cancel()
+	}
+	if r, err := l.Peek(t.Context(), 1, "slow"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter > time.Hour {
+		t.Errorf("a canceled Wait returns its unit: %+v %v", r, err)
+	}
+}
+
+func TestAllowOnceConsumesOnce(t *testing.T) {
+	l, clock := onClock(t)
+	ctx := t.Context()
+	call := func() []ratelimit.Request {
+		return []ratelimit.Request{{Name: "burst", Key: []string{"bob"}, N: 9, Reserve: true}, {Name: "send", Key: []string{"bob"}, N: 1}}
+	}
+	first := call()
+	if err := l.AllowOnce(ctx, "call 1", first); err != nil || first[0].Result.Wait != 24*time.Second || first[1].Result.Remaining != 9 {
+		t.Fatalf("%+v %v", first, err)
+	}
+	clock.Set(storetest.Start + 5*algorithms.Second)
+	again := call()
+	if err := l.AllowOnce(ctx, "call 1", again); err != nil || again[0].Result != first[0].Result || again[1].Result != first[1].Result {
+		t.Errorf("again: %+v %v, want %+v", again, err, first)
+	}
+	if a, b := text(t, first[0].Reservation), text(t, again[0].Reservation); a != b {
+		t.Errorf("the same reservation: %s and %s", a, b)
+	}
+	if err := l.AllowOnce(ctx, "call 1", call()[1:]); !errors.Is(err, ratelimit.ErrReused) {
+		t.Errorf("another call: %v", err)
+	}
+	if other := call()[1:]; l.AllowOnce(ctx, "call 2", other) != nil || other[0].Result.Remaining != 8 {
+		t.Errorf("another id: %+v", other)
+	}
+	late := []ratelimit.Request{{Name: "send", Key: []string{"bob"}, N: 9}}
+	if err := l.AllowOnce(ctx, "call 3", late); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Fatal(err)
+	}
+	clock.Set(storetest.Start + 11*algorithms.Second)
+	if err := l.AllowOnce(ctx, "call 3", late); err != nil {
+		t.Errorf("a denial is decided again: %v", err)
+	}
+}
+
+func text(t *testing.T, r ratelimit.Reservation) string {
+	t.Helper()
+	b, err := r.MarshalText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func reserve(t *testing.T, l *ratelimit.Limiter, n int64, name string, key ...string) ratelimit.Reservation {
+	t.Helper()
+	r, err := l.ReserveN(t.Context(), n, name, key...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
 
 func TestAReservationIsSettledOnce(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
-	reserve := func(count int64) ratelimit.Reservation {
-		answers, err := l.All(ctx, ratelimit.Ask{Name: "burst", Count: count, Reserve: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answers[0].Reservation
-	}
-	less, more := reserve(15), reserve(5) // 5 - 20
+	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // 5 - 20
 	for range 2 {
 		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // 5 - 7
 			t.Errorf("%+v %v", a, err)
 		}
 	}
-	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, backend.ErrReused) {
-		t.Errorf("with another count: %v", err)
+	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, ratelimit.ErrReused) {
+		t.Errorf("with another cost: %v", err)
 	}
-	if d := denied(t, errOf(l.Settle(ctx, more, 29))); d.RetryAfter != 36*time.Second { // 24 more, of 5 + 20 in all
-		t.Errorf("%+v", d)
+	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // 24 more, of 5 + 20 in all
+		t.Errorf("%+v %v", r, err)
 	}
-	if a, err := l.Settle(ctx, more, 8); err != nil || a.ResetAfter != time.Minute {
-		t.Errorf("%+v %v", a, err)
+	if r, err := l.Settle(ctx, more, 8); err != nil || r.ResetAfter != time.Minute {
+		t.Errorf("%+v %v", r, err)
 	}
-	if d := denied(t, errOf(l.Settle(ctx, reserve(1), 27))); !d.Never {
-		t.Errorf("26 more of 25: %+v", d)
+	if _, err := l.Settle(ctx, reserve(t, l, 1, "burst"), 27); !errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("26 more of 25: %v", err)
 	}
 	if _, err := l.Settle(ctx, more, -1); err == nil {
-		t.Error("it came to -1")
-	}
-	if _, err := l.Settle(ctx, ratelimit.Reservation{Name: "nope"}, 1); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Errorf("an unknown limit: %v", err)
+		t.Error("a cost of -1 was accepted")
 	}
 }
 
-// A settlement whose difference is 0 consumes nothing, so that a block does not deny it. One with a
-// difference is denied like any other charge.
-func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
+// A reservation travels as text. The key is arbitrary bytes, which JSON strings cannot hold.
+func TestAReservationTravelsAsText(t *testing.T) {
 	l, _ := onClock(t)
-	ctx := t.Context()
-	answers, err := l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 4, Reserve: true})
+	key := "\xff\x00 not UTF-8"
+	b, err := json.Marshal(map[string]any{"reservation": reserve(t, l, 8, "send", key)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	exact := answers[0].Reservation
-	if answers, err = l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 1, Reserve: true}); err != nil {
+	var received struct{ Reservation ratelimit.Reservation }
+	if err := json.Unmarshal(b, &received); err != nil {
 		t.Fatal(err)
 	}
-	more := answers[0].Reservation
-	_ = denied(t, errOf(l.All(ctx, ratelimit.Ask{Name: "blocked", Count: 9}))) // blocks
-	if d := denied(t, l.Limit(ctx, "blocked")); d.RetryAfter != time.Minute {
-		t.Fatalf("5 are left, and the bucket is blocked: %+v", d)
+	if again, err := json.Marshal(map[string]any{"reservation": received.Reservation}); err != nil || string(again) != string(b) {
+		t.Errorf("marshaled again: %s %v, want %s", again, err, b)
 	}
-	for range 2 {
-		if a, err := l.Settle(ctx, exact, 4); err != nil || a.Remaining != 5 {
-			t.Errorf("no difference: %+v %v", a, err)
-		}
+	if r, err := l.Settle(t.Context(), received.Reservation, 1); err != nil || r.Remaining != 9 {
+		t.Errorf("settled elsewhere: %+v %v", r, err)
 	}
-	if _, err := l.Settle(ctx, exact, 5); !errors.Is(err, backend.ErrReused) {
-		t.Errorf("with another count: %v", err)
-	}
-	if d := denied(t, errOf(l.Settle(ctx, more, 2))); d.RetryAfter != time.Minute {
-		t.Errorf("one more: %+v", d)
+	if r, err := l.Peek(t.Context(), 0, "send", key); err != nil || r.Remaining != 9 {
+		t.Errorf("the bucket of the key: %+v %v", r, err)
 	}
 }
 
-func TestResetForgets(t *testing.T) {
+func TestForeignReservationsAreRefused(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Now})
+	made := func(domain, secret string) *ratelimit.Limiter {
+		l, err := ratelimit.New(ratelimit.Config{
+			Store: store, Domain: domain, Secret: secret, Limits: testLimits(),
+			Clock: func() time.Time { return time.UnixMicro(int64(clock.Now())) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	own := made("a", "secret")
+	r := reserve(t, own, 4, "send")
+	var parsed, changed ratelimit.Reservation
+	if err := parsed.UnmarshalText([]byte(text(t, r))); err != nil {
+		t.Fatal(err)
+	}
+	forged := []byte(text(t, r))
+	forged[30] ^= 1
+	_ = changed.UnmarshalText(forged)
+	for name, settle := range map[string]func() error{
+		"another domain":            func() error { _, err := made("b", "secret").Settle(t.Context(), r, 0); return err },
+		"another secret":            func() error { _, err := made("a", "other").Settle(t.Context(), r, 0); return err },
+		"another secret, from text": func() error { _, err := made("a", "other").Settle(t.Context(), parsed, 0); return err },
+		"a changed text":            func() error { _, err := own.Settle(t.Context(), changed, 0); return err },
+		"a zero reservation":        func() error { _, err := own.Settle(t.Context(), ratelimit.Reservation{}, 0); return err },
+	} {
+		if err := settle(); !errors.Is(err, ratelimit.ErrReservation) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := changed.UnmarshalText([]byte("x")); !errors.Is(err, ratelimit.ErrReservation) {
+		t.Errorf("not a reservation: %v", err)
+	}
+	if _, err := (ratelimit.Reservation{}).MarshalText(); !errors.Is(err, ratelimit.ErrReservation) {
+		t.Errorf("a zero reservation has no text: %v", err)
+	}
+	if got, err := made("a", "secret").Settle(t.Context(), parsed, 1); err != nil || got.Remaining != 9 {
+		t.Errorf("another Limiter with the same secret: %+v %v", got, err)
+	}
+}
+
+// The Store keeps a settlement for as long as the reservation can be settled, so that it never refunds twice.
+func TestAnExpiredReservationIsNotSettled(t *testing.T) {
+	l, clock := onClock(t)
+	r := reserve(t, l, 4, "window")
+	if r.Expires() != r.Due().Add(time.Hour) {
+		t.Errorf("expires %v, due %v", r.Expires(), r.Due())
+	}
+	if _, err := l.Settle(t.Context(), r, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []algorithms.Micros{601 * algorithms.Second, 3599 * algorithms.Second} {
+		clock.Set(storetest.Start + after)
+		before, _ := l.Peek(t.Context(), 0, "window")
+		if _, err := l.Settle(t.Context(), r, 1); err != nil {
+			t.Errorf("repeated after %v us: %v", after, err)
+		}
+		if now, _ := l.Peek(t.Context(), 0, "window"); now.Remaining != before.Remaining {
+			t.Errorf("repeated after %v us: refunded again: %+v, before %+v", after, now, before)
+		}
+	}
+	clock.Set(storetest.Start + 3600*algorithms.Second)
+	if _, err := l.Settle(t.Context(), r, 1); !errors.Is(err, ratelimit.ErrExpired) {
+		t.Errorf("after an hour: %v", err)
+	}
+}
+
+// A settlement without a difference consumes nothing, so that a block does not deny it. One with a difference is
+// denied like any other charge.
+func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
+	l, _ := onClock(t)
+	ctx := t.Context()
+	exact, more := reserve(t, l, 4, "blocked"), reserve(t, l, 1, "blocked")
+	if _, err := l.AllowN(ctx, 9, "blocked"); !errors.Is(err, ratelimit.ErrDenied) { // starts the block
+		t.Fatal(err)
+	}
+	if r, err := l.Allow(ctx, "blocked"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
+		t.Fatalf("5 units are left, and the bucket is blocked: %+v %v", r, err)
+	}
+	for range 2 {
+		if r, err := l.Settle(ctx, exact, 4); err != nil || r.Remaining != 5 {
+			t.Errorf("no difference: %+v %v", r, err)
+		}
+	}
+	if _, err := l.Settle(ctx, exact, 5); !errors.Is(err, ratelimit.ErrReused) {
+		t.Errorf("with another cost: %v", err)
+	}
+	if r, err := l.Settle(ctx, more, 2); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
+		t.Errorf("one unit more: %+v %v", r, err)
+	}
+}
+
+func TestResetMakesANewBucket(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
 	for range 2 {
 		for range 2 {
-			if err := l.Limit(ctx, "log", "bob"); err != nil {
+			if _, err := l.Allow(ctx, "log", "bob"); err != nil {
 				t.Fatal(err)
 			}
 		}
-		_ = denied(t, l.Limit(ctx, "log", "bob"))
+		if _, err := l.Allow(ctx, "log", "bob"); !errors.Is(err, ratelimit.ErrDenied) {
+			t.Fatal(err)
+		}
 		if err := l.Reset(ctx, "log", "bob"); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// away is a Store that cannot answer.
+// away is a Store that cannot decide.
 type away struct{}
 
 func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
 func TestMistakesAndFailuresAreErrors(t *testing.T) {
-	l := over(t, away{})
+	l := over(t, away{}, nil)
 	ctx := t.Context()
-	if err := l.Limit(ctx, "send"); !errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("the store is away: %v", err)
+	two := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1}}
+	_, allow := l.Allow(ctx, "send")
+	for name, err := range map[string]error{"Allow": allow, "Reset": l.Reset(ctx, "send"), "AllowAll": l.AllowAll(ctx, two), "AllowOnce": l.AllowOnce(ctx, "1", two)} {
+		if !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("the Store is away: %s: %v", name, err)
+		}
 	}
-	if err := l.Reset(ctx, "send"); !errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("reset while the store is away: %v", err)
-	}
-	if err := errors.Join(l.Limit(ctx, "nope"), l.Check(ctx, "nope"), l.Reset(ctx, "nope")); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Errorf("an unknown limit: %v", err)
-	}
-	if answers, err := l.All(ctx); answers != nil || err != nil {
-		t.Errorf("nothing asked: %v %v", answers, err)
-	}
-	if _, err := ratelimit.New(ratelimit.Config{}); err == nil {
-		t.Error("no Store is taken")
-	}
-	_, err := ratelimit.New(ratelimit.Config{Store: away{}, Limits: ratelimit.Limits{"bad": {Kind: algorithms.TokenBucket, Rate: -1}}})
-	if _, ok := errors.AsType[algorithms.SpecErrors](err); !ok {
-		t.Errorf("impossible numbers: %v", err)
+	_, allow = l.Allow(ctx, "nope")
+	_, peek := l.Peek(ctx, 1, "nope")
+	_, reserve := l.Reserve(ctx, "nope")
+	for i, err := range []error{allow, peek, reserve, l.Reset(ctx, "nope"), l.Wait(ctx, "nope"), l.AllowAll(ctx, []ratelimit.Request{{Name: "nope", N: 1}})} {
+		if !errors.Is(err, ratelimit.ErrUnknown) {
+			t.Errorf("%d: an unknown limit: %v", i, err)
+		}
 	}
 }
 
-// TestBucketsAreThoseOfTheSidecar: the key is that which the configuration makes of a named limit.
+func TestNewListsAllMistakes(t *testing.T) {
+	if _, err := ratelimit.New(ratelimit.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Store is missing") {
+		t.Errorf("no Store: %v", err)
+	}
+	_, err := ratelimit.New(ratelimit.Config{Store: away{}, Limits: ratelimit.Limits{
+		"b negative": ratelimit.TokenBucket(-1, time.Second),
+		"a fine":     ratelimit.TokenBucket(1, time.Second),
+		"a period":   ratelimit.TokenBucket(1, 1500*time.Nanosecond),
+		"c log":      ratelimit.SlidingLog(100_000, time.Second),
+		"":           ratelimit.TokenBucket(1, time.Second),
+	}})
+	want := `ratelimit: limit "": its name must not be empty
+ratelimit: limit "a period": period must be a whole number of microseconds, is 1.5µs
+ratelimit: limit "b negative": rate must be at least 1, is -1
+ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which remembers every admitted unit, is 100000; use sliding_window`
+	if err == nil || err.Error() != want {
+		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+	}
+}
+
+// TestBucketsAreThoseOfTheSidecar: the key is the one that a sidecar's configuration gives a named limit.
 func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	store := memory.New(memory.Config{})
-	l := over(t, store)
+	l := over(t, store, nil)
 	for range 2 {
-		if err := l.Limit(t.Context(), "log", "bob"); err != nil {
+		if _, err := l.Allow(t.Context(), "log", "bob"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	limit, err := algorithms.Compile(testLimits()["log"])
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 2, Period: algorithms.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +546,7 @@ func TestManyGoroutinesGetExactlyTheLimit(t *testing.T) {
 	for range 16 {
 		wg.Go(func() {
 			for range 50 {
-				if _, err := l.All(t.Context(), ratelimit.Ask{Name: "send"}, ratelimit.Ask{Name: "burst"}); err == nil {
+				if l.AllowAll(t.Context(), []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 1}}) == nil {
 					admitted.Add(1)
 				}
 			}

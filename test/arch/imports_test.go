@@ -52,11 +52,13 @@ var only = map[string]map[string]string{
 		"internal/testkit/xdstest":   "is for tests",
 		"examples/xds":               "is another program",
 		"internal/grpcapi":           "is the gRPC door",
+		"pkg/ratelimit/grpclimit":    "has gRPC interceptors",
 		"internal/server":            "opens and drains it",
 		"internal/xds":               "asks the control plane",
 		"internal/telemetry/tracing": "hears of its calls",
 	},
 	"google.golang.org/protobuf": {
+		"pkg/ratelimit/grpclimit":  "has details in its statuses",
 		"internal/testkit/rlstest": "is for tests",
 		"internal/grpcapi":         "is where messages become requests",
 		"internal/xds":             "is where messages become configuration",
@@ -91,10 +93,12 @@ var beyond = map[string][]string{
 	"pkg/backend":        {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
 	// The limiter decides calls of Go programs as it does those over HTTP.
-	"pkg/ratelimit":    {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter"},
-	"internal/adjust":  {"pkg/algorithms", "pkg/descriptors"},
-	"internal/limiter": {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/adjust", "internal/target"},
-	"internal/target":  {},
+	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter", "internal/reservation"},
+	"pkg/ratelimit/httplimit": {"pkg/ratelimit"},
+	"internal/reservation":    {"pkg/algorithms", "internal/limiter"},
+	"internal/adjust":         {"pkg/algorithms", "pkg/descriptors"},
+	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/adjust", "internal/target"},
+	"internal/target":         {},
 }
 
 func TestLibraryIsLight(t *testing.T) {

@@ -1,0 +1,80 @@
+package limiter
+
+import (
+	"bytes"
+	"context"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Direct decides named limits all or none, as Limiter.Check decides a Call that lists them. It has no Verdict, keeps
+// none of its arguments and allocates nothing once its buffers have grown, for programs that decide in process. Modes,
+// adjustments and on_backend_failure do not apply. Only one goroutine may use a Direct at a time.
+//
+// Call Reset, Add for each limit, and Take.
+type Direct struct {
+	charges   []backend.Charge
+	decisions []backend.Decision
+	keys      []byte
+	of        []int // by limit: the position of its charge
+}
+
+// Reset empties d.
+func (d *Direct) Reset() {
+	clear(d.charges) // so that limits can be collected
+	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
+}
+
+// Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; it reserves only if each of
+// them does. ask.Hash is set here.
+func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Ask) {
+	start := len(d.keys)
+	d.keys, ask.Hash = p.AppendKeyOf(d.keys, key)
+	bucket := d.keys[start:]
+	for i := range d.charges {
+		if bytes.Equal(d.charges[i].Key, bucket) {
+			d.charges[i].Ask = d.charges[i].Ask.Plus(ask)
+			d.of = append(d.of, i)
+			return
+		}
+	}
+	d.of = append(d.of, len(d.charges))
+	d.charges = append(d.charges, backend.Charge{})
+	d.decisions = append(d.decisions, backend.Decision{})
+	charge := &d.charges[len(d.charges)-1]
+	charge.Key, charge.Slot, charge.Ask = bucket, p.SlotOfKey(key), ask
+	setPolicy(charge, p)
+}
+
+// Take submits the charges to store and waits for the decisions. A cost that can never fit charges nothing, not even
+// limits that charge denied requests.
+func (d *Direct) Take(ctx context.Context, store backend.Store) {
+	for i := range d.charges {
+		if d.charges[i].NeverFits() {
+			d.peek()
+			break
+		}
+	}
+	backend.Take(ctx, store, d.charges, d.decisions)
+}
+
+// peek makes a dry run of all charges.
+func (d *Direct) peek() {
+	for i := range d.charges {
+		d.charges[i].Ask.Look = true
+	}
+}
+
+// Decision returns the decision on the i-th limit added, and its charge, in which the costs of one bucket are added up.
+// Both are valid until Reset.
+func (d *Direct) Decision(i int) (*backend.Decision, *backend.Charge) {
+	return &d.decisions[d.of[i]], &d.charges[d.of[i]]
+}
+
+// setPolicy copies the parts of p that a Store needs to charge.
+func setPolicy(charge *backend.Charge, p *descriptors.Policy) {
+	more := p.Extra()
+	charge.Limit, charge.Owner, charge.Shards, charge.Lease = p.Limit, p.Owner, more.Shards, more.Lease
+}

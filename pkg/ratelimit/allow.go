@@ -1,0 +1,189 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Allow consumes one unit. The error is ErrDenied, ErrUnknown, or one of the Store's.
+func (l *Limiter) Allow(ctx context.Context, name string, key ...string) (Result, error) {
+	return l.one(ctx, name, key, algorithms.Ask{Cost: 1})
+}
+
+// AllowN consumes n units, all or none; n must be at least 1. The error is ErrDenied, ErrNeverFits, ErrUnits, ErrUnknown,
+// or one of the Store's.
+func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...string) (Result, error) {
+	if n < 1 {
+		return Result{}, unitsError(name, n)
+	}
+	return l.one(ctx, name, key, algorithms.Ask{Cost: n})
+}
+
+// Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state of the bucket.
+// Between Peek and AllowN other requests may consume units: to limit, call AllowN alone.
+func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string) (Result, error) {
+	if n < 0 {
+		return Result{}, unitsError(name, n)
+	}
+	return l.one(ctx, name, key, algorithms.Ask{Cost: n, Look: true})
+}
+
+// Refund returns n units to a bucket, which never holds more than its capacity; n must be at least 1. To return units of
+// a particular request exactly, reserve them and use Settle.
+func (l *Limiter) Refund(ctx context.Context, n int64, name string, key ...string) (Result, error) {
+	if n < 1 {
+		return Result{}, unitsError(name, n)
+	}
+	return l.one(ctx, name, key, algorithms.Ask{Cost: -n})
+}
+
+// Reset makes a bucket a new one.
+func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
+	if l.named[name] == nil {
+		return unknown(name)
+	}
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, Limits: []limiter.LimitAsk{{Name: name, Key: key}}}}
+	return l.limiter.Reset(ctx, &c)
+}
+
+// one decides one limit.
+func (l *Limiter) one(ctx context.Context, name string, key []string, ask algorithms.Ask) (Result, error) {
+	m := l.named[name]
+	if m == nil {
+		return Result{}, unknown(name)
+	}
+	d := l.direct.Get().(*limiter.Direct)
+	d.Add(&m.policy, key, ask)
+	d.Take(ctx, l.store)
+	result, err := m.decided(d, 0)
+	d.Reset()
+	l.direct.Put(d)
+	return result, err
+}
+
+// decided returns the result of limit m, the i-th in d, and its error.
+func (m *limit) decided(d *limiter.Direct, i int) (Result, error) {
+	decision, charge := d.Decision(i)
+	switch {
+	case decision.Err != nil && charge.NeverFits():
+		return Result{Limit: m.units, Window: m.window}, ErrNeverFits
+	case decision.Err != nil:
+		return Result{}, fmt.Errorf("limit %q: %w", m.policy.Name, decision.Err)
+	case decision.Never:
+		return m.result(&decision.Decision), ErrNeverFits
+	case !decision.Allowed:
+		return m.result(&decision.Decision), ErrDenied
+	default:
+		return m.result(&decision.Decision), nil
+	}
+}
+
+// Request asks one limit for units in AllowAll.
+type Request struct {
+	// Name is the name of the limit, and Key the key of the bucket.
+	Name string
+	Key  []string
+	// N is the number of units, at least 1.
+	N int64
+	// Reserve makes the request a reservation: it may be allowed for later, when Result.Wait has passed.
+	Reserve bool
+
+	// Result is set by the call.
+	Result Result
+	// Reservation is set by the call, if it reserved units.
+	Reservation Reservation
+}
+
+// AllowAll consumes units of several limits, all or none. It sets the Result of each request. If limits deny, the error
+// is ErrDenied and each Result says what its limit decides; the longest RetryAfter of those that deny is the time to wait. If
+// one limit can never give its units, the error is ErrNeverFits. Requests for the same bucket are added up.
+//
+// In a Redis Cluster, limits in different slots may be charged for a short time before they are refunded.
+func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
+	d := l.direct.Get().(*limiter.Direct)
+	defer l.direct.Put(d)
+	defer d.Reset()
+	for i := range requests {
+		r := &requests[i]
+		m := l.named[r.Name]
+		if err := r.check(m); err != nil {
+			return err
+		}
+		d.Add(&m.policy, r.Key, algorithms.Ask{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
+	}
+	if len(requests) == 0 {
+		return nil
+	}
+	d.Take(ctx, l.store)
+	var worst error
+	for i := range requests {
+		r, m := &requests[i], l.named[requests[i].Name]
+		var err error
+		r.Result, err = m.decided(d, i)
+		worst = worse(worst, err)
+		if decision, _ := d.Decision(i); r.Reserve && decision.Allowed {
+			r.Reservation = l.reservation(m, r, decision, newID())
+		}
+	}
+	if worst != nil {
+		forget(requests)
+	}
+	return worst
+}
+
+// forget removes the reservations of a call that consumed nothing.
+func forget(requests []Request) {
+	for i := range requests {
+		requests[i].Reservation = Reservation{}
+	}
+}
+
+// worse returns the error that takes precedence: of the Store, ErrNeverFits, ErrDenied.
+func worse(a, b error) error {
+	rank := func(err error) int {
+		switch err { //nolint:errorlint // decided returns these unwrapped
+		case nil:
+			return 0
+		case ErrDenied:
+			return 1
+		case ErrNeverFits:
+			return 2
+		default:
+			return 3
+		}
+	}
+	if rank(b) > rank(a) {
+		return b
+	}
+	return a
+}
+
+// check returns an error if r, for the limit m, is invalid. m may be nil.
+func (r *Request) check(m *limit) error {
+	switch {
+	case m == nil:
+		return unknown(r.Name)
+	case r.N < 1:
+		return unitsError(r.Name, r.N)
+	case r.Reserve && !m.canReserve():
+		return fmt.Errorf("limit %q: %w", m.policy.Name, ErrCannotReserve)
+	}
+	return nil
+}
+
+// canReserve reports whether a request for m may be allowed for later.
+func (m *limit) canReserve() bool {
+	return m.policy.Limit.CanReserve() || m.policy.Limit.Kind == algorithms.LeakyBucket
+}
+
+// The functions that make errors copy names, so that arguments of calls need not be allocated on the heap.
+
+func unknown(name string) error { return fmt.Errorf("%w: %q", ErrUnknown, strings.Clone(name)) }
+
+func unitsError(name string, n int64) error {
+	return fmt.Errorf("limit %q: %w, is %d", strings.Clone(name), ErrUnits, n)
+}

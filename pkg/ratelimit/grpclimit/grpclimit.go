@@ -1,0 +1,170 @@
+// Package grpclimit has gRPC server interceptors that apply a limit of package ratelimit to each call.
+//
+//	unary, stream, err := grpclimit.New(limiter, grpclimit.Config{
+//		Limit: "calls",
+//		Key:   grpclimit.By(grpclimit.ByMetadata("user"), grpclimit.ByMethod),
+//	})
+//	…
+//	server := grpc.NewServer(grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
+//
+// A denied call fails with RESOURCE_EXHAUSTED. Its status has the details google.rpc.RetryInfo, and its trailer
+// grpc-retry-pushback-ms has the time that clients with a retry policy wait. If the Store cannot decide, calls fail with
+// UNAVAILABLE, unless Config.FailOpen. A stream consumes units when it is opened.
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+// Config configures the interceptors.
+type Config struct {
+	// Limit is the name of the limit.
+	Limit string
+	// Key returns the key of the bucket for a call: see ByPeer, ByMetadata, ByMethod and By. A nil Key means one bucket
+	// for all calls.
+	Key KeyFunc
+	// FailOpen allows calls that the Store cannot decide. The default is to deny them.
+	FailOpen bool
+	// OnError, if not nil, is called with errors other than denials, for logging.
+	OnError func(ctx context.Context, err error)
+}
+
+// ErrNoKey means that a call has no usable key. It fails with INVALID_ARGUMENT.
+var ErrNoKey = errors.New("the call has no key for the rate limit")
+
+// KeyFunc appends the key of a call's bucket to key and returns it. method is the full name: /package.Service/Method.
+type KeyFunc func(ctx context.Context, method string, key []string) ([]string, error)
+
+// By makes a KeyFunc of several: the key has the values of all of them.
+func By(parts ...KeyFunc) KeyFunc {
+	return func(ctx context.Context, method string, key []string) ([]string, error) {
+		for _, part := range parts {
+			var err error
+			if key, err = part(ctx, method, key); err != nil {
+				return nil, err
+			}
+		}
+		return key, nil
+	}
+}
+
+// ByMethod is the KeyFunc of the method's full name.
+func ByMethod(_ context.Context, method string, key []string) ([]string, error) {
+	return append(key, method), nil
+}
+
+// ByMetadata makes a KeyFunc of a metadata value, which must be present exactly once and not be empty. Clients choose
+// their metadata: use it for values that a proxy sets, or that are verified.
+func ByMetadata(name string) KeyFunc {
+	return func(ctx context.Context, _ string, key []string) ([]string, error) {
+		values := metadata.ValueFromIncomingContext(ctx, name)
+		if len(values) != 1 || values[0] == "" {
+			return nil, ErrNoKey
+		}
+		return append(key, values[0]), nil
+	}
+}
+
+// ByPeer is the KeyFunc of the address of the connection. IPv6 addresses are reduced to their /64 network. Behind a
+// proxy it is the address of the proxy.
+func ByPeer(ctx context.Context, _ string, key []string) ([]string, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, ErrNoKey
+	}
+	at, err := netip.ParseAddrPort(p.Addr.String())
+	if err != nil {
+		return nil, ErrNoKey
+	}
+	addr := at.Addr().Unmap().WithZone("")
+	if addr.Is6() {
+		network, err := addr.Prefix(64)
+		if err != nil {
+			return nil, ErrNoKey
+		}
+		return append(key, network.String()), nil
+	}
+	return append(key, addr.String()), nil
+}
+
+// New returns interceptors that apply a limit of limiter. It returns an error if the limiter has no such limit.
+func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
+	if !limiter.Has(c.Limit) {
+		return nil, nil, fmt.Errorf("grpclimit: %w: %q", ratelimit.ErrUnknown, c.Limit)
+	}
+	unary := func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		pushback, err := c.decide(ctx, limiter, info.FullMethod)
+		if err != nil {
+			_ = grpc.SetTrailer(ctx, pushback) // it fails only outside of a call
+			return nil, err
+		}
+		return handle(ctx, request)
+	}
+	stream := func(server any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		pushback, err := c.decide(s.Context(), limiter, info.FullMethod)
+		if err != nil {
+			s.SetTrailer(pushback)
+			return err
+		}
+		return handle(server, s)
+	}
+	return unary, stream, nil
+}
+
+// decide returns the status for a call that is not allowed, and the trailer for it.
+func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method string) (metadata.MD, error) {
+	var values [4]string
+	key := values[:0]
+	var err error
+	if c.Key != nil {
+		key, err = c.Key(ctx, method, key)
+	}
+	var result ratelimit.Result
+	if err == nil {
+		result, err = limiter.Allow(ctx, c.Limit, key...)
+	}
+	switch {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, ratelimit.ErrDenied):
+		return denied(result.RetryAfter)
+	}
+	if c.OnError != nil {
+		c.OnError(ctx, err)
+	}
+	switch {
+	case errors.Is(err, ErrNoKey):
+		return nil, status.Error(codes.InvalidArgument, "a value that the rate limit needs is missing or repeated")
+	case errors.Is(err, ratelimit.ErrNeverFits):
+		return nil, status.Error(codes.ResourceExhausted, "the rate limit allows no calls")
+	case c.FailOpen:
+		return nil, nil
+	default:
+		return nil, status.Error(codes.Unavailable, "the rate limit could not be decided")
+	}
+}
+
+// denied returns the status of a denied call.
+func denied(after time.Duration) (metadata.MD, error) {
+	s := status.New(codes.ResourceExhausted, "the rate limit was reached")
+	if with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)}); err == nil {
+		s = with
+	}
+	ms := int64((after + time.Millisecond - 1) / time.Millisecond)
+	return metadata.Pairs("grpc-retry-pushback-ms", strconv.FormatInt(ms, 10)), s.Err()
+}

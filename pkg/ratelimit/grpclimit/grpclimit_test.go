@@ -1,0 +1,152 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/grpclimit"
+)
+
+// failing is a Store that cannot decide.
+type failing struct{}
+
+func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
+
+// dial starts a server of the health service whose limit allows two calls of 1.5 s each, and connects to it.
+func dial(t *testing.T, store backend.Store, c grpclimit.Config) healthgrpc.HealthClient {
+	t.Helper()
+	if store == nil {
+		store = memory.New(memory.Config{Clock: func() algorithms.Micros { return 1_767_225_600 * algorithms.Second }})
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"calls": ratelimit.TokenBucket(2, 3*time.Second)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Limit = "calls"
+	unary, stream, err := grpclimit.New(limiter, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
+	healthgrpc.RegisterHealthServer(server, health.NewServer())
+	go server.Serve(l) //nolint:errcheck // it ends with Stop
+	t.Cleanup(server.Stop)
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return healthgrpc.NewHealthClient(conn)
+}
+
+// check calls the server with metadata, names and values in turn.
+func check(t *testing.T, client healthgrpc.HealthClient, pairs ...string) (codes.Code, metadata.MD, *status.Status) {
+	t.Helper()
+	var trailer metadata.MD
+	ctx := metadata.NewOutgoingContext(t.Context(), metadata.Pairs(pairs...))
+	_, err := client.Check(ctx, &healthgrpc.HealthCheckRequest{}, grpc.Trailer(&trailer))
+	return status.Code(err), trailer, status.Convert(err)
+}
+
+func TestDeniedCallsSayWhenToRetry(t *testing.T) {
+	client := dial(t, nil, grpclimit.Config{Key: grpclimit.By(grpclimit.ByPeer, grpclimit.ByMethod)})
+	for range 2 {
+		if code, _, s := check(t, client); code != codes.OK {
+			t.Fatal(s)
+		}
+	}
+	code, trailer, s := check(t, client)
+	if code != codes.ResourceExhausted || len(trailer["grpc-retry-pushback-ms"]) != 1 || trailer["grpc-retry-pushback-ms"][0] != "1500" {
+		t.Errorf("%v %v", s, trailer)
+	}
+	if len(s.Details()) != 1 {
+		t.Fatalf("details: %v", s.Details())
+	}
+	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500*time.Millisecond {
+		t.Errorf("details: %v", s.Details())
+	}
+	watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{}) // another method
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStreamsAreLimited(t *testing.T) {
+	client := dial(t, nil, grpclimit.Config{})
+	for i, want := range []codes.Code{codes.OK, codes.OK, codes.ResourceExhausted} {
+		watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := watch.Recv(); status.Code(err) != want {
+			t.Errorf("%d: %v, want %v", i, err, want)
+		}
+	}
+}
+
+func TestKeysByMetadata(t *testing.T) {
+	client := dial(t, nil, grpclimit.Config{Key: grpclimit.ByMetadata("user")})
+	for i, step := range []struct {
+		want  codes.Code
+		pairs []string
+	}{
+		{codes.OK, []string{"user", "bob"}},
+		{codes.OK, []string{"user", "bob"}},
+		{codes.ResourceExhausted, []string{"user", "bob"}},
+		{codes.OK, []string{"user", "alice"}},
+		{codes.InvalidArgument, nil},
+		{codes.InvalidArgument, []string{"user", ""}},
+		{codes.InvalidArgument, []string{"user", "x", "user", "y"}},
+	} {
+		if code, _, s := check(t, client, step.pairs...); code != step.want {
+			t.Errorf("%d: %v: %v, want %v", i, step.pairs, s, step.want)
+		}
+	}
+}
+
+func TestAFailureOfTheStoreDenies(t *testing.T) {
+	reported := make(chan error, 1)
+	client := dial(t, failing{}, grpclimit.Config{OnError: func(_ context.Context, err error) { reported <- err }})
+	if code, _, s := check(t, client); code != codes.Unavailable {
+		t.Error(s)
+	}
+	if err := <-reported; !errors.Is(err, ratelimit.ErrUnavailable) {
+		t.Error(err)
+	}
+	if code, _, s := check(t, dial(t, failing{}, grpclimit.Config{FailOpen: true})); code != codes.OK {
+		t.Errorf("fail open: %v", s)
+	}
+}
+
+func TestAnUnknownLimitIsAnErrorAtTheStart(t *testing.T) {
+	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := grpclimit.New(limiter, grpclimit.Config{Limit: "nope"}); !errors.Is(err, ratelimit.ErrUnknown) {
+		t.Error(err)
+	}
+}

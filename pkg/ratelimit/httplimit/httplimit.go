@@ -1,0 +1,153 @@
+// Package httplimit is middleware for net/http that applies a limit of package ratelimit to each request.
+//
+//	limit, err := httplimit.New(limiter, httplimit.Config{
+//		Limit: "requests",
+//		Key:   httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), // trusted proxies
+//	})
+//	…
+//	http.ListenAndServe(":8080", limit(mux))
+//
+// Allowed requests get the headers RateLimit-Policy and RateLimit. Denied ones are answered with 429, Retry-After and
+// problem details (RFC 9457). If the Store cannot decide, requests are answered with 503, unless Config.FailOpen.
+package httplimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+// Config configures the middleware.
+type Config struct {
+	// Limit is the name of the limit.
+	Limit string
+	// Key returns the key of the bucket for a request: see ByAddress, ByHeader and By. A nil Key means one bucket for
+	// all requests.
+	Key KeyFunc
+	// Cost returns the units that a request consumes, at least 1; nil means 1.
+	Cost func(r *http.Request) int64
+	// FailOpen allows requests that the Store cannot decide. The default is to deny them.
+	FailOpen bool
+	// OnError, if not nil, is called with errors other than denials, for logging.
+	OnError func(r *http.Request, err error)
+}
+
+// New returns middleware that applies a limit of limiter. It returns an error if the limiter has no such limit.
+func New(limiter *ratelimit.Limiter, c Config) (func(http.Handler) http.Handler, error) {
+	if !limiter.Has(c.Limit) {
+		return nil, fmt.Errorf("httplimit: %w: %q", ratelimit.ErrUnknown, c.Limit)
+	}
+	return func(next http.Handler) http.Handler {
+		return &handler{limiter: limiter, config: c, next: next}
+	}, nil
+}
+
+type handler struct {
+	limiter *ratelimit.Limiter
+	config  Config
+	next    http.Handler
+}
+
+// ServeHTTP implements http.Handler.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	result, err := h.decide(r)
+	switch {
+	case err == nil:
+		h.headers(w.Header(), &result, result.ResetAfter)
+		h.next.ServeHTTP(w, r)
+	case errors.Is(err, ratelimit.ErrDenied):
+		h.headers(w.Header(), &result, result.RetryAfter)
+		w.Header().Set("Retry-After", strconv.FormatInt(max(1, seconds(result.RetryAfter)), 10))
+		write(w, http.StatusTooManyRequests, "Too many requests", "try again after "+result.RetryAfter.Round(time.Millisecond).String())
+	case errors.Is(err, ratelimit.ErrNeverFits):
+		write(w, http.StatusRequestEntityTooLarge, "The request exceeds the rate limit", "it needs more units than the limit can ever give")
+	default:
+		h.failed(w, r, err)
+	}
+}
+
+func (h *handler) decide(r *http.Request) (ratelimit.Result, error) {
+	var key [4]string
+	values := key[:0]
+	if h.config.Key != nil {
+		var err error
+		if values, err = h.config.Key(r, values); err != nil {
+			return ratelimit.Result{}, err
+		}
+	}
+	cost := int64(1)
+	if h.config.Cost != nil {
+		cost = h.config.Cost(r)
+	}
+	return h.limiter.AllowN(r.Context(), cost, h.config.Limit, values...)
+}
+
+// failed answers a request that could not be decided.
+func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
+	if h.config.OnError != nil {
+		h.config.OnError(r, err)
+	}
+	switch {
+	case errors.Is(err, ErrNoKey):
+		write(w, http.StatusBadRequest, "The request cannot be limited", "a value that the rate limit needs is missing or repeated")
+	case h.config.FailOpen:
+		h.next.ServeHTTP(w, r)
+	default:
+		write(w, http.StatusServiceUnavailable, "The rate limit could not be decided", "try again later")
+	}
+}
+
+// headers adds RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers); reset is the time after which
+// more units are available.
+func (h *handler) headers(header http.Header, result *ratelimit.Result, reset time.Duration) {
+	name := quoted(h.config.Limit)
+	policy := name + ";q=" + strconv.FormatInt(clamp(result.Limit), 10)
+	if result.Window > 0 {
+		policy += ";w=" + strconv.FormatInt(seconds(result.Window), 10)
+	}
+	header.Set("RateLimit-Policy", policy)
+	header.Set("RateLimit", name+";r="+strconv.FormatInt(clamp(result.Remaining), 10)+";t="+strconv.FormatInt(seconds(reset), 10))
+}
+
+// quoted returns text as a String of RFC 9651, with other characters replaced.
+func quoted(text string) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c < ' ' || c > '~':
+			b.WriteByte('_')
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		default:
+			b.WriteByte(c)
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}
+
+// clamp bounds n to the integers of RFC 9651.
+func clamp(n int64) int64 { return max(0, min(n, 999_999_999_999_999)) }
+
+// seconds returns d in whole seconds, rounded up.
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+// write answers with problem details (RFC 9457). They contain no bytes from the client.
+func write(w http.ResponseWriter, code int, title, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(struct { // an error concerns the client only
+		Title  string `json:"title"`
+		Status int    `json:"status"`
+		Detail string `json:"detail"`
+	}{title, code, detail})
+}

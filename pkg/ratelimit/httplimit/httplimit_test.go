@@ -1,0 +1,194 @@
+package httplimit_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/httplimit"
+)
+
+var trusted = netip.MustParsePrefix("10.0.0.0/8")
+
+// limited returns a handler that allows two units of 1.5 s each, and answers "hello". The clock stands still.
+func limited(tb testing.TB, store backend.Store, c httplimit.Config) http.Handler {
+	tb.Helper()
+	if store == nil {
+		store = memory.New(memory.Config{Clock: func() algorithms.Micros { return 1_767_225_600 * algorithms.Second }})
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"requests": ratelimit.TokenBucket(2, 3*time.Second)}})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c.Limit = "requests"
+	limit, err := httplimit.New(limiter, c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+}
+
+// get sends a request from peer and returns the answer. Headers are names and values in turn.
+func get(h http.Handler, peer string, headers ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = peer
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Add(headers[i], headers[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func TestAnswersHaveTheHeadersAndProblems(t *testing.T) {
+	h := limited(t, nil, httplimit.Config{})
+	for i, want := range []struct {
+		code                     int
+		rateLimit, retry, policy string
+		body                     string
+	}{
+		{200, `"requests";r=1;t=2`, "", `"requests";q=2;w=3`, "hello"},
+		{200, `"requests";r=0;t=3`, "", `"requests";q=2;w=3`, "hello"},
+		{429, `"requests";r=0;t=2`, "2", `"requests";q=2;w=3`, `{"title":"Too many requests","status":429,"detail":"try again after 1.5s"}` + "\n"},
+	} {
+		w := get(h, "192.0.2.1:1234")
+		header := w.Header()
+		if w.Code != want.code || header.Get("RateLimit") != want.rateLimit || header.Get("Retry-After") != want.retry ||
+			header.Get("RateLimit-Policy") != want.policy || w.Body.String() != want.body {
+			t.Errorf("%d: %d %v %q, want %+v", i, w.Code, header, w.Body, want)
+		}
+	}
+}
+
+// Each row is a request; the bucket of each key allows two.
+func TestKeysByAddress(t *testing.T) {
+	h := limited(t, nil, httplimit.Config{Key: httplimit.ByAddress(trusted)})
+	for i, step := range []struct {
+		peer, forwarded string
+		code            int
+	}{
+		{"192.0.2.1:1", "", 200},
+		{"192.0.2.1:2", "198.51.100.1", 200}, // the peer is not trusted, so that the header does not count
+		{"192.0.2.1:3", "", 429},
+		{"10.0.0.1:1", "198.51.100.7", 200},
+		{"10.0.0.1:1", "203.0.113.9, 198.51.100.7", 200}, // the client has sent a header of its own
+		{"10.0.0.2:1", "198.51.100.7, 10.0.0.1", 429},    // through two trusted proxies
+		{"[2001:db8:1:2::1]:1", "", 200},
+		{"[2001:db8:1:2::2]:1", "", 200}, // the same /64
+		{"[2001:db8:1:2:3::]:1", "", 429},
+		{"[::ffff:192.0.2.1]:1", "", 429}, // IPv4 in IPv6
+		{"10.0.0.9:1", "not an address", 200},
+		{"10.0.0.9:1", "198.51.100.8, not an address", 200}, // nothing left of an invalid hop counts
+		{"10.0.0.9:1", "", 429},
+		{"@", "", 400},
+	} {
+		var headers []string
+		if step.forwarded != "" {
+			headers = []string{"X-Forwarded-For", step.forwarded}
+		}
+		if w := get(h, step.peer, headers...); w.Code != step.code {
+			t.Errorf("%d: %+v: %d", i, step, w.Code)
+		}
+	}
+}
+
+func TestKeysByHeaderAndValue(t *testing.T) {
+	user := httplimit.ByValue(func(r *http.Request) (string, bool) { u, _, ok := r.BasicAuth(); return u, ok })
+	h := limited(t, nil, httplimit.Config{Key: httplimit.By(httplimit.ByHeader("x-api-key"), user)})
+	const bob = "Basic Ym9iOnNlY3JldA==" // bob:secret
+	for i, step := range []struct {
+		code    int
+		headers []string
+	}{
+		{200, []string{"X-Api-Key", "k", "Authorization", bob}},
+		{200, []string{"X-Api-Key", " k\t", "Authorization", bob}},
+		{429, []string{"X-Api-Key", "k", "Authorization", bob}},
+		{200, []string{"X-Api-Key", "other", "Authorization", bob}},
+		{400, []string{"X-Api-Key", "k"}},
+		{400, []string{"Authorization", bob}},
+		{400, []string{"X-Api-Key", "", "Authorization", bob}},
+		{400, []string{"X-Api-Key", "a", "X-Api-Key", "b", "Authorization", bob}},
+	} {
+		if w := get(h, "192.0.2.1:1", step.headers...); w.Code != step.code {
+			t.Errorf("%d: %v: %d", i, step.headers, w.Code)
+		}
+	}
+}
+
+// failing is a Store that cannot decide.
+type failing struct{}
+
+func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
+
+func TestAFailureOfTheStoreDenies(t *testing.T) {
+	var reported error
+	closed := limited(t, failing{}, httplimit.Config{OnError: func(_ *http.Request, err error) { reported = err }})
+	if w := get(closed, "192.0.2.1:1"); w.Code != 503 || !errors.Is(reported, ratelimit.ErrUnavailable) {
+		t.Errorf("%d %v", w.Code, reported)
+	}
+	if w := get(limited(t, failing{}, httplimit.Config{FailOpen: true}), "192.0.2.1:1"); w.Code != 200 {
+		t.Errorf("fail open: %d", w.Code)
+	}
+}
+
+func TestCosts(t *testing.T) {
+	cost := int64(2)
+	h := limited(t, nil, httplimit.Config{Cost: func(*http.Request) int64 { return cost }})
+	if w := get(h, "192.0.2.1:1"); w.Code != 200 || w.Header().Get("RateLimit") != `"requests";r=0;t=3` {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	cost = 3
+	if w := get(h, "192.0.2.1:1"); w.Code != 413 || w.Header().Get("Retry-After") != "" {
+		t.Errorf("more than the limit can ever give: %d %v", w.Code, w.Header())
+	}
+	cost = 0
+	if w := get(h, "192.0.2.1:1"); w.Code != 503 {
+		t.Errorf("an invalid cost: %d", w.Code)
+	}
+}
+
+func TestAnUnknownLimitIsAnErrorAtTheStart(t *testing.T) {
+	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := httplimit.New(limiter, httplimit.Config{Limit: "nope"}); !errors.Is(err, ratelimit.ErrUnknown) {
+		t.Error(err)
+	}
+}
+
+func Example() {
+	limiter, err := ratelimit.New(ratelimit.Config{
+		Store:  memory.New(memory.Config{}),
+		Limits: ratelimit.Limits{"requests": ratelimit.TokenBucket(1, 90*time.Second)},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	limit, err := httplimit.New(limiter, httplimit.Config{
+		Limit: "requests",
+		Key:   httplimit.ByAddress(netip.MustParsePrefix("10.0.0.0/8")), // the addresses of your proxies
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handler := limit(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+	for range 2 {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		fmt.Printf("%d %q\n", w.Code, w.Header().Get("Retry-After"))
+	}
+	// Output:
+	// 200 ""
+	// 429 "90"
+}

@@ -1,0 +1,322 @@
+package ratelimit
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Reservation is units that were consumed ahead of the work that needs them. Start the work when Delay has passed, and
+// pass the real cost to Limiter.Settle. A Reservation is immutable. MarshalText makes a text from which any Limiter with
+// the same Secret and domain, or the HTTP API of a sidecar with that token, can settle it. The text contains the key
+// and is not encrypted.
+type Reservation struct {
+	data   reservation.Reservation
+	text   string // as unmarshaled; "" if this process made the reservation
+	secret string
+	made   time.Time // in this process; zero if unmarshaled
+}
+
+// Name returns the name of the limit; "" for the zero Reservation.
+func (r *Reservation) Name() string { return r.data.Name }
+
+// N returns the number of reserved units.
+func (r *Reservation) N() int64 { return r.data.Count }
+
+// Due returns the time at which the units are available, by the clock of the Store.
+func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.data.Until)) }
+
+// Expires returns the time until which the Reservation can be settled: an hour after Due.
+func (r *Reservation) Expires() time.Time {
+	return time.UnixMicro(int64(r.data.Until + reservation.Within))
+}
+
+// Delay returns the time until the units are available; 0 if they are.
+func (r *Reservation) Delay() time.Duration {
+	if r.made.IsZero() {
+		return max(0, time.Until(r.Due()))
+	}
+	return max(0, span(r.data.Until-r.data.At)-time.Since(r.made))
+}
+
+// Wait waits until the units are available. If ctx ends before, it returns the error of ctx, and the units stay reserved:
+// call Limiter.Settle with a cost of 0 to return them.
+func (r *Reservation) Wait(ctx context.Context) error { return sleep(ctx, r.Delay()) }
+
+// MarshalText implements encoding.TextMarshaler. The text has only characters that are safe in URLs and headers.
+func (r Reservation) MarshalText() ([]byte, error) {
+	switch {
+	case r.text != "":
+		return []byte(r.text), nil
+	case r.data.Name == "":
+		return nil, fmt.Errorf("marshal a zero Reservation: %w", ErrReservation)
+	default:
+		return []byte(reservation.Sign(r.secret, &r.data)), nil
+	}
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. Settle verifies the signature.
+func (r *Reservation) UnmarshalText(text []byte) error {
+	data, err := reservation.Decode(string(text))
+	if err != nil {
+		return ErrReservation
+	}
+	*r = Reservation{data: data, text: string(text)}
+	return nil
+}
+
+// Reserve is ReserveN for one unit.
+func (l *Limiter) Reserve(ctx context.Context, name string, key ...string) (Reservation, error) {
+	return l.ReserveN(ctx, 1, name, key...)
+}
+
+// ReserveN consumes n units now or for later: Delay of the Reservation says when they are available. The error is
+// ErrDenied if too many units are reserved already or if the delay would exceed Config.MaxWait; ErrNeverFits,
+// ErrCannotReserve, ErrUnits, ErrUnknown, or one of the Store's.
+func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...string) (Reservation, error) {
+	r := Request{Name: name, Key: key, N: n, Reserve: true}
+	if err := l.reserve(ctx, &r, l.maxWait); err != nil {
+		return Reservation{}, err
+	}
+	return r.Reservation, nil
+}
+
+// reserve decides r, and denies if the wait exceeds longest; 0 means no bound.
+func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration) error {
+	m := l.named[r.Name]
+	if err := r.check(m); err != nil {
+		return err
+	}
+	if longest > 0 { // a dry run, so that a request which has to wait for too long consumes nothing
+		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Ask{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), Look: true})
+		if err == nil && ahead.Wait > longest {
+			err = ErrDenied
+		}
+		if err != nil {
+			return err
+		}
+	}
+	one := [1]Request{*r}
+	err := l.AllowAll(ctx, one[:])
+	*r = one[0]
+	if err == nil && longest > 0 && r.Result.Wait > longest { // others were faster
+		return errors.Join(ErrDenied, l.undo(ctx, m, r))
+	}
+	return err
+}
+
+// undo returns the units of r, which was allowed, as far as they have not flowed in since.
+func (l *Limiter) undo(ctx context.Context, m *limit, r *Request) error {
+	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Ask{Cost: -r.N, Of: r.Reservation.data.At})
+	return err
+}
+
+// Wait is WaitN for one unit.
+func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
+	return l.WaitN(ctx, 1, name, key...)
+}
+
+// WaitN waits until n units are available and consumes them. It returns ErrDenied at once if that would be later than the
+// deadline of ctx or than Config.MaxWait. If ctx is canceled while it waits, it returns the units and the error
+// of ctx. Waiting requests of limits that support reservations are served in their order.
+func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string) error {
+	r := Request{Name: name, Key: key, N: n}
+	m := l.named[name]
+	if err := r.check(m); err != nil {
+		return err
+	}
+	if !m.canReserve() {
+		return l.retry(ctx, &r)
+	}
+	r.Reserve = true
+	if err := l.reserve(ctx, &r, l.patience(ctx)); err != nil {
+		return err
+	}
+	if err := r.Reservation.Wait(ctx); err != nil {
+		return errors.Join(err, l.undo(context.WithoutCancel(ctx), m, &r))
+	}
+	return nil
+}
+
+// retry asks for r again until it is allowed.
+func (l *Limiter) retry(ctx context.Context, r *Request) error {
+	for {
+		result, err := l.AllowN(ctx, r.N, r.Name, r.Key...)
+		if !errors.Is(err, ErrDenied) {
+			return err
+		}
+		if longest := l.patience(ctx); longest > 0 && result.RetryAfter > longest {
+			return err
+		}
+		if err := sleep(ctx, result.RetryAfter); err != nil {
+			return err
+		}
+	}
+}
+
+// patience is the longest wait that ctx and the configuration allow; 0 means no bound.
+func (l *Limiter) patience(ctx context.Context) time.Duration {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return l.maxWait
+	}
+	left := max(1, time.Until(end))
+	if l.maxWait > 0 {
+		return min(left, l.maxWait)
+	}
+	return left
+}
+
+// sleep waits for d, or until ctx ends, whose error it returns.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// reservation makes the Reservation of r, which d has allowed.
+func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id string) Reservation {
+	var key []string
+	for _, value := range r.Key {
+		key = append(key, strings.Clone(value))
+	}
+	return Reservation{
+		data: reservation.Reservation{
+			Reservation: limiter.Reservation{
+				ID: id, Domain: l.domain, Name: m.policy.Name, Key: key, Kind: m.policy.Limit.Kind, Count: r.N, At: d.At,
+				Inflow: m.policy.Limit.Inflow(),
+			},
+			Until: d.At + d.Wait,
+		},
+		secret: l.secret, made: time.Now(),
+	}
+}
+
+func newID() string {
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	return string(id[:])
+}
+
+// Settle corrects a Reservation to the real cost n, which may be 0 and more than was reserved. It charges or refunds the
+// difference. A refund returns less by the units that have flowed in since the reservation, because the bucket would
+// have overflowed without it, and nothing once the fixed window of the reservation has ended.
+//
+// A Reservation is settled once: a repeated call with the same n returns the same result, another n is ErrReused. A
+// difference that is denied, with ErrDenied, can be tried again. ErrReservation means that the reservation is of another
+// Secret or domain, and ErrExpired that it is too old.
+func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
+	if n < 0 {
+		return Result{}, fmt.Errorf("settle limit %q: the cost must not be negative, is %d", r.data.Name, n)
+	}
+	data := r.data
+	if r.text != "" {
+		var err error
+		if data, err = reservation.Open(l.secret, r.text); err != nil {
+			return Result{}, ErrReservation
+		}
+	}
+	if data.Name == "" || data.Config != "" || data.Domain != l.domain || r.text == "" && r.secret != l.secret {
+		return Result{}, ErrReservation
+	}
+	m := l.named[data.Name]
+	switch {
+	case m == nil:
+		return Result{}, unknown(data.Name)
+	case !m.policy.Limit.CanReserve():
+		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, ErrCannotReserve)
+	}
+	now := algorithms.Micros(l.now().UnixMicro())
+	left := data.Left(now)
+	if left <= 0 {
+		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, ErrExpired)
+	}
+	var c limiter.Call
+	err := l.limiter.Settle(ctx, &c, &data.Reservation, nil, n, left+reservation.ClockSlack, now)
+	switch {
+	case errors.Is(err, limiter.ErrChanged):
+		return Result{}, fmt.Errorf("settle limit %q: %w: the limit has another algorithm now", data.Name, ErrExpired)
+	case err != nil:
+		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, err)
+	}
+	return l.settled(m, &c)
+}
+
+// settled returns the result of c, a settlement of a reservation of m.
+func (l *Limiter) settled(m *limit, c *limiter.Call) (Result, error) {
+	switch d := &c.Results[0].Decision; {
+	case d.Err != nil:
+		return Result{}, fmt.Errorf("settle limit %q: %w", m.policy.Name, d.Err)
+	case d.Never:
+		return m.result(&d.Decision), ErrNeverFits
+	case !d.Allowed:
+		return m.result(&d.Decision), ErrDenied
+	default:
+		return m.result(&d.Decision), nil
+	}
+}
+
+// Remembered is how long the Store keeps the result of AllowOnce.
+const Remembered = 10 * time.Minute
+
+// AllowOnce is AllowAll for a call that may have to be repeated because its answer was lost. The id is an idempotency
+// key: calls with the same id and requests consume units once, and return the result of the first call for as long as
+// Remembered. A denial consumes nothing, and is decided again. If id was used for another call, the error is ErrReused. If
+// the first call is in progress, or its outcome is unknown, the error is ErrPending.
+func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) error {
+	if len(requests) == 0 {
+		return nil
+	}
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain}}
+	c.Once = limiter.Once{ID: "call " + id, For: algorithms.Micros(Remembered / time.Microsecond)}
+	for i := range requests {
+		r := &requests[i]
+		m := l.named[r.Name]
+		if err := r.check(m); err != nil {
+			return err
+		}
+		c.Limits = append(c.Limits, limiter.LimitAsk{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
+	}
+	if err := l.limiter.Check(ctx, &c); err != nil {
+		return err
+	}
+	var worst error
+	for i := range requests {
+		r, m := &requests[i], l.named[requests[i].Name]
+		d := &c.Results[i].Decision
+		switch {
+		case d.Err != nil:
+			worst = worse(worst, fmt.Errorf("limit %q: %w", r.Name, d.Err))
+			continue
+		case d.Never:
+			worst = worse(worst, ErrNeverFits)
+		case !d.Allowed:
+			worst = worse(worst, ErrDenied)
+		case r.Reserve:
+			of := backend.OnceID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
+			r.Reservation = l.reservation(m, r, d, string(of[:]))
+		}
+		r.Result = m.result(&d.Decision)
+	}
+	if worst != nil {
+		forget(requests)
+	}
+	return worst
+}
