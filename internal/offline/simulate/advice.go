@@ -15,16 +15,16 @@ import (
 func writeAdvice(w io.Writer, a *advise.Advice) {
 	fmt.Fprintf(w, "\n%s\n", titleOf(a.Policy))
 	if a.Every > 1 {
-		fmt.Fprintf(w, "  Memory was short: the following is of a sample of %s, each with the same probability.\n", clients(a.Clients))
-		fmt.Fprintf(w, "  At %s of the clients it is off by %s at most (95 %%).\n", share(a.Share), share(a.Error))
+		fmt.Fprintf(w, "  Memory was short. These figures are of a sample of %s, each drawn with the same probability.\n", clients(a.Clients))
+		fmt.Fprintf(w, "  At %s of the clients they are off by at most %s (95 %%).\n", share(a.Share), share(a.Error))
 	}
 	if a.Missed > 0 {
-		fmt.Fprintf(w, "  %d requests of clients with too many of them were left out of the following.\n", a.Missed)
+		fmt.Fprintf(w, "  %d requests are left out of these figures: their clients sent more than memory holds for one client.\n", a.Missed)
 	}
 	b := &a.Busiest
-	fmt.Fprintf(w, "  Units that a client asked for in its busiest %s (percentiles of %s):\n", a.Period(), clients(a.Clients))
+	fmt.Fprintf(w, "  Units per client in its busiest %s (percentiles of %s):\n", a.Period(), clients(a.Clients))
 	fmt.Fprintf(w, "    p50 %d, p90 %d, p95 %d, p99 %d, most %d%s from %s\n", b.P50, b.P90, b.P95, b.P99, b.Most, by(b.By), moment(b.At))
-	fmt.Fprintf(w, "  What other numbers would have denied, this limit alone:\n")
+	fmt.Fprintf(w, "  Replayed with other numbers, this limit alone:\n")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(table, "    LIMIT\tCLIENTS DENIED\tREQUESTS DENIED\n")
 	outcome := func(numbers string, o advise.Outcome, mark string) {
@@ -46,18 +46,18 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 // suggest writes the suggestion and what to think of it.
 func suggest(w io.Writer, a *advise.Advice) {
 	if a.Suggested == nil {
-		fmt.Fprintf(w, "  No limit of this algorithm denies something to at most %s of the clients.\n", share(a.Share))
+		fmt.Fprintf(w, "  No limit of this algorithm denies requests of at most %s of the clients only.\n", share(a.Share))
 		return
 	}
 	fmt.Fprintf(w, "  Suggestion: %s\n", a.Of(a.Suggested.N))
 	whole := int64(float64(a.Clients) * a.Share)
 	switch {
 	case a.OneBucket():
-		fmt.Fprint(w, "    All requests share one bucket, so it denies none of them.\n")
+		fmt.Fprint(w, "    All requests share one bucket. A replay with this limit denies none of them.\n")
 	case whole == 0:
-		fmt.Fprintf(w, "    %s of %s is less than one, so it denies nobody anything.\n", share(a.Share), clients(a.Clients))
+		fmt.Fprintf(w, "    %s of %s is less than one client, so a replay with this limit denies no request.\n", share(a.Share), clients(a.Clients))
 	default:
-		fmt.Fprintf(w, "    Replayed, it denies something to %d of %s (%s); asked for: at most %s.\n",
+		fmt.Fprintf(w, "    A replay with this limit denies requests of %d of %s (%s). At most %s were wanted.\n",
 			a.Suggested.Clients, clients(a.Clients), share(float64(a.Suggested.Clients)/float64(a.Clients)), share(a.Share))
 	}
 	if o := a.Outlier(); o != nil {

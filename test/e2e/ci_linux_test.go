@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// workflow is the part of a GitHub Actions workflow that says what runs.
+type workflow struct {
+	Jobs map[string]struct {
+		Steps []struct{ Name, Uses, Run string }
+	}
+}
+
+// TestWorkflowOfTheExample runs the steps of examples/ci as they are written, in a repository with a main branch
+// and a branch that changes the limits, as GitHub's runner would. Only the installation is left out.
+func TestWorkflowOfTheExample(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w workflow
+	if err := yaml.Unmarshal(text, &w); err != nil {
+		t.Fatal(err)
+	}
+	steps := map[string]string{}
+	for _, job := range w.Jobs {
+		for _, step := range job.Steps {
+			if pinned := regexp.MustCompile(`^[\w.-]+/[\w.-]+@[0-9a-f]{40}$`); step.Uses != "" && !pinned.MatchString(step.Uses) {
+				t.Errorf("%s is not pinned to a commit", step.Uses)
+			}
+			if step.Run != "" {
+				steps[step.Name] = step.Run
+			}
+		}
+	}
+	if len(steps) != 4 || !strings.Contains(steps["Install"], "go install github.com/rlsidecar/rlsidecar/cmd/rlsidecar@") {
+		t.Fatalf("steps %q", steps)
+	}
+	for _, test := range []struct {
+		name, from, to string
+		fails          string // the step
+		want           string
+	}{
+		{"no change", "", "", "", "no difference"},
+		{"a larger rate", "rate: 5,", "rate: 6,", "Test", ""},
+		{"a comment", "domain: shop", "domain: shop\n# better documented", "", "no difference"},
+		{"another name of a limit", "limit: search", "limit: serach", "Check", `no limit named "serach"`},
+		{"a new limit", "descriptors:\n", "descriptors:\n  - {key: user, rate_limit: {unit: hour, requests_per_unit: 9}}\n", "", "limit shop/user added"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRunner(t)
+			r.change(t, "limits.yaml", test.from, test.to)
+			for _, step := range []string{"Check", "Test", "Describe the change"} {
+				out, err := r.bash(steps[step])
+				if failed := step == test.fails; failed != (err != nil) {
+					t.Fatalf("%s: %v\n%s", step, err, out)
+				}
+				if step == test.fails || test.fails == "" && step == "Describe the change" {
+					if !strings.Contains(out, test.want) {
+						t.Errorf("%s prints\n%s\nwithout %q", step, out, test.want)
+					}
+				}
+				if err != nil {
+					return
+				}
+			}
+			summary, err := os.ReadFile(filepath.Join(r.temp, "summary.md"))
+			if err != nil || !strings.Contains(string(summary), test.want) || !strings.Contains(string(summary), "565 requests replayed with both") {
+				t.Errorf("%v; the summary is\n%s", err, summary)
+			}
+		})
+	}
+}
+
+// runner is a clone of a repository whose main branch has the files of the example.
+type runner struct {
+	folder, temp string
+}
+
+func newRunner(t *testing.T) *runner {
+	t.Helper()
+	origin, r := t.TempDir(), &runner{folder: filepath.Join(t.TempDir(), "clone"), temp: t.TempDir()}
+	for _, name := range []string{"limits.yaml", "limits.scenarios.yaml", "access.log"} {
+		text, err := os.ReadFile(root + "/examples/ci/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(origin, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{
+		{"-C", origin, "init", "-q", "-b", "main"},
+		{"-C", origin, "add", "."},
+		{"-C", origin, "-c", "user.name=test", "-c", "user.email=test@example.com", "commit", "-q", "-m", "limits"},
+		{"clone", "-q", origin, r.folder},
+	} {
+		if out, err := exec.CommandContext(t.Context(), "git", args...).CombinedOutput(); err != nil {
+			t.Fatalf("git %v: %v\n%s", args, err, out)
+		}
+	}
+	return r
+}
+
+// change replaces a text of a file that the pull request changes.
+func (r *runner) change(t *testing.T, name, from, to string) {
+	t.Helper()
+	path := filepath.Join(r.folder, name)
+	text, err := os.ReadFile(path)
+	if err != nil || !strings.Contains(string(text), from) {
+		t.Fatalf("%v; %s has no %q", err, name, from)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bash runs a step as GitHub's runner does with shell: bash.
+func (r *runner) bash(script string) (string, error) {
+	c := exec.Command("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script)
+	c.Dir = r.folder
+	c.Env = append(os.Environ(), "PATH="+filepath.Dir(sidecarProgram)+":"+os.Getenv("PATH"),
+		"GITHUB_BASE_REF=main", "RUNNER_TEMP="+r.temp, "GITHUB_STEP_SUMMARY="+filepath.Join(r.temp, "summary.md"))
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
