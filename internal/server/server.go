@@ -201,6 +201,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	ballasted.Do(func() { ballast = make([]byte, ballastSize) })
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
+	s.metrics.WatchConditions(s.conditions.List)
 	if c.Isolate {
 		s.keeper = config.NewKeeper(c.Defaults)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -28,6 +29,7 @@ func TestReference(t *testing.T) {
 	m.Examined("eviction", false)
 	m.WatchConnections("grpc", func() ConnectionStats { return ConnectionStats{} })
 	m.WatchControlPlane()(true)
+	m.WatchConditions(func() []conditions.Condition { return []conditions.Condition{{Name: "redis-away/server"}} })
 	m.Loaded(true, time.Unix(1, 0))
 	m.Stale([]string{"d"})
 	m.Refused("malformed")
