@@ -54,3 +54,33 @@ func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
 		t.Errorf("when it has ended: exit code %d: %s", code, said)
 	}
 }
+
+// TestLiveIsNotReady: a startup probe with --live does not restart a server that has no configuration yet, and so is
+// not ready.
+func TestLiveIsNotReady(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	socket := filepath.Join(t.TempDir(), "http")
+	var log output
+	ended := make(chan int)
+	go func() {
+		ended <- runAs(ctx, []string{"rlsidecar", "serve", "--xds-server", "127.0.0.1:1", "--start-without-config", "--drain-delay", "0s",
+			"--http-listen", "unix://" + socket, "--grpc-listen", "127.0.0.1:0", "--admin-listen", ""}, nil, io.Discard, &log)
+	}()
+	ask := func(args ...string) int {
+		return runAs(t.Context(), append([]string{"rlsidecar", "healthcheck", "--http-listen", "unix://" + socket}, args...), nil, io.Discard, io.Discard)
+	}
+	alive := func() bool { return ask("--live") == exitDone }
+	for deadline := time.Now().Add(time.Minute); !alive() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	}
+	if !alive() {
+		t.Errorf("it is not alive:\n%s", log.String())
+	}
+	if code := ask(); code != exitNo {
+		t.Errorf("it is not ready, but the exit code is %d", code)
+	}
+	cancel()
+	<-ended
+	if alive() {
+		t.Error("it has ended, and is alive")
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"helm.sh/helm/v3/pkg/chartutil"
 )
 
 const (
@@ -79,10 +81,9 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
-		for _, probe := range []string{"readinessProbe", "livenessProbe"} {
-			if err := p.probe(probe); err != nil && at(c, probe) != nil {
-				t.Errorf("%s: %s: %v", name, probe, err)
-			}
+		eventually(t, name+" is ready", func() bool { return p.probe("readinessProbe") == nil })
+		if err := p.probe("livenessProbe"); err != nil && at(c, "livenessProbe") != nil {
+			t.Errorf("%s: livenessProbe: %v", name, err)
 		}
 		if text, err := get(podIP, p.port(pod.metrics), "/metrics"); err != nil || !strings.Contains(text, "rlsidecar_") {
 			t.Errorf("%s: metrics: %v\n%s", name, err, text)
@@ -103,6 +104,100 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("%s ended with %v\n%s", name, err, output.String())
 		}
+	}
+}
+
+// TestWrongPasswordStopsTheRollout starts rlsidecar as the Deployment and the sidecar would, with a Secret whose
+// password Redis refuses. The pod is not ready, so that Kubernetes keeps the old pods; but it is alive, so that it is
+// not restarted again and again. Once the Secret is corrected it becomes ready by itself.
+func TestWrongPasswordStopsTheRollout(t *testing.T) {
+	if !inPodsNetwork(t) {
+		return
+	}
+	startRedis(t, "--requirepass", "right")
+	const redis = "{redis: {url: 'redis://127.0.0.1:6379', passwordSecret: {name: redis}}}"
+	app := load(t, "testdata/app")
+	app.AddDependency(load(t, ours))
+	program := build(t)
+	for name, objects := range map[string][]object{
+		"Deployment": render(t, load(t, ours), valuesFile(t, ours+"/ci/minimal-values.yaml", redis)),
+		"sidecar":    render(t, app, valuesFile(t, "", "{rlsidecar: "+redis+"}")),
+	} {
+		c, configMap := podOf(t, objects)
+		folder, secret := t.TempDir(), t.TempDir()
+		for file, text := range at(configMap, "data").(object) {
+			writeFile(t, filepath.Join(folder, file), text.(string))
+		}
+		writeFile(t, filepath.Join(secret, "password"), "wrong")
+		p := &runningPod{program: program, container: c}
+		var output bytes.Buffer
+		cmd := p.command(context.Background(), append(words(at(c, "command")), words(at(c, "args"))...), func(arg string) string {
+			return strings.NewReplacer(limit, folder, "/etc/rlsidecar/redis", secret).Replace(arg)
+		})
+		cmd.Stdout, cmd.Stderr = &output, &output
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
+		eventually(t, name+" says why it is not ready", func() bool { return bytes.Contains(output.Bytes(), []byte("redis refuses this sidecar")) })
+		if err := p.probe("readinessProbe"); err == nil {
+			t.Errorf("%s is ready, though Redis refuses its password", name)
+		}
+		for _, probe := range []string{"startupProbe", "livenessProbe"} {
+			if err := p.probe(probe); err != nil && at(c, probe) != nil {
+				t.Errorf("%s would be restarted: %s: %v", name, probe, err)
+			}
+		}
+		writeFile(t, filepath.Join(secret, "password"), "right")
+		eventually(t, name+" is ready with the corrected Secret", func() bool { return p.probe("readinessProbe") == nil })
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s ended with %v\n%s", name, err, output.String())
+		}
+	}
+}
+
+// startRedis starts Redis where the values of the tests say it is, until the test ends.
+func startRedis(t *testing.T, args ...string) {
+	t.Helper()
+	cmd := exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v; scripts/install-tools.sh packaging installs it", err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+}
+
+// valuesFile is a file of values: those of base, if any, and more.
+func valuesFile(t *testing.T, base, more string) string {
+	t.Helper()
+	values, err := chartutil.ReadValues([]byte(more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if base != "" {
+		also, err := chartutil.ReadValuesFile(base)
+		if err != nil {
+			t.Fatal(err)
+		}
+		values = chartutil.CoalesceTables(values, also)
+	}
+	text, err := values.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "values.yaml")
+	writeFile(t, path, text)
+	return path
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -47,6 +47,7 @@ func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 func takesTheChart(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
+	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")
 	for _, major := range []int{3, 4} {
 		for name, args := range cases(t, c, major) {
 			t.Run(fmt.Sprintf("helm%d/%s", major, name), func(t *testing.T) {

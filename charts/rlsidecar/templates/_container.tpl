@@ -131,9 +131,9 @@ initContainers (sidecar.native) or containers. Its context is this chart's: .Sub
 
 {{- /* Exec, as only the pod itself can reach what listens on loopback. */ -}}
 {{- define "rlsidecar.execProbes" -}}
-startupProbe:
+startupProbe: # not readiness: a sidecar that waits for a password that Redis accepts must not be restarted
   exec:
-    command: [/bin/rlsidecar, healthcheck]
+    command: [/bin/rlsidecar, healthcheck, --live]
   periodSeconds: 1
   timeoutSeconds: 3
   failureThreshold: 60
