@@ -34,10 +34,9 @@ type deadlineStore struct {
 	panicked        func(value any)
 	trials          sync.Pool
 
-	mu      sync.Mutex
-	pending trialQueue // guarded by mu, and so is what follows
-	timer   *time.Timer
-	wakeAt  time.Time // when timer fires; zero: it does not
+	mu        sync.Mutex
+	deadlines deadlines   // guarded by mu
+	timer     *time.Timer // calls overdue; guarded by mu
 }
 
 // trial is a Batch that has been submitted to next.
@@ -114,10 +113,7 @@ func (s *deadlineStore) await(t *trial) {
 	if b.Known != nil {
 		t.tellKnown()
 	}
-	heap.Push(&s.pending, t)
-	if s.wakeAt.IsZero() || t.until.Before(s.wakeAt) {
-		s.wake(t.until)
-	}
+	s.wake(s.deadlines.add(t))
 }
 
 // tellKnown passes on the decisions that are known. store.mu is held.
@@ -131,30 +127,27 @@ func (t *trial) tellKnown() {
 	}
 }
 
-// wake has overdue called at a time. mu is held.
+// wake has overdue called at a time, unless that is zero. mu is held.
 func (s *deadlineStore) wake(at time.Time) {
-	s.wakeAt = at
-	if s.timer == nil {
+	switch {
+	case at.IsZero():
+	case s.timer == nil:
 		s.timer = time.AfterFunc(time.Until(at), s.overdue)
-	} else {
+	default:
 		s.timer.Reset(time.Until(at))
 	}
 }
 
-// overdue ends the batches whose time is over. A trial that ends leaves the timer as it is: it is set anew only
-// when it fires.
+// overdue ends the batches whose time is over.
 func (s *deadlineStore) overdue() {
-	now := time.Now()
-	var late []*Batch
 	s.mu.Lock()
-	for len(s.pending) > 0 && !now.Before(s.pending[0].until) {
-		t := heap.Pop(&s.pending).(*trial)
-		late = append(late, t.outer)
+	trials, wake := s.deadlines.tick(time.Now())
+	s.wake(wake)
+	late := make([]*Batch, len(trials))
+	for i, t := range trials {
+		late[i] = t.outer
 		t.failUnknown()
 		t.outer = nil
-	}
-	if s.wakeAt = (time.Time{}); len(s.pending) > 0 {
-		s.wake(s.pending[0].until)
 	}
 	s.mu.Unlock()
 	sources := make([]*Source, len(late))
@@ -197,9 +190,7 @@ func (s *deadlineStore) ended(t *trial) {
 	s.mu.Lock()
 	b := t.outer
 	t.outer = nil
-	if t.at != notQueued {
-		heap.Remove(&s.pending, t.at)
-	}
+	s.deadlines.remove(t)
 	s.mu.Unlock()
 	if b != nil {
 		for i := range b.Decisions {
@@ -222,6 +213,42 @@ func (t *trial) release() {
 	if cap(t.inner.Charges) <= maxTrial {
 		t.store.trials.Put(t)
 	}
+}
+
+// deadlines are the trials that are in flight, by the time at which they end. It is a state machine: it has no clock,
+// lock or timer of its own.
+type deadlines struct {
+	queue  trialQueue
+	wakeAt time.Time // when tick will be called; zero: it will not
+}
+
+// add adds t. If wake is not zero, tick must be called then, and not when it was to be called before.
+func (d *deadlines) add(t *trial) (wake time.Time) {
+	heap.Push(&d.queue, t)
+	if d.wakeAt.IsZero() || t.until.Before(d.wakeAt) {
+		d.wakeAt = t.until
+		return d.wakeAt
+	}
+	return time.Time{}
+}
+
+// remove removes t, which has ended, if it is there. When tick is called stays as it is: most trials end long before
+// their deadline, and setting a timer for each would cost more than a tick for nothing.
+func (d *deadlines) remove(t *trial) {
+	if t.at != notQueued {
+		heap.Remove(&d.queue, t.at)
+	}
+}
+
+// tick removes the trials whose time is over. wake is as in add.
+func (d *deadlines) tick(now time.Time) (late []*trial, wake time.Time) {
+	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
+		late = append(late, heap.Pop(&d.queue).(*trial))
+	}
+	if d.wakeAt = (time.Time{}); len(d.queue) > 0 {
+		d.wakeAt = d.queue[0].until
+	}
+	return late, d.wakeAt
 }
 
 // trialQueue is a heap.Interface: the trial whose time is over first is the first.

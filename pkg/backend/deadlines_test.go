@@ -1,0 +1,65 @@
+package backend
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// Whatever is added, ends and is late in whatever order: a tick removes exactly the trials whose time is over, in the
+// order of their times, and the next tick is never later than the first of those that are left.
+func TestDeadlinesAgainstAPlainList(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var d deadlines
+		var list, ended []*trial
+		now := time.Unix(0, 0)
+		wake := time.Time{} // the timer
+		set := func(at time.Time) {
+			if !at.IsZero() {
+				wake = at
+			}
+		}
+		later := func(what string) time.Duration {
+			return time.Duration(rapid.IntRange(0, 20).Draw(t, what)) * time.Millisecond
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			switch {
+			case rapid.Bool().Draw(t, "a trial begins"):
+				one := &trial{until: now.Add(later("left")), at: notQueued}
+				list = append(list, one)
+				set(d.add(one))
+			case len(list) > 0 && rapid.Bool().Draw(t, "one ends"):
+				i := rapid.IntRange(0, len(list)-1).Draw(t, "which")
+				d.remove(list[i])
+				d.remove(list[i]) // a second time nothing happens
+				ended = append(ended, list[i])
+				list = slices.Delete(list, i, i+1)
+			default:
+				now = now.Add(later("passed"))
+				if wake.IsZero() || now.Before(wake) {
+					break
+				}
+				wake = time.Time{}
+				late, next := d.tick(now)
+				set(next)
+				for i, one := range late {
+					at := slices.Index(list, one)
+					if at < 0 || one.until.After(now) || i > 0 && one.until.Before(late[i-1].until) {
+						t.Fatalf("trial %d of %v late ones is not the next", i, len(late))
+					}
+					list = slices.Delete(list, at, at+1)
+				}
+			}
+			for _, one := range list {
+				if wake.IsZero() || one.until.Before(wake) {
+					t.Fatalf("a trial is over at %v, and the next tick is at %v", one.until, wake)
+				}
+			}
+			if len(d.queue) != len(list) || slices.ContainsFunc(ended, func(one *trial) bool { return one.at != notQueued }) {
+				t.Fatalf("%d are queued, want %d", len(d.queue), len(list))
+			}
+		}
+	})
+}
