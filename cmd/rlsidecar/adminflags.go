@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -34,6 +35,11 @@ const maxAnswer = 16 << 20
 // ask asks for a path below /api/, and decodes the answer into what it is about. As JSON the answer
 // is printed as it came.
 func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any) error {
+	return f.send(a, method, path, query, nil, into)
+}
+
+// send is ask with a body in JSON; nil: none.
+func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, into any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no port to ask: give --admin-listen")}
 	}
@@ -43,9 +49,12 @@ func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any
 	}
 	ctx, cancel := context.WithTimeout(a.ctx, f.Timeout)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path+"?"+query.Encode(), nil)
+	r, err := http.NewRequestWithContext(ctx, method, "http://localhost/api/"+path+"?"+query.Encode(), bytes.NewReader(content))
 	if err != nil {
 		return err
+	}
+	if content != nil {
+		r.Header.Set("Content-Type", "application/json")
 	}
 	if token != nil {
 		r.Header.Set("Authorization", "Bearer "+token())

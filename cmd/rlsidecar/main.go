@@ -35,6 +35,7 @@ type commands struct {
 	Test        testCmd        `cmd:"" help:"Run scenarios: time, ask, expected answer."`
 	Get         getCmd         `cmd:"" help:"Show what is left in a bucket of a running sidecar."`
 	Reset       resetCmd       `cmd:"" help:"Make a bucket of a running sidecar as one never used."`
+	Adjust      adjustCmd      `cmd:"" help:"Change a limit of running sidecars for one key or all, until a moment; block a key."`
 	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, and why."`
 	Doctor      doctorCmd      `cmd:"" help:"Examine the Redis that limits would be kept in."`
 	Env         envCmd         `cmd:"" help:"List the environment variables, what they are set to and what they do."`

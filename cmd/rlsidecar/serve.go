@@ -40,6 +40,10 @@ type serveCmd struct {
 	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
 	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File with that token instead; read again when it changes."`
 
+	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File with a token that may read at the admin port, and change nothing."`
+	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder where adjustments are kept over a restart; with Redis, the last known ones, for a start without it (nowhere)."`
+	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with the secret that chains the audit of adjustments, the same for all sidecars (none)."`
+
 	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"The most descriptors of a request, at most 1000; one with more is denied (${default})."`
 	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"The most entries of a descriptor, at most 100; a request with more is denied (${default})."`
 
@@ -159,6 +163,7 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 	s := server.Config{
 		Paths: c.Config, XDS: plane, Defaults: c.options(), Isolate: c.Reload == "isolate",
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
+		AdminReadTokenFile: string(c.AdminReadTokenFile), StateDir: c.StateDir, AuditKeyFile: string(c.AuditKeyFile),
 		APIToken: c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
 		APIInlineConfig: c.APIInlineConfig,
 		TLS:             server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},

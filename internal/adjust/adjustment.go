@@ -205,6 +205,30 @@ func (c *Change) check() error {
 	return nil
 }
 
+// String is c in a few words.
+func (c *Change) String() string {
+	var parts []string
+	add := func(name string, n *int64) {
+		if n != nil {
+			parts = append(parts, fmt.Sprintf("%s %d", name, *n))
+		}
+	}
+	add("rate", c.Rate)
+	add("capacity", c.Capacity)
+	if c.Period != 0 {
+		parts = append(parts, "period "+spanText(c.Period))
+	}
+	switch {
+	case c.Block:
+		return "block"
+	case c.Unlimited:
+		return "unlimited"
+	case c.Factor != 0:
+		return "factor " + c.Factor.String()
+	}
+	return strings.Join(parts, ", ")
+}
+
 // numbers reports whether c gives other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -45,6 +46,21 @@ type entryJSON struct {
 	Target    string            `json:"target"`
 	Before    *Adjustment       `json:"before,omitempty"`
 	After     *Adjustment       `json:"after,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler, for operators.
+func (e *Entry) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Version   uint64      `json:"version"`
+		At        time.Time   `json:"at"`
+		Operation string      `json:"operation"`
+		Author    string      `json:"author"`
+		Reason    string      `json:"reason"`
+		Target    string      `json:"target"`
+		Before    *Adjustment `json:"before,omitempty"`
+		After     *Adjustment `json:"after,omitempty"`
+		MAC       string      `json:"mac"`
+	}{e.Version, moment(e.At), e.Operation, e.Author, e.Reason, e.Target, e.Before, e.After, e.MAC})
 }
 
 // Chain computes the MACs of entries. Each depends on all before it, so that an entry that is changed or
@@ -99,24 +115,32 @@ func (c *Chain) Checkpoint(head Head) Checkpoint {
 	return Checkpoint{head, c.sum("checkpoint", fmt.Sprint(head.Version), head.MAC)}
 }
 
-// Broken says where the chain of an audit is broken; nil: nowhere. entries follow from, and head is the
-// newest of them.
+// BrokenChain is an audit that was tampered with, or is damaged.
+type BrokenChain struct{ Problem string }
+
+// Error is the Problem.
+func (b *BrokenChain) Error() string { return b.Problem }
+
+func brokenChain(format string, args ...any) error { return &BrokenChain{fmt.Sprintf(format, args...)} }
+
+// Broken returns a *BrokenChain if the chain of an audit is broken. entries follow from, and head is the newest
+// of them.
 func (c *Chain) Broken(from Checkpoint, entries []*Entry, head Head) error {
 	if from.Version > 0 && !hmac.Equal([]byte(from.Signature), []byte(c.Checkpoint(from.Head).Signature)) {
-		return fmt.Errorf("the checkpoint at entry %d is not signed with this key", from.Version)
+		return brokenChain("the checkpoint at entry %d is not signed with this key", from.Version)
 	}
 	at := from.Head
 	for _, e := range entries {
 		switch {
 		case e.Version != at.Version+1:
-			return fmt.Errorf("entry %d is missing: %d follows %d", at.Version+1, e.Version, at.Version)
+			return brokenChain("entry %d is missing: %d follows %d", at.Version+1, e.Version, at.Version)
 		case !hmac.Equal([]byte(e.MAC), []byte(c.sum("entry", at.MAC, string(e.Body)))):
-			return fmt.Errorf("entry %d was changed, or was written with another key", e.Version)
+			return brokenChain("entry %d was changed, or was written with another key", e.Version)
 		}
 		at = Head{e.Version, e.MAC}
 	}
 	if at != head {
-		return fmt.Errorf("the newest entries are missing: the last is %d, the version is %d", at.Version, head.Version)
+		return brokenChain("the newest entries are missing: the last is %d, the version is %d", at.Version, head.Version)
 	}
 	return nil
 }

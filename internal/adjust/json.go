@@ -31,6 +31,14 @@ type adjustmentJSON struct {
 	Created time.Time `json:"created"`
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
+	shownJSON
+}
+
+// shownJSON is what a Shown adds to an Adjustment. It is not kept.
+type shownJSON struct {
+	Words   string `json:"words,omitempty"`
+	Ignored string `json:"ignored,omitempty"`
+	Left    int64  `json:"left_s,omitempty"`
 }
 
 // changeJSON is the form of a Change.
@@ -70,7 +78,9 @@ func (f *changeJSON) change() (c Change, err error) {
 }
 
 // MarshalJSON implements json.Marshaler.
-func (a Adjustment) MarshalJSON() ([]byte, error) {
+func (a Adjustment) MarshalJSON() ([]byte, error) { return json.Marshal(a.form()) }
+
+func (a *Adjustment) form() adjustmentJSON {
 	f := adjustmentJSON{
 		ID: a.ID, Domain: a.Target.Domain, Limit: a.Target.Limit, AllKeys: a.Target.AllKeys, Algorithm: kindName(a.Algorithm),
 		changeJSON: a.Change.form(), Expires: moment(a.Expires), Created: moment(a.Created), Author: a.Author, Reason: a.Reason,
@@ -83,7 +93,7 @@ func (a Adjustment) MarshalJSON() ([]byte, error) {
 	if text {
 		f.Key = a.Target.Key
 	}
-	return json.Marshal(f)
+	return f
 }
 
 // UnmarshalJSON implements json.Unmarshaler. It reads what MarshalJSON wrote; Check says whether it is sound.
@@ -181,7 +191,7 @@ func ParseProposal(text []byte) (p Proposal, err error) {
 		if err != nil {
 			return p, fmt.Errorf("for: %w", err)
 		}
-		p.For = time.Duration(min(span, algorithms.Day*36_500)) * time.Microsecond
+		p.For = Duration(span)
 	}
 	return p, nil
 }
@@ -219,6 +229,11 @@ func (p Proposal) MarshalJSON() ([]byte, error) {
 var spanUnits = map[string]algorithms.Micros{
 	"us": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second, "h": 3600 * algorithms.Second,
 	"d": algorithms.Day, "w": 7 * algorithms.Day,
+}
+
+// Duration is a span in Go's unit; one that is too long for any adjustment is cut to 100 years.
+func Duration(span algorithms.Micros) time.Duration {
+	return time.Duration(min(span, 36_500*algorithms.Day)) * time.Microsecond
 }
 
 // spanText writes a span as ParseSpan reads it, in the largest unit of which it is a whole number.

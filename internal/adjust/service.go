@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -133,6 +134,13 @@ type Shown struct {
 	Words, Ignored string
 	// Left is how long it is in force from now.
 	Left time.Duration
+}
+
+// MarshalJSON implements json.Marshaler.
+func (s Shown) MarshalJSON() ([]byte, error) {
+	text := s.form()
+	text.Words, text.Ignored, text.Left = s.Words, s.Ignored, int64(s.Left/time.Second)
+	return json.Marshal(text)
 }
 
 // Version counts the changes.

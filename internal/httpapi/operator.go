@@ -30,6 +30,8 @@ type Operator struct {
 	Conditions func() []conditions.Condition
 	// Log is told of buckets that were reset.
 	Log *zap.Logger
+	// Adjustments may be nil: there are none.
+	Adjustments *Adjustments
 }
 
 // defaultTop and maxTop are how many keys /api/top lists.
@@ -44,6 +46,11 @@ func (o *Operator) Handler() http.Handler {
 	mux.Handle("/api/top", guard(map[string]http.HandlerFunc{http.MethodGet: o.top}))
 	mux.Handle("/api/unmatched", guard(map[string]http.HandlerFunc{http.MethodGet: o.unmatched}))
 	mux.Handle("/api/conditions", guard(map[string]http.HandlerFunc{http.MethodGet: o.conditions}))
+	if o.Adjustments != nil {
+		for path, methods := range o.Adjustments.paths() {
+			mux.Handle(path, guard(methods))
+		}
+	}
 	mux.Handle("/api/", guard(nil))
 	return mux
 }

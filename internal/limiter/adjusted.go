@@ -47,6 +47,8 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	changed, err := c.adjustment.Apply(p)
 	if err != nil {
 		changed = p
+	} else if p.Limit == c.of.Limit {
+		changed.Limit = c.copy.Limit // one pointer, by which stores recognize the numbers at once
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
@@ -80,7 +82,15 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 		next.adjusted, result = compileAdjusted(s, l.set, l.now)
 	}
 	l.current.Store(next)
+	l.was = result
 	return result
+}
+
+// Adjusted is what has become of the adjustments under the configuration in use.
+func (l *Limiter) Adjusted() Adjusted {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.was
 }
 
 func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros) (*adjusted, Adjusted) {

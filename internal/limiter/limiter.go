@@ -56,6 +56,7 @@ type Limiter struct {
 	mu  sync.Mutex
 	set *adjust.Set              // the adjustments; guarded by mu, nil: none
 	now func() algorithms.Micros // the clock that they expire by; guarded by mu
+	was Adjusted                 // what became of set; guarded by mu
 }
 
 // New makes a Limiter that has no Snapshot yet.

@@ -61,6 +61,12 @@ type Config struct {
 	// AdminToken, or the content of AdminTokenFile, is needed to see anything at Admin; required where
 	// that is not this machine only. Files with tokens are read again when they change.
 	AdminToken, AdminTokenFile string
+	// AdminReadTokenFile holds a token that is enough to read at Admin, and not to change anything; "": none is.
+	AdminReadTokenFile string
+	// StateDir is the folder where adjustments are kept over a restart; "": nowhere.
+	StateDir string
+	// AuditKeyFile holds the secret that the audit of adjustments is chained with; "": there is none.
+	AuditKeyFile string
 	// APIToken, or the content of APITokenFile, is needed to ask the HTTP API. Without one it answers
 	// only where HTTP can be reached from this machine alone.
 	APIToken, APITokenFile string
@@ -116,6 +122,9 @@ func (c *Config) Check() error {
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
 	}
+	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {
+		return errors.New("a token for reading is given, but no admin token: without one everybody may read; give --admin-token-file too")
+	}
 	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
 		return errors.New("the most connections of a listener must not be negative; leave it out for the default")
 	}
@@ -163,16 +172,17 @@ type server struct {
 	denials   *denials.Recorder // nil: there is no admin port that tells of them
 	watch     *watch            // nil where denials is
 	limiter   *limiter.Limiter
+	adjust    *adjustments
 	tracing   *tracing.Tracing // nil: not at all
 	unmatched *unmatched.Recorder
 	// conditions is what is wrong now.
 	conditions *conditions.Registry
 	// The tokens of Config; nil: there is none.
-	apiToken, adminToken httpauth.Token
-	ready, draining      atomic.Bool
-	noAuthSaid           atomic.Bool
-	redisTrouble         redisTrouble
-	redisGate            *gate
+	apiToken, adminToken, adminReadToken httpauth.Token
+	ready, draining                      atomic.Bool
+	noAuthSaid                           atomic.Bool
+	redisTrouble                         redisTrouble
+	redisGate                            *gate
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
 	isConfigured func()
@@ -219,6 +229,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	defer s.stack.close()
 	s.redisGate = newGate(len(s.stack.redis))
 	s.limiter = s.newLimiter()
+	if s.adjust, err = s.newAdjustments(); err != nil {
+		return err
+	}
 
 	if c.Tracing != nil {
 		if s.tracing, err = tracing.Start(ctx, *c.Tracing, log); err != nil {
@@ -244,6 +257,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err != nil {
 		return err
 	}
+	wg.Go(func() { s.adjust.expire(background) })
 	wg.Go(func() { s.stack.memory.Run(background) })
 	if s.stack.lease != nil {
 		wg.Go(func() { s.stack.lease.Run(background) })
@@ -277,7 +291,10 @@ func (s *server) readTokens() (err error) {
 	if s.apiToken, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
 		return err
 	}
-	s.adminToken, err = s.token(s.config.AdminToken, s.config.AdminTokenFile)
+	if s.adminToken, err = s.token(s.config.AdminToken, s.config.AdminTokenFile); err != nil {
+		return err
+	}
+	s.adminReadToken, err = s.token("", s.config.AdminReadTokenFile)
 	return err
 }
 
@@ -451,10 +468,10 @@ func (o *opening) admin() error {
 		return nil
 	}
 	h := admin.New(admin.Config{
-		Token: s.adminToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
+		Token: s.adminToken, ReadToken: s.adminReadToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
 		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
-		Limiter: s.limiter, Log: s.log, Used: s.watch.usage.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
-		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log}).Handler(),
+		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
 	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
 	d.last = true

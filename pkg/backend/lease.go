@@ -468,6 +468,20 @@ func (s *LeaseStore) Forget() {
 	s.giveBack(backs)
 }
 
+// ForgetBucket is Forget of one bucket.
+func (s *LeaseStore) ForgetBucket(key []byte) {
+	now := s.now()
+	sh, _ := s.shard(key)
+	var backs []Charge
+	sh.mu.Lock()
+	if l := sh.loans[string(key)]; l != nil {
+		backs = sh.takeBack(nil, l, now)
+		sh.drop(key)
+	}
+	sh.mu.Unlock()
+	s.giveBack(backs)
+}
+
 // giveBack submits backs, and waits for the decisions. What does not arrive is lost: whether it did is not known.
 func (s *LeaseStore) giveBack(backs []Charge) {
 	until := time.Now().Add(s.config.Timeout)

@@ -24,6 +24,7 @@ func TestReference(t *testing.T) {
 	m.WatchMemory(store.Stats)
 	m.WatchLeases(func() backend.LeaseStats { return backend.LeaseStats{} })
 	m.WatchUndos(func() int64 { return 0 })
+	m.WatchAdjustments(func() AdjustmentStats { return AdjustmentStats{} })
 	opened, _ := m.WatchBreakers()
 	opened("127.0.0.1:6379")
 	m.Examined("eviction", false)

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestOperatorsAdjustARunningSidecar serves at Unix sockets and runs the commands, as the guide has them.
+func TestOperatorsAdjustARunningSidecar(t *testing.T) {
+	t.Setenv("USER", "ann")
+	dir := t.TempDir()
+	adminAt := "unix://" + filepath.Join(dir, "admin")
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan int)
+	go func() {
+		served <- run(ctx, []string{
+			"serve", "--config", write(t, operated), "--drain-delay", "0s", "--state-dir", dir,
+			"--grpc-listen", "unix://" + filepath.Join(dir, "grpc"), "--http-listen", "", "--admin-listen", adminAt,
+		}, nil, io.Discard, io.Discard)
+	}()
+	defer func() {
+		cancel()
+		if code := <-served; code != exitDone {
+			t.Errorf("serve: exit %d", code)
+		}
+	}()
+	run := func(args ...string) (int, string) {
+		var out output
+		code := run(t.Context(), append(append([]string{"adjust"}, args...), "--admin-listen", adminAt), nil, &out, &out)
+		return code, out.String()
+	}
+	command := func(code int, want string, args ...string) string {
+		t.Helper()
+		got, text := run(args...)
+		if got != code || !strings.Contains(text, want) {
+			t.Errorf("adjust %v: exit %d\n%s\nwant %d\n%s", args, got, text, code, want)
+		}
+		return text
+	}
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if code, _ := run("list"); code == exitDone {
+			break
+		}
+	}
+	command(exitDone, "0 adjustments, version 0, kept in folder "+dir, "list")
+	command(exitDone, "would set limit send of domain edge, key bob: every request is denied until", "set", "--limit", "send", "--key", "bob", "--block", "--for", "1h", "--reason", "attack", "--preview")
+	text := command(exitDone, "set limit send of domain edge, key bob: token bucket: 20 per 365d, up to 20 at once, until", "set",
+		"--limit", "send", "--key", "bob", "--factor", "10", "--for", "2h", "--reason", "launch")
+	id := regexp.MustCompile(`adjust delete (\w+)`).FindStringSubmatch(text)
+	if id == nil {
+		t.Fatal(text)
+	}
+	command(exitDone, "key acme,red: token bucket: 7 per 365d, up to 9 at once", "set", "--limit", "team", "--key", "acme", "--key", "red", "--rate", "7",
+		"--capacity", "9", "--until", time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "--reason", "launch")
+	command(exitDone, `key a,b\x1b: nothing is denied until`, "set", "--limit", "send", "--key", "a,b\x1b", "--unlimited", "--for", "1d", "--reason", "test")
+	command(exitDone, `key "": every request is denied`, "set", "--limit", "send", "--key", "", "--block", "--for", "1h", "--reason", "test")
+	command(exitDone, "all keys: token bucket: 1 per 365d", "set", "--limit", "send", "--all-keys", "--factor", "0.5", "--for", "1h", "--reason", "test")
+	list := command(exitDone, "5 adjustments, version 5", "list")
+	for _, want := range []string{"factor 10", "unlimited", "block", "rate 7, capacity 9", "all keys", "ann", `a,b\x1b`} {
+		if !strings.Contains(list, want) {
+			t.Errorf("the list has no %q:\n%s", want, list)
+		}
+	}
+	command(exitDone, "set by ann at", "show", id[1])
+	command(exitDone, `"factor": 10`, "show", id[1], "--format", "json")
+	command(exitDone, "deleted "+id[1], "delete", id[1], "--reason", "over")
+	command(exitNo, "there is no such adjustment", "delete", id[1], "--reason", "over")
+	command(exitNo, "there is no such adjustment", "show", id[1])
+	command(exitDone, "6        20", "audit", "-n", "1")
+	command(exitDone, "6 entries, none changed and none missing", "audit", "--verify")
+
+	command(exitUsage, "every adjustment expires", "set", "--limit", "send", "--key", "bob", "--block", "--reason", "test")
+	command(exitUsage, "identified by 1 (user)", "set", "--limit", "send", "--block", "--for", "1h", "--reason", "test")
+	command(exitUsage, `no limit is named "sned"`, "set", "--limit", "sned", "--key", "bob", "--block", "--for", "1h", "--reason", "test")
+	command(exitUsage, "--factor", "set", "--limit", "send", "--key", "bob", "--factor", "ten", "--for", "1h", "--reason", "test")
+	command(exitUsage, "30 days", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "31d", "--reason", "test")
+	command(exitFailed, "have changed meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
+}

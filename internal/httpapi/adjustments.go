@@ -1,0 +1,215 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Adjustments answers what is below /api/adjustments at the admin port.
+type Adjustments struct {
+	Service *adjust.Service
+	// MayChange says why r may not change anything; nil: it may. A cookie or an address of this machine is not
+	// enough: cookies do not tell ports apart, and the containers of a pod share their addresses.
+	MayChange func(r *http.Request) error
+}
+
+// The kinds of problems of adjustments.
+var (
+	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
+	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
+	changedMeanwhile = kind{"conflict", "The adjustments have changed", http.StatusConflict}
+	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
+)
+
+// defaultEntries and maxEntries are how many entries of the audit are listed.
+const defaultEntries, maxEntries = 50, 1000
+
+// paths lists what there is.
+func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
+	return map[string]map[string]http.HandlerFunc{
+		"/api/adjustments":              {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
+		"/api/adjustments/preview":      {http.MethodPost: a.preview},
+		"/api/adjustments/audit":        {http.MethodGet: a.audit},
+		"/api/adjustments/audit/verify": {http.MethodGet: a.verify},
+		"/api/adjustments/{id}":         {http.MethodGet: a.show, http.MethodDelete: a.changes(a.remove)},
+	}
+}
+
+// changes lets only those pass who may change adjustments, and only JSON, which no form of a web page sends.
+func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if err := a.MayChange(r); err != nil {
+			refused.write(w, err.Error(), "")
+			return
+		}
+		if r.Header.Get("Content-Type") != "application/json" {
+			wrongType.write(w, "send Content-Type: application/json", "")
+			return
+		}
+		handle(w, r)
+	}
+}
+
+// list answers with the adjustments in force, and how the place is where they are kept.
+func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
+	all, version := a.Service.List()
+	if all == nil {
+		all = []adjust.Shown{}
+	}
+	status := a.Service.Status()
+	answer := map[string]any{"version": version, "adjustments": all, "kept_in": status.Place, "lasting": status.Lasting}
+	if status.Err != nil {
+		answer["problem"] = status.Err.Error()
+	}
+	send(w, http.StatusOK, "application/json", answer)
+}
+
+func (a *Adjustments) show(w http.ResponseWriter, r *http.Request) {
+	shown, err := a.Service.Find(r.PathValue("id"))
+	if err != nil {
+		a.mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"adjustment": shown})
+}
+
+// proposal reads the body, or answers what is wrong with it.
+func (a *Adjustments) proposal(w http.ResponseWriter, r *http.Request) (p adjust.Proposal, ok bool) {
+	body, ok := readBody(w, r)
+	if !ok {
+		return p, false
+	}
+	p, err := adjust.ParseProposal(body)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return p, false
+	}
+	return p, true
+}
+
+// preview says what an adjustment would do.
+func (a *Adjustments) preview(w http.ResponseWriter, r *http.Request) {
+	p, ok := a.proposal(w, r)
+	if !ok {
+		return
+	}
+	shown, err := a.Service.Preview(p)
+	if err != nil {
+		a.mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"adjustment": shown})
+}
+
+func (a *Adjustments) set(w http.ResponseWriter, r *http.Request) {
+	p, ok := a.proposal(w, r)
+	if !ok {
+		return
+	}
+	shown, version, err := a.Service.Set(r.Context(), p)
+	if err != nil {
+		a.mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"version": version, "adjustment": shown})
+}
+
+// remove deletes one. Its body names the author and the reason.
+func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
+	body, ok := readBody(w, r)
+	if !ok {
+		return
+	}
+	var by struct {
+		Author  string  `json:"author"`
+		Reason  string  `json:"reason"`
+		Version *uint64 `json:"version"`
+	}
+	if err := json.Unmarshal(body, &by); err != nil {
+		malformed.write(w, "the body is not JSON with author and reason: "+err.Error(), "")
+		return
+	}
+	version, err := a.Service.Delete(r.Context(), r.PathValue("id"), by.Author, by.Reason, by.Version)
+	if err != nil {
+		a.mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"version": version})
+}
+
+// audit lists changes, the newest first.
+func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
+	before, n, err := page(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return
+	}
+	entries, err := a.Service.Audit(r.Context(), before, n)
+	if err != nil {
+		a.mistake(w, err)
+		return
+	}
+	if entries == nil {
+		entries = []*adjust.Entry{}
+	}
+	send(w, http.StatusOK, "application/json", map[string]any{"entries": entries})
+}
+
+// verify says whether the audit is whole.
+func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
+	n, err := a.Service.Verify(r.Context())
+	answer := map[string]any{"entries": n, "whole": err == nil}
+	switch broken, is := errors.AsType[*adjust.BrokenChain](err); {
+	case is:
+		answer["problem"] = broken.Error()
+	case err != nil:
+		a.mistake(w, err)
+		return
+	}
+	send(w, http.StatusOK, "application/json", answer)
+}
+
+// page reads which part of the audit is meant: n entries before a version.
+func page(raw string) (before uint64, n int, err error) {
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return 0, 0, errors.New("the query cannot be read")
+	}
+	n = defaultEntries
+	for name, list := range values {
+		switch {
+		case len(list) != 1 || name != "n" && name != "before":
+			return 0, 0, errors.New("the parameters are n and before, once each; not " + descriptors.Printable(name))
+		case name == "n":
+			if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxEntries {
+				return 0, 0, errors.New("n must be from 1 to 1000")
+			}
+		default:
+			if before, err = strconv.ParseUint(list[0], 10, 64); err != nil {
+				return 0, 0, errors.New("before must be the version of an entry")
+			}
+		}
+	}
+	return before, n, nil
+}
+
+// mistake answers an error of the Service.
+func (a *Adjustments) mistake(w http.ResponseWriter, err error) {
+	wrong, ok := errors.AsType[*adjust.Mistake](err)
+	switch {
+	case ok:
+		wrongAdjustment.write(w, wrong.Problem, "")
+	case errors.Is(err, adjust.ErrNotFound):
+		noAdjustment.write(w, err.Error(), "")
+	case errors.Is(err, adjust.ErrConflict):
+		changedMeanwhile.write(w, err.Error(), "")
+	default:
+		unavailable.write(w, err.Error(), "")
+	}
+}

@@ -1,0 +1,220 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+)
+
+const adminSecret, readSecret = "secret-of-the-admin", "secret-of-the-reader"
+
+const oneLimit = `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 2}
+descriptors: [{key: user, limit: calls}]
+`
+
+// withTokens has the admin port need a token, or another for reading.
+func withTokens(t *testing.T) func(*Config) {
+	t.Helper()
+	dir := t.TempDir()
+	admin, read := filepath.Join(dir, "admin"), filepath.Join(dir, "read")
+	for path, secret := range map[string]string{admin: adminSecret, read: readSecret} {
+		if err := os.WriteFile(path, []byte(secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func(c *Config) { c.AdminTokenFile, c.AdminReadTokenFile = admin, read }
+}
+
+// asAdmin asks the admin port, with the admin token, and decodes the answer.
+func (x *instance) asAdmin(t *testing.T, method, path, body string) (code int, answer map[string]any) {
+	t.Helper()
+	return x.as(t, adminSecret, method, path, body)
+}
+
+func (x *instance) as(t *testing.T, token, method, path, body string) (code int, answer map[string]any) {
+	t.Helper()
+	r, err := http.NewRequest(method, "http://"+x.Admin.String()+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close = true
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	_ = json.NewDecoder(response.Body).Decode(&answer) // what is no JSON has no fields
+	return response.StatusCode, answer
+}
+
+// adjust sets an adjustment of limit calls; change is its JSON without the reason and the like. It returns the ID.
+func (x *instance) adjust(t *testing.T, change string) (id string) {
+	t.Helper()
+	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
+	adjustment, _ := answer["adjustment"].(map[string]any)
+	if code != 200 || adjustment == nil {
+		t.Fatalf("%s: %d %v", change, code, answer)
+	}
+	return adjustment["id"].(string)
+}
+
+// allowed is how many of n requests of a user are allowed.
+func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
+	t.Helper()
+	for range n {
+		if x.ask(t, "user="+user).OverallCode == rls.RateLimitResponse_OK {
+			count++
+		}
+	}
+	return count
+}
+
+// An operator raises, blocks, looks and takes back; nothing is restarted.
+func TestAnOperatorAdjustsALimit(t *testing.T) {
+	x := start(t, oneLimit, withTokens(t))
+	if n := x.allowed(t, 5, "bob"); n != 2 {
+		t.Errorf("as configured bob gets %d, want 2", n)
+	}
+	id := x.adjust(t, `"key":["bob"],"factor":5,"for":"2h"`)
+	if n := x.allowed(t, 20, "bob"); n != 8 {
+		t.Errorf("five times as much, with 2 used: bob gets %d, want 8", n)
+	}
+	x.adjust(t, `"key_b64":["ZXZl"],"block":true,"for":"1h"`)
+	if n := x.allowed(t, 3, "eve"); n != 0 {
+		t.Errorf("eve is blocked, and gets %d", n)
+	}
+	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
+	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
+		t.Errorf("%d %v", code, answer)
+	}
+	if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
+		t.Errorf("%d %v", code, answer)
+	}
+	if n := x.allowed(t, 3, "bob"); n != 0 {
+		t.Errorf("10 are used of 2: bob gets %d, want 0", n)
+	}
+	if code, _ := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 404 {
+		t.Errorf("deleted twice: %d", code)
+	}
+	code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit?n=2", "")
+	entries, _ := answer["entries"].([]any)
+	if code != 200 || len(entries) != 2 || entries[0].(map[string]any)["reason"] != "over" {
+		t.Errorf("%d %v", code, answer)
+	}
+	if code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
+		t.Errorf("%d %v", code, answer)
+	}
+	for _, line := range []string{`rlsidecar_adjustments{state="applied"} 1`, "rlsidecar_adjustments_version 3"} {
+		r, _ := http.NewRequest("GET", "http://"+x.Admin.String()+"/metrics", nil)
+		r.Header.Set("Authorization", "Bearer "+readSecret)
+		r.Close = true
+		metrics, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := body(t, metrics); !strings.Contains(text, line+"\n") {
+			t.Errorf("metrics have no %q", line)
+		}
+	}
+	if n := x.logs.FilterMessage("adjustment").Len(); n != 3 {
+		t.Errorf("%d changes are in the log, want 3", n)
+	}
+}
+
+func TestWhoMayChangeAdjustments(t *testing.T) {
+	const block = `{"limit":"calls","all_keys":true,"block":true,"for":"1h","author":"eve","reason":"none"}`
+	x := start(t, oneLimit, withTokens(t))
+	for _, test := range []struct {
+		token, method, path, body string
+		code                      int
+	}{
+		{"", "GET", "/api/adjustments", "", 401},
+		{"another", "POST", "/api/adjustments", block, 401},
+		{readSecret, "GET", "/api/adjustments", "", 200},
+		{readSecret, "GET", "/api/adjustments/audit", "", 200},
+		{readSecret, "GET", "/api/top", "", 200},
+		{readSecret, "GET", "/", "", 200},
+		{readSecret, "POST", "/api/adjustments", block, 403},
+		{readSecret, "DELETE", "/api/adjustments/ab", `{"author":"eve","reason":"none"}`, 403},
+		{readSecret, "POST", "/api/reset?limit=calls&key=bob", "", 403},
+		{adminSecret, "POST", "/api/adjustments", block, 200},
+	} {
+		if code, answer := x.as(t, test.token, test.method, test.path, test.body); code != test.code {
+			t.Errorf("%s %s with %q: %d %v, want %d", test.method, test.path, test.token, code, answer, test.code)
+		}
+	}
+
+	x = start(t, oneLimit) // no token: whatever shares the loopback interface reaches the port
+	code, answer := x.as(t, "", "POST", "/api/adjustments", block)
+	if detail := fmt.Sprint(answer["detail"]); code != 403 || !strings.Contains(detail, "--admin-token-file") {
+		t.Errorf("without a token: %d %v", code, answer)
+	}
+	if code, _ := x.as(t, "", "POST", "/api/adjustments/preview", block); code != 200 {
+		t.Errorf("a preview changes nothing: %d", code)
+	}
+	if n := x.allowed(t, 3, "bob"); n != 2 {
+		t.Errorf("bob gets %d, want 2", n)
+	}
+}
+
+func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "admin.sock")
+	start(t, oneLimit, func(c *Config) { c.Admin = "unix://" + socket })
+	r, _ := http.NewRequest("POST", "http://localhost/api/adjustments", strings.NewReader(`{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`))
+	r.Header.Set("Content-Type", "application/json")
+	r.Close = true
+	response, err := Client("unix://" + socket).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != 200 {
+		t.Errorf("%d %s", response.StatusCode, body(t, response))
+	}
+}
+
+// A restart keeps adjustments where there is a folder for them.
+func TestAdjustmentsSurviveARestart(t *testing.T) {
+	dir, tokens := t.TempDir(), withTokens(t)
+	kept := func(c *Config) { c.StateDir = dir }
+	x := start(t, oneLimit, tokens, kept)
+	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
+	if err := x.stop(); err != nil {
+		t.Fatal(err)
+	}
+	x = start(t, oneLimit, tokens, kept)
+	if n := x.allowed(t, 3, "eve"); n != 0 {
+		t.Errorf("eve is blocked, and gets %d", n)
+	}
+}
+
+func TestAReloadKeepsAdjustmentsInForce(t *testing.T) {
+	x := start(t, oneLimit, withTokens(t))
+	x.adjust(t, `"key":["bob"],"factor":5,"for":"2h"`)
+	x.write(t, strings.Replace(oneLimit, "capacity: 2", "capacity: 4", 1))
+	x.reload(t)
+	if n := x.allowed(t, 50, "bob"); n != 20 {
+		t.Errorf("five times the numbers of the day: bob gets %d, want 20", n)
+	}
+	x.write(t, strings.Replace(oneLimit, "token_bucket", "fixed_window", 1))
+	x.reload(t)
+	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
+	if text := fmt.Sprint(answer); code != 200 || !strings.Contains(text, "the limit is a fixed_window now") {
+		t.Errorf("of another algorithm: %s", text)
+	}
+}

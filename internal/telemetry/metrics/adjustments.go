@@ -1,0 +1,38 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// AdjustmentStats is how the adjustments of this process are.
+type AdjustmentStats struct {
+	// Applied adjustments change a limit; Ignored ones do not, because their limit is not configured or cannot
+	// have their numbers.
+	Applied, Ignored int
+	Version          uint64
+	// Age is how long ago the place answered where adjustments are kept.
+	Age        time.Duration
+	PollErrors uint64
+}
+
+// WatchAdjustments adds the metrics of adjustments; once.
+func (m *Metrics) WatchAdjustments(stats func() AdjustmentStats) {
+	gauge := func(name, help string, constant prometheus.Labels, value func(AdjustmentStats) float64) prometheus.Collector {
+		o := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: constant}
+		return prometheus.NewGaugeFunc(o, func() float64 { return value(stats()) })
+	}
+	const adjustments, help = "rlsidecar_adjustments", "Adjustments in force, by whether they change a limit of this configuration."
+	m.registry.MustRegister(
+		gauge(adjustments, help, prometheus.Labels{"state": "applied"}, func(s AdjustmentStats) float64 { return float64(s.Applied) }),
+		gauge(adjustments, help, prometheus.Labels{"state": "ignored"}, func(s AdjustmentStats) float64 { return float64(s.Ignored) }),
+		gauge("rlsidecar_adjustments_version", "The number of changes of adjustments that this process knows.", nil,
+			func(s AdjustmentStats) float64 { return float64(s.Version) }),
+		gauge("rlsidecar_adjustments_age_seconds", "How long ago the place answered where adjustments are kept.", nil,
+			func(s AdjustmentStats) float64 { return s.Age.Seconds() }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "rlsidecar_adjustments_poll_errors_total", Help: "Failed questions for new adjustments.",
+		}, func() float64 { return float64(stats().PollErrors) }),
+	)
+}
