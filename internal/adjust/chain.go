@@ -17,6 +17,15 @@ const MaxEntries = 10_000
 // trimBy is how many entries are trimmed at a time.
 const trimBy = 500
 
+// TrimTo is the version up to which the entries are to be trimmed when one more is added, the last trimmed one
+// being that of the checkpoint; 0: none are.
+func TrimTo(checkpoint, added uint64) uint64 {
+	if added-checkpoint > MaxEntries+trimBy {
+		return checkpoint + trimBy
+	}
+	return 0
+}
+
 // Entry is one change, as the audit has it.
 type Entry struct {
 	// Version counts changes from 1.

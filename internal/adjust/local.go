@@ -115,7 +115,7 @@ func (l *Local) Change(_ context.Context, o Operation) (*Entry, error) {
 func (l *Local) keep(set *Set, e *Entry) error {
 	entries, from := append(l.entries, e), l.from
 	whole := l.damaged
-	if len(entries) > MaxEntries+trimBy {
+	if TrimTo(from.Version, e.Version) > 0 {
 		last := entries[trimBy-1]
 		from, entries, whole = l.chain.Checkpoint(Head{last.Version, last.MAC}), slices.Clone(entries[trimBy:]), true
 	}

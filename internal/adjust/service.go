@@ -51,6 +51,8 @@ type Status struct {
 	Lasting bool
 	// Err is why it cannot be reached, or why adjustments are off; nil: it can.
 	Err error
+	// Errors is how often it could not be reached.
+	Errors uint64
 }
 
 // Operation is a change that a Keeper is to carry out.

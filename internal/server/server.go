@@ -223,6 +223,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err != nil {
 		return err
 	}
+	if s.adminReadToken, err = s.token("", c.AdminReadTokenFile); err != nil {
+		return err
+	}
 	if s.stack, err = s.newStack(); err != nil {
 		return UnusableRedis{err}
 	}

@@ -100,10 +100,16 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
 	key, _ := n.keys.of(&probe)
+	ofLedger := refusedOfLedger(ctx, client, key) // while the key is there
 	if refused := s.refused(ctx, client, key); len(refused) > 0 {
 		found(Problem, "permissions", "the user may not run %s, which some limits need; it needs %s", strings.Join(refused, ", "), permissions)
 	} else {
 		found(Fine, "permissions", "the user may run all that limits of every kind need")
+	}
+	if len(ofLedger) > 0 {
+		found(Warning, "adjustments", "the user may not run %s: limits are kept, but cannot be adjusted while they run; it needs %s", strings.Join(ofLedger, ", "), ledgerPermissions)
+	} else {
+		found(Fine, "adjustments", "the user may run all that adjustments need")
 	}
 	severity, text := judgeLatency(s.measure(ctx, client, probe), timeout)
 	found(severity, "latency", "%s", text)

@@ -64,7 +64,8 @@ type Config struct {
 	// process goes on. May be nil.
 	Panicked func(value any)
 
-	patience time.Duration // 0: patience. For tests
+	connections int           // the most to a server; 0: as many as a lane needs
+	patience    time.Duration // 0: patience. For tests
 }
 
 // LogTo sends what the Redis client has to say, which is of use to debug with only, to log. The
@@ -407,12 +408,15 @@ func (c Config) options(l location) *goredis.Options {
 		ReadTimeout:           2 * c.Timeout, // longer than the deadline, which is to end the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
-		PoolSize:              8, // twice the flights of a lane
+		PoolSize:              cmp.Or(c.connections, 8), // twice the flights of a lane
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{
 			Mode: maintnotifications.ModeDisabled, // it would relax timeouts to ten seconds
 		},
+	}
+	if c.connections > 0 {
+		o.MinIdleConns = 0
 	}
 	if c.PasswordFile != "" {
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) {

@@ -1,0 +1,393 @@
+// Package shared keeps adjustments in Redis, where all sidecars see them. Each asks for the version twice a
+// second and fetches what has changed. While Redis is away, what is known stays until it expires.
+package shared
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+const (
+	// pollEvery is how often the version is asked for, give or take a fifth, so that sidecars do not ask at once.
+	pollEvery = 500 * time.Millisecond
+	// attempts is how often a change is tried that another one gets ahead of.
+	attempts = 20
+	// page is how many entries of the audit are fetched at once.
+	page = 250
+)
+
+// Config of a Keeper.
+type Config struct {
+	Ledger *redis.Ledger
+	Chain  *adjust.Chain
+	// Dir is where the last known adjustments are kept, for a start without Redis; "": nowhere.
+	Dir string
+	// Place names Redis, for people.
+	Place string
+}
+
+// Keeper is an adjust.Keeper in Redis. Run must run.
+type Keeper struct {
+	config Config
+
+	set    atomic.Pointer[adjust.Set]
+	clock  atomic.Pointer[reading]
+	errors atomic.Uint64
+
+	mu         sync.Mutex        // held while Redis is asked
+	checkpoint adjust.Checkpoint // of the ledger; guarded by mu
+	watch      func(*adjust.Set) // guarded by mu
+
+	statusMu sync.Mutex
+	seen     time.Time // guarded by statusMu
+	err      error     // of the last poll, or of the folder; guarded by statusMu
+}
+
+// reading is what the server's clock showed at a moment of this process's monotonic clock.
+type reading struct {
+	shown algorithms.Micros
+	at    time.Time
+}
+
+// New makes a Keeper that knows what its folder has. The error is of the folder.
+func New(c Config) (*Keeper, error) {
+	k := &Keeper{config: c}
+	set := adjust.NewSet(adjust.Head{}, nil)
+	if c.Dir != "" {
+		var err error
+		if set, err = adjust.ReadSet(c.Dir); err != nil {
+			return nil, err
+		}
+	}
+	k.set.Store(set)
+	return k, nil
+}
+
+// Watch has see called with the Set now, and with each one after it.
+func (k *Keeper) Watch(see func(*adjust.Set)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.watch = see
+	see(k.Set())
+}
+
+// Set implements adjust.Keeper.
+func (k *Keeper) Set() *adjust.Set { return k.set.Load() }
+
+// Now implements adjust.Keeper. It is the server's clock, as it went on since it was read last; before it has
+// been, this machine's.
+func (k *Keeper) Now() algorithms.Micros {
+	if r := k.clock.Load(); r != nil {
+		return r.shown + algorithms.Micros(time.Since(r.at)/time.Microsecond)
+	}
+	return algorithms.Micros(time.Now().UnixMicro())
+}
+
+// Status implements adjust.Keeper.
+func (k *Keeper) Status() adjust.Status {
+	k.statusMu.Lock()
+	defer k.statusMu.Unlock()
+	return adjust.Status{Place: k.config.Place, Seen: k.seen, Lasting: true, Err: k.err, Errors: k.errors.Load()}
+}
+
+// Run asks for changes until ctx ends.
+func (k *Keeper) Run(ctx context.Context) {
+	for {
+		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the questions
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		_ = k.Poll(ctx) // Status has the error
+	}
+}
+
+// Poll asks for changes once.
+func (k *Keeper) Poll(ctx context.Context) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, err := k.sync(ctx)
+	if err != nil && ctx.Err() == nil {
+		k.errors.Add(1)
+		k.report(false, fmt.Errorf("adjustments cannot be read: %w", err))
+	}
+	return err
+}
+
+// report notes how the last poll went.
+func (k *Keeper) report(answered bool, err error) {
+	k.statusMu.Lock()
+	defer k.statusMu.Unlock()
+	if k.err = err; answered {
+		k.seen = time.Now()
+	}
+}
+
+// sync makes k's Set the ledger's, and returns its head; k.mu is held.
+func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
+	head, err := k.readHead(ctx)
+	if err != nil {
+		return head, err
+	}
+	k.checkpoint = adjust.Checkpoint{Head: adjust.Head{Version: head.Checkpoint, MAC: head.CheckpointMAC}, Signature: head.Signature}
+	set := k.Set()
+	at := adjust.Head{Version: head.Version, MAC: head.MAC}
+	switch {
+	case at == set.Head:
+		k.report(true, nil)
+		return head, nil
+	case at.Version == 0:
+		return head, k.restore(ctx, set)
+	}
+	next, err := k.follow(ctx, set, at)
+	if err == nil && next == nil {
+		next, err = k.load(ctx, at)
+	}
+	if err != nil {
+		return head, err
+	}
+	k.report(true, k.use(next))
+	return head, nil
+}
+
+// readHead reads the head of the ledger, and its clock. The clock was read between the question and the answer:
+// taken to be the middle.
+func (k *Keeper) readHead(ctx context.Context) (redis.LedgerHead, error) {
+	asked := time.Now()
+	head, err := k.config.Ledger.Head(ctx)
+	if err == nil {
+		k.clock.Store(&reading{head.Now, asked.Add(time.Since(asked) / 2)})
+	}
+	return head, err
+}
+
+// use makes set the one in use, and keeps it. An error is of the folder; set is in use all the same.
+func (k *Keeper) use(set *adjust.Set) error {
+	k.set.Store(set)
+	if k.watch != nil {
+		k.watch(set)
+	}
+	if k.config.Dir == "" {
+		return nil
+	}
+	if err := adjust.WriteSet(k.config.Dir, set.Without(set.Expired(k.Now(), set.Len()))); err != nil {
+		return fmt.Errorf("the last known adjustments cannot be kept: %w", err)
+	}
+	return nil
+}
+
+// follow is set after the entries up to head; nil: they do not follow it, or are too many.
+func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) (*adjust.Set, error) {
+	if set.Head.Version == 0 || head.Version <= set.Head.Version || head.Version-set.Head.Version >= page {
+		return nil, nil
+	}
+	found, err := k.config.Ledger.From(ctx, set.Head.Version, page)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 || (adjust.Head{Version: found[0].Version, MAC: found[0].MAC}) != set.Head {
+		return nil, nil
+	}
+	entries, err := parse(found[1:])
+	if err != nil || len(entries) == 0 {
+		return nil, err
+	}
+	for i, e := range entries {
+		if e.Version != set.Head.Version+uint64(i)+1 {
+			return nil, nil
+		}
+	}
+	next := set.With(entries...)
+	if next.Head.Version < head.Version {
+		return nil, nil
+	}
+	return next.Without(next.Expired(k.Now(), next.Len())), nil
+}
+
+// load reads all values. Those that change meanwhile make it begin again.
+func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
+	for range attempts {
+		var all []*adjust.Adjustment
+		bad := 0
+		err := k.config.Ledger.Values(ctx, func(id, value string) {
+			a := new(adjust.Adjustment)
+			if err := json.Unmarshal([]byte(value), a); err != nil || a.ID != id || a.Check() != nil || len(all) >= adjust.MaxAdjustments {
+				bad++
+				return
+			}
+			all = append(all, a)
+		})
+		if err != nil {
+			return nil, err
+		}
+		after, err := k.readHead(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if now := (adjust.Head{Version: after.Version, MAC: after.MAC}); now != head {
+			head = now
+			continue
+		}
+		if bad > 0 {
+			k.errors.Add(1)
+		}
+		set := adjust.NewSet(head, all)
+		return set.Without(set.Expired(k.Now(), set.Len())), nil
+	}
+	return nil, errors.New("the adjustments change faster than they can be read")
+}
+
+// restore writes what is known into a server that has lost its data, so that who is blocked stays so; k.mu is
+// held. The entries of the audit are lost, but for those in the logs: the chain goes on from a checkpoint.
+func (k *Keeper) restore(ctx context.Context, set *adjust.Set) error {
+	set = set.Without(set.Expired(k.Now(), set.Len()))
+	if set.Len() == 0 {
+		k.report(true, k.use(adjust.NewSet(adjust.Head{}, nil)))
+		return nil
+	}
+	values := make(map[string]string, set.Len())
+	for _, a := range set.All() {
+		text, err := json.Marshal(a)
+		if err != nil {
+			return err
+		}
+		values[a.ID] = string(text)
+	}
+	checkpoint := k.config.Chain.Checkpoint(set.Head)
+	_, err := k.config.Ledger.Restore(ctx, redis.LedgerHead{
+		Version: set.Head.Version, MAC: set.Head.MAC,
+		Checkpoint: checkpoint.Version, CheckpointMAC: checkpoint.MAC, Signature: checkpoint.Signature,
+	}, values)
+	if err == nil {
+		k.report(true, nil)
+	}
+	return err
+}
+
+// Change implements adjust.Keeper.
+func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for range attempts {
+		head, err := k.sync(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("nothing was changed: %w", err)
+		}
+		set := k.Set()
+		if (adjust.Head{Version: head.Version, MAC: head.MAC}) != set.Head { // it was restored, or has changed meanwhile
+			continue
+		}
+		e, err := o.Entry(k.config.Chain, set, k.Now())
+		if err != nil {
+			return nil, err
+		}
+		change, err := k.ledgerChange(ctx, head, set, e)
+		if err != nil {
+			return nil, fmt.Errorf("nothing was changed: %w", err)
+		}
+		switch done, err := k.config.Ledger.Append(ctx, change); {
+		case err != nil:
+			return nil, fmt.Errorf("whether the change was made is not known; the audit shows it under operation %s if it was: %w", o.ID, err)
+		case done:
+			k.report(true, k.use(set.Without(change.Expired).With(e)))
+			return e, nil
+		}
+	}
+	return nil, errors.New("nothing was changed: others change adjustments all the time; try again")
+}
+
+// ledgerChange is e as the ledger has it.
+func (k *Keeper) ledgerChange(ctx context.Context, head redis.LedgerHead, set *adjust.Set, e *adjust.Entry) (*redis.LedgerChange, error) {
+	const expiredAtOnce = 500
+	c := &redis.LedgerChange{
+		Head: head, Entry: redis.LedgerEntry{Version: e.Version, Body: string(e.Body), MAC: e.MAC}, ID: e.Target,
+	}
+	for _, id := range set.Expired(e.At, expiredAtOnce) {
+		if id != e.Target {
+			c.Expired = append(c.Expired, id)
+		}
+	}
+	if e.After != nil {
+		text, err := json.Marshal(e.After)
+		if err != nil {
+			return nil, err
+		}
+		c.Value = string(text)
+	}
+	if trim := adjust.TrimTo(head.Checkpoint, e.Version); trim > 0 {
+		found, err := k.config.Ledger.From(ctx, trim, 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(found) == 1 && found[0].Version == trim {
+			checkpoint := k.config.Chain.Checkpoint(adjust.Head{Version: trim, MAC: found[0].MAC})
+			c.Trim, c.Checkpoint, c.CheckpointMAC, c.Signature = true, trim, checkpoint.MAC, checkpoint.Signature
+		}
+	}
+	return c, nil
+}
+
+func parse(found []redis.LedgerEntry) ([]*adjust.Entry, error) {
+	entries := make([]*adjust.Entry, len(found))
+	for i, f := range found {
+		e, err := adjust.ParseEntry([]byte(f.Body), f.MAC)
+		if err != nil {
+			return nil, err
+		}
+		if e.Version != f.Version {
+			return nil, fmt.Errorf("entry %d of the audit says that it is entry %d", f.Version, e.Version)
+		}
+		entries[i] = e
+	}
+	return entries, nil
+}
+
+// Audit implements adjust.Keeper.
+func (k *Keeper) Audit(ctx context.Context, before uint64, n int) ([]*adjust.Entry, error) {
+	found, err := k.config.Ledger.Before(ctx, before, n)
+	if err != nil {
+		return nil, err
+	}
+	return parse(found)
+}
+
+// Verify implements adjust.Keeper.
+func (k *Keeper) Verify(ctx context.Context) (int, error) {
+	head, err := k.config.Ledger.Head(ctx)
+	if err != nil {
+		return 0, err
+	}
+	from := adjust.Checkpoint{Head: adjust.Head{Version: head.Checkpoint, MAC: head.CheckpointMAC}, Signature: head.Signature}
+	var entries []*adjust.Entry
+	for at := from.Version + 1; at <= head.Version; {
+		found, err := k.config.Ledger.From(ctx, at, page)
+		if err != nil {
+			return 0, err
+		}
+		part, err := parse(found)
+		if err != nil {
+			return 0, &adjust.BrokenChain{Problem: err.Error()}
+		}
+		for _, e := range part {
+			if e.Version <= head.Version { // later ones were made since
+				entries = append(entries, e)
+			}
+		}
+		if len(part) < page {
+			break
+		}
+		at = part[len(part)-1].Version + 1
+	}
+	return len(entries), k.config.Chain.Broken(from, entries, adjust.Head{Version: head.Version, MAC: head.MAC})
+}

@@ -1,0 +1,238 @@
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. It knows
+// nothing of what they mean. All of it lies in one slot, and one script makes a change:
+//
+//	{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
+//	{NAME}values  a hash: an ID -> a value
+//	{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
+//
+// Its calls are slow ones, and have connections of their own: no decision waits for them.
+type Ledger struct {
+	store             *Store
+	head, values, log string
+}
+
+// ledgerTimeout bounds a call. What is fetched may be large.
+const ledgerTimeout = time.Second
+
+// OpenLedger opens the ledger of a name, at the Redis that c names.
+func OpenLedger(c Config, name string) (*Ledger, error) {
+	c.Timeout, c.WaitReplicas, c.Changed, c.connections = ledgerTimeout, 0, nil, 2
+	s, err := Open(c)
+	if err != nil {
+		return nil, err
+	}
+	start := s.config.KeyPrefix + "{" + name + "}"
+	return &Ledger{s, start + "head", start + "values", start + "log"}, nil
+}
+
+// Close ends its connections.
+func (l *Ledger) Close() error { return l.store.Close() }
+
+// LedgerHead is the state of a Ledger.
+type LedgerHead struct {
+	// Version counts the changes; MAC is that of the newest entry.
+	Version uint64
+	MAC     string
+	// Checkpoint is the version of the newest entry that was trimmed, with its MAC and Signature.
+	Checkpoint               uint64
+	CheckpointMAC, Signature string
+	// Now is the time of the server.
+	Now algorithms.Micros
+}
+
+// LedgerEntry is an entry of the log.
+type LedgerEntry struct {
+	Version   uint64
+	Body, MAC string
+}
+
+// LedgerChange is what Append changes.
+type LedgerChange struct {
+	// Head is what the change follows.
+	Head  LedgerHead
+	Entry LedgerEntry
+	// ID gets Value; "": it is removed. Expired IDs are removed as well.
+	ID, Value string
+	Expired   []string
+	// Checkpoint and what belongs to it are new where Trim is true: entries up to it are removed.
+	Trim                     bool
+	Checkpoint               uint64
+	CheckpointMAC, Signature string
+}
+
+//go:embed ledger_head.lua
+var ledgerHeadLua string
+
+//go:embed ledger_append.lua
+var ledgerAppendLua string
+
+//go:embed ledger_restore.lua
+var ledgerRestoreLua string
+
+var ledgerHead, ledgerAppend, ledgerRestore = goredis.NewScript(ledgerHeadLua), goredis.NewScript(ledgerAppendLua), goredis.NewScript(ledgerRestoreLua)
+
+// Head reads the head, and the server's time.
+func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	texts, err := ledgerHead.Run(ctx, l.store.client, []string{l.head}).StringSlice()
+	if err != nil {
+		return h, l.failed(err)
+	}
+	if len(texts) != 7 {
+		return h, fmt.Errorf("redis: the head of a ledger has %d parts", len(texts))
+	}
+	var numbers [4]uint64
+	for i, at := range []int{0, 2, 5, 6} {
+		if numbers[i], err = strconv.ParseUint(texts[at], 10, 63); err != nil {
+			return h, fmt.Errorf("redis: the head of a ledger: %w", err)
+		}
+	}
+	return LedgerHead{
+		Version: numbers[0], MAC: texts[1], Checkpoint: numbers[1], CheckpointMAC: texts[3], Signature: texts[4],
+		Now: algorithms.Micros(numbers[2])*algorithms.Second + algorithms.Micros(numbers[3]),
+	}, nil
+}
+
+// Append makes a change, unless the head is another one. It reports whether it has. An error leaves it open.
+func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	args := []any{c.Head.Version, c.Head.MAC, c.Entry.Version, c.Entry.MAC, c.Entry.Body, c.ID, c.Value, "", c.CheckpointMAC, c.Signature}
+	if c.Trim {
+		args[7] = c.Checkpoint
+	}
+	for _, id := range c.Expired {
+		args = append(args, id)
+	}
+	n, err := ledgerAppend.Run(ctx, l.store.client, []string{l.head, l.values, l.log}, args...).Int()
+	return n == 1, l.failed(err)
+}
+
+// Restore writes a head and values into a ledger that has none, as that of a server that has lost its data. It
+// reports whether it has: another process may have been faster.
+func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	args := []any{h.Version, h.MAC, h.Checkpoint, h.CheckpointMAC, h.Signature}
+	for id, value := range values {
+		args = append(args, id, value)
+	}
+	n, err := ledgerRestore.Run(ctx, l.store.client, []string{l.head, l.values}, args...).Int()
+	return n == 1, l.failed(err)
+}
+
+// Values calls see for each value there is. One that is changed meanwhile may be the old or the new one.
+func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
+	const at = 500 // some hundred KB
+	for cursor := uint64(0); ; {
+		page, cancel := context.WithTimeout(ctx, ledgerTimeout)
+		pairs, next, err := l.store.client.HScan(page, l.values, cursor, "", at).Result()
+		cancel()
+		if err != nil {
+			return l.failed(err)
+		}
+		for i := 0; i+1 < len(pairs); i += 2 {
+			see(pairs[i], pairs[i+1])
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// From returns up to n entries from a version on, the oldest first.
+func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	found, err := l.store.client.XRangeN(ctx, l.log, entryID(version), "+", int64(n)).Result()
+	return l.entries(found, err)
+}
+
+// Before returns up to n entries before a version, the newest first; before 0: from the newest.
+func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	from := "+"
+	switch version {
+	case 0:
+	case 1:
+		return nil, nil
+	default:
+		from = entryID(version - 1)
+	}
+	found, err := l.store.client.XRevRangeN(ctx, l.log, from, "-", int64(n)).Result()
+	return l.entries(found, err)
+}
+
+func entryID(version uint64) string { return strconv.FormatUint(version, 10) + "-0" }
+
+func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, error) {
+	if err != nil {
+		return nil, l.failed(err)
+	}
+	list := make([]LedgerEntry, len(found))
+	for i, m := range found {
+		number, _, _ := strings.Cut(m.ID, "-")
+		version, err := strconv.ParseUint(number, 10, 63)
+		if err != nil {
+			return nil, fmt.Errorf("redis: an entry of a ledger: %w", err)
+		}
+		body, _ := m.Values["body"].(string)
+		mac, _ := m.Values["mac"].(string)
+		list[i] = LedgerEntry{version, body, mac}
+	}
+	return list, nil
+}
+
+// ErrForbidden is that of a user who may not do what a Ledger needs.
+var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
+
+// ledgerPermissions are what the user needs for a Ledger, beside what limits need.
+const ledgerPermissions = "+evalsha +eval +time +hmget +hset +hdel +hscan +exists +xadd +xrange +xrevrange +xtrim"
+
+func (l *Ledger) failed(err error) error {
+	if isForbidden(err) {
+		return fmt.Errorf("%w: %w", ErrForbidden, err)
+	}
+	return err
+}
+
+// refusedOfLedger names the commands that the user may not run, of those that a Ledger needs. key is of a text, so that
+// each of them fails, and changes nothing.
+func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
+		pipe.Exists(ctx, key)
+		pipe.HMGet(ctx, key, "f")
+		pipe.HSet(ctx, key, "f", "")
+		pipe.HDel(ctx, key, "f")
+		pipe.HScan(ctx, key, 0, "", 1)
+		pipe.XAdd(ctx, &goredis.XAddArgs{Stream: key, ID: "1-0", Values: []string{"f", ""}})
+		pipe.XRangeN(ctx, key, "-", "+", 1)
+		pipe.XRevRangeN(ctx, key, "+", "-", 1)
+		pipe.XTrimMinID(ctx, key, "0-0")
+		return nil
+	})
+	for _, cmd := range cmds {
+		if isForbidden(cmd.Err()) {
+			names = append(names, cmd.Name())
+		}
+	}
+	return names
+}

@@ -1,0 +1,12 @@
+-- Writes a ledger that a process knows into a server that has none.
+--   KEYS  head, values
+--   ARGV  1 version, 2 mac, 3 checkpoint, 4 its mac, 5 its signature; then IDs and values in turn
+-- Returns 1, or 0 where there is one.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  return 0
+end
+redis.call('HSET', KEYS[1], 'version', ARGV[1], 'mac', ARGV[2], 'checkpoint', ARGV[3], 'checkpoint_mac', ARGV[4], 'signature', ARGV[5])
+for i = 6, #ARGV, 2 do
+  redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+end
+return 1
