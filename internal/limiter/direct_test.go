@@ -1,0 +1,78 @@
+package limiter_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// directLimits has a limit of each kind, small enough that random requests are denied often.
+func directLimits(t *rapid.T) map[string]*descriptors.Policy {
+	capacity, queue := int64(12), int64(2)
+	specs := []algorithms.Spec{
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Capacity: &capacity},
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: algorithms.Second, Overdraw: true},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: algorithms.Second},
+		{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second},
+		{Kind: algorithms.SlidingLog, Rate: 5, Period: algorithms.Second},
+		{Kind: algorithms.LeakyBucket, Rate: 3, Period: algorithms.Second, Capacity: &queue},
+		{Kind: algorithms.TokenBucket, Rate: 3, Period: algorithms.Second, Penalty: &algorithms.Penalty{After: 2, For: 2 * algorithms.Second, Max: 4 * algorithms.Second}},
+	}
+	named := map[string]*descriptors.Policy{}
+	for i, spec := range specs {
+		limit, err := algorithms.Compile(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprint(i)
+		named[name] = &descriptors.Policy{
+			Index: i, Domain: "d", Name: name, Owner: "d/" + name, Limit: &limit, Prefix: descriptors.Prefix("d", "limit", name, limit.Kind),
+		}
+	}
+	return named
+}
+
+// A Direct decides like a Call that lists the same limits.
+func TestDirectDecidesLikeACall(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now := 1_767_225_600 * algorithms.Second
+		clock := func() algorithms.Micros { return now }
+		named := directLimits(t)
+		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Named: named}}}
+		l := limiter.New(memory.New(memory.Config{Clock: clock}), limiter.Config{})
+		l.Swap(snapshot)
+		store := memory.New(memory.Config{Clock: clock})
+		var d limiter.Direct
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			now += algorithms.Micros(rapid.Int64Range(0, 700_000).Draw(t, "after"))
+			var c limiter.Call
+			c.Request.Domain = "d"
+			c.Look = rapid.IntRange(0, 4).Draw(t, "look") == 0
+			for range rapid.IntRange(1, 4).Draw(t, "limits") {
+				p := named[fmt.Sprint(rapid.IntRange(0, len(named)-1).Draw(t, "limit"))]
+				ask := algorithms.Ask{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), Look: c.Look}
+				ask.Reserve = p.Limit.CanReserve() && rapid.Bool().Draw(t, "reserve")
+				key := []string{rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key")}
+				c.Limits = append(c.Limits, limiter.LimitAsk{Name: p.Name, Key: key, Count: ask.Cost, Reserve: ask.Reserve})
+				d.Add(p, key, ask)
+			}
+			d.Take(context.Background(), store)
+			if err := l.Check(context.Background(), &c); err != nil {
+				t.Fatal(err)
+			}
+			for i := range c.Results {
+				if got, _ := d.Decision(i); *got != c.Results[i].Decision {
+					t.Fatalf("%d of %+v: a Direct decides %+v, a Call %+v", i, c.Limits, *got, c.Results[i].Decision)
+				}
+			}
+			d.Reset()
+		}
+	})
+}
