@@ -27,7 +27,9 @@ shorten() {
 code=0
 echo
 go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" \
-  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
+  ./pkg/algorithms ./pkg/descriptors ./pkg/backend/memory ./pkg/ratelimit ./internal/limiter ./internal/grpcapi 2>&1 | shorten || code=1
+echo
+(cd bench/library && go test -run '^$' -bench . -benchmem -benchtime "${BENCHTIME:-0.2s}" . 2>&1) | shorten || code=1
 
 go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)

@@ -32,7 +32,7 @@ portable() {
 others() { go list ./... | grep -vE '/test/(e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
-bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...); }
+bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
 race() {
   CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
     ./internal/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc
