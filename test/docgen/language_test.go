@@ -69,6 +69,7 @@ var plainPackages = []string{
 	"internal/httpauth",
 	"internal/nonblock",
 	"internal/offline/advise",
+	"internal/offline/diff",
 	"internal/telemetry/conditions",
 	"internal/telemetry/history",
 	"internal/telemetry/logthrottle",

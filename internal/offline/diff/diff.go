@@ -86,6 +86,7 @@ func domain(name string, was, is *limiter.Domain) []Change {
 	}
 	c.Details = differences(
 		part{"consume", consume(was.Alone), consume(is.Alone)},
+		part{"http_headers", headers(was.Headers), headers(is.Headers)},
 		part{"max_override", boundOf(was.MaxOverride), boundOf(is.MaxOverride)},
 		part{"on_backend_failure of limits that come with requests", was.OnFailure.String(), is.OnFailure.String()},
 	)
@@ -100,6 +101,22 @@ func consume(alone bool) string {
 		return "each"
 	}
 	return "together"
+}
+
+func headers(h *limiter.HeaderSets) string {
+	if h == nil {
+		return "the listener's default"
+	}
+	var sets []string
+	for _, set := range []struct {
+		has  bool
+		name string
+	}{{h.IETF, "ietf"}, {h.X, "x"}, {!h.NoRetryAfter, "retry_after"}} {
+		if set.has {
+			sets = append(sets, set.name)
+		}
+	}
+	return list(sets)
 }
 
 func boundOf(p *descriptors.Policy) string {
@@ -215,10 +232,11 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 			continue // descriptors that meet other limits are compared apart
 		}
 		compared++
-		if form(a) != form(b) {
+		if form(a) != form(b) || a.Extra().Slot != b.Extra().Slot { // a slot is part of the key in Redis
 			c.Fresh = true
 		}
 		for _, d := range differences(
+			part{"hash_tag", slot(a), slot(b)}, part{"metadata", fmt.Sprint(a.Extra().Metadata), fmt.Sprint(b.Extra().Metadata)},
 			part{"a bucket for each", form(a), form(b)},
 			part{"shadow_mode", onOff(a.Shadow), onOff(b.Shadow)}, part{"quota_mode", onOff(a.Quota), onOff(b.Quota)},
 			part{"consume", consume(a.Alone), consume(b.Alone)}, part{"on_backend_failure", onFailure(a), onFailure(b)},
@@ -269,6 +287,20 @@ func list(texts []string) string {
 		shown[i] = descriptors.Printable(text)
 	}
 	return strings.Join(shown, ", ")
+}
+
+// slot says which buckets are kept in one place.
+func slot(p *descriptors.Policy) string {
+	switch s := p.Extra().Slot; {
+	case s.Value > 0:
+		return fmt.Sprintf("by value %d of the key", s.Value)
+	case s.Entry != "":
+		return "by the value of " + descriptors.Printable(s.Entry)
+	case s.Fixed > 0:
+		return fmt.Sprintf("fixed, number %d", s.Fixed)
+	default:
+		return "none"
+	}
 }
 
 func onOff(b bool) string {

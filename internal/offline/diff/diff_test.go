@@ -141,6 +141,11 @@ func TestWhatStandsOutsideOfLimitsIsCompared(t *testing.T) {
 	const first, second = `{match: {path: /a}, descriptors: [[{key: user, from: "header:X-User"}]]}`, `{match: {path: /a, method: GET}, descriptors: [[{key: user, from: client_ip}]]}`
 	for _, test := range []struct{ name, was, is, want string }{
 		{"consume", "{" + limits + ", " + at + "}", "{consume: each, " + limits + ", " + at + "}", "domain edge changed: consume: together -> each"},
+		{"http_headers", "{" + limits + ", " + at + "}", "{http_headers: [x, retry_after], " + limits + ", " + at + "}", "domain edge changed: http_headers: the listener's default -> x, retry_after"},
+		{"hash_tag", "{" + limits + ", " + at + "}", "{hash_tag: \"entry:user\", " + limits + ", " + at + "}",
+			"limit edge/one changed: hash_tag: none -> by value 1 of the key; " + fresh},
+		{"max_override", "{" + limits + ", " + at + "}", "{" + limits + ", descriptors: [{key: user, limit: one, max_override: {unit: minute, requests_per_unit: 5}}]}",
+			"descriptor edge: user changed: max_override: none -> fixed window: 5 in each 1m, starting with the clock (UTC)"},
 		{"auth", "{" + limits + ", " + at + "}", auth("", first), "section auth added: route added: any method /a -> domain edge: user=header:X-User"},
 		{"no auth", auth("", first), "{" + limits + ", " + at + "}", "section auth removed: /v1/auth denies every request"},
 		{"another route", auth("", first), auth("", first+", "+second), "section auth changed: route added: GET /a -> domain edge: user=client_ip"},

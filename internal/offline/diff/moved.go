@@ -60,11 +60,13 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 			return
 		}
 		tried[p.name()] = true
+		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name()}
 		if old, new := met(was, p.entries), met(is, p.entries); !slices.Equal(old, new) {
-			all = append(all, Change{
-				Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name(),
-				Details: []string{fmt.Sprintf("met %s, now meets %s", limitList(old), limitList(new))},
-			})
+			c.Details = append(c.Details, fmt.Sprintf("met %s, now meets %s", limitList(old), limitList(new)))
+		}
+		c.Details = append(c.Details, differences(part{"max_override", bound(was, p.entries), bound(is, p.entries)})...)
+		if len(c.Details) > 0 {
+			all = append(all, c)
 		}
 	}
 	for _, p := range slices.Concat(before, after) {
@@ -122,6 +124,14 @@ func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// bound is what a limit that comes with a descriptor may allow, where its place says so.
+func bound(t *descriptors.Tree, entries []descriptors.Entry) string {
+	if node := t.Match(entries); node != nil {
+		return boundOf(node.MaxOverride)
+	}
+	return boundOf(nil)
 }
 
 func limitList(names []string) string {
