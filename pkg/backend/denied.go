@@ -40,7 +40,7 @@ func Denied(next Store, c DeniedConfig) *DeniedStore {
 	if c.Clock == nil {
 		c.Clock = time.Now
 	}
-	s := &DeniedStore{next: next, config: c, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+	s := &DeniedStore{next: next, config: c, denials: newDenials(c.MaxGroups)}
 	s.trips.New = func() any {
 		t := &deniedTrip{store: s}
 		t.inner.Done = t.ended
@@ -70,9 +70,7 @@ type DeniedStore struct {
 	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
-	groups  map[uint64]*denial  // by the hash of all keys of a group; guarded by mu
-	buckets map[uint64][]uint64 // the groups that a bucket denied in, by its key's hash; guarded by mu
-	listed  int                 // how many groups buckets lists, those forgotten since included; guarded by mu
+	denials denials // guarded by mu
 }
 
 // unknown is a time that is not known.
@@ -234,20 +232,9 @@ func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time
 		return nil
 	}
 	s.mu.RLock()
-	d := s.groups[groupHash(charges)]
+	d := s.denials.groups[groupHash(charges)]
 	s.mu.RUnlock()
-	if d == nil || !now.Before(d.retry) || len(charges) != len(d.charges) {
-		return nil
-	}
-	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
-	denied := false
-	for i := range charges {
-		if !d.answer(i, &charges[i], passed, &decisions[i]) {
-			return nil
-		}
-		denied = denied || !decisions[i].Allowed
-	}
-	if !denied {
+	if d == nil || !d.answerGroup(charges, decisions, now) {
 		return nil
 	}
 	return d
@@ -258,11 +245,24 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range old {
-		if s.groups[d.hash] == d {
-			delete(s.groups, d.hash)
-		}
+		s.denials.forget(d)
 	}
-	s.remembered.Store(int64(len(s.groups)))
+	s.remembered.Store(int64(len(s.denials.groups)))
+}
+
+// answerGroup answers a group that may be the one that was denied, and reports whether it is denied still.
+func (d *denial) answerGroup(charges []Charge, decisions []Decision, now time.Time) (denied bool) {
+	if !now.Before(d.retry) || len(charges) != len(d.charges) {
+		return false
+	}
+	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
+	for i := range charges {
+		if !d.answer(i, &charges[i], passed, &decisions[i]) {
+			return false
+		}
+		denied = denied || !decisions[i].Allowed
+	}
+	return denied
 }
 
 // answer is what charge i of what was denied says of c, which must be the same but for a cost at
@@ -333,6 +333,14 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.T
 		s.consumed(charges)
 		return
 	}
+	if d := denialOf(charges, decisions, asked, s.config.MaxAge); d != nil {
+		s.remember(d, take)
+	}
+}
+
+// denialOf is the denial of a group that was sent at asked, to be trusted for maxAge at the most; nil: it is none, or
+// one that must be decided anew each time.
+func denialOf(charges []Charge, decisions []Decision, asked time.Time, maxAge time.Duration) *denial {
 	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -341,26 +349,26 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.T
 		}
 		switch {
 		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Ask.Cost < 0:
-			return
+			return nil
 		case d.Never:
-			return // costs next nothing to find out
+			return nil // costs next nothing to find out
 		case !d.Allowed:
 			lasts = max(lasts, d.RetryAfter)
 		}
 	}
 	if lasts = min(lasts, blocked); lasts == 0 {
-		return
+		return nil
 	}
 	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: asked}
 	d.retry = asked.Add(time.Duration(lasts) * time.Microsecond)
-	d.until = asked.Add(min(s.config.MaxAge, d.retry.Sub(asked)))
+	d.until = asked.Add(min(maxAge, d.retry.Sub(asked)))
 	for i := range charges {
 		c := charges[i]
 		c.Key = bytes.Clone(c.Key)
 		d.charges = append(d.charges, c)
 		d.stays = append(d.stays, c.stays(&decisions[i]))
 	}
-	s.remember(d, take)
+	return d
 }
 
 // remember remembers d, which that Take was answered, unless it may be out of date.
@@ -368,22 +376,11 @@ func (s *DeniedStore) remember(d *denial, take uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// First, so that a goroutine that changes a bucket from now on waits for the lock.
-	s.remembered.Store(int64(len(s.groups)) + 1)
-	defer func() { s.remembered.Store(int64(len(s.groups))) }()
-	if s.outdated(d.charges, take) {
-		return
+	s.remembered.Store(int64(len(s.denials.groups)) + 1)
+	defer func() { s.remembered.Store(int64(len(s.denials.groups))) }()
+	if !s.outdated(d.charges, take) {
+		s.denials.add(d)
 	}
-	// A group that is forgotten for one of its buckets stays listed under the others.
-	if len(s.groups) >= s.config.MaxGroups || s.listed >= 8*s.config.MaxGroups {
-		s.clear()
-	}
-	for i := range d.charges {
-		if bucket := xxhash.Sum64(d.charges[i].Key); s.groups[d.hash] == nil {
-			s.buckets[bucket] = append(s.buckets[bucket], d.hash)
-			s.listed++
-		}
-	}
-	s.groups[d.hash] = d
 }
 
 // outdated reports whether this process may have changed one of the buckets, or forgotten all denials,
@@ -432,19 +429,15 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 		return
 	}
 	s.mu.RLock()
-	listed := len(s.buckets[bucket])
+	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
 	if listed == 0 { // one that is being learned sees that the bucket has changed
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, group := range s.buckets[bucket] {
-		delete(s.groups, group)
-	}
-	s.remembered.Store(int64(len(s.groups)))
-	s.listed -= len(s.buckets[bucket])
-	delete(s.buckets, bucket)
+	s.denials.forgetBucket(bucket)
+	s.remembered.Store(int64(len(s.denials.groups)))
 }
 
 // Forget forgets all denials.
@@ -452,13 +445,57 @@ func (s *DeniedStore) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forgotten.Store(s.takes.Load())
-	s.clear()
+	s.denials.clear()
+	s.remembered.Store(0)
 }
 
-// clear forgets all denials; s.mu is held.
-func (s *DeniedStore) clear() {
+// denials are the denials that are remembered, at most so many. It is a state machine without a lock or a clock.
+type denials struct {
+	most    int
+	groups  map[uint64]*denial  // by the hash of all keys of a group
+	buckets map[uint64][]uint64 // the groups that a bucket denied in, by its key's hash
+	listed  int                 // how many groups buckets lists, those forgotten since included
+}
+
+func newDenials(most int) denials {
+	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+}
+
+// add remembers d, in the place of an older denial of its group. If there are too many, it forgets all others.
+func (s *denials) add(d *denial) {
+	// A group that is forgotten for one of its buckets stays listed under the others.
+	if len(s.groups) >= s.most || s.listed >= 8*s.most {
+		s.clear()
+	}
+	if s.groups[d.hash] == nil {
+		for i := range d.charges {
+			bucket := xxhash.Sum64(d.charges[i].Key)
+			s.buckets[bucket] = append(s.buckets[bucket], d.hash)
+			s.listed++
+		}
+	}
+	s.groups[d.hash] = d
+}
+
+// forget forgets d, if it is still remembered.
+func (s *denials) forget(d *denial) {
+	if s.groups[d.hash] == d {
+		delete(s.groups, d.hash)
+	}
+}
+
+// forgetBucket forgets the denials of one bucket.
+func (s *denials) forgetBucket(bucket uint64) {
+	for _, group := range s.buckets[bucket] {
+		delete(s.groups, group)
+	}
+	s.listed -= len(s.buckets[bucket])
+	delete(s.buckets, bucket)
+}
+
+// clear forgets all.
+func (s *denials) clear() {
 	clear(s.groups)
-	s.remembered.Store(0)
 	clear(s.buckets)
 	s.listed = 0
 }

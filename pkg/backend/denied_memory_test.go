@@ -18,10 +18,10 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 	size := func() (n int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, groups := range s.buckets {
+		for _, groups := range s.denials.buckets {
 			n += len(groups)
 		}
-		return n + len(s.groups)
+		return n + len(s.denials.groups)
 	}
 	var decisions [3]Decision
 	for i := range 20_000 {

@@ -1,0 +1,61 @@
+package backend
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+	"pgregory.net/rapid"
+)
+
+// Whatever is remembered and forgotten in whatever order: what is found is the newest denial of its group, and none of a
+// bucket that was forgotten since. What is kept is bounded.
+func TestDenialsAgainstAPlainMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const most = 6
+		s := newDenials(most)
+		model := map[uint64]*denial{} // denials that may be found
+		var all []*denial
+		key := func() string { return fmt.Sprint("bucket ", rapid.IntRange(0, 4).Draw(t, "bucket")) }
+		for range rapid.IntRange(1, 80).Draw(t, "steps") {
+			switch rapid.IntRange(0, 9).Draw(t, "step") {
+			case 0:
+				s.clear()
+				clear(model)
+			case 1, 2:
+				name := key()
+				s.forgetBucket(xxhash.Sum64String(name))
+				maps.DeleteFunc(model, func(_ uint64, d *denial) bool {
+					return slices.ContainsFunc(d.charges, func(c Charge) bool { return string(c.Key) == name })
+				})
+			case 3:
+				if len(all) > 0 {
+					old := rapid.SampledFrom(all).Draw(t, "old")
+					if s.forget(old); model[old.hash] == old { // one that has been replaced stays
+						delete(model, old.hash)
+					}
+				}
+			default:
+				d := &denial{charges: []Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
+				d.hash = groupHash(d.charges)
+				if s.add(d); len(s.groups) == 1 { // the others may have been forgotten for want of room
+					clear(model)
+				}
+				model[d.hash] = d
+				all = append(all, d)
+			}
+			if !maps.Equal(s.groups, model) {
+				t.Fatalf("%d denials are found, want %d", len(s.groups), len(model))
+			}
+			listed := 0
+			for _, groups := range s.buckets {
+				listed += len(groups)
+			}
+			if len(s.groups) > most || s.listed != listed || listed > 8*most+2 {
+				t.Fatalf("%d denials, %d listed, counted as %d", len(s.groups), listed, s.listed)
+			}
+		}
+	})
+}
