@@ -17,7 +17,7 @@ import (
 
 type explainCmd struct {
 	Config      []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
-	Domain      string   `help:"The domain the proxy names."`
+	Domain      string   `help:"The domain the proxy names; needed where the configuration has several."`
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"key=value[,key=value]… ; several are one request."`
 	Format      string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
 	askedRequest
@@ -35,7 +35,7 @@ and the same for each descriptor. What is given is taken as what a trusted proxy
 
 Example:
 
-  rlsidecar explain --config limits.yaml --domain edge user_id=bob
+  rlsidecar explain --config limits.yaml user_id=bob
   rlsidecar explain --config limits.yaml --domain edge path=/login,remote_address=192.0.2.7 user_id=bob
   rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
@@ -97,6 +97,13 @@ func (c *explainCmd) Run(a *app) error {
 	if about != nil {
 		return c.explainRequest(a, snapshot, about)
 	}
+	if c.Domain == "" {
+		names := sortedKeys(snapshot.Domains)
+		if len(names) != 1 {
+			return exitError{exitUsage, fmt.Errorf("the configuration has several domains: say which by --domain; there is %s", strings.Join(names, ", "))}
+		}
+		c.Domain = names[0]
+	}
 	if snapshot.Domains[c.Domain] == nil {
 		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so nothing in it is limited; there is %s",
 			c.Domain, strings.Join(sortedKeys(snapshot.Domains), ", "))}
@@ -124,8 +131,6 @@ func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) 
 		return nil, about, err
 	case c.ClientIP != "" || len(c.Header) > 0:
 		return nil, nil, errors.New("--header and --client-ip go with --request")
-	case c.Domain == "":
-		return nil, nil, errors.New("missing flags: --domain=STRING, or --request")
 	case len(c.Descriptors) == 0:
 		return nil, nil, errors.New("there is no descriptor; write key=value[,key=value]…, or --request")
 	}

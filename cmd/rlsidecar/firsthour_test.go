@@ -145,3 +145,81 @@ func TestABucketNeedsItsKey(t *testing.T) {
 		contains(t, verb, out, "the key has no value; a bucket of this limit is identified by 1 value (user)")
 	}
 }
+
+const login = `domain: edge
+descriptors:
+  - key: path
+    value: /login
+    descriptors:
+      - {key: remote_address, rate_limit: {name: login_address, unit: year, requests_per_unit: 1}}
+  - {key: a, rate_limit: {name: twice, unit: year, requests_per_unit: 1}}
+  - {key: b, rate_limit: {name: twice, unit: year, requests_per_unit: 1}}
+  - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
+`
+
+// TestANameThatAPersonGaveIsTheNameEverywhere, but in the counters that have the reference server's names. A name that
+// several limits have, which the reference server allows, names none of them.
+func TestANameThatAPersonGaveIsTheNameEverywhere(t *testing.T) {
+	file := write(t, login)
+	x := startServe(t, "--config", file)
+	for _, entries := range [][]string{{"path=/login", "remote_address=::1"}, {"a=1"}, {"user=bob"}} {
+		for _, want := range []int{200, 429} {
+			if code := x.send(t, "edge", entries...); code != want {
+				t.Fatalf("%v: %d, want %d", entries, code, want)
+			}
+		}
+	}
+	_, top := x.tool(t, "top")
+	contains(t, "top", top, "edge    login_address  path=/login,remote_address=::1", "edge    a              a=1")
+	code, get := x.tool(t, "get", "login_address", "::1")
+	contains(t, "get", get, "edge    login_address  ::1  0          1")
+	if code != exitDone {
+		t.Errorf("get: exit %d", code)
+	}
+	code, get = x.tool(t, "get", "login_address")
+	contains(t, "get without a key", get, "the key has no value; a bucket of this limit is identified by 1 value (remote_address)")
+	if code != exitUsage {
+		t.Errorf("get without a key: exit %d", code)
+	}
+	if code, out := x.tool(t, "reset", "login_address", "::1"); code != exitDone || !strings.Contains(out, "of limit login_address in domain edge") {
+		t.Errorf("reset: exit %d: %s", code, out)
+	}
+	if code := x.send(t, "edge", "path=/login", "remote_address=::1"); code != 200 {
+		t.Errorf("after the reset: %d", code)
+	}
+	if code, out := x.tool(t, "get", "user", "bob"); code != exitDone || !strings.Contains(out, "edge    user   bob  0          1") {
+		t.Errorf("a limit without a name, by its place: exit %d: %s", code, out)
+	}
+	_, api := x.get(t, x.admin, "/api/buckets?limit=login_address&key=::1")
+	contains(t, "/api/buckets", api, `"name":"login_address"`)
+	_, metrics := x.get(t, x.admin, "/metrics")
+	contains(t, "/metrics", metrics, `rlsidecar_decisions_total{domain="edge",limit="login_address",outcome="denied"} 1`,
+		`ratelimit_service_rate_limit_total_hits{domain="edge",key1="path_/login",key2="remote_address"}`)
+	_, config := x.get(t, x.admin, "/rlconfig")
+	contains(t, "/rlconfig", config, "edge.path_/login.remote_address: unit=YEAR")
+	var out output
+	if code := run(t.Context(), []string{"explain", "--config", file, "path=/login,remote_address=::1"}, nil, &out, &out); code != exitDone {
+		t.Errorf("explain: exit %d", code)
+	}
+	contains(t, "explain, of the only domain", out.String(), "limit login_address (")
+}
+
+// TestExplainNeedsADomainOnlyWhereThereAreSeveral.
+func TestExplainNeedsADomainOnlyWhereThereAreSeveral(t *testing.T) {
+	var out output
+	code := run(t.Context(), []string{"explain", "--config", write(t, counted), "--config", write(t, login), "user=bob"}, nil, &out, &out)
+	if code != exitUsage {
+		t.Errorf("exit %d", code)
+	}
+	contains(t, "explain", out.String(), "--domain", "d, edge")
+}
+
+func TestVersionFlag(t *testing.T) {
+	var flag, command output
+	if code := run(t.Context(), []string{"--version"}, nil, &flag, &flag); code != exitDone {
+		t.Errorf("exit %d", code)
+	}
+	if code := run(t.Context(), []string{"version"}, nil, &command, &command); code != exitDone || flag.String() != command.String() {
+		t.Errorf("exit %d: %q, but --version prints %q", code, command.String(), flag.String())
+	}
+}

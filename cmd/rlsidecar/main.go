@@ -27,6 +27,8 @@ const (
 
 // commands is the command line; each command is in the file of its name.
 type commands struct {
+	PrintVersion versionFlag `name:"version" help:"Print version, commit and Go version."`
+
 	Serve       serveCmd       `cmd:"" help:"Run the sidecar."`
 	Check       checkCmd       `cmd:"" help:"Validate configurations; print file:line:column of every mistake."`
 	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`

@@ -3,8 +3,11 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/alecthomas/kong"
 )
 
 type versionCmd struct{}
@@ -17,10 +20,22 @@ func (versionCmd) Help() string {
 }
 
 // Run prints what is running.
-func (versionCmd) Run(a *app) error {
+func (versionCmd) Run(a *app) error { return printVersion(a.stdout) }
+
+func printVersion(w io.Writer) error {
 	version, revision := build()
-	_, err := fmt.Fprintf(a.stdout, "rlsidecar %s\ncommit %s\n%s %s/%s\n",
+	_, err := fmt.Fprintf(w, "rlsidecar %s\ncommit %s\n%s %s/%s\n",
 		version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
+}
+
+// versionFlag is --version, which people try first.
+type versionFlag bool
+
+// BeforeReset prints what is running, and ends the program.
+func (versionFlag) BeforeReset(k *kong.Kong) error {
+	err := printVersion(k.Stdout)
+	k.Exit(exitDone)
 	return err
 }
 

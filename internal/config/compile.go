@@ -196,6 +196,7 @@ func (c *compiler) domain(d *domain) {
 		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
 	}
 	c.checkReplaces(d)
+	d.giveNames()
 	c.snapshot.Domains[d.Name] = d.Domain
 	c.snapshot.Policies = append(c.snapshot.Policies, d.Policies...)
 }

@@ -430,6 +430,27 @@ func (c *compiler) checkReplaces(d *domain) {
 	}
 }
 
+// giveNames makes the name that a person gave a rate_limit the name of that limit everywhere. The reference server
+// allows several limits with one name: these keep the names of their places, and so does one with the name of a
+// limit under limits. Buckets and the reference server's counters depend on the place alone, as ever.
+func (d *domain) giveNames() {
+	named := map[string]bool{} // by Owner
+	for _, p := range d.Named {
+		named[p.Owner] = true
+	}
+	count := map[string]int{}
+	for _, u := range d.uses {
+		if p := u.policy; p.RateName != "" && !named[p.Owner] {
+			count[p.RateName]++
+		}
+	}
+	for _, u := range d.uses {
+		if p := u.policy; !named[p.Owner] && count[p.RateName] == 1 && d.Named[p.RateName] == nil && badName(p.RateName) == "" {
+			p.Name = p.RateName
+		}
+	}
+}
+
 // limitAdvice helps where a name is of no limit of d.
 func (c *compiler) limitAdvice(d *domain, name string) string {
 	if guess := didYouMean(name, d.names); guess != "" {

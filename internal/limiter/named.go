@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,6 +55,30 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 	return in, in.Named[name], nil
 }
 
+// inspected finds a limit for an operator: a named limit, or that of a descriptor, by its name. The error is an
+// *AskError.
+func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
+	d, p, err := s.Limit(domain, name)
+	if missing, ok := errors.AsType[*AskError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
+		return d, p, err
+	}
+	for _, use := range s.Policies {
+		switch {
+		case use.Name != name || use.Unlimited || domain != "" && use.Domain != domain:
+		case p != nil && p.Domain != use.Domain:
+			return nil, nil, &AskError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
+		case use.Whole:
+			return nil, nil, &AskError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(name))}
+		default:
+			p = use
+		}
+	}
+	if p == nil {
+		return nil, nil, err
+	}
+	return s.Domains[p.Domain], p, nil
+}
+
 // Home is the domain of a limit called name that comes with a request; domain may be empty where
 // there is one alone. The error is an *AskError.
 func (s *Snapshot) Home(domain, name string) (*Domain, error) {
@@ -80,7 +105,7 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
-		if use == p || use.Owner != p.Owner {
+		if use.Owner != p.Owner || use == p && p.Extra().Named {
 			continue
 		}
 		if len(use.Open) == len(key) {

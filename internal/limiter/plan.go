@@ -73,6 +73,9 @@ func (c *Call) planLimits(s *Snapshot) error {
 	for i := range c.Limits {
 		ask := &c.Limits[i]
 		d, p, err := s.limit(c.Request.Domain, ask)
+		if err != nil && c.Inspect {
+			d, p, err = s.inspected(c.Request.Domain, ask.Name)
+		}
 		if err != nil {
 			return err
 		}
