@@ -45,7 +45,7 @@ at most 1 % of the clients (--deny-at-most): one abuser does not change it.
 Example:
 
   rlsidecar simulate --config limits.yaml trace.jsonl --decisions decisions.jsonl
-  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U access.log.gz
+  rlsidecar simulate --config limits.yaml --format nginx --domain edge --descriptor remote_address=%h,path=%U --html report.html access.log.gz
   rlsidecar simulate --config limits.yaml --format nginx --auth access.log.gz`
 }
 
