@@ -25,7 +25,7 @@ func promtool(t *testing.T, args ...string) {
 // TestRulesPassTheirTests runs what a person who changes the rules runs.
 func TestRulesPassTheirTests(t *testing.T) {
 	promtool(t, "check", "rules", examples+"/rules.yaml")
-	promtool(t, "test", "rules", examples+"/rules_test.yaml")
+	promtool(t, "test", "rules", examples+"/rules_test.yaml", examples+"/rules_day_test.yaml")
 	text, err := os.ReadFile(examples + "/rules_test.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -59,6 +59,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		{"a wrong Redis password", "RlsidecarStoreRefused", "RlsidecarStoreRefused"},
 		{"a bad reload", "RlsidecarConfigRefused", "RlsidecarConfigRefused"},
 		{"a typo in the domain", "", "RlsidecarDomainUnknown"},
+		{"a typo in a descriptor key", "", "RlsidecarRequestsUnmatched"},
 		{"requests without a domain", "", "RlsidecarRequestsRefused"},
 		{"memory full", "RlsidecarMemoryFull", "RlsidecarMemoryFull RlsidecarMemoryNearlyFull"},
 		{"no connection left", "RlsidecarConnectionsRefused", "RlsidecarConnectionsNearlyFull RlsidecarConnectionsRefused"},

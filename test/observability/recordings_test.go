@@ -76,6 +76,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 		}
 	})
 	made["a typo in the domain"] = s.record(t, func() { normal(); s.ask(t, 20, "egde", "user_id", "bob") })
+	made["a typo in a descriptor key"] = s.record(t, func() { normal(); s.ask(t, 20, "edge", "userid", "bob") })
 	made["requests without a domain"] = s.record(t, func() { normal(); s.ask(t, 20, "", "user_id", "bob") })
 
 	paused := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr)
