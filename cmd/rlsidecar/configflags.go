@@ -16,12 +16,24 @@ type configFlags struct {
 	Consume          string  `enum:"together,each" default:"together" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together or each."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of on_backend_failure: deny, allow, local or error."`
 	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of local_share, in (0, 1]."`
+	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Most limits of a configuration, each counted at every place that uses it. A limit takes about 500 bytes of memory."`
 	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as HTTP does: otherwise a client gets a new bucket for each number of blanks."`
+}
+
+// mostLimits is what --max-limits can be at most: it bounds memory, and so must have a bound itself.
+const mostLimits = 10_000_000
+
+// Validate is called by the command line parser.
+func (f configFlags) Validate() error {
+	if f.MaxLimits < 1 || f.MaxLimits > mostLimits {
+		return fmt.Errorf("--max-limits must be between 1 and %d, is %d", mostLimits, f.MaxLimits)
+	}
+	return nil
 }
 
 func (f configFlags) options() config.Options {
 	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // an enum
-	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks}
+	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks, MaxLimits: f.MaxLimits}
 }
 
 // load reads the configuration at paths for a command that needs one; problems go to stderr.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The section auth: how it is read, then how it is compiled.
@@ -488,28 +489,16 @@ func isToken(s string) bool {
 
 // meets tells whether a descriptor of these entries can meet a limit.
 func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
-	for _, doc := range c.docs {
-		if doc.Domain.value == domain && couldMeet(doc.Descriptors.value, entries) {
-			return true
-		}
+	d := c.snapshot.Domains[domain]
+	if d == nil {
+		return false
 	}
-	return false
-}
-
-// couldMeet may be wrong where there is a pattern: then it says yes.
-func couldMeet(list []*descriptor, entries []limiter.AuthEntry) bool {
-	e := &entries[0]
-	for _, d := range list {
-		star := strings.Contains(d.Key.value+d.Value.value, "*") ||
-			d.Key.value == e.Key && (d.ValuePrefix.stated() || d.ValueSuffix.stated() || d.ValueRegex.stated())
-		same := d.Key.value == e.Key && (d.Value.value == "" || e.From != limiter.FromValue || d.Value.value == e.Value)
-		switch {
-		case !star && !same:
-		case len(entries) == 1 && (d.Limit.stated() || d.RateLimit.stated()):
-			return true
-		case len(entries) > 1 && couldMeet(d.Descriptors.value, entries[1:]):
-			return true
-		}
+	if c.bad[domain] {
+		return true // what is missing may be the mistake
 	}
-	return false
+	possible := make([]descriptors.Possible, len(entries))
+	for i, e := range entries {
+		possible[i] = descriptors.Possible{Key: e.Key, Value: e.Value, Known: e.From == limiter.FromValue}
+	}
+	return d.Tree.CouldMeet(possible)
 }

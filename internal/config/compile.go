@@ -29,6 +29,8 @@ type source struct {
 	// lost are the files of which a part could not be read, so that there is no telling which domains
 	// that was about; also folders. "": any file may be among them.
 	lost []string
+	// cached: a Loader read it, and what it has compiled can be used.
+	cached bool
 }
 
 // parseAll reads files.
@@ -70,9 +72,11 @@ type compiler struct {
 	o        Options
 	snapshot *limiter.Snapshot
 	shared   *shared
-	policies int // so far
-	docs     []*document
-	full     bool // there were more than Options.MaxLimits: no more are looked at
+	policies int      // so far
+	loader   *Loader  // of a source that is cached; nil otherwise
+	built    []*built // the domains of snapshot
+	kept     []*built // domains that are added as they are
+	full     bool     // there were more than Options.MaxLimits: no more are looked at
 	// bad are the domains in which there is a mistake; badAuth: there is one in auth.
 	bad     map[string]bool
 	badAuth bool
@@ -89,15 +93,19 @@ func newCompiler(o Options, s *source) *compiler {
 
 // compile makes the Snapshot of the documents of files.
 func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
-	c.docs = docs
 	if c.authDocs == nil {
 		c.authDocs = docs
 	}
 	for _, d := range c.domains(docs) {
-		before := c.mistakes
-		if c.domain(d); c.mistakes > before {
-			c.bad[d.Name] = true
+		c.build(d)
+	}
+	for _, b := range c.kept {
+		if c.policies+len(b.Policies) > c.o.maxLimits() {
+			c.tooMany(b.docs[0].at)
+			c.bad[b.Name] = true
+			continue
 		}
+		c.use(b)
 	}
 	before := c.mistakes
 	c.auth()
@@ -184,7 +192,53 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 	return list
 }
 
-// domain adds d to the Snapshot.
+// build compiles d, unless that was done before, and adds it to the Snapshot.
+func (c *compiler) build(d *domain) {
+	if c.loader != nil && !c.full {
+		if b := c.loader.cached(d, c.incomplete); b != nil && c.policies+len(b.Policies) <= c.o.maxLimits() {
+			c.problems = append(c.problems, b.problems...)
+			if !c.incomplete {
+				c.problems = append(c.problems, b.late...)
+			}
+			c.mistakes += b.mistakes
+			c.use(b)
+			return
+		}
+	}
+	if c.loader != nil {
+		c.loader.refill(d.docs)
+	}
+	problems, mistakes, policies := len(c.problems), c.mistakes, c.policies
+	c.domain(d)
+	late := len(c.problems)
+	c.checkReplaces(d)
+	d.giveNames()
+	b := &built{
+		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
+		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
+	}
+	c.policies = policies
+	c.use(b)
+	if c.loader != nil && !c.full && d.Name != "" {
+		c.loader.built[d.Name] = b
+		for _, doc := range d.docs {
+			doc.compiled = true
+		}
+	}
+}
+
+// use adds b to the Snapshot.
+func (c *compiler) use(b *built) {
+	c.policies += len(b.Policies)
+	c.built = append(c.built, b)
+	c.snapshot.Domains[b.Name] = b.Domain
+	c.snapshot.Policies = append(c.snapshot.Policies, b.Policies...)
+	if b.mistakes > 0 {
+		c.bad[b.Name] = true
+	}
+}
+
+// domain compiles d.
 func (c *compiler) domain(d *domain) {
 	c.settings(d)
 	for _, doc := range d.docs {
@@ -195,10 +249,6 @@ func (c *compiler) domain(d *domain) {
 	for _, doc := range d.docs {
 		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
 	}
-	c.checkReplaces(d)
-	d.giveNames()
-	c.snapshot.Domains[d.Name] = d.Domain
-	c.snapshot.Policies = append(c.snapshot.Policies, d.Policies...)
 }
 
 // settings takes the domain's own settings from its documents, which must agree.
@@ -489,7 +539,7 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 			if (l.used == place{}) {
 				c.paidAfterwards(name.at, &p)
 			}
-			c.use(d, one, way, node, &p, true, nil)
+			c.useAt(d, one, way, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 		}
 	}
@@ -510,7 +560,7 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
 		p.Place = l.at.shown()
 		c.paidAfterwards(l.place("overdraw"), &p)
-		c.use(d, one, way, node, &p, false, l.Replaces.value)
+		c.useAt(d, one, way, node, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {
 		c.warnSlots(one, way, node)
@@ -524,8 +574,8 @@ func (c *compiler) paidAfterwards(at place, p *draft) {
 	}
 }
 
-// use completes p for its place and puts it at the node.
-func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+// useAt completes p for its place and puts it at the node.
+func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
 	p.more.Metadata = one.Metadata.value
@@ -557,10 +607,7 @@ func (c *compiler) use(d *domain, one *descriptor, way path, node *descriptors.N
 func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
 	policy := c.shared.policy(p)
 	if c.policies == c.o.maxLimits() {
-		if !c.full {
-			c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
-		}
-		c.full = true
+		c.tooMany(at)
 		return policy
 	}
 	c.policies++
@@ -570,6 +617,14 @@ func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *
 		d.uses = append(d.uses, use{policy, replaces})
 	}
 	return policy
+}
+
+// tooMany reports that there are more limits than there may be, of which the first is at.
+func (c *compiler) tooMany(at place) {
+	if !c.full {
+		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
+	}
+	c.full = true
 }
 
 // owner is a domain as it starts an Owner: without a "/", which ends it.

@@ -20,6 +20,8 @@ type document struct {
 	at          place
 	doubtful    bool           // a key could not be read, so that none counts as missing
 	bad         bool           // there is a mistake in its shape
+	part        *part          // what it was read of; nil: no Loader reads it
+	compiled    bool           // so that its limits and descriptors are not needed any more
 	Domain      text           `key:"domain"`
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`

@@ -13,19 +13,22 @@ import (
 // Keeper compiles configurations that follow one another, each domain for itself: one with a mistake
 // keeps its last good version, the others go live. It is for one goroutine.
 type Keeper struct {
-	o Options
-	// used and auth are the documents in use, and those whose auth is.
-	used, auth []*document
+	loader *Loader
+	// used are the domains in use, auth the documents whose auth is.
+	used []*built
+	auth []*document
 }
 
 // NewKeeper makes a Keeper that has nothing to keep yet.
-func NewKeeper(o Options) *Keeper { return &Keeper{o: o} }
+func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 
-// Load is as the function Load, domain by domain. stale are the domains with a mistake: they are as
+// Load is as the method of Loader, domain by domain. stale are the domains with a mistake: they are as
 // they were before or, where they never were without one, Broken. The Snapshot is nil where there is
 // no telling which domains a mistake is about, and nothing to keep; or where it is about all of them.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
-	return k.compile(readAll(paths, &k.o))
+	read := k.loader.read(read(paths))
+	defer k.loader.tidy(read)
+	return k.compile(read)
 }
 
 // CompileMessages is Load for what a control plane sends. Problems are those found so far.
@@ -36,10 +39,10 @@ func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter
 
 func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 	stale, known := k.touched(s)
-	c := newCompiler(k.o, s)
+	c := k.loader.compiler(s)
 	snapshot, problems := c.compile(s.docs, s.files)
 	if snapshot != nil && len(stale) == 0 && len(s.lost) == 0 {
-		k.used, k.auth = s.docs, s.docs
+		k.used, k.auth = c.built, s.docs
 		return snapshot, problems, nil
 	}
 	keepAuth := c.badAuth
@@ -49,18 +52,17 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 		}
 		maps.Copy(stale, c.bad)
 		delete(stale, "") // of a document that names no domain
-		docs := k.mixed(s.docs, stale)
-		c = newCompiler(k.o, &source{hash: s.hash})
+		c = k.loader.compiler(&source{hash: s.hash, cached: s.cached})
+		docs := k.mixed(c, s.docs, stale)
 		c.broken(docs, stale)
-		c.authDocs = docs
 		if keepAuth {
 			c.authDocs = append([]*document{}, k.auth...)
 		}
 		snapshot, more := c.compile(docs, s.files)
 		switch {
-		case snapshot != nil && !c.leadNowhere() && len(docs) > 0:
+		case snapshot != nil && !c.leadNowhere() && len(c.built) > 0:
 			snapshot.Hash += "-partly"
-			k.used, k.auth = docs, c.authDocs
+			k.used, k.auth = c.built, c.authDocs
 			return snapshot, problems, slices.Sorted(maps.Keys(stale))
 		case snapshot != nil:
 			return nil, problems, nil
@@ -96,9 +98,9 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	}
 	for _, file := range lost {
 		known = false
-		for _, d := range k.used {
-			if file == "" || within(d.at.file(), Root(file)) {
-				stale[d.Domain.value] = true
+		for _, b := range k.used {
+			if file == "" || slices.ContainsFunc(b.docs, func(d *document) bool { return within(d.at.file(), Root(file)) }) {
+				stale[b.Name] = true
 			}
 		}
 	}
@@ -111,25 +113,29 @@ func within(file, root string) bool {
 	return err == nil && way != ".." && !strings.HasPrefix(way, ".."+string(filepath.Separator))
 }
 
-// broken adds the stale domains of which there are no documents.
+// broken adds the stale domains of which there is nothing.
 func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	for name := range stale {
-		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) {
+		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) &&
+			!slices.ContainsFunc(c.kept, func(b *built) bool { return b.Name == name }) {
 			c.snapshot.Domains[name] = &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, OnFailure: c.o.OnFailure, Broken: true}
 		}
 	}
 }
 
-// mixed are the documents read of the domains that are fine, and those in use of the stale ones.
-func (k *Keeper) mixed(read []*document, stale map[string]bool) (docs []*document) {
+// mixed returns the documents read of the domains that are fine, and has c keep the stale ones that are in use. The
+// auth of all of them counts.
+func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (docs []*document) {
 	for _, d := range read {
 		if name := d.Domain.value; name != "" && !stale[name] {
 			docs = append(docs, d)
 		}
 	}
-	for _, d := range k.used {
-		if stale[d.Domain.value] {
-			docs = append(docs, d)
+	c.authDocs = append([]*document{}, docs...)
+	for _, b := range k.used {
+		if stale[b.Name] {
+			c.kept = append(c.kept, b)
+			c.authDocs = append(c.authDocs, b.docs...)
 		}
 	}
 	return docs

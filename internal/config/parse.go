@@ -29,6 +29,13 @@ const (
 type budget struct {
 	most int64
 	left atomic.Int64 // below 0: it is used up, and that was reported
+	all  *budget      // what else the nodes are of; nil: nothing
+}
+
+// spend takes n nodes, and tells whether they were there.
+func (b *budget) spend(n int) bool {
+	there := b.all == nil || b.all.spend(n)
+	return b.left.Add(-int64(n)) >= 0 && there
 }
 
 func newBudget(o *Options) *budget {
@@ -37,7 +44,7 @@ func newBudget(o *Options) *budget {
 	return b
 }
 
-func (b *budget) usedUp() bool { return b.left.Load() < 0 }
+func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.all.usedUp() }
 
 // report collects what there is to say.
 type report struct {
@@ -156,7 +163,7 @@ func (p *parser) spend(n *yaml.Node, nodes int) bool {
 	if p.nodes.usedUp() { // reported before
 		return false
 	}
-	if p.nodes.left.Add(-int64(nodes)) < 0 {
+	if !p.nodes.spend(nodes) {
 		p.mistake(p.at(n), "the configuration comes to more than %d YAML nodes, aliases followed; make it smaller", p.nodes.most)
 		return false
 	}

@@ -70,19 +70,20 @@ func (s *server) refused(problems config.Problems) {
 // load reads the configuration and puts it to use, unless there is a mistake in it. It logs
 // warnings; mistakes are the caller's to tell.
 func (s *server) load() config.Problems {
+	start := time.Now()
 	if s.keeper != nil {
 		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
-		s.take(snapshot, problems, stale, s.config.Paths)
+		s.take(snapshot, problems, stale, s.config.Paths, start)
 		return problems
 	}
-	snapshot, problems := config.Load(s.config.Paths, s.config.Defaults)
-	s.take(snapshot, problems, nil, s.config.Paths)
+	snapshot, problems := s.loader.Load(s.config.Paths)
+	s.take(snapshot, problems, nil, s.config.Paths, start)
 	return problems
 }
 
 // take puts what was read from sources to use, if it could be: snapshot is nil otherwise. The stale
-// domains in it are not as they were read.
-func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string) {
+// domains in it are not as they were read. Reading began at start.
+func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	s.metrics.Loaded(!problems.Bad(), now)
 	if snapshot != nil {
@@ -99,7 +100,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 			s.swap(snapshot, limits)
 			s.watch.compare(current, snapshot)
 		}
-		s.log.Info("configuration loaded", zap.String("hash", snapshot.Hash), zap.Int("limits", len(limits)))
+		s.log.Info("configuration loaded", zap.String("hash", snapshot.Hash), zap.Int("limits", len(limits)), zap.Duration("took", time.Since(start)))
 	}
 	refusals := admin.Refusals(problems)
 	s.mu.Lock()

@@ -187,7 +187,9 @@ type server struct {
 	configured   chan struct{}
 	isConfigured func()
 
-	keeper *config.Keeper // of the one goroutine that loads; nil unless Isolate
+	// Both are of the one goroutine that loads; keeper is nil unless Isolate.
+	loader *config.Loader
+	keeper *config.Keeper
 
 	mu     sync.Mutex
 	reload admin.Reload // guarded by mu
@@ -212,6 +214,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	ballasted.Do(func() { ballast = make([]byte, ballastSize) })
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
+	s.loader = config.NewLoader(c.Defaults)
 	if c.Isolate {
 		s.keeper = config.NewKeeper(c.Defaults)
 	}

@@ -106,6 +106,7 @@ func (s *server) waitForFirst(ctx context.Context) {
 // useMessages puts a whole configuration to use; the error is all mistakes in it. One that is isolated
 // is in use but for the domains with a mistake, and refused all the same: so the protocol has it.
 func (s *server) useMessages(messages []config.Message, problems config.Problems) error {
+	start := time.Now()
 	var snapshot *limiter.Snapshot
 	var stale []string
 	if s.keeper != nil {
@@ -117,7 +118,7 @@ func (s *server) useMessages(messages []config.Message, problems config.Problems
 			snapshot = nil
 		}
 	}
-	s.take(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server})
+	s.take(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server}, start)
 	if problems.Bad() {
 		s.refused(problems)
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })

@@ -45,6 +45,56 @@ type affixes struct {
 	nodes   map[string]*Node
 }
 
+// Possible is an entry of which the value may not be known.
+type Possible struct {
+	Key, Value string
+	Known      bool
+}
+
+// CouldMeet reports whether a descriptor with such entries could meet a policy. Where there are patterns it may say so
+// though it could not.
+func (t *Tree) CouldMeet(entries []Possible) bool {
+	return len(entries) > 0 && t.root.couldMeet(entries)
+}
+
+func (at *level) couldMeet(entries []Possible) bool {
+	e, rest := &entries[0], entries[1:]
+	leads := func(n *Node) bool {
+		return n != nil && (len(rest) == 0 && len(n.Policies) > 0 || len(rest) > 0 && n.next.couldMeet(rest))
+	}
+	wild := func(w wildcard) bool { return leads(w.node) }
+	if slices.ContainsFunc(at.loose, wild) {
+		return true
+	}
+	for key, v := range at.keys {
+		if slices.ContainsFunc(v.wild, func(w wildcard) bool { return (key == e.Key || w.How == Wildcard) && wild(w) }) {
+			return true
+		}
+	}
+	v := at.keys[e.Key]
+	if v == nil {
+		return false
+	}
+	for _, nodes := range []map[string]*Node{v.prefix.nodes, v.suffix.nodes} {
+		for _, n := range nodes {
+			if leads(n) {
+				return true
+			}
+		}
+	}
+	if leads(v.open) || e.Known && leads(v.exact[e.Value]) {
+		return true
+	}
+	if !e.Known {
+		for _, n := range v.exact {
+			if leads(n) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // wildcard is a pattern with a "*", or a regular expression.
 type wildcard struct {
 	Pattern

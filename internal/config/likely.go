@@ -1,0 +1,26 @@
+package config
+
+import (
+	"bytes"
+	"strings"
+)
+
+// likelyDomains are the names of the domains that a file seems to have documents of: what stands after "domain:" at
+// the start of a line. A file can be written so that there are others; then a domain is compiled twice, or later.
+func likelyDomains(data []byte) (names []string) {
+	const key = "domain:"
+	for rest := data; ; {
+		at := bytes.Index(rest, []byte(key))
+		if at < 0 {
+			return names
+		}
+		start := at == 0 || rest[at-1] == '\n'
+		rest = rest[at+len(key):]
+		if !start {
+			continue
+		}
+		line, _, _ := bytes.Cut(rest, []byte("\n"))
+		name, _, _ := strings.Cut(string(line), " #")
+		names = append(names, strings.Trim(strings.TrimSpace(name), `"'`))
+	}
+}

@@ -1,0 +1,276 @@
+package config
+
+import (
+	"crypto/sha256"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// Loader compiles configurations that follow one another. A file that did not change is not parsed again, and a
+// domain of which no file changed keeps its compiled form, to the pointer. What it returns is what a Load of its own
+// would. It is for one goroutine.
+type Loader struct {
+	o      Options
+	shared *shared
+	parts  map[string]*part  // by file
+	built  map[string]*built // by domain
+	parsed int               // how many files the last Load parsed
+}
+
+// part is what was read of a file.
+type part struct {
+	file  File // with its Data during a Load only
+	sum   [sha256.Size]byte
+	nodes int64 // that it has, aliases followed
+	report
+	docs []*document
+	lost bool // a part of it could not be read
+	// bare: the docs have neither limits nor descriptors any more. These take a hundred times the room of the file,
+	// and a domain of which no file changes does not need them.
+	bare bool
+}
+
+// built is a domain that was compiled of docs.
+type built struct {
+	*limiter.Domain
+	docs     []*document
+	problems Problems
+	mistakes int
+	// late are warnings that could be wrong while something cannot be read.
+	late Problems
+	// incomplete: it was compiled while something could not be read, so that mistakes may not have been found.
+	incomplete bool
+}
+
+// lightly is how many bytes of files may be in memory in parsed form at a time, beyond those that one domain needs.
+const lightly = 1 << 20
+
+// NewLoader makes a Loader that has loaded nothing yet.
+func NewLoader(o Options) *Loader {
+	return &Loader{o: o, shared: newShared(), parts: map[string]*part{}, built: map[string]*built{}}
+}
+
+// Load is as the function Load.
+func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
+	s := l.read(read(paths))
+	defer l.tidy(s)
+	return l.compiler(s).compile(s.docs, s.files)
+}
+
+// Parsed is how many files the last Load parsed: those that had changed, and those with parts of their domains.
+func (l *Loader) Parsed() int { return l.parsed }
+
+// compiler makes a compiler for s that uses what l has compiled.
+func (l *Loader) compiler(s *source) *compiler {
+	c := newCompiler(l.o, s)
+	if l != nil && s.cached {
+		c.shared, c.loader = l.shared, l
+	}
+	return c
+}
+
+// read parses what changed in files, in the reading of which there were problems.
+func (l *Loader) read(files []File, problems Problems) *source {
+	l.parsed = 0
+	s := &source{files: files, hash: hash(files), cached: true}
+	nodes := newBudget(&l.o)
+	parts, changed := make([]*part, len(files)), []*part(nil)
+	for i, f := range files {
+		p := l.parts[f.Name]
+		if sum := sha256.Sum256(f.Data); p == nil || p.sum != sum {
+			p = &part{sum: sum}
+			changed = append(changed, p)
+		} else {
+			nodes.left.Add(-p.nodes)
+		}
+		p.file, parts[i] = f, p
+	}
+	l.parse(parts, changed, nodes)
+	if nodes.usedUp() { // which file is too much depends on those before it
+		l.built, s.cached = map[string]*built{}, false
+		nodes = newBudget(&l.o)
+		for _, p := range parts {
+			*p = part{file: p.file}
+			p.parse(nodes)
+		}
+	}
+	s.problems = problems
+	for _, p := range problems { // none of them is a warning
+		s.incomplete = true
+		s.mistakes++
+		s.lost = append(s.lost, p.File)
+	}
+	l.parts = make(map[string]*part, len(parts))
+	for _, p := range parts {
+		s.take(p)
+		if s.cached {
+			l.parts[p.file.Name] = p
+		}
+	}
+	return s
+}
+
+// take adds p to s.
+func (s *source) take(p *part) {
+	s.problems = append(s.problems, p.problems...)
+	s.mistakes += p.mistakes
+	s.incomplete = s.incomplete || p.incomplete
+	if p.lost {
+		s.lost = append(s.lost, p.file.Name)
+	}
+	s.docs = append(s.docs, p.docs...)
+}
+
+// parse parses a file.
+func (p *part) parse(nodes *budget) {
+	own := &budget{most: nodes.most, all: nodes}
+	own.left.Store(own.most)
+	p.docs = parse(p.file, &p.report, own)
+	p.nodes = own.most - own.left.Load()
+	p.lost = p.incomplete || len(p.docs) == 0 || nodes.usedUp()
+	for _, d := range p.docs {
+		d.part = p
+	}
+}
+
+// parse parses the changed parts, as many at a time as there are processors. A domain is compiled as soon as the
+// last file that seems to have a part of it was parsed, so that not all files are in memory in parsed form.
+func (l *Loader) parse(all, changed []*part, nodes *budget) {
+	l.parsed += len(changed)
+	size := 0
+	for _, p := range changed {
+		size += len(p.file.Data)
+	}
+	if size <= lightly {
+		inTurn(changed, func(p *part) { p.parse(nodes) }, func(*part) {})
+		return
+	}
+	waiting := map[string]int{} // by domain, as far as it can be told: files that were not parsed yet
+	for _, p := range changed {
+		for _, name := range likelyDomains(p.file.Data) {
+			waiting[name]++
+		}
+	}
+	inTurn(changed, func(p *part) { p.parse(nodes) }, func(p *part) {
+		if nodes.usedUp() {
+			return
+		}
+		for _, name := range likelyDomains(p.file.Data) {
+			if waiting[name]--; waiting[name] == 0 {
+				l.ahead(name, all)
+			}
+		}
+	})
+}
+
+// inTurn calls first for each part, on several goroutines, and then for each, in their order, calls then. Few parts are
+// between the two calls.
+func inTurn(parts []*part, first, then func(*part)) {
+	workers := runtime.GOMAXPROCS(0)
+	room := make(chan struct{}, 2*workers)
+	done := make([]chan struct{}, len(parts))
+	for i := range done {
+		done[i] = make(chan struct{})
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i, p := range parts {
+			room <- struct{}{}
+			wg.Go(func() {
+				first(p)
+				close(done[i])
+			})
+		}
+	})
+	for i, p := range parts {
+		<-done[i]
+		then(p)
+		<-room
+	}
+	wg.Wait()
+}
+
+// ahead compiles the domain called name, of the parts that were parsed so far. If that is not all, it is compiled again.
+func (l *Loader) ahead(name string, all []*part) {
+	var docs []*document
+	for _, p := range all {
+		for _, d := range p.docs {
+			if d.Domain.value == name {
+				docs = append(docs, d)
+			}
+		}
+	}
+	if len(docs) == 0 {
+		return
+	}
+	c := l.compiler(&source{cached: true})
+	for _, d := range c.domains(docs) {
+		c.build(d)
+	}
+	for _, d := range docs {
+		d.part.strip()
+	}
+}
+
+// strip drops what compiled domains do not need, if all domains in p are compiled.
+func (p *part) strip() {
+	if p.bare || slices.ContainsFunc(p.docs, func(d *document) bool { return !d.compiled }) {
+		return
+	}
+	p.bare = true
+	for _, d := range p.docs {
+		d.Limits, d.Descriptors, d.MaxOverride = namedLimits{}, descriptorList{}, oneLimit{}
+	}
+}
+
+// refill gives docs back what strip dropped.
+func (l *Loader) refill(docs []*document) {
+	var bare []*part
+	for _, d := range docs {
+		if d.part != nil && d.part.bare && !slices.Contains(bare, d.part) {
+			bare = append(bare, d.part)
+		}
+	}
+	l.parsed += len(bare)
+	inTurn(bare, func(p *part) {
+		fresh := &part{file: p.file}
+		fresh.parse(newBudget(&l.o))
+		for i, d := range fresh.docs {
+			p.docs[i].Limits, p.docs[i].Descriptors, p.docs[i].MaxOverride = d.Limits, d.Descriptors, d.MaxOverride
+		}
+		p.bare = false
+	}, func(*part) {})
+}
+
+// tidy ends a Load.
+func (l *Loader) tidy(s *source) {
+	there := make(map[string]bool, len(l.built))
+	for _, d := range s.docs {
+		there[d.Domain.value] = true
+		d.compiled = true // or it never will be
+	}
+	for name := range l.built {
+		if !there[name] {
+			delete(l.built, name)
+		}
+	}
+	for _, p := range l.parts {
+		p.strip()
+		p.file.Data = nil
+	}
+}
+
+// cached is d as it was compiled before; nil: it must be compiled.
+func (l *Loader) cached(d *domain, incomplete bool) *built {
+	b := l.built[d.Name]
+	if d.Name == "" || b == nil || !slices.Equal(b.docs, d.docs) {
+		return nil
+	}
+	if b.incomplete != incomplete && (b.incomplete || b.mistakes > 0) { // others, or more, or fewer mistakes
+		return nil
+	}
+	return b
+}

@@ -1,0 +1,216 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// pieces are documents: good ones, parts of domains, and ones with every kind of mistake. %d is a number that may
+// change without anything else.
+var pieces = []string{
+	"domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
+	"domain: a\ndescriptors: [{key: other, value: x*, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
+	"domain: a\nlimits: {named: {algorithm: token_bucket, rate: %d, period: 1s}}\n",
+	"domain: a\ndescriptors: [{key: uses, limit: named, metadata: {n: %d}}]\n",
+	"domain: a\non_backend_failure: allow # %d\n",
+	"domain: b\ndescriptors: [{key: k, value: v, rate_limit: {name: n%[1]d, unit: day, requests_per_unit: %[1]d}, descriptors: [{key: l, value_regex: 'x+', rate_limit: {unit: hour, requests_per_unit: %[1]d}}]}]\n",
+	"domain: b\ndescriptors: [{key: r, rate_limit: {name: r, unit: day, requests_per_unit: 5, replaces: [{name: n%d}]}}]\n",
+	"domain: b\nconsume: each\nmax_override: {unit: hour, requests_per_unit: %d}\n",
+	"{domain: c, hash_tag: domain, descriptors: [{key: k, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: %d}}]}\n",
+	"domain: c\ndescriptors: [{key: s, shadow_mode: true, rate_limit: [{unit: day, requests_per_unit: %d}, {unit: hour, requests_per_unit: 2}]}]\n",
+	"domain: d\nauth: {routes: [{match: {path: /%d}, domain: a, descriptors: [[{key: k, from: value, value: x}]]}]}\n",
+	"domain: d\nauth: {default: allow, routes: [{match: {path: /x}, domain: b, descriptors: [[{key: k, from: value, value: v%d}]]}]}\n",
+	"domain: a\nnonsense: %d\n",
+	"domain: b\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: -%d}}]\n",
+	"domain: c\ndescriptors: [{key: u, limit: missing%d}]\n",
+	"descriptors: [{key: %d}]\n",
+	"domain: \"\"\n# %d\n",
+	"domain: a\n  bad: [ %d\n",
+	"# %d\n",
+}
+
+// edit draws files that follow others: some are added, removed, changed, broken or repaired.
+func edit(t *rapid.T, before []File) []File {
+	after := slices.Clone(before)
+	for range rapid.IntRange(1, 3).Draw(t, "edits") {
+		name := fmt.Sprintf("f%d.yaml", rapid.IntRange(0, 4).Draw(t, "file"))
+		at := slices.IndexFunc(after, func(f File) bool { return f.Name == name })
+		if rapid.IntRange(0, 4).Draw(t, "remove") == 0 {
+			if at >= 0 {
+				after = slices.Delete(after, at, at+1)
+			}
+			continue
+		}
+		var docs []string
+		for range rapid.IntRange(1, 2).Draw(t, "documents") {
+			docs = append(docs, fmt.Sprintf(rapid.SampledFrom(pieces).Draw(t, "piece"), rapid.IntRange(1, 3).Draw(t, "number")))
+		}
+		f := File{name, []byte(strings.Join(docs, "---\n"))}
+		if at < 0 {
+			after = append(after, f)
+		} else {
+			after[at] = f
+		}
+	}
+	slices.SortFunc(after, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	return after
+}
+
+// unread draws what could not be read.
+func unread(t *rapid.T) Problems {
+	if rapid.IntRange(0, 5).Draw(t, "unreadable") > 0 {
+		return nil
+	}
+	return Problems{{File: "f9.yaml", Message: "cannot be read"}}
+}
+
+// fresh is the source that a first Load would read.
+func fresh(files []File, problems Problems, o *Options) *source {
+	s := parseAll(files, o)
+	for _, p := range problems {
+		s.incomplete = true
+		s.mistakes++
+		s.lost = append(s.lost, p.File)
+	}
+	s.problems = append(slices.Clone(problems), s.problems...)
+	return s
+}
+
+func same(t *rapid.T, step int, got, want *limiter.Snapshot, said, wantSaid Problems) {
+	t.Helper()
+	if !slices.Equal(said, wantSaid) {
+		t.Fatalf("step %d: it says\n%v\nwant\n%v", step, said, wantSaid)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Fatalf("step %d: got %+v, want %+v", step, got, want)
+	}
+}
+
+// TestLoadingWhatChangedIsLoadingAll for any sequence of edits.
+func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
+		l := NewLoader(o)
+		var files []File
+		for step := range rapid.IntRange(1, 8).Draw(t, "steps") {
+			files = edit(t, files)
+			problems := unread(t)
+			read := l.read(files, problems)
+			got, said := l.compiler(read).compile(read.docs, read.files)
+			l.tidy(read)
+			want, wantSaid := fresh(files, problems, &o).compile(o)
+			same(t, step, got, want, said, wantSaid)
+		}
+	})
+}
+
+// TestIsolatingWhatChangedIsIsolatingAll: the same for configurations in which mistakes stay in their domains.
+func TestIsolatingWhatChangedIsIsolatingAll(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
+		k, plain := NewKeeper(o), NewKeeper(o)
+		var files []File
+		for step := range rapid.IntRange(1, 8).Draw(t, "steps") {
+			files = edit(t, files)
+			problems := unread(t)
+			read := k.loader.read(files, problems)
+			got, said, stale := k.compile(read)
+			k.loader.tidy(read)
+			want, wantSaid, wantStale := plain.compile(fresh(files, problems, &o))
+			same(t, step, got, want, said, wantSaid)
+			if !slices.Equal(stale, wantStale) {
+				t.Fatalf("step %d: stale %q, want %q", step, stale, wantStale)
+			}
+		}
+	})
+}
+
+// TestLargeFilesAreReadAhead: files that are too large to be in memory in parsed form all at once make the same
+// configuration, with domains in one file, in several, and with names that are hard to find.
+func TestLargeFilesAreReadAhead(t *testing.T) {
+	var files []File
+	for i := range 40 {
+		domain := fmt.Sprintf("domain: d%d", i%30)
+		if i%7 == 0 {
+			domain = fmt.Sprintf("? domain\n: 'd%d'", i%30)
+		}
+		text := domain + "\ndescriptors:\n"
+		for j := range 50 {
+			text += fmt.Sprintf("- {key: k%d_%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", i, j, 1+j%3)
+		}
+		files = append(files, File{fmt.Sprintf("f%02d.yaml", i), []byte(text + "#" + strings.Repeat("x", lightly/20))})
+	}
+	l := NewLoader(Options{})
+	load := func() *limiter.Snapshot {
+		t.Helper()
+		read := l.read(files, nil)
+		got, said := l.compiler(read).compile(read.docs, read.files)
+		l.tidy(read)
+		want, wantSaid := Compile(files, Options{})
+		if !slices.Equal(said, wantSaid) || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%v, want %v", said, wantSaid)
+		}
+		return got
+	}
+	first := load()
+	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // of d5, with f05.yaml
+	second := load()
+	if l.Parsed() != 2 {
+		t.Errorf("%d files were parsed, want the changed one, and the other one of its domain", l.Parsed())
+	}
+	for name, d := range second.Domains {
+		if kept := d == first.Domains[name]; kept != (name != "d5") {
+			t.Errorf("domain %s: kept %t", name, kept)
+		}
+	}
+	for _, p := range l.parts {
+		if !p.bare || p.file.Data != nil {
+			t.Errorf("%s: what was parsed is still there", p.file.Name)
+		}
+	}
+}
+
+// TestAChangedFileIsParsedAlone: of 200 files with a domain each one is parsed again, and the other domains stay as
+// they are, to the pointer.
+func TestAChangedFileIsParsedAlone(t *testing.T) {
+	var files []File
+	for i := range 200 {
+		files = append(files, File{fmt.Sprintf("f%03d.yaml", i), fmt.Appendf(nil, "domain: d%d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 5}}]", i)})
+	}
+	l := NewLoader(Options{})
+	load := func() *limiter.Snapshot {
+		t.Helper()
+		read := l.read(files, nil)
+		defer l.tidy(read)
+		s, said := l.compiler(read).compile(read.docs, read.files)
+		if s == nil {
+			t.Fatal(said)
+		}
+		return s
+	}
+	first := load()
+	if l.Parsed() != 200 {
+		t.Errorf("%d files were parsed at first", l.Parsed())
+	}
+	files[7].Data = []byte("domain: d7\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 6}}]")
+	second := load()
+	if l.Parsed() != 1 {
+		t.Errorf("%d files were parsed for one that changed", l.Parsed())
+	}
+	for name, d := range second.Domains {
+		if kept := d == first.Domains[name]; kept != (name != "d7") {
+			t.Errorf("domain %s: kept %t", name, kept)
+		}
+	}
+	load()
+	if l.Parsed() != 0 {
+		t.Errorf("%d files were parsed for none that changed", l.Parsed())
+	}
+}
