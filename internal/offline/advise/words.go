@@ -90,7 +90,7 @@ func (a *Advice) Of(n int64) string {
 	case l.Kind == algorithms.Guaranteed:
 		sure := descriptors.Span(algorithms.Micros(l.V1/l.P1) * l.Tick)
 		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, l.V1/l.Q, sure)
-	case l.Kind == algorithms.TokenBucket || l.Kind == algorithms.LeakyBucket:
+	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow && l.Capacity != l.Rate:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d}", l.Kind, n, period, n)
 	default:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s}", l.Kind, n, period)

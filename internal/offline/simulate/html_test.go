@@ -15,7 +15,7 @@ import (
 func busyLog(clients int) string {
 	random := rand.New(rand.NewPCG(1, 2))
 	var log strings.Builder
-	for second := range 1800 {
+	for second := range 600 {
 		at := fmt.Sprintf("[01/Jan/2026:00:%02d:%02d +0000]", second/60, second%60)
 		for range 1 + random.IntN(20) {
 			fmt.Fprintf(&log, `192.0.%d.%d - - %s "GET / HTTP/1.1" 200 1`+"\n", random.IntN(clients)/250, random.IntN(clients)%250, at)

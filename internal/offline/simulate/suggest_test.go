@@ -16,6 +16,7 @@ var forms = []struct{ name, limit, stays string }{
 	{"token bucket with a penalty", "algorithm: token_bucket, rate: 3, period: 1m", "penalty: {after: 2, for: 30s, max: 5m}"},
 	{"token bucket that starts empty", "algorithm: token_bucket, rate: 3, period: 1m, initial: 0", ""},
 	{"fixed window", "algorithm: fixed_window, rate: 3, period: 10s", ""},
+	{"fixed window that saves", "algorithm: fixed_window, rate: 3, period: 10s, capacity: 5", ""},
 	{"fixed window of the calendar", "algorithm: fixed_window, rate: 3, period: day, time_zone: Europe/Berlin", ""},
 	{"sliding window", "algorithm: sliding_window, rate: 3, period: 30s", ""},
 	{"sliding log", "algorithm: sliding_log, rate: 3, period: 30s", ""},
