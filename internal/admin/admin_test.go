@@ -15,6 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -50,6 +51,9 @@ func fixture(t *testing.T) Config {
 	})
 	return Config{
 		Version: "v1", Started: began, Now: func() time.Time { return began.Add(time.Hour) },
+		Unmatched: func(int) (time.Time, []unmatched.Shape) {
+			return began, []unmatched.Shape{{Domain: "sh0p", Keys: [][]string{{"user", "<b>"}, {"\xff"}}, Requests: 12345, Last: began}, {Domain: "d", Configured: true, Requests: 1, Last: began}}
+		},
 		Used:    func() (time.Time, []usage.Used) { return began, nil },
 		History: recorder, Times: &history.Times{}, Conditions: func() []conditions.Condition { return nil },
 		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics") }),

@@ -49,7 +49,7 @@ func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, r
 			row.LimitLink = limitLink(d.Domain, d.Limit)
 		}
 		if d.Cut {
-			row.Key += "…"
+			row.Key = strings.TrimSuffix(row.Key, "…") + "…"
 		} else if d.Entries != nil || d.Key != nil {
 			row.Link = deniedLink(d)
 		}

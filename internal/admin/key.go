@@ -326,7 +326,7 @@ func leftWords(r *limiter.Result) string {
 	if unit := max(1, r.Policy.Limit.Unit()); d.Value < 0 {
 		text += fmt.Sprintf(", in debt by %s", count(uint64((-d.Value+unit-1)/unit)))
 	}
-	if d.ResetAfter > 0 {
+	if d.ResetAfter > 0 && d.Remaining < r.Policy.Limit.Capacity {
 		text += ", full again in " + span(time.Duration(d.ResetAfter)*time.Microsecond)
 	}
 	return text

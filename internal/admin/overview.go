@@ -75,6 +75,7 @@ type overviewBody struct {
 	Configured bool
 	Denied     []deniedRow
 	Since      string
+	Unmatched  []unmatchedRow
 	Query      string
 	Sort, Show string
 	Sorts      []choice
@@ -85,6 +86,25 @@ type overviewBody struct {
 	Previous, Next          string // links; "": there is no such page
 	// Dropped limits have no sparkline.
 	Dropped string
+}
+
+// unmatchedRow is a shape of requests that met no limit: the keys of their descriptors, without the values.
+type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
+
+// unmatchedShown is how many shapes the overview lists.
+const unmatchedShown = 10
+
+func (p *pages) unmatched() (rows []unmatchedRow) {
+	_, top := p.Unmatched(unmatchedShown)
+	for i := range top {
+		s := &top[i]
+		row := unmatchedRow{"at least " + count(uint64(s.Requests)), descriptors.Printable(s.Domain), s.Text(), "no limit is met", ago(s.Last, p.Now())}
+		if !s.Configured {
+			row.Why = "the domain is not configured"
+		}
+		rows = append(rows, row)
+	}
+	return rows
 }
 
 // choice is a link that changes one parameter of the overview.
@@ -133,6 +153,7 @@ func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
 		b.Shows = append(b.Shows, choice{s.name, b.link(b.Sort, s.key, 1), s.key == b.Show})
 	}
 	b.Since, b.Denied = p.denied(deniedShown, nil)
+	b.Unmatched = p.unmatched()
 	all := p.catalogs.of(p.Current()).limits
 	found := p.ranked(all, &b)
 	number, _ := strconv.Atoi(q.Get("page"))

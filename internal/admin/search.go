@@ -96,7 +96,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			return
 		}
 		result := &c.Results[0]
-		if d := &result.Decision; d.ResetAfter == 0 && d.Blocked == 0 && result.Policy.Adjusted == nil {
+		if d := &result.Decision; d.Remaining >= result.Policy.Limit.Capacity && d.Blocked == 0 && result.Policy.Adjusted == nil {
 			continue // as one never seen
 		}
 		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: leftWords(result)}

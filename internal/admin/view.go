@@ -45,6 +45,7 @@ var (
 	keyPage      = parse("key")
 	searchPage   = parse("search")
 	changePage   = parse("change")
+	fleetPage    = parse("fleet")
 
 	adjustmentsPage   = parse("adjustments")
 	configurationPage = parse("configuration")

@@ -270,6 +270,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	if s.watch != nil {
 		wg.Go(func() { s.runWatch(background) })
+		if s.watch.fleet != nil {
+			wg.Go(func() { s.watch.fleet.run(background, s.report) })
+		}
 	}
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
@@ -473,10 +476,15 @@ func (o *opening) admin() error {
 	if s.config.Admin == "" {
 		return nil
 	}
+	var fleet func(context.Context) admin.Fleet
+	if s.watch.fleet = s.newFleet(); s.watch.fleet != nil {
+		fleet = s.watch.fleet.read
+	}
 	h := admin.New(admin.Config{
+		Fleet: fleet,
 		Token: s.adminToken, ReadToken: s.adminReadToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
 		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
-		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
+		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
 	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to

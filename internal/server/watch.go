@@ -2,11 +2,13 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
@@ -21,6 +23,10 @@ type watch struct {
 	times   history.Times
 	usage   *usage.Recorder
 
+	fleet *fleet // nil: no other process shares this one's Redis
+	// full is how many charges found no room in memory at the last sample, and fullAt when the last of them did.
+	full   uint64
+	fullAt time.Time
 	// swapped is the last swap of configurations, until it is compared.
 	swapped chan swap
 }
@@ -79,6 +85,7 @@ func (s *server) runWatch(ctx context.Context) {
 			return
 		case now := <-ticker.C:
 			s.watch.read(now, s.metrics)
+			s.reportMemory(now)
 			s.reportOverflow()
 		case swapped := <-s.watch.swapped:
 			changes := admin.Compare(swapped.before, swapped.after)
@@ -111,4 +118,54 @@ func (w *watch) compare(before, after *limiter.Snapshot) {
 	default:
 	}
 	w.swapped <- swap{before, after}
+}
+
+const (
+	// memoryFull and controlPlaneAway are conditions that this package reports.
+	memoryFull, controlPlaneAway = "memory-full", "control-plane-away"
+	// fullFor is how long memory is reported as full after the last bucket that found no room.
+	fullFor = time.Minute
+)
+
+// reportMemory reports that buckets found no room in memory, or soon will find none. With Redis these are the buckets that
+// stand in for it.
+func (s *server) reportMemory(now time.Time) {
+	stats := s.stack.memory.Stats()
+	if stats.Full > s.watch.full {
+		s.watch.full, s.watch.fullAt = stats.Full, now
+	}
+	const remedy = "Raise --memory-max-keys, or find the limit whose keys are many: rlsidecar top lists the keys denied for want of room."
+	switch {
+	case !s.watch.fullAt.IsZero() && now.Sub(s.watch.fullAt) < fullFor:
+		s.conditions.Set(conditions.Condition{
+			Name: memoryFull, Severity: conditions.Critical,
+			Summary: fmt.Sprintf("Memory has no room for another bucket: all %d are in use. Keys that were not seen yet are answered by on_backend_failure.", stats.MaxKeys),
+			Remedy:  remedy,
+		})
+	case stats.Keys > stats.MaxKeys/10*9:
+		s.conditions.Set(conditions.Condition{
+			Name: memoryFull, Severity: conditions.Warning,
+			Summary: fmt.Sprintf("Memory is nearly full: %d of %d buckets are in use. When all are, keys that were not seen yet are answered by on_backend_failure.", stats.Keys, stats.MaxKeys),
+			Remedy:  remedy,
+		})
+	default:
+		s.conditions.Clear(memoryFull)
+	}
+}
+
+// reportControlPlane returns what is called when the stream of the control plane at server opens or ends.
+func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
+	away := conditions.Condition{
+		Name: controlPlaneAway, Severity: conditions.Degraded,
+		Summary: "There is no stream from the xDS server " + server + ". The configuration stays as it is, and changes do not arrive.",
+		Remedy:  "Check that the server runs, and --xds-server. The stream is opened again by itself.",
+	}
+	s.conditions.Set(away)
+	return func(connected bool) {
+		if next(connected); connected {
+			s.conditions.Clear(controlPlaneAway)
+		} else {
+			s.conditions.Set(away)
+		}
+	}
 }

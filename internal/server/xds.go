@@ -68,7 +68,7 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 	c := xds.Config{
 		Server: x.Server, NodeID: x.NodeID, NodeMetadata: x.NodeMetadata, Headers: x.Headers,
 		MaxMessage: x.MaxMessage, MinBackoff: x.MinBackoff, MaxBackoff: x.MaxBackoff,
-		Version: s.config.Version, Log: s.log, Connected: s.metrics.WatchControlPlane(),
+		Version: s.config.Version, Log: s.log, Connected: s.reportControlPlane(x.Server, s.metrics.WatchControlPlane()),
 	}
 	if x.TLS {
 		c.TLS = &xds.TLS{CA: x.CA, Cert: x.Cert, Key: x.Key, ServerName: x.ServerName}

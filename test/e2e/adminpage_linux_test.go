@@ -1,46 +1,21 @@
 package e2e
 
 import (
-	"context"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
-	"os/exec"
+	"os"
+	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
+	"time"
 
-	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 )
-
-// browse has Chromium show a page. It returns what the page then consists of, and what the browser's
-// console says.
-func browse(t *testing.T, url string) (dom, console string) {
-	t.Helper()
-	program, err := exec.LookPath("google-chrome") // the same for what is asked of it here
-	if err != nil {
-		program = tooltest.Path(t, "chromium") // may skip
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--user-data-dir="+t.TempDir(), "--enable-logging=stderr", "--dump-dom", url)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // and those it started
-	var out, said strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &said
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, said.String())
-	}
-	for line := range strings.Lines(said.String()) {
-		if strings.Contains(line, ":CONSOLE:") {
-			console += line
-		}
-	}
-	return out.String(), console
-}
 
 // hostileKeys would each be more than a text on a page that did not take care.
 var hostileKeys = []string{
@@ -53,76 +28,283 @@ var hostileKeys = []string{
 	`&lt;script&gt;&#60;b&#62;`,
 	"\u202egnp.exe", // what follows would be read backwards
 	"%s%d%!(EXTRA)",
+	"\r\n\x00\x1b[31m\xff",
+	strings.Repeat("long", 200),
 }
 
-// TestAdminPageInABrowser has hostile keys denied, and looks at the page that tells of them.
+const pageLimits = `domain: shop
+limits:
+  send: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 3}
+  "<img src=x onerror=document.title='pwned'>": {algorithm: fixed_window, rate: 1, period: 1h}
+  quiet: {algorithm: sliding_window, rate: 1, period: 1h}
+descriptors:
+  - {key: user, limit: send}
+  - {key: region, limit: quiet, shadow_mode: true}
+`
+
+// adminPage is a sidecar with a page that has something to show.
+type adminPage struct {
+	*process
+	http, admin, config string
+}
+
+func startAdminPage(t *testing.T) *adminPage {
+	t.Helper()
+	dir := t.TempDir()
+	p := &adminPage{config: filepath.Join(dir, "limits.yaml")}
+	p.write(t, pageLimits)
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr := loopback()
+	p.http, p.admin = "http://"+addr+":8080", "http://"+addr+":6070"
+	p.process = start(t, sidecarProgram, "serve", "--config", p.config, "--grpc-listen", addr+":8081", "--http-listen", addr+":8080",
+		"--admin-listen", addr+":6070", "--admin-token-file", token, "--drain-delay", "0s")
+	awaitPort(t, p.process, "tcp", addr+":6070")
+	for _, key := range hostileKeys {
+		p.deny(t, "send", key)
+	}
+	p.deny(t, "send", "bob")
+	p.deny(t, "<img src=x onerror=document.title='pwned'>", "eve")
+	return p
+}
+
+func (p *adminPage) write(t *testing.T, text string) {
+	t.Helper()
+	if err := os.WriteFile(p.config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deny asks for a limit until it denies.
+func (p *adminPage) deny(t *testing.T, limit, key string) {
+	t.Helper()
+	body, err := json.Marshal(map[string]any{"name": limit, "key": map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(key))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		answer, err := http.Post(p.http+"/v1/limit", "application/json", strings.NewReader(string(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode == http.StatusTooManyRequests {
+			return
+		}
+	}
+	t.Fatalf("%s, %q is not denied", limit, key)
+}
+
+// looks gives b a width and a colour scheme.
+func (b *browser) looks(width int64, scheme string) {
+	b.t.Helper()
+	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
+	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
+		b.t.Fatal(err)
+	}
+	b.do(chromedp.EmulateViewport(width, 900))
+}
+
+// tabTo moves the focus by the Tab key to the element with a text, label or value, and wants it to be seen there.
+func (b *browser) tabTo(text string) {
+	b.t.Helper()
+	const focused = `(() => {
+		const e = document.activeElement, seen = getComputedStyle(e).outlineStyle !== 'none';
+		const label = e.labels && e.labels.length ? e.labels[0].textContent : e.textContent || e.value || '';
+		return (seen ? '' : 'unseen ') + label.trim();
+	})()`
+	var passed []string
+	for range 200 {
+		b.do(chromedp.KeyEvent(kb.Tab))
+		at := in[string](b, focused)
+		if at == text {
+			return
+		}
+		passed = append(passed, at)
+	}
+	b.t.Fatalf("the Tab key does not lead to %q, but to %q", text, passed[:min(len(passed), 40)])
+}
+
+// enter presses Enter and waits for the page that this leads to.
+func (b *browser) enter() {
+	b.t.Helper()
+	in[bool](b, `window.before = true`)
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.until("another page", `window.before === undefined && document.readyState === 'complete'`)
+}
+
+// until waits for a script to return true.
+func (b *browser) until(what, script string) {
+	b.t.Helper()
+	for deadline := time.Now().Add(patience); !in[bool](b, script); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("%s: not within %v; the page is\n%s", what, patience, in[string](b, `document.body.innerText`))
+		}
+	}
+}
+
+func (b *browser) text() string {
+	b.t.Helper()
+	return in[string](b, `document.querySelector('main').innerText`)
+}
+
+// shows wants texts in what a person reads.
+func (b *browser) shows(texts ...string) {
+	b.t.Helper()
+	all := b.text()
+	for _, text := range texts {
+		if !strings.Contains(all, text) {
+			b.t.Errorf("no %q in\n%s", text, all)
+		}
+	}
+}
+
+func (b *browser) logIn(p *adminPage) {
+	b.t.Helper()
+	b.do(chromedp.Navigate(p.admin + "/"))
+	b.do(chromedp.KeyEvent("secret")) // the focus is there
+	b.enter()
+	b.shows("Overview")
+}
+
+// TestAdminPageInABrowser opens every page at the widths of a phone and of a desk, by day and by night: nothing is cut
+// off, no key or name is more than a text, the policy of the page has nothing to forbid, and axe finds nothing.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()
-	s := newFront(t, "")
-	ask := func(headers ...string) int {
-		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.addr+":8080/v1/auth/nginx", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := 0; i+1 < len(headers); i += 2 {
-			r.Header.Set(headers[i], headers[i+1])
-		}
-		a, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = a.Body.Close()
-		return a.StatusCode
+	p := startAdminPage(t)
+	b := newBrowser(t)
+	const name = "%3Cimg+src%3Dx+onerror%3Ddocument.title%3D%27pwned%27%3E"
+	paths := map[string]string{
+		"login": "/login", "overview": "/", "limit": "/limit?domain=shop&name=send", "hostile-limit": "/limit?domain=shop&name=" + name,
+		"search": "/key?q=b", "key": "/key?domain=shop&limit=send&value=bob", "hostile-key": "/key?domain=shop&limit=send&value=" + name,
+		"raise": "/change?do=raise&domain=shop&limit=send&value=bob", "adjustments": "/adjustments",
+		"configuration": "/configuration", "fleet": "/fleet", "problem": "/limit?domain=shop&name=none",
 	}
-	client := netip.MustParseAddr("192.0.2.1")
-	denied := func(headers ...string) {
-		t.Helper()
-		client = client.Next() // each address has a limit of its own
-		for range 100 {
-			if ask(append(headers, "X-Real-IP", client.String())...) == http.StatusForbidden {
-				return
+	for _, scheme := range []string{"light", "dark"} {
+		for _, width := range []int64{390, 1440} {
+			b.looks(width, scheme)
+			for _, page := range []string{"login", "overview", "limit", "hostile-limit", "search", "key", "hostile-key", "raise", "adjustments", "configuration", "fleet", "problem"} {
+				t.Run(fmt.Sprintf("%s %s %d", page, scheme, width), func(t *testing.T) {
+					b := &browser{t: t, ctx: b.ctx}
+					if page == "overview" && scheme == "light" && width == 390 {
+						b.logIn(p)
+					}
+					b.do(chromedp.Navigate(p.admin + paths[page]))
+					b.wellMade(width, scheme)
+					picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
+					if err != nil {
+						t.Fatal(err)
+					}
+					keepPicture(t, fmt.Sprintf("%s-%s-%d.png", page, scheme, width), picture)
+					axe(t, b)
+				})
 			}
 		}
-		t.Fatalf("%q is not denied", headers)
 	}
-	for _, key := range hostileKeys {
-		denied("X-Original-URI", "/", "X-Api-Key", key)
-	}
-	denied("X-Original-URI", "/?tenant=%0d%0a%00%1b[31m%ff%3Cscript%3Edocument.title='pwned'%3C/script%3E")
-
-	page := "http://" + net.JoinHostPort(s.addr, "6070") + "/"
-	dom, console := browse(t, page)
-	if console != "" {
-		t.Errorf("the console says\n%s", console)
-	}
-	for _, want := range []string{
-		"<title>Overview · rlsidecar</title>", "the limit was reached",
-		`>api_key=&lt;script&gt;document.title='pwned'&lt;/script&gt;</a>`,
-		`>api_key=&lt;img src=x onerror=document.title='pwned'&gt;</a>`,
-		`>api_key=\"&gt;&lt;svg/onload=document.title='pwned'&gt;</a>`,
-		`>api_key=&lt;/td&gt;&lt;/tr&gt;&lt;/table&gt;&lt;style&gt;*{display:none}&lt;/style&gt;</a>`,
-		`>api_key=&amp;lt;script&amp;gt;&amp;#60;b&amp;#62;</a>`,
-		`>api_key=\u202egnp.exe</a>`, `>api_key=%s%d%!(EXTRA)</a>`,
-		`>tenant=\r\n\x00\x1b[31m\xff&lt;script&gt;`,
-	} {
-		if !strings.Contains(dom, want) {
-			t.Errorf("no %q", want)
+	for _, said := range b.console() {
+		if !strings.Contains(said, "401") && !strings.Contains(said, "404") { // the answers of the form to log in, and of a limit that is not there
+			t.Errorf("the console says %q", said)
 		}
 	}
-	for _, no := range []string{"<script>document", "<img", "<svg/", "<base", "<meta http-equiv", "<a href=\"javascript", "\u202e", "\xff"} {
-		if strings.Contains(dom, no) {
-			t.Errorf("the page has %q", no)
-		}
-	}
-	if n := strings.Count(dom, "<style"); n != 1 {
-		t.Errorf("%d styles", n)
-	}
-	if t.Failed() {
-		t.Log(dom)
-	}
+}
 
-	// That this browser would do what the keys want, and say what a policy forbids:
+// wellMade wants what holds for every page.
+func (b *browser) wellMade(width int64, scheme string) {
+	b.t.Helper()
+	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
+		b.t.Errorf("the title is %q", title)
+	}
+	if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
+		b.t.Errorf("the page is %d px wide", got)
+	}
+	if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
+		b.t.Errorf("dark is %t", dark)
+	}
+	if n := in[int](b, `document.querySelectorAll('img, base, iframe, main script, main style, main svg[onload], [href^="javascript"], meta[http-equiv]').length`); n != 0 {
+		b.t.Errorf("keys or names became %d elements", n)
+	}
+	if text := in[string](b, `document.body.innerHTML`); strings.Contains(text, "\u202e") || strings.Contains(text, "\xff") {
+		b.t.Error("the page has bytes that a client chose, as they are")
+	}
+}
+
+// TestAnOperatorAtNight finds out why bob is denied, raises his limit and blocks another key: by keyboard only, with
+// and without scripts.
+func TestAnOperatorAtNight(t *testing.T) {
+	t.Parallel()
+	for _, scripts := range []string{"with scripts", "without scripts"} {
+		t.Run(scripts, func(t *testing.T) {
+			p := startAdminPage(t)
+			b := newBrowser(t)
+			b.looks(1440, "dark")
+			if scripts == "without scripts" {
+				if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.logIn(p)
+			b.tabTo("Why is this key denied?")
+			b.do(chromedp.KeyEvent("bob"))
+			b.enter()
+			b.shows("denied 1 time", "0 of 3 left")
+			b.tabTo("bob")
+			b.enter()
+			b.shows("Denied now: limit send denies until ", "because it is used up", "retry after 59 minutes")
+			b.tabTo("Raise for an hour")
+			b.enter()
+			b.shows("token bucket: 2 per 1h, up to 6 at once, until ")
+			b.tabTo("Your name")
+			b.do(chromedp.KeyEvent("ann"))
+			b.tabTo("Reason")
+			b.do(chromedp.KeyEvent("launch"))
+			b.enter()
+			b.shows("The limit was raised for this key.", "3 of 6 left", "By ann: “launch”", "Allowed now")
+			p.deny(t, "send", "bob")
+			b.tabTo("Block")
+			b.enter()
+			b.shows("every request is denied until ")
+			b.tabTo("Reason")
+			b.do(chromedp.KeyEvent("attack"))
+			b.enter()
+			b.shows("The key is blocked.", "because an operator blocks the key")
+			b.tabTo("Adjustments")
+			b.enter()
+			b.shows("launch", "attack", "replaced by limit send of domain shop, key bob: block")
+			b.tabTo("Log out")
+			b.enter()
+			b.shows("Log in")
+			if answer, err := http.Get(p.admin + "/"); err != nil || answer.StatusCode != http.StatusUnauthorized {
+				t.Errorf("%v %v", answer, err)
+			}
+		})
+	}
+}
+
+// TestThePageRefreshesItself leaves the page open while a key is denied and a configuration is refused.
+func TestThePageRefreshesItself(t *testing.T) {
+	t.Parallel()
+	p := startAdminPage(t)
+	b := newBrowser(t)
+	b.looks(390, "light")
+	b.logIn(p)
+	b.shows("All is well")
+	in[bool](b, `window.before = true`)
+	p.deny(t, "send", "latecomer")
+	b.until("the new key", `document.querySelector('#denied').innerText.includes('latecomer')`)
+	p.write(t, strings.Replace(pageLimits, "rate: 1", "rate: <b>", 1))
+	b.until("the refusal", `document.querySelector('#banner').innerText.includes('was refused')`)
+	if !in[bool](b, `window.before`) {
+		t.Error("the page was loaded again")
+	}
+	b.do(chromedp.Navigate(p.admin + "/configuration"))
+	b.shows("The configuration before it stays in use.", "<b>")
+}
+
+// TestThisBrowserShowsAttacks: it would do what hostile keys want, and say what a policy forbids.
+func TestThisBrowserShowsAttacks(t *testing.T) {
+	t.Parallel()
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/" {
 			w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'")
@@ -130,7 +312,12 @@ func TestAdminPageInABrowser(t *testing.T) {
 		}
 	}))
 	defer careless.Close()
-	if dom, console := browse(t, careless.URL+"/"); !strings.Contains(dom, "<title>pwned</title>") || !strings.Contains(console, "style") {
-		t.Errorf("this browser shows nothing:\n%s\n%s", dom, console)
+	b := newBrowser(t)
+	b.do(chromedp.Navigate(careless.URL + "/"))
+	if title := in[string](b, `document.title`); title != "pwned" {
+		t.Errorf("the title is %q", title)
+	}
+	if said := strings.Join(b.console(), "\n"); !strings.Contains(said, "style") {
+		t.Errorf("the console says %q", said)
 	}
 }

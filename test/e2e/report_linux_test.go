@@ -239,7 +239,11 @@ func axe(t *testing.T, b *browser) {
 	t.Helper()
 	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")
 	if err != nil || len(files) == 0 {
-		t.Log("there is no axe-core in .tools")
+		const remedy = "there is no axe-core in .tools; scripts/install-tools.sh installs it"
+		if os.Getenv("CI") != "" {
+			t.Fatal(remedy)
+		}
+		t.Log(remedy)
 		return
 	}
 	script, err := os.ReadFile(files[0])

@@ -1,0 +1,84 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// TestMemoryThatFillsIsReported fills the memory of 1,000 buckets, and lets it become empty again.
+func TestMemoryThatFillsIsReported(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
+	s.stack.memory = memory.New(memory.Config{MaxKeys: 1000, Clock: func() algorithms.Micros { return algorithms.Micros(now.UnixMicro()) }})
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(from, to int) {
+		for i := range to - from {
+			var d [1]backend.Decision
+			backend.Take(t.Context(), s.stack.memory, []backend.Charge{{Key: fmt.Append(nil, from+i), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "a"}}, d[:])
+		}
+	}
+	wrong := func() string {
+		s.reportMemory(now)
+		var all []string
+		for _, c := range s.conditions.List() {
+			all = append(all, c.Severity.String()+": "+c.Summary)
+		}
+		return strings.Join(all, "\n")
+	}
+	use(0, 800)
+	if got := wrong(); got != "" {
+		t.Errorf("with 800 of 1,000: %q", got)
+	}
+	use(800, 950)
+	if got := wrong(); !strings.HasPrefix(got, "warning: Memory is nearly full: 950 of 1000") {
+		t.Errorf("with 950 of 1,000: %q", got)
+	}
+	use(950, 1100)
+	if got := wrong(); !strings.HasPrefix(got, "critical: Memory has no room") {
+		t.Errorf("with more than there is room for: %q", got)
+	}
+	now = now.Add(2 * time.Minute) // all are as ones never seen
+	use(5000, 5001)
+	if got := wrong(); strings.HasPrefix(got, "critical") {
+		t.Errorf("later: %q", got)
+	}
+}
+
+// TestSidecarsOfOneRedisKnowEachOther: the page lists both, and shows which has an old configuration.
+func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
+	redis := redistest.Start(t)
+	a, b := start(t, oneLimit, onRedis("redis://"+redis.Addr)), start(t, oneLimit, onRedis("redis://"+redis.Addr))
+	eventually(t, "both are listed", func() bool { return strings.Contains(body(t, get(t, a.Admin, "/fleet")), "2 sidecars.") })
+	page := body(t, get(t, b.Admin, "/fleet"))
+	for _, want := range []string{"this one", "nothing"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %q in\n%s", want, page)
+		}
+	}
+	b.write(t, strings.Replace(oneLimit, "capacity: 2", "capacity: 3", 1))
+	b.reload(t)
+	eventually(t, "the old configuration is shown", func() bool {
+		return strings.Contains(body(t, get(t, a.Admin, "/fleet")), "1 sidecar with a configuration other than the one that was loaded last.")
+	})
+	redis.Do("ACL", "SETUSER", "default", "-hscan")
+	if page := body(t, get(t, a.Admin, "/fleet")); !strings.Contains(page, "HSCAN: the Redis user may not run it. Limits work as configured") {
+		t.Errorf("without permission:\n%s", page)
+	}
+	if page := body(t, get(t, start(t, oneLimit).Admin, "/fleet")); !strings.Contains(page, "in its own memory") {
+		t.Errorf("in memory:\n%s", page)
+	}
+}

@@ -1,0 +1,122 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// The processes that share a Redis report to each other in one hash, a field for each: the time by the server's clock,
+// and a text of the caller's. Limits never depend on it.
+const (
+	// fleetKey follows the prefix and "{}". The name of a bucket has a digit there.
+	fleetKey = "fleet"
+	// maxReport bounds a report, and maxMembers the reports that are read, in bytes and in number.
+	maxReport, maxMembers = 1024, 2000
+	// fleetLife is how long the hash outlives the last report.
+	fleetLife = time.Hour
+	// forgottenAfter is when a report that is not renewed is removed.
+	forgottenAfter = 10 * time.Minute
+)
+
+// Member is a process that has reported.
+type Member struct {
+	ID string
+	// Age is how old the report is, by the server's clock.
+	Age    time.Duration
+	Report string
+}
+
+// ErrNotPermitted is returned where the Redis user may not run a command that the fleet needs.
+var ErrNotPermitted = errors.New("the Redis user may not run it")
+
+// Report writes what the process called id reports, in place of its report before. It needs TIME, HSET and PEXPIRE.
+func (s *Store) Report(ctx context.Context, id, report string) error {
+	if len(id)+len(report) > maxReport {
+		return fmt.Errorf("the report has %d bytes, %d are the most", len(id)+len(report), maxReport)
+	}
+	key := s.fleetKey()
+	now, err := s.timeAt(ctx, key)
+	if err != nil {
+		return s.fleetError("TIME", err)
+	}
+	if err := s.client.HSet(ctx, key, id, strconv.FormatInt(now.UnixMilli(), 10)+" "+report).Err(); err != nil {
+		return s.fleetError("HSET", err)
+	}
+	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLife).Err())
+}
+
+// Fleet returns the reports, in no order, and removes those that are no longer renewed. It needs TIME, HSCAN and HDEL.
+func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
+	key := s.fleetKey()
+	now, err := s.timeAt(ctx, key)
+	if err != nil {
+		return nil, s.fleetError("TIME", err)
+	}
+	var gone []string
+	for cursor := uint64(0); ; {
+		fields, next, err := s.client.HScan(ctx, key, cursor, "", 200).Result()
+		if err != nil {
+			return nil, s.fleetError("HSCAN", err)
+		}
+		for i := 0; i+1 < len(fields); i += 2 {
+			m, ok := parseMember(fields[i], fields[i+1], now)
+			switch {
+			case !ok || m.Age > forgottenAfter:
+				gone = append(gone, fields[i])
+			case len(all) < maxMembers:
+				all = append(all, m)
+			}
+		}
+		if cursor = next; cursor == 0 || len(all)+len(gone) >= maxMembers {
+			break
+		}
+	}
+	if len(gone) > 0 {
+		err = s.fleetError("HDEL", s.client.HDel(ctx, key, gone...).Err())
+	}
+	return all, err
+}
+
+// parseMember reads a field of the hash. Ages below 0, by a clock that went back, are 0.
+func parseMember(id, value string, now time.Time) (m Member, ok bool) {
+	at, report, found := strings.Cut(value, " ")
+	ms, err := strconv.ParseInt(at, 10, 64)
+	if !found || err != nil || len(id)+len(report) > maxReport {
+		return m, false
+	}
+	return Member{ID: id, Age: max(0, now.Sub(time.UnixMilli(ms))), Report: report}, true
+}
+
+func (s *Store) fleetKey() string { return s.config.KeyPrefix + "{}" + fleetKey }
+
+// timeAt is the time by the server that has key: in a Cluster each has its own clock.
+func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
+	client, ok := s.client.(*goredis.Client)
+	if s.cluster != nil {
+		var err error
+		if client, err = s.cluster.client.MasterForKey(ctx, key); err != nil {
+			return time.Time{}, err
+		}
+	} else if !ok {
+		return time.Time{}, errors.New("the client is of no known kind")
+	}
+	return client.Time(ctx).Result()
+}
+
+// fleetError makes an error of command one that wraps ErrNotPermitted where that is the reason.
+func (s *Store) fleetError(command string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case isForbidden(err):
+		return fmt.Errorf("%s: %w", command, ErrNotPermitted)
+	default:
+		return unavailable(err)
+	}
+}

@@ -1,0 +1,102 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// members are the reports of a fleet, as id=report.
+func members(tb testing.TB, s *Store) (all []string) {
+	tb.Helper()
+	list, err := s.Fleet(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, m := range list {
+		if m.Age < 0 || m.Age > time.Minute {
+			tb.Errorf("%s is %v old", m.ID, m.Age)
+		}
+		all = append(all, m.ID+"="+m.Report)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestProcessesReportToEachOther(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, url := range map[string]string{"one server": "redis://" + server.Addr, "cluster": redistest.StartCluster(t, 3).URL()} {
+		t.Run(name, func(t *testing.T) {
+			a, b := open(t, Config{URL: url, Timeout: 5 * time.Second}), open(t, Config{URL: url, Timeout: 5 * time.Second})
+			if got := members(t, a); len(got) > 0 {
+				t.Errorf("before any report there is %q", got)
+			}
+			for _, report := range []func() error{
+				func() error { return a.Report(t.Context(), "a", "first") },
+				func() error { return b.Report(t.Context(), "b", "other \xff\x00") },
+				func() error { return a.Report(t.Context(), "a", "second") },
+			} {
+				if err := report(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, want := members(t, b), []string{"a=second", "b=other \xff\x00"}; !slices.Equal(got, want) {
+				t.Errorf("%q, want %q", got, want)
+			}
+			if err := a.Report(t.Context(), "a", strings.Repeat("x", maxReport)); err == nil {
+				t.Error("a report of any length is accepted")
+			}
+		})
+	}
+}
+
+// TestReportsAreForgotten: those that are old, those that cannot be read, and all when nobody reports any more.
+func TestReportsAreForgotten(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	old := time.Now().Add(-forgottenAfter - time.Minute).UnixMilli()
+	server.Do("HSET", "rl:{}fleet", "old", fmt.Sprint(old, " x"), "wrong", "x", "long", fmt.Sprint(old, " ", strings.Repeat("x", 2*maxReport)))
+	if err := s.Report(t.Context(), "a", "x"); err != nil {
+		t.Fatal(err)
+	}
+	if got := members(t, s); !slices.Equal(got, []string{"a=x"}) {
+		t.Errorf("%q", got)
+	}
+	if got := server.Do("HKEYS", "rl:{}fleet"); got != "[a]" {
+		t.Errorf("%s is left", got)
+	}
+	if got := server.Do("TTL", "rl:{}fleet"); got != "3600" && got != "3599" {
+		t.Errorf("the hash lives for %s s", got)
+	}
+	for i := range 3 * maxMembers {
+		server.Do("HSET", "rl:{}fleet", fmt.Sprint("m", i), fmt.Sprint(time.Now().UnixMilli(), " x"))
+	}
+	if got := members(t, s); len(got) > maxMembers {
+		t.Errorf("%d reports are read", len(got))
+	}
+}
+
+func TestFleetWithoutPermission(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	server.Do("ACL", "SETUSER", "default", "-hset", "-hscan")
+	if err := s.Report(t.Context(), "a", "x"); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "HSET") {
+		t.Errorf("report: %v", err)
+	}
+	if _, err := s.Fleet(t.Context()); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "HSCAN") {
+		t.Errorf("read: %v", err)
+	}
+	server.Kill()
+	if err := s.Report(t.Context(), "a", "x"); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("without a server: %v", err)
+	}
+}
