@@ -80,3 +80,17 @@ func TestLinks(t *testing.T) {
 		}
 	})
 }
+
+// TestSiteHasEveryPage: the navigation of the site (mkdocs.yml) has every page of docs/.
+func TestSiteHasEveryPage(t *testing.T) {
+	site, err := os.ReadFile("../../mkdocs.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eachPage(t, func(path, _ string) {
+		name, ok := strings.CutPrefix(path, "../../docs/")
+		if ok && !regexp.MustCompile(` `+regexp.QuoteMeta(name)+`(\n|$)`).Match(site) {
+			t.Errorf("mkdocs.yml has no docs/%s in its nav", name)
+		}
+	})
+}
