@@ -223,3 +223,45 @@ func TestVersionFlag(t *testing.T) {
 		t.Errorf("exit %d: %q, but --version prints %q", code, command.String(), flag.String())
 	}
 }
+
+// TestMessagesSayWhatToWrite: what people write first, by the words of other limiters, is answered with the words here.
+func TestMessagesSayWhatToWrite(t *testing.T) {
+	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
+	for _, c := range []struct{ config, want string }{
+		{fmt.Sprintf(limit, "token_bucket", "99999999999999999999", "1s", ""), "rate must be at most 9007199254740992, is 99999999999999999999"},
+		{fmt.Sprintf(limit, "token_bucket", "9223372036854775807", "1s", ""), "must be at most 9007199254740992"},
+		{fmt.Sprintf(limit, "token_bucket", "9", "1s", ", capacity: 99999999999999999999"), "capacity must be at most 9007199254740992"},
+		{"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 99999999999999999999}}]\n", "requests_per_unit must be at most 4294967295"},
+		{fmt.Sprintf(limit, "token_bucket", "1", "1s", ", burst: 5"), "unknown key 'burst'; write capacity"},
+		{fmt.Sprintf(limit, "gcra", "1", "1s", ""), `is the text "gcra"; write token_bucket`},
+		{fmt.Sprintf(limit, "token_bucket", "1", "1s", ", on_backend_failure: open"), `is the text "open"; write allow`},
+		{fmt.Sprintf(limit, "token_bucket", "1", "1s", ", on_backend_failure: closed"), `is the text "closed"; write deny`},
+		{fmt.Sprintf(limit, "token_bucket", "1k", "1s", ""), `is the text "1k"; write 1000`},
+		{fmt.Sprintf(limit, "token_bucket", "10/m", "1s", ""), `is the text "10/m"; write rate: 10, period: 1m`},
+		{"domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 10/minute}}]\n", "write requests_per_unit: 10, unit: minute"},
+		{fmt.Sprintf(limit, "token_bucket", "1", "1s", "") + "descriptors: [{key: k, rate_limit: a}]\n", `write "limit: a" in place of rate_limit`},
+	} {
+		var out output
+		if code := run(t.Context(), []string{"check", write(t, c.config)}, nil, &out, &out); code != exitNo || !strings.Contains(out.String(), c.want) {
+			t.Errorf("exit %d; want %q:\n%s%s", code, c.want, c.config, out.String())
+		}
+	}
+	taken := startServe(t, "--config", write(t, counted))
+	file := write(t, counted)
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"serve", file}, exitUsage, "a configuration is given by --config: rlsidecar serve --config " + file},
+		{[]string{"serve", "limits.yaml"}, exitUsage, "rlsidecar serve --config limits.yaml"},
+		{[]string{"serve", "--config", file, "--http-listen", "8080"}, exitUsage, "--http-listen 8080 is a port without an address: write 127.0.0.1:8080"},
+		{[]string{"serve", "--config", file, "--grpc-listen", taken.grpc}, exitFailed, "another process listens there; stop it, or give another address by --grpc-listen"},
+		{[]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", taken.http}, exitFailed, "by --http-listen"},
+	} {
+		var out output
+		if code := run(t.Context(), c.args, nil, &out, &out); code != c.code || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: exit %d, want %d and %q:\n%s", c.args, code, c.code, c.want, out.String())
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -119,7 +120,7 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return done
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "rlsidecar: %s\nTry: rlsidecar --help\n", refenv.MaskedText(err.Error()))
+		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar --help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err))
 		return exitUsage
 	}
 	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})
@@ -136,4 +137,19 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		fmt.Fprintf(stderr, "rlsidecar: %v\n", err)
 		return exitFailed
 	}
+}
+
+// usageAdvice is what was probably meant by a command line that cannot be read.
+func usageAdvice(args []string, err error) string {
+	word, isArgument := strings.CutPrefix(err.Error(), "unexpected argument ")
+	if !isArgument || len(args) == 0 {
+		return ""
+	}
+	switch args[0] {
+	case "serve", "explain", "simulate":
+		if _, err := os.Stat(word); err == nil || strings.HasSuffix(word, ".yaml") || strings.HasSuffix(word, ".yml") {
+			return "; a configuration is given by --config: rlsidecar " + args[0] + " --config " + word
+		}
+	}
+	return ""
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,28 @@ import (
 )
 
 // The ends of messages: what was probably meant.
+
+// ownWords are the words here for what other limiters call otherwise.
+var ownWords = map[string]string{
+	"burst": "capacity", "burst_size": "capacity", "max_burst": "capacity", "bucket_size": "capacity", "max_tokens": "capacity",
+	"interval": "period", "window": "period", "per": "period", "duration": "period", "requests": "rate", "count": "rate", "tokens": "rate",
+	"fail_open": "on_backend_failure", "failure_mode": "on_backend_failure", "failure_mode_deny": "on_backend_failure",
+	"gcra": "token_bucket", "bucket": "token_bucket", "fixed": "fixed_window", "sliding": "sliding_window",
+	"sliding_window_counter": "sliding_window", "sliding_window_log": "sliding_log", "leaky": "leaky_bucket",
+	"open": "allow", "fail-open": "allow", "pass": "allow", "closed": "deny", "close": "deny", "fail_closed": "deny", "fail-closed": "deny",
+	"block": "deny", "memory": "local", "in_memory": "local",
+}
+
+// wordAdvice is what was probably meant by word, where one of known is.
+func wordAdvice(word string, known []string) string {
+	if ours, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, ours) {
+		return "; write " + ours
+	}
+	if word == "fail_open" && slices.Contains(known, "allow") {
+		return "; write allow"
+	}
+	return didYouMean(word, known)
+}
 
 // unknownKey is the message for a key that does not belong at level.
 func unknownKey(key string, here *level) string {
@@ -23,6 +46,9 @@ func unknownKey(key string, here *level) string {
 			}
 			return fmt.Sprintf("%s; %q belongs %s", message, key, where)
 		}
+	}
+	if ours, known := ownWords[strings.ToLower(key)]; known && slices.Contains(here.keys, ours) {
+		return fmt.Sprintf("%s; write %s", message, ours)
 	}
 	if guess := didYouMean(key, here.keys); guess != "" {
 		return message + guess
@@ -95,7 +121,10 @@ func syntaxAdvice(message string) string {
 	return ""
 }
 
-func mappingAdvice(n *yaml.Node) string {
+func mappingAdvice(what string, n *yaml.Node) string {
+	if what == "rate_limit" && n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() == "!!str" {
+		return fmt.Sprintf("; write \"limit: %s\" in place of rate_limit to use a limit of that name", short(n.Value))
+	}
 	if n.Kind == yaml.SequenceNode {
 		return `; remove the "-"`
 	}
@@ -130,18 +159,57 @@ func unquoteAdvice(n *yaml.Node, known bool) string {
 	return ""
 }
 
+var (
+	// thousands is a number with a letter for thousands, and perTime one with a unit of time: 10/m, 10 per minute, 10rps.
+	thousands = regexp.MustCompile(`^([0-9]{1,6})([kK]|M|mio)$`)
+	perTime   = regexp.MustCompile(`^([0-9]{1,12}) *(?:/|per|r/|rp) *([smhd]|sec|second|min|minute|hour|day)s?$`)
+)
+
+// units of a rate, as a period and as a unit of the reference form.
+var rateUnits = map[byte][2]string{'s': {"1s", "second"}, 'm': {"1m", "minute"}, 'h': {"1h", "hour"}, 'd': {"1d", "day"}}
+
+// largest is the largest value of key.
+func largest(key string) string {
+	switch key {
+	case "requests_per_unit", "unit_multiplier":
+		return "4294967295"
+	case "rate", "capacity", "max_reserved", "initial":
+		return "9007199254740992" // 2^53, the largest number computed exactly
+	default:
+		return "9223372036854775807"
+	}
+}
+
+// isTooLarge reports whether n is a whole number that no key can have.
+func isTooLarge(n *yaml.Node) bool {
+	digits := strings.ReplaceAll(strings.TrimPrefix(n.Value, "+"), "_", "")
+	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0 && len(digits) > 18 && strings.Trim(digits, "0123456789") == ""
+}
+
 // wholeAdvice helps with what is a number, but not a whole one in an int64.
-func wholeAdvice(n *yaml.Node) string {
+func wholeAdvice(key string, n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""
+	}
+	if found := thousands.FindStringSubmatch(n.Value); found != nil {
+		zeros := "000"
+		if found[2] != "k" && found[2] != "K" {
+			zeros = "000000"
+		}
+		return fmt.Sprintf("; write %s%s", found[1], zeros)
+	}
+	if found := perTime.FindStringSubmatch(n.Value); found != nil && (key == "rate" || key == "requests_per_unit") {
+		unit := rateUnits[found[2][0]]
+		if key == "rate" {
+			return fmt.Sprintf("; write rate: %s, period: %s", found[1], unit[0])
+		}
+		return fmt.Sprintf("; write requests_per_unit: %s, unit: %s", found[1], unit[1])
 	}
 	_, notWhole := strconv.ParseInt(n.Value, 0, 64)
 	number, notNumber := strconv.ParseFloat(n.Value, 64)
 	switch {
 	case n.ShortTag() == "!!str" && notWhole == nil:
 		return "; remove the quotes"
-	case n.ShortTag() == "!!int":
-		return "; the largest is 9223372036854775807"
 	case n.ShortTag() == "!!float" && notNumber == nil && number == float64(int64(number)):
 		return fmt.Sprintf("; write %d", int64(number))
 	default:

@@ -208,7 +208,7 @@ type entry struct{ key, value *yaml.Node }
 func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
-		p.mistake(p.at(n), "%s must be a mapping, is %s%s", what, describe(n), mappingAdvice(n))
+		p.mistake(p.at(n), "%s must be a mapping, is %s%s", what, describe(n), mappingAdvice(what, n))
 		return nil
 	}
 	if !p.enter(n) {

@@ -81,8 +81,12 @@ func (w *whole) read(p *parser, key string, n *yaml.Node) {
 	if s.Kind == yaml.ScalarNode && s.ShortTag() == "!!int" {
 		ok = s.Decode(&value) == nil
 	}
-	if !ok {
-		p.mistake(p.at(n), "%s must be a whole number, is %s%s", key, describe(n), wholeAdvice(s))
+	switch {
+	case ok:
+	case isTooLarge(s):
+		p.mistake(p.at(n), "%s must be at most %s, is %s", key, largest(key), short(s.Value))
+	default:
+		p.mistake(p.at(n), "%s must be a whole number, is %s%s", key, describe(n), wholeAdvice(key, s))
 	}
 	w.set(p, n, value, ok)
 }
@@ -287,7 +291,7 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 		}
 	}
 	known := sortedKeys(words)
-	p.mistake(p.at(n), "%s must be one of %s, is %s%s", key, strings.Join(known, ", "), describe(n), didYouMean(v.Value, known))
+	p.mistake(p.at(n), "%s must be one of %s, is %s%s", key, strings.Join(known, ", "), describe(n), wordAdvice(v.Value, known))
 	return value, false
 }
 

@@ -11,9 +11,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -116,6 +118,9 @@ type Config struct {
 
 // Check returns what is wrong with c itself, whatever the state of files and network.
 func (c *Config) Check() error {
+	if err := c.checkAddresses(); err != nil {
+		return err
+	}
 	if c.AdminToken != "" && c.AdminTokenFile != "" || c.APIToken != "" && c.APITokenFile != "" {
 		return errors.New("a token is given twice: give it, or the file with it")
 	}
@@ -151,6 +156,17 @@ func (c *Config) Check() error {
 		}
 	}
 	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
+}
+
+// checkAddresses finds a port that stands alone.
+func (c *Config) checkAddresses() error {
+	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
+		if _, err := strconv.ParseUint(address, 10, 16); err == nil {
+			return fmt.Errorf("--%s-listen %s is a port without an address: write 127.0.0.1:%s for this machine only, or :%s for all of its addresses",
+				flag, address, address, address)
+		}
+	}
+	return nil
 }
 
 // Running is what has been started.
@@ -432,6 +448,9 @@ func (o *opening) giveUp() {
 func (o *opening) add(name, address string, at *net.Addr, d door) (err error) {
 	d.name = name
 	if d.listener, err = listen(address, o.server.config.ReusePort); err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) && !o.server.config.ReusePort {
+			err = fmt.Errorf("%w: another process listens there; stop it, or give another address by --%s-listen", err, name)
+		}
 		err = fmt.Errorf("listen on %s: %w", address, err)
 	} else {
 		*at = d.listener.Addr()
