@@ -2,6 +2,8 @@ package observability
 
 import (
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,5 +59,34 @@ func TestRunbooksAnswerEachAlert(t *testing.T) {
 		if !slices.ContainsFunc(alerts(t), alertNamed(name)) {
 			t.Errorf("runbooks.md names %s, which is no alert", name)
 		}
+	}
+}
+
+// TestAdjustCommandsOfTheRunbooks runs the commands that change limits, which need the admin token.
+func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
+	data, err := os.ReadFile(runbooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := startSidecar(t, limits, "--admin-token-file", token)
+	path := filepath.Dir(rlsidecar(t)) + ":" + os.Getenv("PATH")
+	commands := regexp.MustCompile(`(?m)^ *\$ (rlsidecar adjust (?:.*\\\n)*.*)$`).FindAllStringSubmatch(string(data), -1)
+	for _, command := range commands {
+		cmd := exec.Command("sh", "-c", command[1])
+		cmd.Env = append(os.Environ(), "PATH="+path, "USER=ann", "RLSIDECAR_ADMIN_LISTEN="+s.admin, "RLSIDECAR_ADMIN_TOKEN_FILE="+token)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", command[1], err, out)
+		}
+	}
+	if len(commands) != 2 {
+		t.Errorf("%d commands found", len(commands))
+	}
+	s.ask(t, 1, "edge", "user_id", "bob")
+	if !s.exports(t, `rlsidecar_requests_total{code="over_limit"`) {
+		t.Error("bob is not blocked")
 	}
 }

@@ -60,18 +60,18 @@ func rlsidecar(t *testing.T) string {
 
 // sidecar is a running rlsidecar.
 type sidecar struct {
-	config        string // its file
-	http, metrics string // addresses
-	cmd           *exec.Cmd
+	config               string // its file
+	http, admin, metrics string // addresses
+	cmd                  *exec.Cmd
 }
 
 // startSidecar starts one with this configuration, and waits until it is alive.
 func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 	t.Helper()
 	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }
-	s := &sidecar{config: filepath.Join(t.TempDir(), "limits.yaml"), http: address(), metrics: address()}
+	s := &sidecar{config: filepath.Join(t.TempDir(), "limits.yaml"), http: address(), admin: address(), metrics: address()}
 	s.write(t, config)
-	all := []string{"serve", "--grpc-listen", address(), "--http-listen", s.http, "--admin-listen", address(), "--metrics-listen", s.metrics, "--drain-delay", "0s"}
+	all := []string{"serve", "--grpc-listen", address(), "--http-listen", s.http, "--admin-listen", s.admin, "--metrics-listen", s.metrics, "--drain-delay", "0s"}
 	if config != "" {
 		all = append(all, "--config", s.config)
 	}
