@@ -35,6 +35,8 @@ go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 (cd bench && go build -buildvcs=false -o "$dir/rlbench" ./rlbench)
 echo
 "$dir/rlbench" compare --ceiling grpc-go --sidecar "$dir/rlsidecar" "$@" || code=1
+echo
+"$dir/rlbench" size --sidecar "$dir/rlsidecar" || code=1
 PATH="$PATH:/usr/sbin"
 if command -v wrk >/dev/null && command -v nginx >/dev/null; then
   echo

@@ -26,6 +26,7 @@ type commands struct {
 	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure what NGINX asks, beside a bare handler, and NGINX with and without it. Needs wrk and NGINX."`
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
+	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
 }
 
 // app is what a command works with.

@@ -31,6 +31,9 @@ func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, s
 	return k.compile(read)
 }
 
+// Bytes is how many bytes of files the last Load read.
+func (k *Keeper) Bytes() int { return k.loader.Bytes() }
+
 // CompileMessages is Load for what a control plane sends. Problems are those found so far.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))

@@ -18,6 +18,7 @@ type Loader struct {
 	parts  map[string]*part  // by file
 	built  map[string]*built // by domain
 	parsed int               // how many files the last Load parsed
+	bytes  int               // of files that the last Load read
 }
 
 // part is what was read of a file.
@@ -63,6 +64,9 @@ func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 // Parsed is how many files the last Load parsed: those that had changed, and those with parts of their domains.
 func (l *Loader) Parsed() int { return l.parsed }
 
+// Bytes is how many bytes of files the last Load read.
+func (l *Loader) Bytes() int { return l.bytes }
+
 // compiler makes a compiler for s that uses what l has compiled.
 func (l *Loader) compiler(s *source) *compiler {
 	c := newCompiler(l.o, s)
@@ -74,11 +78,12 @@ func (l *Loader) compiler(s *source) *compiler {
 
 // read parses what changed in files, in the reading of which there were problems.
 func (l *Loader) read(files []File, problems Problems) *source {
-	l.parsed = 0
+	l.parsed, l.bytes = 0, 0
 	s := &source{files: files, hash: hash(files), cached: true}
 	nodes := newBudget(&l.o)
 	parts, changed := make([]*part, len(files)), []*part(nil)
 	for i, f := range files {
+		l.bytes += len(f.Data)
 		p := l.parts[f.Name]
 		if sum := sha256.Sum256(f.Data); p == nil || p.sum != sum {
 			p = &part{sum: sum}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -70,6 +71,7 @@ func (s *server) refused(problems config.Problems) {
 // load reads the configuration and puts it to use, unless there is a mistake in it. It logs
 // warnings; mistakes are the caller's to tell.
 func (s *server) load() config.Problems {
+	defer s.tightly()()
 	start := time.Now()
 	if s.keeper != nil {
 		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
@@ -79,6 +81,29 @@ func (s *server) load() config.Problems {
 	snapshot, problems := s.loader.Load(s.config.Paths)
 	s.take(snapshot, problems, nil, s.config.Paths, start)
 	return problems
+}
+
+// manyBytes is from where on a configuration is large: what is read and parsed takes several times its size.
+const manyBytes = 1 << 20
+
+// tightly keeps memory small while a large configuration, or the first, is loaded: the collector runs more often, and
+// at the end what was only needed for loading is given back to the system.
+func (s *server) tightly() (end func()) {
+	bytes := s.loader.Bytes
+	if s.keeper != nil {
+		bytes = s.keeper.Bytes
+	}
+	const often = 25 // percent of the heap that may be garbage
+	if s.limiter.Current() != nil && bytes() < manyBytes {
+		return func() {}
+	}
+	before := debug.SetGCPercent(often)
+	return func() {
+		debug.SetGCPercent(before)
+		if bytes() >= manyBytes {
+			debug.FreeOSMemory()
+		}
+	}
 }
 
 // take puts what was read from sources to use, if it could be: snapshot is nil otherwise. The stale

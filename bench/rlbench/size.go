@@ -1,0 +1,149 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+type sizeCmd struct {
+	sidecar
+
+	Limits int `default:"100000" help:"Limits of the configuration."`
+	Files  int `default:"200" help:"Files of the configuration, with a domain each."`
+}
+
+// Run measures what a large configuration costs: to start, in memory, to reload after a change of one file, and in
+// metrics.
+func (c *sizeCmd) Run(a *app) error {
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	folder := filepath.Join(dir, "limits")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		return err
+	}
+	for i := range c.Files {
+		if err := c.write(folder, i, 100); err != nil {
+			return err
+		}
+	}
+	listen, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	admin, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	httpListen, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	server, err := startChild(a, "rlsidecar", listen, c.Sidecar, "serve", "--config", folder, "--drain-delay", "0s",
+		"--grpc-listen", listen, "--http-listen", httpListen, "--admin-listen", admin, "--max-limits", fmt.Sprint(c.Limits))
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%d limits in %d files\ts\tCPU s\tRSS MiB\tpeak MiB\tmetrics KiB\t\n", c.Limits, c.Files)
+	if err := c.row(w, server, admin, "start", time.Since(start), 0); err != nil {
+		return err
+	}
+	before, err := load.CPU(server.pid())
+	if err != nil {
+		return err
+	}
+	loaded, err := loadedAt(admin)
+	if err != nil {
+		return err
+	}
+	start = time.Now()
+	if err := c.write(folder, c.Files/2, 200); err != nil {
+		return err
+	}
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		now, err := loadedAt(admin)
+		if err != nil {
+			return err
+		}
+		if now != loaded {
+			break
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the change of a file was not loaded within %s", patience)
+		}
+	}
+	if err := c.row(w, server, admin, "one file changed (it is noticed after 0.1 s)", time.Since(start), before); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// write writes the i-th file, with limits of rate a minute.
+func (c *sizeCmd) write(folder string, i, rate int) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "domain: team-%03d\ndescriptors:\n", i)
+	for j := i * c.Limits / c.Files; j < (i+1)*c.Limits/c.Files; j++ {
+		fmt.Fprintf(&b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
+	}
+	name := filepath.Join(folder, fmt.Sprintf("%03d.yaml", i))
+	if err := os.WriteFile(name+".new", []byte(b.String()), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(name+".new", name)
+}
+
+// row prints what server costs now. CPU is what it has used since before.
+func (c *sizeCmd) row(w io.Writer, server *child, admin, what string, took, before time.Duration) error {
+	cpu, err := load.CPU(server.pid())
+	if err != nil {
+		return err
+	}
+	now, peak, err := load.Memory(server.pid())
+	if err != nil {
+		return err
+	}
+	text, err := metricsOf(admin)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%d\t%d\t%d\t\n", what, took.Seconds(), (cpu - before).Seconds(), now>>20, peak>>20, len(text)>>10)
+	return err
+}
+
+// loadedAt is when the configuration in use was loaded.
+func loadedAt(admin string) (string, error) {
+	text, err := metricsOf(admin)
+	if err != nil {
+		return "", err
+	}
+	const name = "\nrlsidecar_config_last_reload_success_timestamp_seconds "
+	_, rest, _ := strings.Cut(text, name)
+	value, _, found := strings.Cut(rest, "\n")
+	if !found {
+		return "", fmt.Errorf("the metrics have no %s", strings.TrimSpace(name))
+	}
+	return value, nil
+}
+
+func metricsOf(admin string) (string, error) {
+	r, err := http.Get("http://" + admin + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	return string(text), err
+}
