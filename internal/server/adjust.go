@@ -13,10 +13,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	inredis "github.com/rlsidecar/rlsidecar/internal/adjust/shared"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
 // adjustKeeper keeps adjustments, and reports when they change.
@@ -31,6 +34,8 @@ type adjustments struct {
 	server  *server
 	keeper  adjustKeeper
 	service *adjust.Service
+	shared  *inredis.Keeper // the keeper, where it is in Redis; nil: it is not
+	ledger  *redis.Ledger   // of shared
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
@@ -48,17 +53,93 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := adjust.NewLocal(s.config.StateDir, adjust.NewChain(key), time.Now)
-	if err != nil {
+	a := &adjustments{server: s, applied: adjust.NewSet(adjust.Head{}, nil), changed: make(chan struct{}, 1)}
+	if err := a.open(adjust.NewChain(key)); err != nil {
 		return nil, err
 	}
-	a := &adjustments{server: s, keeper: keeper, applied: adjust.NewSet(adjust.Head{}, nil), changed: make(chan struct{}, 1)}
-	a.service = adjust.NewService(keeper, s.limiter, func(e *adjust.Entry) {
+	a.service = adjust.NewService(a.keeper, s.limiter, func(e *adjust.Entry) {
 		s.log.Info("adjustment", zap.Reflect("change", e))
 	})
-	keeper.Watch(a.apply)
+	a.keeper.Watch(a.apply)
 	s.metrics.WatchAdjustments(a.stats)
 	return a, nil
+}
+
+// open makes the keeper: in Redis, where the buckets are there.
+func (a *adjustments) open(chain *adjust.Chain) (err error) {
+	c := &a.server.config
+	if c.Redis.URL == "" {
+		a.keeper, err = adjust.NewLocal(c.StateDir, chain, time.Now)
+		return err
+	}
+	if a.ledger, err = c.Redis.ledger(); err != nil {
+		return err
+	}
+	a.shared, err = inredis.New(inredis.Config{Ledger: a.ledger, Chain: chain, Dir: c.StateDir, Place: "Redis"})
+	if err != nil {
+		a.ledger.Close()
+		return err
+	}
+	a.keeper = a.shared
+	return nil
+}
+
+// first asks Redis for adjustments before there are requests, so that who is blocked stays blocked over a
+// restart. ctx bounds the wait.
+func (a *adjustments) first(ctx context.Context) {
+	if a.shared != nil {
+		if err := a.shared.Poll(ctx); err != nil {
+			a.server.log.Warn("adjustments cannot be read yet; those of --state-dir are in force", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
+		}
+	}
+}
+
+// run follows changes, and drops what expires, until ctx ends.
+func (a *adjustments) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if a.shared != nil {
+		wg.Go(func() { a.shared.Run(ctx, a.report) })
+	}
+	a.expire(ctx)
+}
+
+// close ends the connections of the keeper.
+func (a *adjustments) close() {
+	if a.ledger != nil {
+		a.ledger.Close()
+	}
+}
+
+const (
+	adjustmentsOff   = "adjustments-off"
+	adjustmentsStale = "adjustments-stale"
+	// stale is for how long Redis may fail to answer before that is a condition.
+	stale = 10 * time.Second
+)
+
+// report reports how the keeper is.
+func (a *adjustments) report() {
+	status, registry := a.keeper.Status(), a.server.conditions
+	forbidden := errors.Is(status.Err, redis.ErrForbidden)
+	if forbidden {
+		registry.Set(conditions.Condition{
+			Name: adjustmentsOff, Severity: conditions.Warning,
+			Summary: "Limits cannot be adjusted while the sidecar runs: " + status.Err.Error() + ".",
+			Remedy:  "Permit the user in Redis what the summary names; rlsidecar doctor checks it.",
+		})
+	} else {
+		registry.Clear(adjustmentsOff)
+	}
+	if status.Err == nil || forbidden || time.Since(status.Seen) < stale {
+		registry.Clear(adjustmentsStale)
+		return
+	}
+	registry.Set(conditions.Condition{
+		Name: adjustmentsStale, Severity: conditions.Warning,
+		Summary: fmt.Sprintf("Adjustments are not up to date: %v. The %d that are known stay in force until they expire.", status.Err, a.keeper.Set().Len()),
+		Remedy:  "Check that Redis runs and can be reached, and that --state-dir can be written.",
+	})
 }
 
 // auditKey is the secret of the audit's chain; nil: none was given.
@@ -158,7 +239,8 @@ func (a *adjustments) expire(ctx context.Context) {
 func (a *adjustments) stats() metrics.AdjustmentStats {
 	result := a.server.limiter.Adjusted()
 	stats := metrics.AdjustmentStats{Applied: result.InForce, Ignored: result.Ignored, Version: a.keeper.Set().Head.Version}
-	if status := a.keeper.Status(); !status.Seen.IsZero() {
+	status := a.keeper.Status()
+	if stats.PollErrors = status.Errors; !status.Seen.IsZero() {
 		stats.Age = time.Since(status.Seen)
 	}
 	return stats

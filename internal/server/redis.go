@@ -89,10 +89,8 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	if err != nil {
 		return nil, err
 	}
-	first := redis.Config{
-		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile,
-		WaitReplicas: c.WaitReplicas, TLS: conf, Changed: changed, Panicked: panicked,
-	}
+	first := c.first(conf)
+	first.Changed, first.Panicked = changed, panicked
 	configs := []redis.Config{first}
 	if c.PerSecondURL != "" {
 		second := first
@@ -113,6 +111,22 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 		stores = append(stores, store)
 	}
 	return stores, nil
+}
+
+// first is the Redis at URL.
+func (c Redis) first(conf *tls.Config) redis.Config {
+	return redis.Config{
+		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, WaitReplicas: c.WaitReplicas, TLS: conf,
+	}
+}
+
+// ledger opens that of the adjustments.
+func (c Redis) ledger() (*redis.Ledger, error) {
+	conf, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	return redis.OpenLedger(c.first(conf), "adjustments")
 }
 
 // storePanicked logs a panic on a goroutine that serves many requests. Theirs has failed.

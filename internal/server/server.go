@@ -242,9 +242,6 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err != nil {
 		return err
 	}
-	if s.adminReadToken, err = s.token("", c.AdminReadTokenFile); err != nil {
-		return err
-	}
 	if s.stack, err = s.newStack(); err != nil {
 		return UnusableRedis{err}
 	}
@@ -254,6 +251,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if s.adjust, err = s.newAdjustments(); err != nil {
 		return err
 	}
+	defer s.adjust.close()
 
 	if c.Tracing != nil {
 		if s.tracing, err = tracing.Start(ctx, *c.Tracing, log); err != nil {
@@ -275,11 +273,12 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return nil
 	}
 	s.followRedis(ctx, background, &wg) // before there are ports at which somebody would have to wait with us
+	s.adjust.first(ctx)
 	doors, running, err := s.open()
 	if err != nil {
 		return err
 	}
-	wg.Go(func() { s.adjust.expire(background) })
+	wg.Go(func() { s.adjust.run(background) })
 	wg.Go(func() { s.stack.memory.Run(background) })
 	if s.stack.lease != nil {
 		wg.Go(func() { s.stack.lease.Run(background) })

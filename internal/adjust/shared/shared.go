@@ -100,8 +100,8 @@ func (k *Keeper) Status() adjust.Status {
 	return adjust.Status{Place: k.config.Place, Seen: k.seen, Lasting: true, Err: k.err, Errors: k.errors.Load()}
 }
 
-// Run asks for changes until ctx ends.
-func (k *Keeper) Run(ctx context.Context) {
+// Run asks for changes until ctx ends, and calls asked after each time.
+func (k *Keeper) Run(ctx context.Context, asked func()) {
 	for {
 		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the questions
 		select {
@@ -110,6 +110,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 		_ = k.Poll(ctx) // Status has the error
+		asked()
 	}
 }
 
@@ -204,7 +205,8 @@ func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) 
 		return nil, err
 	}
 	for i, e := range entries {
-		if e.Version != set.Head.Version+uint64(i)+1 {
+		sound := e.After == nil || e.After.ID == e.Target && e.After.Check() == nil
+		if e.Version != set.Head.Version+uint64(i)+1 || !sound {
 			return nil, nil
 		}
 	}
@@ -375,16 +377,15 @@ func (k *Keeper) Verify(ctx context.Context) (int, error) {
 		if err != nil {
 			return 0, err
 		}
+		whole := len(found) == page
+		for len(found) > 0 && found[len(found)-1].Version > head.Version { // made since
+			found, whole = found[:len(found)-1], false
+		}
 		part, err := parse(found)
 		if err != nil {
 			return 0, &adjust.BrokenChain{Problem: err.Error()}
 		}
-		for _, e := range part {
-			if e.Version <= head.Version { // later ones were made since
-				entries = append(entries, e)
-			}
-		}
-		if len(part) < page {
+		if entries = append(entries, part...); !whole {
 			break
 		}
 		at = part[len(part)-1].Version + 1

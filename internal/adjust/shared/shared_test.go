@@ -1,0 +1,260 @@
+package shared_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var secret = []byte("a secret of the audit")
+
+// keeper is one sidecar's.
+func keeper(t *testing.T, url, dir string) *shared.Keeper {
+	t.Helper()
+	l, err := redis.OpenLedger(redis.Config{URL: url}, "adjustments")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	k, err := shared.New(shared.Config{Ledger: l, Chain: adjust.NewChain(secret), Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// block is an operation that blocks a key for an hour.
+func block(key, by string) adjust.Operation {
+	a := &adjust.Adjustment{
+		Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{key}}, Change: adjust.Change{Block: true},
+		Algorithm: algorithms.TokenBucket, Author: by, Reason: "test",
+	}
+	a.ID = a.Target.ID()
+	return adjust.Operation{ID: by, Author: by, Reason: "test", Target: a.ID, After: a, For: time.Hour}
+}
+
+func change(t *testing.T, k *shared.Keeper, o adjust.Operation) *adjust.Entry {
+	t.Helper()
+	e, err := k.Change(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// poll polls until it works: a server that was restarted is dialed a little later.
+func poll(t *testing.T, k *shared.Keeper) {
+	t.Helper()
+	redistest.Eventually(t, "a poll", func() bool { return k.Poll(t.Context()) == nil })
+}
+
+// follows checks that one keeper sees what another changes, whatever kind of Redis it is.
+func follows(t *testing.T, url string) {
+	t.Helper()
+	a, b := keeper(t, url, ""), keeper(t, url, "")
+	poll(t, a)
+	hostile := block("\xff\x00{}\r\n"+strings.Repeat("k", 4000), "ann")
+	change(t, a, hostile)
+	poll(t, b)
+	if n := b.Set().Len(); n != 1 || b.Set().Head != a.Set().Head || len(adjust.Differences(a.Set(), b.Set())) > 0 {
+		t.Fatalf("the other one knows %d", n)
+	}
+	for i := range 5 {
+		change(t, b, block(fmt.Sprint(i), "bob"))
+	}
+	change(t, b, adjust.Operation{ID: "x", Author: "bob", Reason: "over", Target: hostile.Target})
+	poll(t, a) // by the entries
+	fresh := keeper(t, url, "")
+	poll(t, fresh) // by the values
+	for _, k := range []*shared.Keeper{a, fresh} {
+		if d := adjust.Differences(b.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 5 || k.Set().Head.Version != 7 {
+			t.Errorf("version %d, %d adjustments, %d differ", k.Set().Head.Version, k.Set().Len(), len(d))
+		}
+	}
+	entries, err := fresh.Audit(t.Context(), 0, 3)
+	if err != nil || len(entries) != 3 || entries[0].After != nil || entries[0].Before == nil || entries[0].Reason != "over" {
+		t.Errorf("the audit: %v, %v", entries, err)
+	}
+	if page, err := fresh.Audit(t.Context(), 2, 3); err != nil || len(page) != 1 || page[0].Version != 1 {
+		t.Errorf("before version 2: %v, %v", page, err)
+	}
+	if n, err := fresh.Verify(t.Context()); n != 7 || err != nil {
+		t.Errorf("verified %d, %v", n, err)
+	}
+	if drift := time.UnixMicro(int64(a.Now())).Sub(time.Now()).Abs(); drift > time.Minute {
+		t.Errorf("the clock is off by %v", drift)
+	}
+}
+
+func TestSidecarsFollowEachOther(t *testing.T) {
+	t.Parallel()
+	follows(t, "redis://"+redistest.Start(t).Addr)
+}
+
+func TestInACluster(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts a cluster")
+	}
+	follows(t, redistest.StartCluster(t, 3).URL())
+}
+
+func TestWithSentinels(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts Sentinels")
+	}
+	follows(t, redistest.StartSentinels(t).URL())
+}
+
+// Of operators who change the same limit at once, the last wins and all are audited.
+func TestOperatorsWhoRaceAreAllAudited(t *testing.T) {
+	t.Parallel()
+	url := "redis://" + redistest.Start(t).Addr
+	const operators, changes = 4, 10
+	var wg sync.WaitGroup
+	for i := range operators {
+		k := keeper(t, url, "")
+		wg.Go(func() {
+			for j := range changes {
+				if _, err := k.Change(t.Context(), block("bob", fmt.Sprint(i, ".", j))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	k := keeper(t, url, "")
+	poll(t, k)
+	if n, err := k.Verify(t.Context()); n != operators*changes || err != nil {
+		t.Errorf("verified %d, %v", n, err)
+	}
+	entries, err := k.Audit(t.Context(), 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authors := map[string]bool{}
+	for i, e := range entries {
+		authors[e.Author] = true
+		if i > 0 && entries[i-1].Before.Author != e.After.Author {
+			t.Errorf("entry %d replaces what %s set, and not what %s set just before", entries[i-1].Version, entries[i-1].Before.Author, e.After.Author)
+		}
+	}
+	if all := k.Set().All(); len(authors) != operators*changes || len(all) != 1 || all[0].Author != entries[0].Author {
+		t.Errorf("%d authors; in force is %v", len(authors), all)
+	}
+	late := block("bob", "late")
+	seen := uint64(3)
+	late.Expect = &seen
+	if _, err := k.Change(t.Context(), late); !errors.Is(err, adjust.ErrConflict) {
+		t.Errorf("a change that expects an old version: %v", err)
+	}
+}
+
+// While Redis is away what is known stays until it expires, and a change fails. A Redis that comes back empty
+// gets it back.
+func TestRedisKilledAndRestarted(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url, dir := "redis://"+server.Addr, t.TempDir()
+	a := keeper(t, url, dir)
+	change(t, a, block("bob", "ann"))
+	server.Kill()
+	if err := a.Poll(t.Context()); err == nil || a.Set().Len() != 1 || a.Status().Err == nil {
+		t.Errorf("%v, %d known, status %v", err, a.Set().Len(), a.Status().Err)
+	}
+	if _, err := a.Change(t.Context(), block("eve", "ann")); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("a change while Redis is away: %v", err)
+	}
+	alone := keeper(t, url, dir) // a sidecar that starts meanwhile
+	if alone.Set().Len() != 1 || alone.Set().All()[0].Target.Key[0] != "bob" {
+		t.Error("a start without Redis does not know who is blocked")
+	}
+	server.Restart()
+	poll(t, a)
+	fresh := keeper(t, url, "")
+	poll(t, fresh)
+	if fresh.Set().Len() != 1 || fresh.Set().Head.Version != 1 {
+		t.Errorf("after Redis lost its data: version %d, %d known", fresh.Set().Head.Version, fresh.Set().Len())
+	}
+	change(t, fresh, block("eve", "bob"))
+	poll(t, alone)
+	if n, err := alone.Verify(t.Context()); n != 1 || err != nil || alone.Set().Len() != 2 {
+		t.Errorf("verified %d, %v; %d known", n, err, alone.Set().Len())
+	}
+}
+
+// Redis that lost only its newest changes, as after a failover, is believed.
+func TestAHeadThatWentBackIsFollowed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	change(t, a, block("bob", "ann"))
+	first := a.Set().Head
+	change(t, a, block("eve", "ann"))
+	server.Do("HSET", "rl:{adjustments}head", "version", 1, "mac", first.MAC)
+	server.Do("HDEL", "rl:{adjustments}values", block("eve", "").Target)
+	server.Do("XDEL", "rl:{adjustments}log", "2-0")
+	poll(t, a)
+	if a.Set().Head != first || a.Set().Len() != 1 {
+		t.Errorf("version %d, %d known", a.Set().Head.Version, a.Set().Len())
+	}
+}
+
+// What somebody else wrote there is not applied, and does not stop what is sound.
+func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	good := block("bob", "ann")
+	change(t, a, good)
+	text, err := json.Marshal(a.Set().All()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Do("HSET", "rl:{adjustments}values", "another id", text, "ab", "{", "cd", `{"domain":"d"}`)
+	b := keeper(t, url, "")
+	poll(t, b)
+	if b.Set().Len() != 1 || b.Set().Find(good.Target) == nil || b.Status().Errors == 0 {
+		t.Errorf("%d known", b.Set().Len())
+	}
+	server.Do("XADD", "rl:{adjustments}log", "9-0", "body", "{}", "mac", "x")
+	if _, err := b.Verify(t.Context()); err != nil {
+		t.Errorf("an entry beyond the head is none yet: %v", err)
+	}
+}
+
+func TestAUserWithoutThePermissionsIsToldSo(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	server.Do("ACL", "SETUSER", "limited", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+time", "+mget", "+get", "+psetex", "+ping")
+	k := keeper(t, "redis://limited:pw@"+server.Addr, "")
+	redistest.Eventually(t, "an answer", func() bool { return errors.Is(k.Poll(t.Context()), redis.ErrForbidden) })
+	if err := k.Status().Err; err == nil || !strings.Contains(err.Error(), "+hscan") {
+		t.Errorf("%v", err)
+	}
+	server.Do("ACL", "SETUSER", "whole", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+time", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim", "+ping")
+	whole := keeper(t, "redis://whole:pw@"+server.Addr, "")
+	poll(t, whole)
+	change(t, whole, block("bob", "ann"))
+	if n, err := whole.Verify(context.Background()); n != 1 || err != nil {
+		t.Errorf("verified %d, %v", n, err)
+	}
+}

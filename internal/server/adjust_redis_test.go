@@ -1,0 +1,112 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+const leased = `
+domain: d
+limits:
+  calls: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1000, lease: {max: 50%, for: 10s}}
+descriptors: [{key: user, limit: calls}]
+`
+
+// A change at one sidecar is in force at the other, although that has units on loan and remembers denials.
+func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
+	redis := redistest.Start(t)
+	tokens := withTokens(t)
+	a := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
+	b := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
+	if n := b.allowed(t, 40, "bob"); n != 40 { // so often that units are lent
+		t.Fatalf("bob gets %d of 40", n)
+	}
+	id := a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
+	if n := a.allowed(t, 3, "bob"); n != 0 {
+		t.Errorf("where it was set bob gets %d", n)
+	}
+	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
+	if code, answer := b.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
+		t.Fatalf("%d %v", code, answer)
+	}
+	if n := b.allowed(t, 1, "bob"); n != 1 {
+		t.Error("where it was deleted bob is denied")
+	}
+	eventually(t, "the block is over at the first sidecar", func() bool { return a.allowed(t, 1, "bob") == 1 })
+
+	a.allowed(t, 1010, "eve")
+	if n := a.allowed(t, 1, "eve") + b.allowed(t, 1, "eve"); n != 0 {
+		t.Fatalf("eve has used all, and gets %d", n)
+	}
+	a.adjust(t, `"key":["eve"],"rate":1,"capacity":1500,"for":"1h"`)
+	eventually(t, "the raised limit is in force at both", func() bool { return a.allowed(t, 1, "eve") == 1 && b.allowed(t, 1, "eve") == 1 })
+	code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", "")
+	if code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
+		t.Errorf("%d %v", code, answer)
+	}
+}
+
+// A sidecar that starts while Redis is away blocks who was blocked; the limits answer by on_backend_failure.
+func TestAStartWithoutRedisBlocksWhoIsBlocked(t *testing.T) {
+	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
+	open := strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1)
+	kept := func(c *Config) { c.StateDir = dir }
+	x := start(t, open, tokens, onRedis("redis://"+redis.Addr), kept)
+	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
+	if err := x.stop(); err != nil {
+		t.Fatal(err)
+	}
+	redis.Kill()
+	x = start(t, open, tokens, onRedis("redis://"+redis.Addr), kept)
+	if n := x.allowed(t, 3, "eve"); n != 0 {
+		t.Errorf("eve is blocked, and gets %d", n)
+	}
+	if n := x.allowed(t, 3, "bob"); n != 3 {
+		t.Errorf("bob is answered by the failure policy, and gets %d of 3", n)
+	}
+	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
+	if code != 503 || !strings.Contains(fmt.Sprint(answer["detail"]), "nothing was changed") {
+		t.Errorf("a change while Redis is away: %d %v", code, answer)
+	}
+	redis.Restart() // empty
+	eventually(t, "Redis has it again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
+}
+
+func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
+	redis, tokens := redistest.Start(t), withTokens(t)
+	a := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
+	b := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
+	a.adjust(t, `"key":["bob"],"block":true,"for":"3s"`)
+	eventually(t, "the block is in force, or over again", func() bool {
+		_, answer := b.asAdmin(t, "GET", "/api/adjustments", "")
+		return answer["version"] == 1.0
+	})
+	for _, x := range []*instance{a, b} {
+		eventually(t, "the block is over", func() bool {
+			_, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
+			list, _ := answer["adjustments"].([]any)
+			return len(list) == 0
+		})
+	}
+	if n := a.allowed(t, 2, "bob") + b.allowed(t, 2, "bob"); n != 2 {
+		t.Errorf("bob gets %d, want 2", n)
+	}
+}
+
+// A user in Redis who may keep limits only is enough to run, and that adjustments are off is shown.
+func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Do("ACL", "SETUSER", "limits", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+mget", "+get", "+psetex", "+del", "+pexpire", "+time", "+ping", "+info")
+	x := start(t, oneLimit, onRedis("redis://limits:pw@"+redis.Addr))
+	if n := x.allowed(t, 5, "bob"); n != 2 {
+		t.Errorf("bob gets %d, want 2", n)
+	}
+	eventually(t, "the condition", func() bool {
+		return strings.Contains(x.conditions(t), "warning "+adjustmentsOff+": ")
+	})
+	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim")
+	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
+}
