@@ -106,8 +106,8 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 			}
 		}
 	}
-	if rules != 2 {
-		t.Fatalf("found %d rules, want those for one server and for a cluster", rules)
+	if rules != 3 {
+		t.Fatalf("found %d rules, want those for one server, for a cluster and for adjustments", rules)
 	}
 	s := open(t, Config{URL: strings.Replace(c.URL(), "://", "://rlsidecar:secret@", 1), Timeout: 5 * time.Second})
 	if err := s.Ping(t.Context()); err != nil {
