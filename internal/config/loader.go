@@ -29,6 +29,7 @@ type part struct {
 	report
 	docs []*document
 	lost bool // a part of it could not be read
+	at   int  // its place among the files of a Load
 	// bare: the docs have neither limits nor descriptors any more. These take a hundred times the room of the file,
 	// and a domain of which no file changes does not need them.
 	bare bool
@@ -91,14 +92,14 @@ func (l *Loader) read(files []File, problems Problems) *source {
 		} else {
 			nodes.left.Add(-p.nodes)
 		}
-		p.file, parts[i] = f, p
+		p.file, p.at, parts[i] = f, i, p
 	}
 	l.parse(parts, changed, nodes)
 	if nodes.usedUp() { // which file is too much depends on those before it
 		l.built, s.cached = map[string]*built{}, false
 		nodes = newBudget(&l.o)
 		for _, p := range parts {
-			*p = part{file: p.file}
+			*p = part{file: p.file, at: p.at}
 			p.parse(nodes)
 		}
 	}
@@ -159,13 +160,22 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 			waiting[name]++
 		}
 	}
+	docs := map[string][]*document{} // by domain, of what was parsed
+	for _, p := range all {
+		for _, d := range p.docs { // none of those that changed
+			docs[d.Domain.value] = append(docs[d.Domain.value], d)
+		}
+	}
 	inTurn(changed, func(p *part) { p.parse(nodes) }, func(p *part) {
 		if nodes.usedUp() {
 			return
 		}
+		for _, d := range p.docs {
+			docs[d.Domain.value] = append(docs[d.Domain.value], d)
+		}
 		for _, name := range likelyDomains(p.file.Data) {
 			if waiting[name]--; waiting[name] == 0 {
-				l.ahead(name, all)
+				l.ahead(docs[name])
 			}
 		}
 	})
@@ -198,16 +208,9 @@ func inTurn(parts []*part, first, then func(*part)) {
 	wg.Wait()
 }
 
-// ahead compiles the domain called name, of the parts that were parsed so far. If that is not all, it is compiled again.
-func (l *Loader) ahead(name string, all []*part) {
-	var docs []*document
-	for _, p := range all {
-		for _, d := range p.docs {
-			if d.Domain.value == name {
-				docs = append(docs, d)
-			}
-		}
-	}
+// ahead compiles the domain of docs, which were parsed so far. If they are not all of it, it is compiled again.
+func (l *Loader) ahead(docs []*document) {
+	slices.SortStableFunc(docs, func(a, b *document) int { return a.part.at - b.part.at })
 	if len(docs) == 0 {
 		return
 	}
