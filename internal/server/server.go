@@ -228,17 +228,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return err
 	}
 	ballasted.Do(func() { ballast = make([]byte, ballastSize) })
-	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
-	s.metrics.WatchConditions(s.conditions.List)
-	s.loader = config.NewLoader(c.Defaults)
-	if c.Isolate {
-		s.keeper = config.NewKeeper(c.Defaults)
-	}
-	s.isConfigured = sync.OnceFunc(func() { close(s.configured) })
-	if c.NearLimitRatio > 0 {
-		s.metrics.SetNearLimit(c.NearLimitRatio)
-	}
-	err := s.readTokens()
+	s, err := newServer(c, log)
 	if err != nil {
 		return err
 	}
@@ -278,17 +268,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err != nil {
 		return err
 	}
-	wg.Go(func() { s.adjust.run(background) })
-	wg.Go(func() { s.stack.memory.Run(background) })
-	if s.stack.lease != nil {
-		wg.Go(func() { s.stack.lease.Run(background) })
-	}
-	if s.watch != nil {
-		wg.Go(func() { s.runWatch(background) })
-		if s.watch.fleet != nil {
-			wg.Go(func() { s.watch.fleet.run(background, s.report) })
-		}
-	}
+	s.runBackground(background, &wg)
 	return s.serve(ctx, doors, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		if !s.ready.Load() {
@@ -308,6 +288,36 @@ func (s *server) newLimiter() *limiter.Limiter {
 		c.Local = s.stack.memory
 	}
 	return limiter.New(s.stack.top, c)
+}
+
+// newServer makes what needs neither Redis nor a configuration. The error is of a file with a token.
+func newServer(c Config, log *zap.Logger) (*server, error) {
+	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
+	s.metrics.WatchConditions(s.conditions.List)
+	s.loader = config.NewLoader(c.Defaults)
+	if c.Isolate {
+		s.keeper = config.NewKeeper(c.Defaults)
+	}
+	s.isConfigured = sync.OnceFunc(func() { close(s.configured) })
+	if c.NearLimitRatio > 0 {
+		s.metrics.SetNearLimit(c.NearLimitRatio)
+	}
+	return s, s.readTokens()
+}
+
+// runBackground starts what runs until ctx ends, once the listeners are open.
+func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() { s.adjust.run(ctx) })
+	wg.Go(func() { s.stack.memory.Run(ctx) })
+	if s.stack.lease != nil {
+		wg.Go(func() { s.stack.lease.Run(ctx) })
+	}
+	if s.watch != nil {
+		wg.Go(func() { s.runWatch(ctx) })
+		if s.watch.fleet != nil {
+			wg.Go(func() { s.watch.fleet.run(ctx, s.report) })
+		}
+	}
 }
 
 // readTokens reads the tokens of Config.
