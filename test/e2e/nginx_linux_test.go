@@ -103,11 +103,11 @@ func TestNginx(t *testing.T) {
 			code int
 			body string
 		}{"/static/a.txt": {200, "a file"}, "/static/folder": {200, "an index"}, "/static/none": {404, ""}, "/static/": {404, ""}} {
-			before := s.decisions(t, "remote_address", "allowed")
+			before := s.decisions(t, "address", "allowed")
 			if a := s.ask(t, "", path); a.code != want.code || !strings.HasSuffix(a.raw, want.body) {
 				t.Errorf("%s: %d %q", path, a.code, a.raw)
 			}
-			if n := s.decisions(t, "remote_address", "allowed") - before; n != 1 {
+			if n := s.decisions(t, "address", "allowed") - before; n != 1 {
 				t.Errorf("%s: asked %d times", path, n)
 			}
 		}
