@@ -26,7 +26,7 @@ func newSchedule(r *run, i int) *schedule {
 	return s
 }
 
-// open tells whether questions are due at times of their own.
+// open reports whether questions are due at times of their own.
 func (s *schedule) open() bool { return s.every > 0 }
 
 // next is when the next question is to be asked, which in a closed loop is now; false if there are

@@ -191,7 +191,7 @@ func (f *finding) bound() string {
 	return fmt.Sprintf("at most %g", f.target)
 }
 
-// met tells whether the median keeps to the target, by as many digits as that has.
+// met reports whether the median keeps to the target, by as many digits as that has.
 func (f *finding) met() bool {
 	m := median(f.judged())
 	if f.atLeast {

@@ -29,7 +29,7 @@ func await(t *testing.T, out *output, pattern string) []string {
 	return nil
 }
 
-// limited tells whether domain limits k=v, over /json at url.
+// limited reports whether domain limits k=v, over /json at url.
 func limited(t *testing.T, url, domain string) bool {
 	t.Helper()
 	r, err := http.Post(url+"/json", "", strings.NewReader(`{"domain": "`+domain+`", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}`))

@@ -235,7 +235,7 @@ func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	return apart
 }
 
-// together tells whether r is charged all or none with the others of which that is true.
+// together reports whether r is charged all or none with the others of which that is true.
 func together(r *limiter.Result) bool {
 	p := r.Policy
 	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited

@@ -206,9 +206,9 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	}
 	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
 	redistest.Eventually(t, "limits hold", func() bool { return x.ask(t, "deny") == 200 })
-	redistest.Eventually(t, "nothing is wrong", func() bool {
-		_, text := x.get(t, x.admin, "/api/conditions")
-		return strings.Contains(text, `"conditions":[]`)
+	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
+		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may have the condition that Redis is slow
+		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 	redis.Do("ACL", "SETUSER", "one", "resetpass", ">other")
 	redis.Do("CLIENT", "KILL", "TYPE", "normal")
@@ -233,8 +233,8 @@ func TestARedisThatIsAwayDoesNotHoldReadiness(t *testing.T) {
 	}
 	redis.Restart()
 	redistest.Eventually(t, "it decides", func() bool { return x.ask(t, "deny") == 200 })
-	redistest.Eventually(t, "nothing is wrong", func() bool {
-		_, text := x.get(t, x.admin, "/api/conditions")
-		return strings.Contains(text, `"conditions":[]`)
+	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
+		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may have the condition that Redis is slow
+		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 }

@@ -475,7 +475,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	}
 }
 
-// isToken tells whether s is a token of RFC 9110, 5.6.2.
+// isToken reports whether s is a token of RFC 9110, 5.6.2.
 func isToken(s string) bool {
 	for i := range len(s) {
 		b := s[i]
@@ -487,7 +487,7 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// meets tells whether a descriptor of these entries can meet a limit.
+// meets reports whether a descriptor of these entries can meet a limit.
 func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {

@@ -369,15 +369,15 @@ func (s step) composite() string {
 	return s.Key + "_" + s.Text
 }
 
-// loose tells whether the key itself is matched by a pattern.
+// loose reports whether the key itself is matched by a pattern.
 func (s step) loose() bool { return strings.Contains(s.Key, "*") }
 
-// pattern tells whether the step is met by more than one key and value, but not by any value.
+// pattern reports whether the step is met by more than one key and value, but not by any value.
 func (s step) pattern() bool {
 	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
 }
 
-// open tells whether the request's own value tells buckets apart.
+// open reports whether the request's own value tells buckets apart.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
 // path is the way from the root to a descriptor.

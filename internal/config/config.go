@@ -83,7 +83,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Bad tells whether any of them is more than a warning.
+// Bad reports whether any of them is more than a warning.
 func (p Problems) Bad() bool {
 	for i := range p {
 		if !p[i].Warning {

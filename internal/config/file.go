@@ -154,7 +154,7 @@ type given[T any] struct {
 	ok    bool // it is stated and could be read
 }
 
-// stated tells whether the file says anything here, be it wrong.
+// stated reports whether the file says anything here, be it wrong.
 func (g *given[T]) stated() bool { return g.at.line > 0 }
 
 // where is at, for code that does not know T.

@@ -110,7 +110,7 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	return stale, known
 }
 
-// within tells whether file is root, or below it.
+// within reports whether file is root, or below it.
 func within(file, root string) bool {
 	way, err := filepath.Rel(root, file)
 	return err == nil && way != ".." && !strings.HasPrefix(way, ".."+string(filepath.Separator))
@@ -144,7 +144,7 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	return docs
 }
 
-// leadNowhere tells whether a route asks a domain that is not there, and so would limit nothing.
+// leadNowhere reports whether a route asks a domain that is not there, and so would limit nothing.
 func (c *compiler) leadNowhere() bool {
 	if c.snapshot.Auth == nil {
 		return false

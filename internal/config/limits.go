@@ -124,7 +124,7 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	return list
 }
 
-// form tells whether l is in the reference form; ok is false for a mixture, which it reports.
+// form reports whether l is in the reference form; ok is false for a mixture, which it reports.
 func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	reference, atReference := l.stated("reference")
 	own, atOwn := l.stated("algorithm")

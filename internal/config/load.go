@@ -127,7 +127,7 @@ func hidden(base string) bool {
 	return strings.HasPrefix(base, ".") || strings.HasPrefix(base, "#") || strings.HasSuffix(base, "~")
 }
 
-// isConfig tells whether a file in a folder is meant as configuration. What editors leave behind
+// isConfig reports whether a file in a folder is meant as configuration. What editors leave behind
 // while they save (.x.yaml.swp, x.yaml~, #x.yaml#) is not, nor are the "..data" folders of a
 // Kubernetes ConfigMap; the links to the files in there are.
 func isConfig(name string) bool {

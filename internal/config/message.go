@@ -176,7 +176,7 @@ func (r *reader) unknown(path string, fields []int32) {
 	}
 }
 
-// finite tells whether all numbers in v are.
+// finite reports whether all numbers in v are.
 func finite(v any) bool {
 	switch v := v.(type) {
 	case float64:

@@ -21,7 +21,7 @@ type Auth struct {
 	Routes []Route
 }
 
-// Trusts tells whether what a peer at addr says is believed.
+// Trusts reports whether what a peer at addr says is believed.
 func (a *Auth) Trusts(addr netip.Addr) bool {
 	addr = addr.Unmap().WithZone("")
 	for _, p := range a.Trusted {

@@ -99,7 +99,7 @@ const (
 	FailedDenied  // the store could not decide; the policy denies
 )
 
-// Denies tells whether o stands against the request.
+// Denies reports whether o stands against the request.
 func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 
 // Result is what one limit said of a request.

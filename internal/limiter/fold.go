@@ -64,7 +64,7 @@ func (c *Call) fold() {
 	}
 }
 
-// isQuota tells whether r denies only together with all others of which this is true.
+// isQuota reports whether r denies only together with all others of which this is true.
 func (c *Call) isQuota(r *Result) bool {
 	if c.modes.Quota {
 		return r.Outcome != Unlimited && !r.isBlocked()
@@ -131,7 +131,7 @@ func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	}
 }
 
-// deniedOtherwise tells whether limits that do not ask for an error deny: one by itself, or all quotas
+// deniedOtherwise reports whether limits that do not ask for an error deny: one by itself, or all quotas
 // together.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0

@@ -238,7 +238,7 @@ func (c *Call) charge() {
 	}
 }
 
-// together tells whether p stands with the request's others. Limits asked for by name do whatever the
+// together reports whether p stands with the request's others. Limits asked for by name do whatever the
 // domain consumes: who lists them is promised all or none, and the reference server knows no such list.
 func (c *Call) together(r *Result) bool {
 	p := r.Policy

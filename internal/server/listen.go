@@ -155,7 +155,7 @@ func dialSocket(path string) (holder net.Addr, err error) {
 	}
 }
 
-// isLocal tells whether address can be reached from this machine only.
+// isLocal reports whether address can be reached from this machine only.
 func isLocal(address string) bool {
 	if strings.HasPrefix(address, unixScheme) {
 		return true

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// canSharePorts tells whether sharePort works here.
+// canSharePorts reports whether sharePort works here.
 const canSharePorts = true
 
 // sharePort is a net.ListenConfig's Control: several sockets may listen on one port, and the kernel

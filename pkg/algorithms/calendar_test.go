@@ -116,7 +116,7 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 // What is lent is not given out when the day is over.
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
-	if got := l.LentFor(at(t, "2026-03-29T23:59:59.9+02:00"), sec, 7); got != 100*ms {
+	if got := l.LeaseFor(at(t, "2026-03-29T23:59:59.9+02:00"), sec, 7); got != 100*ms {
 		t.Errorf("lent for %d us", got)
 	}
 }

@@ -137,7 +137,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	return v, false
 }
 
-// alike tells whether two limits have the same numbers.
+// alike reports whether two limits have the same numbers.
 func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
 	c1, f1 := parts(a)
 	c2, f2 := parts(b)
@@ -215,7 +215,7 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	return least(left, minus(most(sum(capacities), sum(old)), sum(m.used)))
 }
 
-// passes tells whether a is there at time t.
+// passes reports whether a is there at time t.
 func (m changing) passes(s Spec, tick, t Micros, a Ask) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)

@@ -9,10 +9,10 @@ type Lease struct {
 	For Micros
 }
 
-// LentFor returns how long after at, the time of the grant, leased units may be used: at most most. A lease of a
+// LeaseFor returns how long after at, the time of the grant, leased units may be used: at most most. A lease of a
 // fixed window ends with the window, so that a window never gives more than its capacity. A token bucket admits
 // at most capacity + floor((T + most)*rate/period) in any span T.
-func (l *Limit) LentFor(at, most Micros, hash uint64) Micros {
+func (l *Limit) LeaseFor(at, most Micros, hash uint64) Micros {
 	if l.Kind != FixedWindow {
 		return most
 	}

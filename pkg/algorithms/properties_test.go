@@ -244,7 +244,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	}
 }
 
-// together tells whether a bound holds for two moments.
+// together reports whether a bound holds for two moments.
 func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	switch l.Kind {
 	case FixedWindow:

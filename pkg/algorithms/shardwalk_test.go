@@ -167,7 +167,7 @@ func clipped(n, unit int64) int64 {
 	return n * unit
 }
 
-// levelled tells whether one alone paid, or those that paid were left level (to one) or at their
+// levelled reports whether one alone paid, or those that paid were left level (to one) or at their
 // floor, and those that did not had no more than that.
 func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	paid, low, high := 0, int64(1<<62), int64(-1<<62)
@@ -199,7 +199,7 @@ func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	return high-low <= 1
 }
 
-// raised tells whether only the emptiest were given to, and ended level (to one) or full.
+// raised reports whether only the emptiest were given to, and ended level (to one) or full.
 func raised(had, has []int64, shards []Bucket) bool {
 	high := int64(-1 << 62)
 	for i := range had {

@@ -378,7 +378,7 @@ func tickOf(s Spec) Micros {
 	return 1000
 }
 
-// fitsGuaranteed tells whether both buckets fit in 1/q, q = lcm(q1, q2), in us.
+// fitsGuaranteed reports whether both buckets fit in 1/q, q = lcm(q1, q2), in us.
 func fitsGuaranteed(s Spec) bool {
 	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
 	q := lcm(f1.Denom(), f2.Denom())

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Deadline ends each Batch at the latest timeout after its Submit, and margin before its own Deadline, so that
-// there is time to give the answer. What next has not decided by then is ErrUnavailable: it may be charged later. A
-// Batch with no time left is not submitted to next: it is ErrNotTaken.
+// Deadline ends each Batch within timeout after its Submit, and margin before its own Deadline, so that there is
+// time to send the answer. Groups that next has not decided by then get ErrUnavailable, because they may be charged
+// later. A Batch with no time left is not submitted to next, and gets ErrNotTaken.
 //
-// It is the outermost wrapper, and the only one that ends a Batch before the Store below does. So it submits a copy,
-// which lives until next has ended it: what next writes late is written there and read by nobody.
+// It must be the outermost wrapper. It is the only one that ends a Batch before the Store below does. Therefore it
+// submits a copy, which lives until next has ended it: late decisions are written to the copy, and never read.
 //
-// panicked is called with what a Done panicked with that the timer called; it may be nil.
+// If panicked is not nil, it is called with the value of a panic in a Done that the timer called.
 func Deadline(next Store, timeout, margin time.Duration, panicked func(value any)) Store {
 	s := &deadlineStore{next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.trials.New = func() any {
@@ -39,18 +39,18 @@ type deadlineStore struct {
 	timer     *time.Timer // calls overdue; guarded by mu
 }
 
-// trial is a Batch that has been submitted to next.
+// trial is a Batch that was submitted to next.
 type trial struct {
 	store *deadlineStore
 	inner Batch  // the copy
-	keys  []byte // of inner's charges
+	keys  []byte // the keys of inner's charges
 	until time.Time
-	users atomic.Int32 // the goroutine that submits, and next until it has ended inner; without any it is reused
-	outer *Batch       // the caller's; nil: it has ended; guarded by store.mu
-	at    int          // place in the queue, or notQueued; guarded by store.mu
+	users atomic.Int32 // the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
+	outer *Batch       // the caller's batch, nil if it has ended; guarded by store.mu
+	at    int          // the position in the queue, or notQueued; guarded by store.mu
 }
 
-// maxTrial bounds the charges that a trial keeps room for when it is reused.
+// maxTrial bounds the buffers of trials that are kept for reuse, in charges.
 const maxTrial = 1024
 
 var (
@@ -102,7 +102,7 @@ func (t *trial) load(b *Batch, until time.Time) {
 	t.keys = keys
 }
 
-// await has the timer look after t, unless it has ended already. It passes on what is known by now.
+// await adds t to the deadlines, unless it has ended already. It passes on the decisions that are known.
 func (s *deadlineStore) await(t *trial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +116,7 @@ func (s *deadlineStore) await(t *trial) {
 	s.wake(s.deadlines.add(t))
 }
 
-// tellKnown passes on the decisions that are known. store.mu is held.
+// tellKnown passes the known decisions on to the caller's batch. store.mu is held.
 func (t *trial) tellKnown() {
 	b := t.outer
 	for i := range t.inner.Known {
@@ -127,7 +127,7 @@ func (t *trial) tellKnown() {
 	}
 }
 
-// wake has overdue called at a time, unless that is zero. mu is held.
+// wake sets the timer, so that it calls overdue at the given time, unless that is zero. mu is held.
 func (s *deadlineStore) wake(at time.Time) {
 	switch {
 	case at.IsZero():
@@ -138,7 +138,7 @@ func (s *deadlineStore) wake(at time.Time) {
 	}
 }
 
-// overdue ends the batches whose time is over.
+// overdue ends the batches whose deadline has passed.
 func (s *deadlineStore) overdue() {
 	s.mu.Lock()
 	trials, wake := s.deadlines.tick(time.Now())
@@ -160,8 +160,8 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// failUnknown writes the decisions of the caller's batch: those that are known, and that there is no answer.
-// store.mu is held: from now on t's own may change.
+// failUnknown writes the decisions of the caller's batch: the known ones, and errors for the others. store.mu is
+// held, because afterwards the decisions of t may still change.
 func (t *trial) failUnknown() {
 	b := t.outer
 	for i := range b.Decisions {
@@ -175,7 +175,7 @@ func (t *trial) failUnknown() {
 	}
 }
 
-// giveUp ends b, whose time is over. If its Done panics, the others still end.
+// giveUp ends b, whose deadline has passed. A panic in its Done does not affect other batches.
 func (s *deadlineStore) giveUp(b *Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
@@ -185,7 +185,7 @@ func (s *deadlineStore) giveUp(b *Batch) {
 	b.Done(b)
 }
 
-// ended follows the end of t.inner.
+// ended is the Done function of t.inner.
 func (s *deadlineStore) ended(t *trial) {
 	s.mu.Lock()
 	b := t.outer
@@ -203,26 +203,25 @@ func (s *deadlineStore) ended(t *trial) {
 	t.release()
 }
 
-// release ends one use of t; after the last one it is reused.
+// release ends one use of t. After the last one, t is reused.
 func (t *trial) release() {
 	if t.users.Add(-1) > 0 {
 		return
 	}
-	clear(t.inner.Charges) // limits of a configuration that is gone are not kept alive
+	clear(t.inner.Charges) // so that limits of an old configuration can be collected
 	t.inner.Source = nil
 	if cap(t.inner.Charges) <= maxTrial {
 		t.store.trials.Put(t)
 	}
 }
 
-// deadlines are the trials that are in flight, by the time at which they end. It is a state machine: it has no clock,
-// lock or timer of its own.
+// deadlines has the trials in flight, ordered by deadline. It is a state machine without clock, lock and timer.
 type deadlines struct {
 	queue  trialQueue
-	wakeAt time.Time // when tick will be called; zero: it will not
+	wakeAt time.Time // when tick will be called; zero means never
 }
 
-// add adds t. If wake is not zero, tick must be called then, and not when it was to be called before.
+// add adds t. If wake is not zero, the caller must call tick at that time instead of the time requested before.
 func (d *deadlines) add(t *trial) (wake time.Time) {
 	heap.Push(&d.queue, t)
 	if d.wakeAt.IsZero() || t.until.Before(d.wakeAt) {
@@ -232,15 +231,15 @@ func (d *deadlines) add(t *trial) (wake time.Time) {
 	return time.Time{}
 }
 
-// remove removes t, which has ended, if it is there. When tick is called stays as it is: most trials end long before
-// their deadline, and setting a timer for each would cost more than a tick for nothing.
+// remove removes t, which has ended, if it is queued. It does not change the time of the next tick: most trials end
+// long before their deadline, and setting the timer for each of them would cost more than an unnecessary tick.
 func (d *deadlines) remove(t *trial) {
 	if t.at != notQueued {
 		heap.Remove(&d.queue, t.at)
 	}
 }
 
-// tick removes the trials whose time is over. wake is as in add.
+// tick removes and returns the trials whose deadline has passed. wake is as in add.
 func (d *deadlines) tick(now time.Time) (late []*trial, wake time.Time) {
 	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
 		late = append(late, heap.Pop(&d.queue).(*trial))
@@ -251,7 +250,7 @@ func (d *deadlines) tick(now time.Time) (late []*trial, wake time.Time) {
 	return late, d.wakeAt
 }
 
-// trialQueue is a heap.Interface: the trial whose time is over first is the first.
+// trialQueue implements heap.Interface, with the earliest deadline first.
 type trialQueue []*trial
 
 const notQueued = -1

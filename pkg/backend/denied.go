@@ -14,22 +14,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Denied remembers denials, so that a key under attack costs next almost nothing: the same group,
-// asking as much or more, is denied again without asking next until its retry could succeed, but for
-// MaxAge at most. It never admits; it may deny up to MaxAge longer than next would when tokens come
-// back in a way this process did not see (another process gives back, or resets). When MaxAge is over
-// and the retry could not succeed yet, one asks next, and what others are answered is as old as that
-// question takes.
+// Denied returns a Store with a denial cache, so that a key under attack costs next almost nothing. After a denial,
+// the same group with the same or larger costs is denied from the cache until a retry could succeed, and for at most
+// MaxAge. The cache never allows. It may deny for up to MaxAge longer than next would, if another process refunds
+// units or resets the bucket. When MaxAge is over and a retry could not succeed yet, exactly one caller revalidates
+// the denial with next, while the others still get the cached one.
 //
-// A denial is forgotten as soon as this process consumes or refunds units of one of its buckets, so that
-// an answer is what next would say but for what other processes did. Remaining and ResetAfter of
-// other buckets than token buckets and fixed windows, of shards and of limits with a penalty are those of
-// the moment that is remembered.
+// A denial is removed as soon as this process consumes or refunds units of one of its buckets. So a cached answer
+// differs from that of next only by the changes of other processes. Remaining and ResetAfter are computed for the
+// present time for token buckets and fixed windows. For other algorithms, for shards and for limits with a penalty
+// they are those of the cached moment.
 //
-// Of a limit with a penalty only what is denied by a block is remembered, and no longer than the block
-// lasts: each denial before it counts.
+// For a limit with a penalty, only denials by a block are cached, until the block ends, because each denial before a
+// block must be counted.
 //
-// Forget and ForgetBucket forget at once.
+// Forget and ForgetBucket remove denials at once.
 func Denied(next Store, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
@@ -49,42 +48,42 @@ func Denied(next Store, c DeniedConfig) *DeniedStore {
 	return s
 }
 
-// DeniedConfig configures Denied; zero fields are the defaults.
+// DeniedConfig configures Denied. Zero fields mean the defaults.
 type DeniedConfig struct {
-	MaxAge    time.Duration    // how long a denial is believed at the most (1 s)
-	MaxGroups int              // how many are remembered (65,536); beyond it all are forgotten
+	MaxAge    time.Duration    // how long a denial is cached at most (1 s)
+	MaxGroups int              // the number of cached groups (65,536); beyond it the cache is emptied
 	Clock     func() time.Time // time.Now
 }
 
-// DeniedStore is the Store that Denied makes.
+// DeniedStore is the Store that Denied returns.
 type DeniedStore struct {
 	next   Store
 	config DeniedConfig
 	trips  sync.Pool
 
-	remembered atomic.Int64  // how many groups there are
-	takes      atomic.Uint64 // numbers the Takes of next
-	forgotten  atomic.Uint64 // the newest Take when all were forgotten
-	// changed is, by a part of a key's hash, the newest Take when this process last changed a bucket. A
-	// denial by that Take, or one before, may be out of date.
+	remembered atomic.Int64  // the number of cached groups
+	takes      atomic.Uint64 // the number of batches submitted to next
+	forgotten  atomic.Uint64 // the newest batch when the cache was emptied
+	// changed has, by a part of the key's hash, the number of the newest batch when this process last changed a
+	// bucket. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
 	denials denials // guarded by mu
 }
 
-// unknown is a time that is not known.
+// unknown is an unknown time.
 const unknown algorithms.Micros = -1
 
-// denial is what next answered to a group.
+// denial is the cached answer to a group.
 type denial struct {
-	hash      uint64 // of its group
+	hash      uint64 // the hash of its group
 	charges   []Charge
 	decisions []Decision
-	stays     []algorithms.Micros // how long each Remaining stays as it is; unknown where the decision does not tell all of its bucket
+	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not describe the whole bucket
 	at, until time.Time
-	retry     time.Time   // it lasts until then, as far as this process knows
-	asked     atomic.Bool // somebody asks again
+	retry     time.Time   // the time at which a retry may succeed
+	asked     atomic.Bool // a caller revalidates it
 }
 
 // Submit implements Store.
@@ -113,22 +112,22 @@ func (s *DeniedStore) Submit(b *Batch) {
 	s.next.Submit(in)
 }
 
-// deniedTrip is a Batch under way: what of it is asked of next. It is reused.
+// deniedTrip is a Batch in flight: the part of it that is submitted to next. It is reused.
 type deniedTrip struct {
 	store   *DeniedStore
 	outer   *Batch
 	inner   Batch
-	whole   bool // inner is all of outer, and shares its slices
+	whole   bool // inner is the whole outer batch, and shares its slices
 	changes bool // see givesBack
 	asked   time.Time
 	take    uint64
-	places  []int     // where the groups that are asked begin in outer
-	again   []*denial // too old to be believed
-	charges []Charge  // those of inner, unless whole
+	places  []int     // the positions in outer of the groups that are submitted
+	again   []*denial // the denials that are revalidated
+	charges []Charge  // the charges of inner, unless whole
 	answers []Decision
 }
 
-// look answers the groups of b that are known to be denied, and notes the others.
+// look answers the groups of b whose denial is cached, and records the positions of the others.
 func (t *deniedTrip) look(b *Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
@@ -149,7 +148,7 @@ func (t *deniedTrip) look(b *Batch) {
 	t.whole = known == 0
 }
 
-// gather makes inner the groups at places.
+// gather copies the groups at places to inner.
 func (t *deniedTrip) gather(b *Batch) {
 	for _, at := range t.places {
 		t.charges = append(t.charges, b.Charges[at:at+GroupLen(b.Charges[at:])]...)
@@ -159,7 +158,7 @@ func (t *deniedTrip) gather(b *Batch) {
 	t.inner.Charges, t.inner.Decisions, t.inner.Known = t.charges, t.answers, nil
 }
 
-// ended follows the end of inner.
+// ended is the Done function of inner.
 func (t *deniedTrip) ended(*Batch) {
 	b := t.outer
 	defer b.Done(b) // even if learning panics
@@ -182,7 +181,7 @@ func (t *deniedTrip) ended(*Batch) {
 	}
 }
 
-// groups yields where the groups that were asked begin in outer, and their lengths.
+// groups yields the positions in outer of the submitted groups, and their lengths.
 func (t *deniedTrip) groups() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		charges := t.outer.Charges
@@ -213,8 +212,8 @@ func (t *deniedTrip) release() {
 	t.store.trips.Put(t)
 }
 
-// known answers a group from memory, if it can. Where the denial has become too old to be believed,
-// the first to ask is told, to ask next and then to forget it.
+// known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as old, and
+// must revalidate it with next and then remove it.
 func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
 	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
@@ -223,9 +222,9 @@ func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Tim
 	return d != nil, nil
 }
 
-// find answers a group from the denial that is remembered, however old; nil: there is none.
+// find answers a group from the cached denial, however old, and returns it; nil if there is none.
 func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time) *denial {
-	if charges[0].Reset || charges[0].Once != nil { // what is taken once may have been taken before the denial
+	if charges[0].Reset || charges[0].Once != nil { // a group with an idempotency key may have been charged before the denial
 		return nil
 	}
 	if s.remembered.Load() == 0 { // usually; it saves the hash
@@ -240,7 +239,7 @@ func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time
 	return d
 }
 
-// forgetOld forgets denials that next has been asked about again, if they are still remembered.
+// forgetOld removes denials that were revalidated, if they are still cached.
 func (s *DeniedStore) forgetOld(old ...*denial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +249,7 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 	s.remembered.Store(int64(len(s.denials.groups)))
 }
 
-// answerGroup answers a group that may be the one that was denied, and reports whether it is denied still.
+// answerGroup answers a group that may be the denied one, and reports whether it is still denied.
 func (d *denial) answerGroup(charges []Charge, decisions []Decision, now time.Time) (denied bool) {
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
@@ -265,8 +264,8 @@ func (d *denial) answerGroup(charges []Charge, decisions []Decision, now time.Ti
 	return denied
 }
 
-// answer is what charge i of what was denied says of c, which must be the same but for a cost at
-// least as large, passed us later.
+// answer computes the answer to c, passed us after the denial, from charge i of the denied group. It reports whether
+// c is the same charge with at least the same cost.
 func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Decision) bool {
 	was := &d.charges[i]
 	ask := was.Ask
@@ -277,7 +276,7 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 	*answer = d.decisions[i]
 	switch more := ask.Cost > was.Ask.Cost; {
 	case more && (answer.Allowed || d.stays[i] == unknown):
-		return false // what allowed one cost may not allow more
+		return false // a bucket that allowed a cost may not allow a larger one
 	case more:
 		answer.RetryAfter = c.retryLater(answer, passed)
 	case !answer.Allowed:
@@ -292,8 +291,8 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
-// retryLater is the retry time of c when passed us have passed since d denied a smaller cost, where Value
-// tells all there is to know of the bucket; 0: it can never fit, or would be allowed.
+// retryLater is the retry time of c, passed us after d denied a smaller cost, for buckets that Value describes
+// completely. It is 0 if the cost can never fit, or would be allowed.
 func (c *Charge) retryLater(d *Decision, passed algorithms.Micros) algorithms.Micros {
 	return c.peekLater(d, passed, c.Ask).RetryAfter
 }
@@ -304,16 +303,15 @@ func (c *Charge) peekLater(d *Decision, passed algorithms.Micros, ask algorithms
 	return later
 }
 
-// remainsLater is Remaining and ResetAfter when passed us have passed since d, where Value tells all
-// there is to know of the bucket.
+// remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
 func (c *Charge) remainsLater(d *Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
 	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Ask.Hash)
 	return later.Remaining, later.ResetAfter
 }
 
-// stays is how long Remaining of d, the answer to c, stays as it is. It is unknown where d does not tell
-// all there is to know of the bucket: where that has parts, or its state is in other numbers or of a clock
-// that stepped back.
+// stays is how long Remaining of d, the answer to c, stays unchanged. It is unknown if d does not describe the
+// bucket completely: if the bucket has parts, if its state is in the numbers of another limit, or if the clock
+// stepped back.
 func (c *Charge) stays(d *Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -326,8 +324,8 @@ func (c *Charge) stays(d *Decision) algorithms.Micros {
 	return c.peekLater(d, 0, algorithms.Ask{Cost: d.Remaining + 1, Hash: c.Ask.Hash}).RetryAfter
 }
 
-// learn remembers a denial that lasts, and forgets those of buckets that have been charged. The group
-// was sent at asked, by that Take.
+// learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
+// the time asked, in the batch with the number take.
 func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.Time, take uint64) {
 	if Took(charges, decisions) {
 		s.consumed(charges)
@@ -338,8 +336,8 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.T
 	}
 }
 
-// denialOf is the denial of a group that was sent at asked, to be trusted for maxAge at the most; nil: it is none, or
-// one that must be decided anew each time.
+// denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
+// returns nil if the group was not denied, or if its denial must not be cached.
 func denialOf(charges []Charge, decisions []Decision, asked time.Time, maxAge time.Duration) *denial {
 	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
@@ -371,11 +369,11 @@ func denialOf(charges []Charge, decisions []Decision, asked time.Time, maxAge ti
 	return d
 }
 
-// remember remembers d, which that Take was answered, unless it may be out of date.
+// remember caches d, an answer to the batch with the number take, unless it may be outdated.
 func (s *DeniedStore) remember(d *denial, take uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// First, so that a goroutine that changes a bucket from now on waits for the lock.
+	// Stored first, so that goroutines which change a bucket from now on wait for the lock.
 	s.remembered.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.remembered.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, take) {
@@ -383,8 +381,8 @@ func (s *DeniedStore) remember(d *denial, take uint64) {
 	}
 }
 
-// outdated reports whether this process may have changed one of the buckets, or forgotten all denials,
-// since that Take began.
+// outdated reports whether this process may have changed one of the buckets, or emptied the cache, since the batch
+// with the number take was submitted.
 func (s *DeniedStore) outdated(charges []Charge, take uint64) bool {
 	if s.forgotten.Load() >= take {
 		return true
@@ -401,7 +399,7 @@ func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
 	return &s.changed[bucket%uint64(len(s.changed))]
 }
 
-// consumed forgets the denials of buckets that have been charged.
+// consumed removes the denials of buckets that were charged.
 func (s *DeniedStore) consumed(charges []Charge) {
 	for i := range charges {
 		c := &charges[i]
@@ -412,7 +410,7 @@ func (s *DeniedStore) consumed(charges []Charge) {
 	}
 }
 
-// forgetChanged forgets the denials of buckets that get something back, or are reset.
+// forgetChanged removes the denials of buckets that get a refund or are reset.
 func (s *DeniedStore) forgetChanged(charges []Charge) {
 	for i := range charges {
 		if charges[i].Ask.Cost < 0 || charges[i].Reset {
@@ -421,7 +419,7 @@ func (s *DeniedStore) forgetChanged(charges []Charge) {
 	}
 }
 
-// ForgetBucket forgets the denials of one bucket.
+// ForgetBucket removes the denials of one bucket.
 func (s *DeniedStore) ForgetBucket(key []byte) {
 	bucket := xxhash.Sum64(key)
 	s.changedBy(bucket).Store(s.takes.Load())
@@ -440,7 +438,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 	s.remembered.Store(int64(len(s.denials.groups)))
 }
 
-// Forget forgets all denials.
+// Forget removes all denials.
 func (s *DeniedStore) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -449,21 +447,21 @@ func (s *DeniedStore) Forget() {
 	s.remembered.Store(0)
 }
 
-// denials are the denials that are remembered, at most so many. It is a state machine without a lock or a clock.
+// denials is the bounded set of cached denials. It is a state machine without lock and clock.
 type denials struct {
 	most    int
-	groups  map[uint64]*denial  // by the hash of all keys of a group
-	buckets map[uint64][]uint64 // the groups that a bucket denied in, by its key's hash
-	listed  int                 // how many groups buckets lists, those forgotten since included
+	groups  map[uint64]*denial  // by the hash of all keys of the group
+	buckets map[uint64][]uint64 // the denied groups of each bucket, by the hash of its key
+	listed  int                 // the number of groups listed in buckets, including those removed since
 }
 
 func newDenials(most int) denials {
 	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
 }
 
-// add remembers d, in the place of an older denial of its group. If there are too many, it forgets all others.
+// add adds d, and replaces an older denial of its group. If there are too many, it removes all others.
 func (s *denials) add(d *denial) {
-	// A group that is forgotten for one of its buckets stays listed under the others.
+	// A group that was removed for one of its buckets is still listed under the others.
 	if len(s.groups) >= s.most || s.listed >= 8*s.most {
 		s.clear()
 	}
@@ -477,14 +475,14 @@ func (s *denials) add(d *denial) {
 	s.groups[d.hash] = d
 }
 
-// forget forgets d, if it is still remembered.
+// forget removes d, if it is still there.
 func (s *denials) forget(d *denial) {
 	if s.groups[d.hash] == d {
 		delete(s.groups, d.hash)
 	}
 }
 
-// forgetBucket forgets the denials of one bucket.
+// forgetBucket removes the denials of one bucket.
 func (s *denials) forgetBucket(bucket uint64) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)
@@ -493,7 +491,7 @@ func (s *denials) forgetBucket(bucket uint64) {
 	delete(s.buckets, bucket)
 }
 
-// clear forgets all.
+// clear removes all denials.
 func (s *denials) clear() {
 	clear(s.groups)
 	clear(s.buckets)
@@ -511,7 +509,7 @@ func groupHash(charges []Charge) uint64 {
 	return h
 }
 
-// givesBack reports whether charges give something back to a bucket, or reset one.
+// givesBack reports whether charges refund units to a bucket, or reset one.
 func givesBack(charges []Charge) bool {
 	for i := range charges {
 		if charges[i].Ask.Cost < 0 || charges[i].Reset {

@@ -2,9 +2,9 @@ package backend
 
 import "fmt"
 
-// Divided is buckets in two Stores: those that isSecond chooses in second, the others in first. Which of
-// the two must follow from the bucket alone. A group with buckets in both is taken by its parts (Parts). For such a
-// group to be taken once (Charge.Once) first must be a Claimer; else it is ErrUnavailable.
+// Divided returns a Store of two Stores: buckets for which isSecond returns true are in second, the others in first.
+// The choice must depend on the bucket only. A group with buckets in both is charged in parts; see Parts. If such a
+// group has an idempotency key, first must be a Claimer; otherwise the error is ErrUnavailable.
 func Divided(first, second Store, isSecond func(*Charge) bool, undos *Undos) Store {
 	place := func(_ int, c *Charge) int {
 		if isSecond(c) {
@@ -35,15 +35,15 @@ func Divided(first, second Store, isSecond func(*Charge) bool, undos *Undos) Sto
 	return router
 }
 
-// Claimer is a Store that keeps claims.
+// Claimer is a Store that can keep claims of idempotency keys.
 type Claimer interface {
-	// Claimed makes a Store of groups that are taken once but cannot be taken and remembered in one step: their ID is
-	// claimed first, then next takes the group. Where the outcome of that is not known the claim stays, and
-	// another attempt is answered ErrPending: the group is taken once at the most.
+	// Claimed returns a Store for groups with idempotency keys that cannot be charged and kept in one step. It first
+	// claims the ID, and then next charges the group. If the outcome is unknown, the claim stays, and a repeated
+	// group gets ErrPending. So the group is charged at most once.
 	Claimed(next Store) Store
 }
 
-// unclaimed refuses groups that no Store could remember as a whole.
+// unclaimed refuses groups whose decisions no Store could keep as a whole.
 type unclaimed struct{}
 
 // Submit implements Store.

@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// elapsed measures the time since it was made, by the monotonic clock and by the forward steps of the
-// wall clock. The monotonic clock stands still while a machine is suspended, though time passes for
-// everybody else; the wall clock is set right afterwards. A wall clock that steps forward for another
-// reason makes the time seem longer than it was. The time never steps back.
+// elapsed measures the time since it was made, by the monotonic clock plus the forward steps of the wall clock. The
+// monotonic clock stands still while a machine is suspended, and the wall clock is corrected afterwards. If the wall
+// clock steps forward for another reason, the measured time is too long. It never steps back.
 type elapsed struct {
 	read  func() (monotonic, wall time.Duration)
-	start time.Duration // by the monotonic clock
+	start time.Duration // the start by the monotonic clock
 
 	gap  atomic.Int64 // how far the wall clock is ahead of the monotonic clock
 	lost atomic.Int64 // the sum of the forward steps
@@ -20,11 +19,12 @@ type elapsed struct {
 	mu sync.Mutex // held to change gap and lost
 }
 
-// clockStep is how far the gap between the clocks must move to be a step: more than two readings of the
-// same moment differ, less than the margin of a lease.
+// clockStep is the smallest change of the gap between the clocks that counts as a step. It is larger than the
+// difference between two readings of the same moment, and smaller than the margin of a lease.
 const clockStep = 100 * time.Microsecond
 
-// newElapsed measures by read, which returns both clocks, each since a moment of its own.
+// newElapsed makes an elapsed. The function read returns the readings of both clocks, each since an arbitrary
+// moment.
 func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	e := &elapsed{read: read}
 	monotonic, wall := read()
@@ -55,8 +55,8 @@ func (e *elapsed) stepped(monotonic, wall time.Duration) bool {
 	return (wall - monotonic - time.Duration(e.gap.Load())).Abs() > clockStep
 }
 
-// step notes that one of the clocks has stepped. It reads them again first: a thread that waits for its
-// processor between the two readings sees a step that is none.
+// step records that one of the clocks has stepped. It reads them again first, because a thread that is preempted
+// between the two readings sees a false step.
 func (e *elapsed) step() (monotonic time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -45,7 +45,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 				limit := fixed(t, 1000, 10*algorithms.Second)
 				c := leased(limit, "a", 1, 500)
 				warm(t, s, c)
-				if s.Stats().Lent == 0 {
+				if s.Stats().Leased == 0 {
 					t.Fatal("nothing is on lease")
 				}
 				start := time.Now()
@@ -78,7 +78,7 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 		time.Sleep(300 * ms)
 		served := s.Stats().Served
 		s.GiveBack()
-		if lent := s.Stats().Lent; lent != 0 {
+		if lent := s.Stats().Leased; lent != 0 {
 			t.Errorf("%d units are on lease after its time", lent)
 		}
 		if served < 50 {

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// A denial that is remembered, and what is on loan, are answered before Submit returns, without asking next.
+// A denial that is remembered, and what is leased, are answered before Submit returns, without asking next.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: wall})
@@ -70,12 +70,12 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 				t.Errorf("the %dth: %+v", n, d)
 			}
 		}
-		if got, lent := left(t, below, hot), lease.Stats().Lent; got+lent != 1_000_000-n {
-			t.Errorf("%d left and %d on loan after %d", got, lent, n)
+		if got, granted := left(t, below, hot), lease.Stats().Leased; got+granted != 1_000_000-n {
+			t.Errorf("%d left and %d leased after %d", got, granted, n)
 		}
-		submit("more than is on loan", false, leased(many, "hot", 500_000, 10_000))
+		submit("more than is leased", false, leased(many, "hot", 500_000, 10_000))
 		time.Sleep(250 * ms)
-		submit("a loan whose time is over", false, hot)
+		submit("a lease whose time is over", false, hot)
 		for lease.GiveBack() > 0 {
 			time.Sleep(250 * ms)
 		}

@@ -9,30 +9,29 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Lease answers charges of hot keys from units borrowed of next, so that a key asked a hundred
-// thousand times a second costs next a few charges a second. It does so for charges that bring
-// lease terms (Charge.Lease), and only for keys that are asked often.
+// Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key with a
+// hundred thousand requests per second costs next a few charges per second. It leases for charges with lease terms
+// (Charge.Lease), and only for keys with many requests.
 //
-// When such a key has nothing on loan, more than its cost is charged, in the same step: that is spent
-// in next. What is more serves those who come after, until it is used or its time is over, and
-// what is then left is given back. Before that the next loan is borrowed in the background, so that
-// nobody waits for it, however late next answers. So
+// When such a key has no lease, more than its cost is charged in the same step. The additional units are consumed in
+// next, and serve later requests until they are used or the lease expires; unused units are returned. Before that,
+// the next lease is requested in the background, so that no request waits for it. So
 //
 //   - a fixed window never gives out more than it holds, nor later than its end, by the clock of next;
 //   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
-//   - it denies up to Most units a process early while they are on loan elsewhere. What a process
-//     that dies had on loan is lost, and so is what next was asked to lend without an answer. A token
-//     bucket is given back what is left less what has flowed in since it was lent (Ask.Of).
+//   - requests are denied up to Most units too early for each other process that has a lease. The leased units of a
+//     process that dies are lost, and so are units requested without an answer. A token bucket gets unused units back
+//     less those that have flowed in since the grant (Ask.Of).
 //
-// It never denies: a denial is next's own, of the cost alone, and what the process had on loan of the
-// bucket has been given back before; but for what is being borrowed at that moment. An answer from a
-// loan is what next would say had nobody else asked since. Only plain charges are answered so:
-// reservations, give-backs, looks and what is taken once are next's to answer, and do not see what is on
-// loan. Of a group, what is on loan is used if the rest of it is allowed by next. A group with a bucket
-// that a denial changes (overdraw, penalty) borrows nothing.
+// A lease never denies. A denial comes from next, for the cost alone, after the process has returned its leased
+// units of the bucket, except those being requested at that moment. An answer from a lease is the one that next
+// would give if no other process had charged the bucket since. Only plain charges are decided locally. Reservations,
+// refunds, dry runs and groups with idempotency keys are decided by next, and do not see leased units. In a group,
+// leased units are used if next allows the rest of it. A group with a bucket that a denial changes (overdraw,
+// penalty) leases nothing.
 //
-// Changed numbers, and Reset, drop what is on loan. Run must run for units that nobody asks for any
-// more to be given back.
+// A change of the numbers and a Reset drop the lease. Run must be running, so that leased units are returned when
+// requests stop.
 func Lease(next Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
@@ -46,7 +45,7 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), wake: make(chan struct{}, 1), aheads: NewUndos(c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
-		s.shards[i].loans = map[string]*loan{}
+		s.shards[i].hotKeys = map[string]*hotKey{}
 	}
 	s.trips.New = func() any {
 		t := &leaseTrip{store: s}
@@ -56,22 +55,22 @@ func Lease(next Store, c LeaseConfig) *LeaseStore {
 	return s
 }
 
-// LeaseConfig configures Lease; zero fields are the defaults.
+// LeaseConfig configures Lease. Zero fields mean the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration // of giving back and of borrowing ahead, for which nobody waits (1 s)
-	MaxKeys int           // about how many keys may be leased at a time (16,384)
-	// Clocks returns the readings of the monotonic clock and of the wall clock, each since a moment of
-	// its own (the system's). A lease ends when either says so.
+	Timeout time.Duration // of background calls: returns and leases ahead (1 s)
+	MaxKeys int           // the approximate number of keys with a lease at a time (16,384)
+	// Clocks returns the readings of the monotonic clock and of the wall clock, each since an arbitrary moment; nil
+	// means those of the system. A lease expires when it does so by either clock.
 	Clocks func() (monotonic, wall time.Duration)
 }
 
-// LeaseStore is the Store that Lease makes.
+// LeaseStore is the Store that Lease returns.
 type LeaseStore struct {
 	next    Store
 	config  LeaseConfig
 	elapsed *elapsed
-	wake    chan struct{} // there are loans again
-	aheads  *Undos        // what is being borrowed ahead
+	wake    chan struct{} // wakes Run when there are leases again
+	aheads  *Undos        // the leases requested in the background
 	trips   sync.Pool
 	shards  [leaseShards]leaseShard
 }
@@ -90,7 +89,7 @@ func (s *LeaseStore) Submit(b *Batch) {
 	}
 }
 
-// submitGroups answers the groups of b that what is on loan is enough for, and asks next about the others.
+// submitGroups answers the groups of b for which leased units suffice, and submits the others to next.
 func (s *LeaseStore) submitGroups(b *Batch) {
 	t := s.trip(b, s.now())
 	for at := 0; at < len(b.Charges); {
@@ -118,53 +117,53 @@ func anyLease(charges []Charge) bool {
 	return false
 }
 
-// canLease reports whether c may be answered from a lease.
+// canLease reports whether c may be decided from a lease.
 func canLease(c *Charge) bool {
 	a := &c.Ask
 	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.recordsDenied()
 }
 
-// recordsDenied reports whether a denial changes the bucket of c: its limit consumes what it denies, or
-// a penalty counts the denial.
+// recordsDenied reports whether a denial changes the bucket of c: if its limit charges denied requests, or counts
+// denials for a penalty.
 func (c *Charge) recordsDenied() bool { return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0 }
 
-// recordDenied reports whether a denial changes a bucket of the group. Such a group borrows nothing: a
-// grant that is refused makes the group be sent a second time, which would record its denial twice.
+// recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a grant is
+// refused, the group is sent a second time, which would record its denial twice.
 func recordDenied(group []Charge) bool {
 	return slices.ContainsFunc(group, func(c Charge) bool { return c.recordsDenied() })
 }
 
-// leaseTrip is what one Batch asks of next. It is reused.
+// leaseTrip is the part of one Batch that is submitted to next. It is reused.
 type leaseTrip struct {
 	store   *LeaseStore
 	outer   *Batch
 	inner   Batch
 	began   time.Duration
-	sees    *loan // of a Batch of one charge that is next's to answer; nil: another
+	sees    *hotKey // set for a Batch of one charge that next decides
 	seenAt  algorithms.Micros
 	asked   []Charge
 	answers []Decision
 	groups  []leaseGroup
-	parts   []leasePart // of all groups, in order
-	backs   []Charge    // given back before what is asked
-	number  int         // of the last group asked
+	parts   []leasePart // the charges of all groups, in order
+	backs   []Charge    // returns, which are sent before the charges
+	number  int         // the number of the last group submitted
 }
 
-// leaseGroup is one group of the caller's that next is asked of.
+// leaseGroup is one group that is submitted to next.
 type leaseGroup struct {
 	charges   []Charge
 	decisions []Decision
-	parts     int // its first part
+	parts     int // the position of its first part
 	done      bool
 }
 
 // leasePart is one charge of a group.
 type leasePart struct {
-	loan   *loan // where its key is a hot one
+	hotKey *hotKey // nil if the key is not hot
 	spent  bool
 	from   [2]spent
-	borrow int64 // units asked for beyond the cost
-	asked  int   // its place among those asked
+	borrow int64 // units requested beyond the cost
+	asked  int   // its position among the submitted charges
 }
 
 func (s *LeaseStore) trip(b *Batch, now time.Duration) *leaseTrip {
@@ -187,15 +186,15 @@ func (t *leaseTrip) end() {
 	b.Done(b)
 }
 
-// add puts c on the trip, as one more of the last group.
+// add adds c to the last group of the trip.
 func (t *leaseTrip) add(c *Charge) int {
 	t.asked = append(t.asked, *c)
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
-// plan answers a group from loans, or puts on the trip what next must be asked, which answers by deadline. It
-// reports whether the group is answered.
+// plan answers a group from leases, or adds it to the trip. It reports whether it answered the group. deadline is
+// the time by which next answers.
 func (s *LeaseStore) plan(t *leaseTrip, charges []Charge, decisions []Decision, deadline time.Time) (answered bool) {
 	now := t.began
 	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
@@ -224,7 +223,7 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []Charge, decisions []Decision, 
 		if p.spent || !canLease(&charges[i]) {
 			continue
 		}
-		p.loan, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
+		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
 		for i := range t.backs {
 			t.number++
 			t.add(&t.backs[i])
@@ -234,12 +233,12 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []Charge, decisions []Decision, 
 	return false
 }
 
-// outlasts reports whether what p was spent of lasts until next has answered, which is by deadline.
+// outlasts reports whether the lease that p was charged to lasts until deadline, by which next answers.
 func (p *leasePart) outlasts(deadline time.Time, now time.Duration) bool {
-	return !deadline.IsZero() && p.from[0].lot.until >= now+time.Until(deadline)
+	return !deadline.IsZero() && p.from[0].grant.until >= now+time.Until(deadline)
 }
 
-// askFor puts a group on the trip: what is not spent of loans already.
+// askFor adds the charges of a group to the trip that were not charged to leases.
 func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 	t.number++
 	for i := range g.charges {
@@ -252,7 +251,7 @@ func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 	}
 }
 
-// ask submits the trip to next; waits as in Batch.
+// ask submits the trip to next. waits is Batch.Waits.
 func (t *leaseTrip) ask(waits bool) {
 	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
 	clear(t.answers)
@@ -266,7 +265,7 @@ func (t *leaseTrip) submit(charges []Charge, decisions []Decision, waits bool) {
 	t.store.next.Submit(in)
 }
 
-// ended follows the end of inner.
+// ended is the Done function of inner.
 func (t *leaseTrip) ended(*Batch) {
 	if t.sees != nil {
 		t.store.saw(t)
@@ -280,8 +279,8 @@ func (t *leaseTrip) ended(*Batch) {
 	t.end()
 }
 
-// settle answers the groups that were on a trip that began at asked, and puts those on the next that
-// were denied for what they would have borrowed.
+// settle answers the groups of a trip that was submitted at the time asked. Groups that were denied because of the
+// units requested beyond their cost go on the next trip.
 func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 	now := s.now()
 	clear(t.asked)
@@ -304,7 +303,7 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 		if again {
 			for i := range parts {
 				if parts[i].borrow > 0 {
-					s.lend(&g.charges[i], &parts[i], 0, nil, asked, now)
+					s.receive(&g.charges[i], &parts[i], 0, nil, asked, now)
 				}
 			}
 			s.askFor(t, g)
@@ -328,28 +327,28 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 	}
 }
 
-// tell answers c in d by what next said, all of its group having been allowed or not.
+// tell computes d, the answer to c, from said, the decision of next; all reports whether next allowed the whole
+// group.
 func (s *LeaseStore) tell(c *Charge, p *leasePart, said, d *Decision, all bool, asked, now time.Duration) {
 	*d = *said
 	switch {
-	case p.loan == nil:
+	case p.hotKey == nil:
 	case said.Err != nil:
-		s.lend(c, p, 0, nil, asked, now)
+		s.receive(c, p, 0, nil, asked, now)
 	case !all:
-		s.lend(c, p, 0, said, asked, now)
+		s.receive(c, p, 0, said, asked, now)
 	default:
 		*d = c.with(*said, p.borrow, 0)
-		s.lend(c, p, p.borrow, said, asked, now)
+		s.receive(c, p, p.borrow, said, asked, now)
 	}
 }
 
-// with is the answer d to c, were so many units more in the bucket, passed later, if nobody asked
-// meanwhile.
+// with returns the answer d to c as if the bucket had units more, passed after d.
 func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decision {
 	if units == 0 && passed == 0 {
 		return d
 	}
-	if len(c.Shards) > 0 { // d.Value is of what was last seen of them
+	if len(c.Shards) > 0 { // d.Value is the last known value of the shards
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
 		d.ResetAfter = max(0, d.ResetAfter-passed)
 		d.At += passed
@@ -371,12 +370,12 @@ func hasReset(charges []Charge) bool {
 	return false
 }
 
-// reset submits b, some buckets of which are reset, to next. What is on loan of those is dropped; what other
-// processes have on loan they may give out, or back, until its time is over.
+// reset submits b, which resets buckets, to next. It drops the leases of these buckets. Other processes may use or
+// return their leases until these expire.
 func (s *LeaseStore) reset(b *Batch) {
 	after := Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
 	after.Done = func(*Batch) {
-		s.dropReset(b.Charges) // what was being borrowed meanwhile
+		s.dropReset(b.Charges) // leases granted meanwhile
 		b.Done(b)
 	}
 	ahead := s.dropReset(b.Charges)
@@ -384,7 +383,7 @@ func (s *LeaseStore) reset(b *Batch) {
 		s.next.Submit(&after)
 		return
 	}
-	go func() { // what is being borrowed would be borrowed after the reset, and lost
+	go func() { // a lease in flight would be charged after the reset, and lost
 		for _, done := range ahead {
 			<-done
 		}
@@ -392,8 +391,8 @@ func (s *LeaseStore) reset(b *Batch) {
 	}()
 }
 
-// dropReset drops what is on loan of buckets that are reset. It returns what to wait for, where units are being
-// borrowed.
+// dropReset drops the leases of buckets that are reset. It returns channels that are closed when the leases in
+// flight have ended.
 func (s *LeaseStore) dropReset(charges []Charge) (ahead []<-chan struct{}) {
 	for i := range charges {
 		if !charges[i].Reset {
@@ -406,7 +405,7 @@ func (s *LeaseStore) dropReset(charges []Charge) (ahead []<-chan struct{}) {
 	return ahead
 }
 
-// Run gives back what is left of loans whose time is over, until ctx ends.
+// Run returns the unused units of expired leases, until ctx ends.
 func (s *LeaseStore) Run(ctx context.Context) {
 	const turn = 50 * time.Millisecond
 	for {
@@ -426,8 +425,8 @@ func (s *LeaseStore) Run(ctx context.Context) {
 	}
 }
 
-// GiveBack gives back what is left of loans whose time is over, and returns how many keys it still
-// keeps an eye on. Run calls it.
+// GiveBack returns the unused units of expired leases to next. Its result is the number of hot keys that remain. Run
+// calls it.
 func (s *LeaseStore) GiveBack() (keys int) {
 	now := s.now()
 	var backs []Charge
@@ -436,21 +435,20 @@ func (s *LeaseStore) GiveBack() (keys int) {
 		sh.mu.Lock()
 		backs = sh.over(backs, now)
 		sh.cool(now)
-		keys += len(sh.loans)
+		keys += len(sh.hotKeys)
 		sh.mu.Unlock()
 	}
 	s.giveBack(backs)
 	return keys
 }
 
-// Close borrows no more, and gives back everything that is on loan.
+// Close stops leasing, and returns all leased units.
 func (s *LeaseStore) Close() {
 	s.aheads.Close()
 	s.Forget()
 }
 
-// Forget gives back everything that is on loan, and forgets which keys are hot. What is being
-// borrowed meanwhile is dropped.
+// Forget returns all leased units, and forgets which keys are hot. Leases in flight are dropped when they arrive.
 func (s *LeaseStore) Forget() {
 	now := s.now()
 	var backs []Charge
@@ -459,7 +457,7 @@ func (s *LeaseStore) Forget() {
 		sh.mu.Lock()
 		backs = append(backs, sh.backs...)
 		sh.backs = nil
-		for key, l := range sh.loans {
+		for key, l := range sh.hotKeys {
 			backs = sh.takeBack(backs, l, now)
 			sh.drop([]byte(key))
 		}
@@ -468,13 +466,13 @@ func (s *LeaseStore) Forget() {
 	s.giveBack(backs)
 }
 
-// ForgetBucket is Forget of one bucket.
+// ForgetBucket is Forget for one bucket.
 func (s *LeaseStore) ForgetBucket(key []byte) {
 	now := s.now()
 	sh, _ := s.shard(key)
 	var backs []Charge
 	sh.mu.Lock()
-	if l := sh.loans[string(key)]; l != nil {
+	if l := sh.hotKeys[string(key)]; l != nil {
 		backs = sh.takeBack(nil, l, now)
 		sh.drop(key)
 	}
@@ -482,7 +480,8 @@ func (s *LeaseStore) ForgetBucket(key []byte) {
 	s.giveBack(backs)
 }
 
-// giveBack submits backs, and waits for the decisions. What does not arrive is lost: whether it did is not known.
+// giveBack submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
+// repeated.
 func (s *LeaseStore) giveBack(backs []Charge) {
 	until := time.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(backs, maxBacks) {

@@ -21,7 +21,7 @@ var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation 
 
 // Many sidecars lease from one store, on clocks that differ from its and from each other's, over
 // links that are slow, lose questions and answers, and part; sidecars die. What they admit together
-// is never over the bound, and under it by no more than what is on loan and what was lost: every unit
+// is never over the bound, and under it by no more than what is leased and what was lost: every unit
 // that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
@@ -72,8 +72,8 @@ type leaseSim struct {
 	mu       sync.Mutex
 	admitted [][]simCharge                       // by key; guarded by mu, and so is what follows
 	denied   [][]simCharge                       // what was asked for and when, by key
-	lost     []algorithms.Micros                 // when a loan may have been lost
-	charges  map[string]int64                    // how many may have lent something, by key
+	lost     []algorithms.Micros                 // when a lease may have been lost
+	charges  map[string]int64                    // how many may have granted something, by key
 	asked    map[*backend.Source]map[string]bool // which keys the store was asked for, by who asks
 	gone     map[string]int64                    // units that nobody will ever give out, by key: charged and not told of, or not given back
 }
@@ -130,7 +130,7 @@ func (w *leaseSim) pulses(rng *rand.Rand) {
 }
 
 // toAndFro is pulses of sidecars of which none dies, over links that lose nothing: whenever units are
-// on loan the bucket fills, and what comes back would come on top of a full one.
+// leased the bucket fills, and what comes back would come on top of a full one.
 func (w *leaseSim) toAndFro(rng *rand.Rand) {
 	w.calm = true
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
@@ -242,7 +242,7 @@ func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]b
 	}
 }
 
-// lose notes that what one sidecar has on loan may be lost.
+// lose notes that what one sidecar has leased may be lost.
 func (w *leaseSim) lose() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -333,7 +333,7 @@ func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charg
 	w.mu.Unlock()
 }
 
-// note remembers what was admitted, and when: by the store, when it said so; from a loan, now.
+// note remembers what was admitted, and when: by the store, when it said so; from a lease, now.
 func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.Decision, asked map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -388,10 +388,10 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 		if units > c.Limit.Capacity {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d", k, units, c.Limit.Capacity)
 		}
-		// In a window in which something was denied, what was not admitted is on loan or lost.
+		// In a window in which something was denied, what was not admitted is leased or lost.
 		most := (w.sidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
 		if denied[n] && units < c.Limit.Capacity-most {
-			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be on loan and lost", k, units, c.Limit.Capacity, most)
+			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be leased and lost", k, units, c.Limit.Capacity, most)
 		}
 	}
 	if w.keys[k].window == algorithms.Day {
@@ -422,13 +422,13 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 }
 
 // checkUnder compares a token bucket, whenever somebody was denied and at the end, with one that was
-// charged what was admitted and nothing else. It has less by what is on loan, by what is lost, and for
-// each loan by what flowed in meanwhile.
+// charged what was admitted and nothing else. It has less by what is leased, by what is lost, and for
+// each lease by what flowed in meanwhile.
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := c.Limit
 	lost := w.gone[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
-	lent := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
+	granted := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
 	value, at := l.V, all[0].at
 	level := func(now algorithms.Micros) int64 {
 		value, at = min(l.V, value+int64(now-at)*l.P), now
@@ -439,8 +439,8 @@ func (w *leaseSim) checkUnder(k int, all []simCharge) {
 			value = level(all[0].at) - all[0].cost*l.Q
 			all = all[1:]
 		}
-		if there := level(d.at) / l.Q; there >= d.cost+lent+lost {
-			w.t.Errorf("key %d: %d was denied where %d should be; at most %d are on loan, %d lost", k, d.cost, there, lent, lost)
+		if there := level(d.at) / l.Q; there >= d.cost+granted+lost {
+			w.t.Errorf("key %d: %d was denied where %d should be; at most %d are leased, %d lost", k, d.cost, there, granted, lost)
 			return
 		}
 	}

@@ -14,15 +14,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// lending is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
+// requesting is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
 // asked.
-func lending() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
+func requesting() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: wall})
 	asked = &recorder{next: below}
 	return backend.Lease(asked, backend.LeaseConfig{}), below, asked
 }
 
-// leased is a charge of a bucket that may lend so much, for 250 ms.
+// leased is a charge of a bucket that may receive so much, for 250 ms.
 func leased(limit *algorithms.Limit, key string, cost, most int64) backend.Charge {
 	c := of(limit, key, cost)
 	c.Lease = &algorithms.Lease{Most: most, For: 250_000}
@@ -35,12 +35,12 @@ func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limi
 	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
 }
 
-// warm asks for c, 1 ms apart, until a loan has been made; it returns how many asks that took.
+// warm asks for c, 1 ms apart, until a lease has been made; it returns how many asks that took.
 func warm(t *testing.T, s *backend.LeaseStore, c backend.Charge) (asks int64) {
 	t.Helper()
-	for s.Stats().Lent == 0 {
+	for s.Stats().Leased == 0 {
 		if asks++; asks > 100 {
-			t.Fatal("asked 100 times and nothing was lent")
+			t.Fatal("asked 100 times and nothing was granted")
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
 			t.Fatalf("denied: %+v", d)
@@ -57,10 +57,10 @@ func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	return take(t.Context(), below, c)[0].Remaining
 }
 
-// A key asked often is served from loans, and the answers are those of an exact store.
+// A key asked often is served from leases, and the answers are those of an exact store.
 func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		exact := memory.New(memory.Config{Clock: wall})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for i := range 100_000 {
@@ -70,7 +70,7 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 			}
 			time.Sleep(10 * time.Microsecond)
 		}
-		// 8 asks to find that it is hot; then loans that grow to last for half of 250 ms.
+		// 8 asks to find that it is hot; then leases that grow to last for half of 250 ms.
 		if n := asked.count(); n > 30 {
 			t.Errorf("next was asked %d times for 100,000 asks in 1 s", n)
 		}
@@ -80,7 +80,7 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	})
 }
 
-// The next loan is borrowed ahead: though next is late, by a third of what a loan is used for, who asks
+// The next lease is borrowed ahead: though next is late, by a third of what a lease is used for, who asks
 // for a hot key waits for it only where a window starts.
 func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
@@ -109,7 +109,7 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 					}
 					pause := every
 					for ; time.Since(began) < 6*time.Second; time.Sleep(pause) {
-						if time.Since(began) > 3*time.Second { // what is on loan lasts longer than it may
+						if time.Since(began) > 3*time.Second { // what is leased lasts longer than it may
 							pause = 4 * every
 						}
 						start := time.Now()
@@ -128,11 +128,11 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	}
 }
 
-// A process that asks faster borrows more, one that asks slower less; and what is lent near the end of
+// A process that asks faster borrows more, one that asks slower less; and what is granted near the end of
 // a window is what the window will need.
 func TestLoansFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := lending()
+		s, below, asked := requesting()
 		go s.Run(t.Context())
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for _, every := range []time.Duration{ms, ms / 10, ms / 2, 5 * ms, 15 * ms} {
@@ -142,20 +142,20 @@ func TestLoansFollowTheRate(t *testing.T) {
 				take(t.Context(), s, c)
 			}
 			asks := int64(length / every)
-			loan := int64(125 * ms / every) // what half of 250 ms needs
-			if lent := s.Stats().Lent; lent > 2*loan {
-				t.Errorf("asked every %v: %d are lent, half of a loan's time needs %d", every, lent, loan)
+			half := int64(125 * ms / every) // what half of 250 ms needs
+			if granted := s.Stats().Leased; granted > 2*half {
+				t.Errorf("asked every %v: %d are granted, half of a lease's time needs %d", every, granted, half)
 			}
 			if n := asked.count() - start; n > 50 {
 				t.Errorf("asked every %v: next was asked %d times in 2 s", every, n)
 			}
-			if used -= left(t, below, c); used > asks+2*loan {
+			if used -= left(t, below, c); used > asks+2*half {
 				t.Errorf("asked every %v: %d were charged for %d", every, used, asks)
 			}
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := lending()
+		s, below, _ := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Second), "a", 1, 5000)
 		for range 3 {
 			asks := int64(0)
@@ -171,7 +171,7 @@ func TestLoansFollowTheRate(t *testing.T) {
 	})
 }
 
-// Most is all that is on loan to a process, what is on its way to it included.
+// Most is all that is leased to a process, what is on its way to it included.
 func TestNoMoreIsLentThanMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
@@ -193,18 +193,18 @@ func TestNoMoreIsLentThanMay(t *testing.T) {
 				t.Fatalf("denied: %+v", d)
 			}
 			was := still && time.Now().Equal(start)
-			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Lent // nothing is on its way
+			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // nothing is on its way
 			if was && still && d.Remaining != 1_000_000-(i+1) {
 				t.Fatalf("ask %d: told that %d remain", i, d.Remaining)
 			}
 			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to borrow ahead in time
-			lent := 1_000_000 - left(t, store, c) - (i + 1)
-			if reached = max(reached, lent); lent > most {
-				t.Fatalf("ask %d: %d are charged and not used", i, lent)
+			granted := 1_000_000 - left(t, store, c) - (i + 1)
+			if reached = max(reached, granted); granted > most {
+				t.Fatalf("ask %d: %d are charged and not used", i, granted)
 			}
 		}
 		if reached < most {
-			t.Errorf("no more than %d were ever lent", reached)
+			t.Errorf("no more than %d were ever granted", reached)
 		}
 		s.Close()
 	})
@@ -233,14 +233,14 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 				time.Sleep(time.Until(end))
 				n := asked.count()
 				if take(t.Context(), s, c); asked.count() == n {
-					t.Errorf("served from a loan at its end: %+v", s.Stats())
+					t.Errorf("served from a lease at its end: %+v", s.Stats())
 				}
 			})
 		})
 	}
 }
 
-// Who was denied because units were on loan, or on their way, is not denied any more once they are
+// Who was denied because units were leased, or on their way, is not denied any more once they are
 // back, or here, though denials are remembered below.
 func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -251,17 +251,17 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		c := leased(compile(t, spec), "a", 1, 500)
 		asks := warm(t, s, c)
 		all := c
-		all.Ask = algorithms.Ask{Cost: 1000 - asks, Reserve: true} // which is next's to answer, whatever is on loan
+		all.Ask = algorithms.Ask{Cost: 1000 - asks, Reserve: true} // which is next's to answer, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
-			t.Fatalf("what is on loan was there too: %+v", d)
+			t.Fatalf("what is leased was there too: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
-			t.Errorf("what is on loan is not there: %+v", d)
+			t.Errorf("what is leased is not there: %+v", d)
 		}
 		all.Ask.Cost--
 		time.Sleep(350 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
-			t.Errorf("nothing is on loan any more, %d are left: %+v", left(t, store, c), d)
+			t.Errorf("nothing is leased any more, %d are left: %+v", left(t, store, c), d)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		}), backend.DeniedConfig{}), backend.LeaseConfig{})
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
-		for rest := left(t, store, c); rest > 1000-asks-40 && left(t, store, c) == rest; asks++ { // until the next loan is on its way
+		for rest := left(t, store, c); rest > 1000-asks-40 && left(t, store, c) == rest; asks++ { // until the next lease is on its way
 			take(t.Context(), s, c)
 			synctest.Wait()
 		}
@@ -308,8 +308,8 @@ func TestAnOutageCostsLittle(t *testing.T) {
 			time.Sleep(ms)
 		}
 		down.Store(true)
-		start, before, used := asked.count(), left(t, store, c), s.Stats().Lent
-		for s.Stats().Lent > 0 {
+		start, before, used := asked.count(), left(t, store, c), s.Stats().Leased
+		for s.Stats().Leased > 0 {
 			take(t.Context(), s, c)
 			time.Sleep(ms / 2)
 		}
@@ -331,12 +331,12 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, below, asked := lending()
+				s, below, asked := requesting()
 				beside := of(compile(t, spec), "beside", 1)
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease is over, and the key is still a hot one
-				if s.GiveBack(); s.Stats().Lent != 0 || s.Stats().Keys != 1 {
+				if s.GiveBack(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("%+v", s.Stats())
 				}
 				// Another sidecar takes all but one unit, which this one does not know.
@@ -357,8 +357,8 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 	}
 }
 
-// Of a group that is denied, units of a loan that has been used up meanwhile go back to next, by their
-// own loan's time: they do not live on in another.
+// Of a group that is denied, units of a lease that has been used up meanwhile go back to next, by their
+// own lease's time: they do not live on in another.
 func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
@@ -381,7 +381,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 			take(ctx, s, hot, none)
 		}()
 		synctest.Wait()
-		for range 80 { // uses up that loan, and begins the next
+		for range 80 { // uses up that lease, and begins the next
 			take(t.Context(), s, hot)
 			time.Sleep(ms)
 		}
@@ -401,7 +401,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 // Keys that are asked seldom are next's alone.
 func TestAColdKeyBorrowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		limit := fixed(t, 1_000_000, algorithms.Day)
 		for i := range 1000 {
 			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
@@ -414,18 +414,18 @@ func TestAColdKeyBorrowsNothing(t *testing.T) {
 	})
 }
 
-// Near exhaustion nothing is lent, and the last unit is given out.
+// Near exhaustion nothing is granted, and the last unit is given out.
 func TestLoansShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := lending()
+		s, below, asked := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		for i := range 1000 {
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
 				t.Fatalf("ask %d: %+v", i, d)
 			}
 			time.Sleep(100 * time.Microsecond)
-			if rest := left(t, below, c); s.Stats().Lent > (rest+s.Stats().Lent)/8+1 {
-				t.Fatalf("ask %d: %d are lent, %d are left", i, s.Stats().Lent, rest)
+			if rest := left(t, below, c); s.Stats().Leased > (rest+s.Stats().Leased)/8+1 {
+				t.Fatalf("ask %d: %d are granted, %d are left", i, s.Stats().Leased, rest)
 			}
 		}
 		n := asked.count()
@@ -439,23 +439,23 @@ func TestLoansShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-// What is left of a loan is given back when its time is over: all of it within its window.
+// What is left of a lease is given back when its time is over: all of it within its window.
 func TestWhatIsLeftIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := lending()
+		s, below, _ := requesting()
 		ctx, cancel := context.WithCancel(t.Context())
 		go s.Run(ctx)
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
-		if lent := s.Stats().Lent; left(t, below, c) != 10_000-asks-lent {
-			t.Errorf("%d of 10000 were asked for and %d are lent, but %d are left", asks, lent, left(t, below, c))
+		if granted := s.Stats().Leased; left(t, below, c) != 10_000-asks-granted {
+			t.Errorf("%d of 10000 were asked for and %d are granted, but %d are left", asks, granted, left(t, below, c))
 		}
 		time.Sleep(400 * ms)
-		if stats := s.Stats(); stats.Lent != 0 || left(t, below, c) != 10_000-asks {
+		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-asks {
 			t.Errorf("%d were used, %d are left: %+v", asks, left(t, below, c), stats)
 		}
 		time.Sleep(2 * time.Second)
-		if stats := s.Stats(); stats.Keys != 0 || stats.Borrowed == 0 || stats.Borrowed != stats.Returned+stats.Served {
+		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
 			t.Errorf("nobody asks any more: %+v", stats)
 		}
 		cancel()
@@ -463,10 +463,10 @@ func TestWhatIsLeftIsGivenBack(t *testing.T) {
 	})
 }
 
-// A loan ends with its window: the next window's asks are charged to the next.
+// A lease ends with its window: the next window's asks are charged to the next.
 func TestALoanEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := lending()
+		s, below, asked := requesting()
 		period := algorithms.Second
 		c := leased(fixed(t, 10_000, period), "a", 1, 500)
 		rest := func() time.Duration {
@@ -480,8 +480,8 @@ func TestALoanEndsWithItsWindow(t *testing.T) {
 		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
 			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
 		}
-		if lent := s.Stats().Lent; left(t, below, c) != 9999-lent { // what came back too late was dropped
-			t.Errorf("%d are left, %d are lent", left(t, below, c), lent)
+		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // what came back too late was dropped
+			t.Errorf("%d are left, %d are granted", left(t, below, c), granted)
 		}
 	})
 }
@@ -489,29 +489,29 @@ func TestALoanEndsWithItsWindow(t *testing.T) {
 // A token bucket is given back what is left less what has flowed in since.
 func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := lending()
+		s, below, _ := requesting()
 		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)
 		for range 7 {
 			take(t.Context(), s, c)
 		}
 		take(t.Context(), s, c) // hot
 		take(t.Context(), s, c) // lends
-		lent, before := s.Stats().Lent, left(t, below, c)
+		granted, before := s.Stats().Leased, left(t, below, c)
 		time.Sleep(100 * ms) // 10 flow in
 		s.Forget()
 		if keys := s.Stats().Keys; keys != 0 {
 			t.Errorf("%d keys are still hot ones", keys)
 		}
-		if lent < 11 || left(t, below, c) != min(10_000, before+10+lent-10) {
-			t.Errorf("%d were lent, %d left: after 100 ms %d are left", lent, before, left(t, below, c))
+		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
+			t.Errorf("%d were granted, %d left: after 100 ms %d are left", granted, before, left(t, below, c))
 		}
 	})
 }
 
-// A denial is next's, with nothing on loan here: what there is is there for it.
+// A denial is next's, with nothing leased here: what there is is there for it.
 func TestADenialLeavesNothingOnLoan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, _ := lending()
+		s, _, _ := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
 		c.Ask.Cost = 1000 - asks
@@ -526,34 +526,34 @@ func TestADenialLeavesNothingOnLoan(t *testing.T) {
 	})
 }
 
-// Of a group, what is on loan is used only if next allows the rest.
+// Of a group, what is leased is used only if next allows the rest.
 func TestALoanIsPutBackWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 1, algorithms.Day), "other", 1)
 		asks := warm(t, s, hot)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*ms)
 		defer cancel()
-		lent := s.Stats().Lent
+		granted := s.Stats().Leased
 		got := take(ctx, s, hot, other)
-		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 || s.Stats().Lent != lent-1 {
-			t.Errorf("both have enough: %+v, %d of %d are lent", got, s.Stats().Lent, lent)
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 || s.Stats().Leased != granted-1 {
+			t.Errorf("both have enough: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
 		}
 		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
 			t.Errorf("next was asked %+v", last)
 		}
 		got = take(ctx, s, hot, other)
-		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-asks-1 || s.Stats().Lent != lent-1 {
-			t.Errorf("the other has nothing left: %+v, %d of %d are lent", got, s.Stats().Lent, lent)
+		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-asks-1 || s.Stats().Leased != granted-1 {
+			t.Errorf("the other has nothing left: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
 		}
 	})
 }
 
-// A loan that could be over before next has answered is not used in a group.
+// A lease that could be over before next has answered is not used in a group.
 func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 100, algorithms.Day), "other", 1)
 		asks := warm(t, s, hot)
@@ -563,14 +563,14 @@ func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 {
 			t.Errorf("%+v", got)
 		}
-		// What was left is given back first, and a new loan is made on the way.
+		// What was left is given back first, and a new lease is made on the way.
 		if last := asked.last(t); len(last) != 3 || last[0].Ask.Cost >= 0 || last[1].Ask.Cost <= 1 {
 			t.Errorf("next was asked %+v", last)
 		}
 	})
 }
 
-// While next fails a loan is served until its time is over; then next's failure is the answer.
+// While next fails a lease is served until its time is over; then next's failure is the answer.
 func TestLoansOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -588,7 +588,7 @@ func TestLoansOutliveAnOutage(t *testing.T) {
 		down.Store(true)
 		served := 0
 		for time.Since(began) < 240*ms {
-			if s.Stats().Lent > 0 {
+			if s.Stats().Leased > 0 {
 				if d := take(t.Context(), s, c)[0]; !d.Allowed {
 					t.Fatalf("after %v: %+v", time.Since(began), d)
 				}
@@ -607,25 +607,25 @@ func TestLoansOutliveAnOutage(t *testing.T) {
 	})
 }
 
-// Changed numbers drop what is on loan; the same numbers anew do not.
+// Changed numbers drop what is leased; the same numbers anew do not.
 func TestChangedNumbersDropLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
-		n, lent := asked.count(), s.Stats().Lent
+		n, granted := asked.count(), s.Stats().Leased
 		c = leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		if take(t.Context(), s, c); asked.count() != n || s.Stats().Lent != lent-1 {
+		if take(t.Context(), s, c); asked.count() != n || s.Stats().Leased != granted-1 {
 			t.Errorf("the same numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
 		}
 		c.Limit = fixed(t, 9_000, algorithms.Day)
-		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Lent != 0 {
+		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Leased != 0 {
 			t.Errorf("other numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
 		}
 	})
 }
 
-// A bucket that is reset is as one never seen, and its loan is forgotten.
+// A bucket that is reset is as one never seen, and its lease is forgotten.
 func TestResetDropsTheLoan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
@@ -679,14 +679,14 @@ func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 	})
 }
 
-// What is on loan is spent for whoever looks, here and elsewhere.
+// What is leased is spent for whoever looks, here and elsewhere.
 func TestLooksDoNotSeeLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, _ := lending()
+		s, below, _ := requesting()
 		other := backend.Lease(below, backend.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
-		want := 10_000 - asks - s.Stats().Lent
+		want := 10_000 - asks - s.Stats().Leased
 		c.Ask.Look = true
 		for _, cost := range []int64{0, 1, want, want + 1} {
 			c.Ask.Cost = cost
@@ -702,22 +702,22 @@ func TestLooksDoNotSeeLoans(t *testing.T) {
 // Reservations, give-backs and looks are next's.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		c := leased(tokens(t, 10_000, algorithms.Day, 10_000), "a", 1, 500)
 		warm(t, s, c)
-		lent := s.Stats().Lent
+		granted := s.Stats().Leased
 		for _, a := range []algorithms.Ask{{Cost: 0}, {Cost: -1}, {Cost: 1, Look: true}, {Cost: 1, Reserve: true}} {
 			n := asked.count()
 			c.Ask = a
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Ask != a || s.Stats().Lent != lent {
-				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are lent", a, d, asked.last(t), s.Stats().Lent, lent)
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Ask != a || s.Stats().Leased != granted {
+				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are granted", a, d, asked.last(t), s.Stats().Leased, granted)
 			}
 		}
 		c.Ask = algorithms.Ask{Cost: 1}
 		c.Once = &backend.Once{ID: backend.OnceID("a"), For: algorithms.Second}
 		for range 2 {
 			n := asked.count()
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Lent != lent {
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {
 				t.Errorf("once: %+v, next was asked %d times", d, asked.count()-n)
 			}
 		}
@@ -727,7 +727,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 // Where there is less than was thought, the cost alone is asked for.
 func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := lending()
+		s, below, asked := requesting()
 		limit := fixed(t, 1000, algorithms.Day)
 		c := leased(limit, "a", 1, 500)
 		for range 8 {
@@ -747,7 +747,7 @@ func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
 // Several groups in one Take are answered each for itself, and asked of next in one.
 func TestManyGroupsAreAskedInOneTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := lending()
+		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		asks := warm(t, s, hot)
 		var many []backend.Charge
@@ -789,7 +789,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A LeaseStore is under the limit by what it may lend, and not for long.
+// A LeaseStore is under the limit by what it may receive, and not for long.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()

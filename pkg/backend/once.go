@@ -7,23 +7,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Once makes a Group one that is taken once: what it was answered is remembered, in the same step in
-// which it is taken, and answered again for as long as it is remembered. So a caller that got no
-// answer can ask again. What took nothing is not remembered: a denial is decided anew.
+// Once has a group's idempotency key. The Store keeps the decisions of the group, in the same step in which it
+// charges it, and answers a repeated group with them. So a caller that got no answer can repeat the group. Groups
+// that consumed nothing are not kept: a repeated denial is decided again.
 //
-// It is for few: each costs the room of a bucket.
+// Each kept group needs the room of a bucket.
 type Once struct {
-	// ID names the Group, among all that are taken once.
+	// ID is the idempotency key.
 	ID [16]byte
-	// Of is a digest of what the Group asks. With another one, the ID is reused: ErrReused. (A Store
-	// of several nodes may not notice, where the other Group's buckets are on another node: to it
-	// they are different.)
+	// Of is a digest of the group. If the ID was used with another digest, the error is ErrReused. A Store of
+	// several nodes may not detect this if the buckets of the other group are on another node.
 	Of [32]byte
-	// For is how long it is remembered.
+	// For is how long the decisions are kept.
 	For algorithms.Micros
 }
 
-// Took tells whether a Group that was answered took anything, so that it is remembered.
+// Took reports whether a decided group consumed anything, so that its decisions must be kept.
 func Took(charges []Charge, decisions []Decision) bool {
 	all := true
 	for i := range charges {
@@ -39,14 +38,14 @@ func Took(charges []Charge, decisions []Decision) bool {
 	return all
 }
 
-// OnceID is the ID of what parts name: equal parts have the same, different ones different IDs.
+// OnceID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
 func OnceID(parts ...string) (id [16]byte) {
 	digest := Digest(parts...)
 	copy(id[:], digest[:])
 	return id
 }
 
-// Digest is the SHA-256 of parts, each preceded by its length.
+// Digest returns the SHA-256 of parts, each preceded by its length.
 func Digest(parts ...string) [32]byte {
 	var text []byte
 	for _, part := range parts {

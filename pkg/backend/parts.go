@@ -9,16 +9,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Parts makes a Store of groups that next cannot take in one step: it takes the parts of each at once, each as a
-// group of its own, and where one denies or fails, refunds what the others charged. So it is never over a limit, and
-// under it only until the refund has arrived; a process that dies in between leaves it under until the
-// tokens have flowed in again.
+// Parts returns a Store for groups that next cannot charge in one step. It charges the parts of a group at once,
+// each as its own group. If one is denied or fails, it refunds what the others charged. So a limit never admits too
+// much. It admits less until the refund has arrived; if the process dies before, until the tokens have flowed in
+// again.
 //
-// Parts with a refund wait for the others: undoing them could fail. Refunds of what was charged go by undos: the
-// answer does not wait for them.
+// Parts that contain a refund of the caller are sent after the others, because they could not be undone. The answer
+// does not wait for the refunds that undo charges; these are sent through undos.
 //
-// number returns a number for charge i of a group: those with equal numbers can be taken in one step. A group must not be
-// taken once (Charge.Once), nor be a Reset.
+// number returns a number for charge i of a group: charges with equal numbers can be charged in one step. Groups
+// must not have an idempotency key, and must not be a Reset.
 func Parts(next Store, number func(i int, c *Charge) int, undos *Undos) Store {
 	s := &partsStore{next: next, number: number, undos: undos}
 	s.takes.New = func() any {
@@ -36,7 +36,7 @@ type partsStore struct {
 	takes  sync.Pool
 }
 
-// partsTake is a batch that is taken by parts.
+// partsTake is a batch that is charged in parts.
 type partsTake struct {
 	store *partsStore
 	steps Steps
@@ -67,32 +67,32 @@ func (t *partsTake) step([]Decision) ([]Charge, []Decision) {
 	return nil, nil
 }
 
-// parted is groups that are taken by parts, without the taking.
+// parted has groups that are split into parts. It is a state machine: it submits nothing.
 type parted struct {
-	charges   []Charge   // of the parts, one after the other; first those of the parts that do not wait
+	charges   []Charge   // of the parts, one after the other; those of parts that wait are last
 	decisions []Decision // of charges
-	of        []int      // the numbers of charges in the whole
+	of        []int      // the positions of charges in the whole
 	parts     []part
 	groups    []partedGroup
-	waiting   int // the number of the first charge that waits
-	sent      int // how many charges were returned by next
+	waiting   int // the position of the first charge that waits
+	sent      int // the number of charges returned by next
 	undo      []Charge
 	numbers   []int // used by split
 }
 
-// part is charges of one group that are taken in one step.
+// part has the charges of one group that are charged in one step.
 type part struct {
 	from, to int // in charges
 	group    int // in groups
 }
 
-// partedGroup is what is known of one group.
+// partedGroup is the state of one group.
 type partedGroup struct {
 	from, to int // in the whole
 	parts    int
-	refused  bool  // a part denied or failed
-	refunded bool  // a part that waited was taken
-	failed   error // the gravest
+	refused  bool  // a part was denied or failed
+	refunded bool  // a part that waited was charged
+	failed   error // the error that takes precedence
 }
 
 // plan splits charges into parts.
@@ -141,7 +141,8 @@ func (p *parted) split(charges []Charge, number func(i int, c *Charge) int, wait
 	return waits
 }
 
-// next returns the charges to be taken now, each part as a group, and room for their decisions; none: all are taken.
+// next returns the charges to submit now, each part as a group, and room for their decisions. It returns none if all
+// were submitted.
 func (p *parted) next() ([]Charge, []Decision) {
 	from, to := p.sent, p.waiting
 	if from >= p.waiting {
@@ -154,7 +155,7 @@ func (p *parted) next() ([]Charge, []Decision) {
 	return p.charges[from:to], p.decisions[from:to]
 }
 
-// look makes what waits for the others of a group mere looks where one of them was refused.
+// look makes the waiting parts of a group dry runs if another part was refused.
 func (p *parted) look() {
 	if p.waiting == len(p.charges) {
 		return
@@ -180,7 +181,7 @@ func (p *parted) allowed(part part) bool {
 	return true
 }
 
-// charged reports whether a part took something that can be undone.
+// charged reports whether a part consumed something that can be undone.
 func (p *parted) charged(part part) bool {
 	for i := part.from; i < part.to; i++ {
 		if d := &p.decisions[i]; d.Err != nil || !d.Allowed || p.charges[i].Ask.Look {
@@ -190,8 +191,8 @@ func (p *parted) charged(part part) bool {
 	return true
 }
 
-// conclude writes the decisions of the whole, and returns the charges that undo what was charged in vain. Their
-// keys are those of the whole.
+// conclude writes the decisions of the whole, and returns the charges that undo the parts of refused groups. Their
+// keys are shared with the whole.
 func (p *parted) conclude(decisions []Decision) (undo []Charge) {
 	for _, part := range p.parts {
 		g := &p.groups[part.group]
@@ -213,7 +214,7 @@ func (p *parted) conclude(decisions []Decision) (undo []Charge) {
 			continue
 		}
 		if errors.Is(g.failed, ErrNotTaken) && g.refunded {
-			g.failed = MaybeTaken(g.failed) // undoing a refund can fail
+			g.failed = MaybeTaken(g.failed) // a refund cannot be undone safely
 		}
 		for i := g.from; i < g.to; i++ {
 			decisions[i] = Decision{Err: g.failed}
@@ -222,11 +223,11 @@ func (p *parted) conclude(decisions []Decision) (undo []Charge) {
 	return p.undo
 }
 
-// undoPart appends what undoes part n to the undo charges, and tells so in the decisions of the whole.
+// undoPart appends the charges that undo part n, and corrects the decisions of the whole.
 func (p *parted) undoPart(part part, n int, decisions []Decision) {
 	for i := part.from; i < part.to; i++ {
 		c := p.charges[i]
-		if c.Limit.ChargesDenied() { // it pays whatever the others say
+		if c.Limit.ChargesDenied() { // it is charged whatever the others decide
 			continue
 		}
 		d := &decisions[p.of[i]]
@@ -240,15 +241,15 @@ func (p *parted) undoPart(part part, n int, decisions []Decision) {
 
 // reset empties p for another use.
 func (p *parted) reset() {
-	clear(p.charges) // limits of a configuration that is gone are not kept alive
+	clear(p.charges) // so that limits of an old configuration can be collected
 	clear(p.undo)
 	p.charges, p.of, p.parts, p.groups, p.undo = p.charges[:0], p.of[:0], p.parts[:0], p.groups[:0], p.undo[:0]
 	p.sent = 0
 }
 
-// Graver returns the one of two errors, either may be nil, that says less of what was consumed: any
-// error takes precedence over nil and over ErrNotTaken. Of two parts of which one was never sent and
-// the other got no answer, the whole may have been consumed.
+// Graver returns the one of two errors that takes precedence; either may be nil. An error takes precedence over nil,
+// and an error other than ErrNotTaken over ErrNotTaken: if one of two parts was never sent and the other got no
+// answer, units may have been consumed.
 func Graver(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, ErrNotTaken) {
 		return a
@@ -256,6 +257,6 @@ func Graver(a, b error) error {
 	return b
 }
 
-// MaybeTaken is err, an ErrNotTaken of one step, for the several steps of a group of which others
-// consumed something: an ErrUnavailable that is no ErrNotTaken.
+// MaybeTaken converts err, an ErrNotTaken of one step, to the error of a group of which other steps consumed units:
+// an ErrUnavailable that is not an ErrNotTaken.
 func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", ErrUnavailable, err) } //nolint:errorlint // it must not be found

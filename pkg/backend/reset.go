@@ -2,8 +2,8 @@ package backend
 
 import "context"
 
-// ResetBucket makes the bucket of charge one never seen. An error wraps ErrUnavailable; whether the bucket was
-// reset is not known then.
+// ResetBucket makes the bucket of charge a new one. Its errors wrap ErrUnavailable; then the bucket may or may not
+// have been reset.
 func ResetBucket(ctx context.Context, s Store, charge Charge) error {
 	charge.Reset, charge.Once = true, nil
 	var d [1]Decision

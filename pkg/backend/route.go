@@ -5,19 +5,19 @@ import (
 	"sync/atomic"
 )
 
-// Route is one of the Stores that a Router sends groups to.
+// Route is one of the Stores to which a Router sends groups.
 type Route struct{ Store Store }
 
-// Router is a Store that sends each group of a batch to the Store of its buckets, and all groups of one Store
-// as one batch. A batch of one Store alone is not copied.
+// Router is a Store that sends each group of a batch to the Store of its buckets. All groups of one Store form one
+// batch. A batch for one Store alone is not copied.
 type Router struct {
 	find      func(group []Charge) *Route
 	ended     func(b *Batch)
 	divisions sync.Pool
 }
 
-// NewRouter makes a Router. find returns the Route of a group, and must not block. ended, which may be nil, sees
-// each batch that a Store has decided, before the caller does.
+// NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, it is called
+// with each batch that a Store has decided, before the caller gets it.
 func NewRouter(find func(group []Charge) *Route, ended func(b *Batch)) *Router {
 	r := &Router{find: find, ended: ended}
 	r.divisions.New = func() any { return &division{router: r} }
@@ -52,7 +52,7 @@ func (r *Router) Submit(b *Batch) {
 	d.submit()
 }
 
-// divide submits b as several batches. The first same charges are of route.
+// divide submits b as several batches. The first same charges belong to route.
 func (r *Router) divide(b *Batch, same int, route *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
@@ -76,28 +76,28 @@ func (r *Router) divide(b *Batch, same int, route *Route) {
 	d.submit()
 }
 
-// division is a batch under way in one or several Stores. It is reused.
+// division is a batch in flight in one or several Stores. Divisions are reused.
 type division struct {
 	router  *Router
 	outer   *Batch
 	parts   []*divisionPart
-	used    int          // so many of parts
-	pending atomic.Int32 // parts that have not ended
+	used    int          // the number of parts in use
+	pending atomic.Int32 // the number of parts that have not ended
 }
 
-// divisionPart is the groups of one Store.
+// divisionPart has the groups for one Store.
 type divisionPart struct {
 	division  *division
 	route     *Route
 	batch     Batch
-	charges   []Charge // copies, and so on; none: the batch has the slices of the outer one
+	charges   []Charge // copies; empty if the batch shares the slices of the outer one
 	decisions []Decision
-	of        []int32 // the numbers of charges in the outer batch
+	of        []int32 // the positions of the charges in the outer batch
 	groups    int
 	done      func(*Batch)
 }
 
-// part returns the part of route, which may be new.
+// part returns the part of route, and makes it if necessary.
 func (d *division) part(route *Route) *divisionPart {
 	for _, p := range d.parts[:d.used] {
 		if p.route == route {
@@ -115,11 +115,11 @@ func (d *division) part(route *Route) *divisionPart {
 	return p
 }
 
-// add appends whole groups, which start at a number of the outer batch.
+// add appends whole groups, which start at a position of the outer batch.
 func (p *divisionPart) add(charges []Charge, at int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
-			p.groups++ // groups that were apart in the outer batch may have the same number
+			p.groups++ // groups that were not adjacent in the outer batch may have equal numbers
 		}
 		p.charges = append(p.charges, charges[i])
 		p.charges[len(p.charges)-1].Group = p.groups
@@ -127,7 +127,7 @@ func (p *divisionPart) add(charges []Charge, at int) {
 	}
 }
 
-// submit submits all parts. d may be of another batch when it returns.
+// submit submits all parts. When it returns, d may be in use for another batch.
 func (d *division) submit() {
 	n := d.used
 	d.pending.Store(int32(n))
@@ -137,7 +137,7 @@ func (d *division) submit() {
 	}
 }
 
-// ended is Done of a part's batch.
+// ended is the Done function of a part's batch.
 func (p *divisionPart) ended(*Batch) {
 	d := p.division
 	if see := d.router.ended; see != nil {
@@ -147,7 +147,7 @@ func (p *divisionPart) ended(*Batch) {
 		d.outer.Decisions[at] = p.decisions[i]
 		d.outer.know(int(at), int(at)+1)
 	}
-	clear(p.charges) // limits of a configuration that is gone are not kept alive
+	clear(p.charges) // so that limits of an old configuration can be collected
 	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0
 	p.batch, p.route = Batch{}, nil
 	if d.pending.Add(-1) > 0 {

@@ -2,8 +2,8 @@ package backend
 
 import "sync/atomic"
 
-// Steps submits batches of one Store, each made of the decisions of the one before, for something that takes
-// several steps. Its zero value is ready for Bind; after Bind it may be used again and again, for one run at a time.
+// Steps runs an operation that needs several batches of one Store, each of which depends on the decisions of the one
+// before. Call Bind once, then Run any number of times, one run at a time.
 type Steps struct {
 	store Store
 	step  func(decisions []Decision) (charges []Charge, room []Decision)
@@ -16,12 +16,12 @@ type Steps struct {
 // The states of Steps, from the Submit of a batch until its Done.
 const (
 	submitting = iota
-	submitted  // Submit has returned
-	decided    // Done came before
+	submitted  // Submit has returned, Done was not called
+	decided    // Done was called before Submit returned
 )
 
-// Bind sets the Store and the machine. step gets the decisions of the last charges, nil at first, and returns what
-// to submit next, with as many zero Decisions to be written; no charges: it has ended, and so has the run.
+// Bind sets the Store and the function for a step. The function gets the decisions of the last charges, or nil at
+// first. It returns the charges to submit next, with room for their decisions, or no charges to end the run.
 func (s *Steps) Bind(store Store, step func(decisions []Decision) (charges []Charge, room []Decision)) {
 	s.store, s.step = store, step
 	s.done = func(*Batch) {
@@ -31,20 +31,20 @@ func (s *Steps) Bind(store Store, step func(decisions []Decision) (charges []Cha
 	}
 }
 
-// Run makes the first step. The batches have the Deadline, the Source and Detached of b. s may be in use again
-// when Run returns.
+// Run starts a run. Its batches have the Deadline, the Source and Detached of b. When Run returns, s may already be
+// in use for another run.
 func (s *Steps) Run(b *Batch) {
 	s.like = Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
 	s.batch = Batch{}
 	s.run()
 }
 
-// run makes steps as long as they are decided before Submit returns, so that the stack does not grow.
+// run makes steps in a loop as long as they are decided before Submit returns, so that the stack does not grow.
 func (s *Steps) run() {
 	for {
 		charges, room := s.step(s.batch.Decisions)
 		if len(charges) == 0 {
-			return // s may be in use again
+			return // s may be in use for another run
 		}
 		s.batch = s.like
 		s.batch.Charges, s.batch.Decisions = charges, room

@@ -1,6 +1,8 @@
-// Package backend keeps buckets. A Store holds the State of each and applies charges to it; what
-// a charge means is decided in package algorithms, which every Store computes exactly. A Key is
-// opaque here.
+// Package backend defines Stores, which keep buckets and charge them. Every Store decides exactly as package
+// algorithms does. Keys are opaque bytes.
+//
+// Package memory keeps buckets in the process, package redis in Redis. Deadline, Lease, Denied and Divided wrap a
+// Store and add behaviour.
 package backend
 
 import (
@@ -13,51 +15,54 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Store keeps the States of buckets and charges them.
+// Store keeps buckets and charges them.
 type Store interface {
-	// Submit decides b.Charges and writes b.Decisions. A run of charges of equal Group is taken together
-	// or not at all, and must name different buckets. A denied charge is a Decision, not an error.
+	// Submit decides b.Charges and writes b.Decisions. Consecutive charges with equal Group form a group, which is
+	// charged together or not at all. The charges of a group must name different buckets. A denial is a Decision,
+	// not an error.
 	//
-	// Submit returns without waiting for others, unless b.Waits; b.Done may be called before it returns.
+	// Submit does not block, unless b.Waits is set. It may call b.Done before it returns.
 	Submit(b *Batch)
 }
 
-// Batch is groups of charges that are submitted together, and their decisions.
+// Batch has groups of charges that are submitted together, and their decisions.
 //
-// From Submit until Done all of it belongs to the Store: the slices, and the bytes of the keys. After Done the
-// Store neither reads nor writes any of it.
+// From Submit until Done the Batch belongs to the Store, including the slices and the bytes of the keys. After Done
+// the Store neither reads nor writes any of it.
 type Batch struct {
 	Charges []Charge
-	// Decisions has the length of Charges, and holds zero values when b is submitted.
+	// Decisions has the length of Charges. Its elements must be zero when the Batch is submitted.
 	Decisions []Decision
-	// Known, where it is not nil, has the length of Charges. An element that is set before Done says that the decision is
-	// final, and may be read: that of a group that was answered without waiting, or by a server that
-	// answered before others. It is set for whole groups only.
+	// Known, if not nil, has the length of Charges. A Store may set elements before Done: then the decision is final
+	// and may be read. It does so for groups that it decides without waiting, or whose server has answered before
+	// others. Elements are set for whole groups only.
 	Known []atomic.Bool
-	// Deadline is the time by which the caller needs the decisions; zero: none. A group that could not be sent by
-	// then is never sent, and is answered ErrNotTaken. A Store below the Deadline wrapper may call Done later.
+	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that was not
+	// sent by then is never sent, and its error is ErrNotTaken. Only the Deadline wrapper guarantees that Done is
+	// called by then.
 	Deadline time.Time
-	// Detached says that nobody waits for the decisions: they may come late, but the outcome should become known.
+	// Detached means that no caller waits for the decisions, so that they may be late, but that the outcome should
+	// become known.
 	Detached bool
-	// Waits says that the goroutine that calls Submit waits for Done and does nothing else, so that the Store may
-	// use it to do its work. Then Submit may block until Done.
+	// Waits means that the goroutine which calls Submit only waits for Done afterwards. So the Store may use that
+	// goroutine for its work, and Submit may block until Done.
 	Waits bool
-	// Source is where b comes from; nil: nowhere in particular.
+	// Source is the origin of the Batch; it may be nil.
 	Source *Source
-	// Done is called exactly once, from any goroutine, and possibly before Submit returns. It must not block. No
-	// lock that Done acquires may be held around Submit.
+	// Done is called exactly once, from any goroutine, possibly before Submit returns. It must not block. The caller
+	// of Submit must not hold a lock that Done acquires.
 	Done func(b *Batch)
 }
 
-// Source is one of those that share a Store: usually a connection of a client. Stores that queue batches serve
-// sources in turn.
+// Source is an origin of batches, usually a client's connection. Stores that queue batches serve their sources in
+// turn.
 type Source struct {
-	// Flush is called by a Store that has called Done of one or several batches of the source after Submit returned,
-	// once for all of them where it can. It must not block.
+	// Flush is called after a Store has called Done of batches of this source, unless it called Done before Submit
+	// returned. A Store calls it once for several batches if it can. Flush must not block.
 	Flush func()
 }
 
-// flush flushes s, which may be nil.
+// flush calls Flush of s, which may be nil.
 func (s *Source) flush() {
 	if s != nil && s.Flush != nil {
 		s.Flush()
@@ -67,7 +72,7 @@ func (s *Source) flush() {
 // known reports whether decision i is final.
 func (b *Batch) known(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// know marks the decisions from one to another as final.
+// know marks the decisions from one index up to another as final.
 func (b *Batch) know(from, to int) {
 	if b.Known != nil {
 		for i := from; i < to; i++ {
@@ -76,15 +81,15 @@ func (b *Batch) know(from, to int) {
 	}
 }
 
-// Finish ends b: it calls Done, and Flush of its Source. A Store that ends several batches at once calls Done of
-// each, and then Flush.
+// Finish calls Done of b and Flush of its Source. A Store that ends several batches at once calls Done of each, and
+// then Flush.
 func (b *Batch) Finish() {
-	source := b.Source // b is the caller's after Done
+	source := b.Source // after Done, b belongs to the caller
 	b.Done(b)
 	source.flush()
 }
 
-// Fail answers all charges of b that are not Known with err, and calls Done.
+// Fail sets the error of all decisions that are not Known to err, and calls Done.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
 		if !b.known(i) {
@@ -94,8 +99,8 @@ func (b *Batch) Fail(err error) {
 	b.Done(b)
 }
 
-// Take submits charges to s and waits for the decisions. The deadline of ctx is that of the Batch; its
-// cancellation is not noticed meanwhile, because a Store answers within its own timeout.
+// Take submits charges to s and waits for the decisions. The deadline of ctx becomes that of the Batch. A
+// cancellation of ctx does not end the wait, because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
 	b := Batch{Charges: charges, Decisions: decisions}
 	if end, ok := ctx.Deadline(); ok {
@@ -107,7 +112,7 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 	submitAndWait(s, b)
 }
 
-// submitAndWait submits b, without Done, to s and waits for its end.
+// submitAndWait submits a Batch without Done to s, and waits until it is decided.
 func submitAndWait(s Store, b Batch) {
 	w := waiters.Get().(*waiter)
 	w.batch, w.ended = b, false
@@ -122,13 +127,13 @@ func submitAndWait(s Store, b Batch) {
 	waiters.Put(w)
 }
 
-// waiter is a Take under way.
+// waiter is a call of Take.
 type waiter struct {
 	batch Batch
 	done  func(*Batch)
 
 	mu    sync.Mutex
-	wake  *sync.Cond // ended has changed
+	wake  *sync.Cond // signals changes of ended
 	ended bool       // guarded by mu
 }
 
@@ -144,42 +149,42 @@ var waiters = sync.Pool{New: func() any {
 	return w
 }}
 
-// Charge is one thing asked of a Store.
+// Charge is one limit's part of a request.
 type Charge struct {
-	// Key names the bucket. The Store copies it if it needs it after Take.
+	// Key identifies the bucket. A Store that needs it after Done copies it.
 	Key []byte
-	// Limit is the numbers; immutable.
+	// Limit has the numbers of the limit. It is immutable.
 	Limit *algorithms.Limit
-	// Ask is what is wanted of the bucket.
+	// Ask has the units requested, and how they are requested.
 	Ask algorithms.Ask
-	// Owner names the limit the bucket belongs to, for bounds that are shared out among limits.
+	// Owner identifies the limit of the bucket, for bounds that are divided among limits.
 	Owner string
-	// Slot, where it is not 0, is shared by buckets that a Store of several nodes keeps where one
-	// step can reach them all.
+	// Slot, if not 0, is equal for buckets that a Store of several nodes keeps in one place, so that they can be
+	// charged in one step.
 	Slot uint64
-	// Shards, where there are any, is how a Store of several nodes splits the bucket, as
-	// algorithms.Split made them.
+	// Shards, if not empty, has the parts into which a Store of several nodes splits the bucket, made by
+	// algorithms.Split.
 	Shards []algorithms.Limit
-	// Lease, where there is one, lets a process borrow from the bucket (LeaseStore).
+	// Lease, if not nil, allows this process to borrow units of the bucket; see LeaseStore.
 	Lease *algorithms.Lease
-	// Group numbers the charges that are taken together.
+	// Group is equal for consecutive charges that form a group.
 	Group int
-	// Once, the same for all of a Group, makes it one that is taken once; nil: each time.
+	// Once has the group's idempotency key; nil means none. It is equal for all charges of the group.
 	Once *Once
-	// Reset makes the bucket one never seen. Such a charge is alone in its Group; of the rest of it, Key, Limit, Slot and
-	// Shards say which bucket. It is answered Allowed, or with an error that wraps ErrUnavailable.
+	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
+	// Limit, Slot and Shards are used. The decision is Allowed, or has an error that wraps ErrUnavailable.
 	Reset bool
-	// Canceled, where it is not nil, tells a Store that queues charges not to send the Group any more when it is
-	// true: nobody wants the answer. Such a Group is answered ErrNotTaken.
+	// Canceled, if not nil, becomes true when the caller no longer needs the decision. A Store that queues charges
+	// does not send such a group, and answers ErrNotTaken.
 	Canceled *atomic.Bool
 }
 
-// NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw takes any cost.
+// NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw accepts any cost.
 func (c *Charge) NeverFits() bool {
 	return !c.Limit.Overdraw && c.Ask.Cost > c.Limit.Most(c.Ask.Reserve)
 }
 
-// GroupLen is the length of the Group that charges start with; there must be one.
+// GroupLen returns the length of the first group in charges, which must not be empty.
 func GroupLen(charges []Charge) int {
 	n := 1
 	for n < len(charges) && charges[n].Group == charges[0].Group {
@@ -191,31 +196,31 @@ func GroupLen(charges []Charge) int {
 // Decision is the answer to one Charge.
 type Decision struct {
 	algorithms.Decision
-	// At is the moment it was decided for, by the Store's clock; an undo (Ask.Of) names it.
+	// At is the time of the decision by the Store's clock. An undo refers to it (Ask.Of).
 	At algorithms.Micros
-	// Replayed: this is what was answered before to a Group that is taken once. At is of then.
+	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At is the
+	// time of that one.
 	Replayed bool
-	// Err is set where the Store could not decide; the rest is zero then. It wraps one of the
-	// errors below. Every charge of a Group has the same one.
+	// Err is set if the Store could not decide; the other fields are then zero. It wraps one of the errors below,
+	// and is equal for all charges of a group.
 	Err error
 }
 
 var (
-	// ErrUnavailable: the Store could not answer in time, or at all. Whether the charge was taken
-	// is not known.
+	// ErrUnavailable means that the Store did not answer in time. Units may have been consumed.
 	ErrUnavailable = errors.New("backend unavailable")
-	// ErrNotTaken is an ErrUnavailable of charges that certainly consumed nothing: they were never sent,
-	// or the server refused to run them.
+	// ErrNotTaken is an ErrUnavailable for charges that certainly consumed nothing, because they were never sent or
+	// the server refused them.
 	ErrNotTaken error = notTaken{}
-	// ErrFull: a new bucket was needed and the Store is at its bound. Nothing was taken.
+	// ErrFull means that a new bucket was needed, but the Store is full. Nothing was consumed.
 	ErrFull = errors.New("no room for another bucket")
-	// ErrTooLarge: the Group has more charges than the Store takes in one step. Nothing was taken. It is an
-	// answer about the request; the Store is well.
+	// ErrTooLarge means that the group has more charges than the Store supports. Nothing was consumed. The cause is
+	// the request, not a failure of the Store.
 	ErrTooLarge = errors.New("too many limits are charged together")
-	// ErrReused: the Group has the Once.ID of another that was taken. Nothing was taken now.
+	// ErrReused means that Once.ID was used for another group. Nothing was consumed now.
 	ErrReused = errors.New("the id is that of something else")
-	// ErrPending: a Group with this Once.ID is under way, or there is no telling what came of it.
-	// Nothing was taken now.
+	// ErrPending means that a group with this Once.ID is in flight, or that its outcome is unknown. Nothing was
+	// consumed now.
 	ErrPending = errors.New("the same is under way, or its outcome is not known")
 )
 

@@ -6,25 +6,26 @@ import (
 	"time"
 )
 
-// maxUndos is how many calls of Undos may be under way.
+// maxUndos is the number of calls that may be in flight.
 const maxUndos = 1024
 
-// Undos submits charges whose decisions nobody needs, bounded in number and time, until it is closed.
+// Undos submits charges whose decisions are not needed, such as refunds. The number and the duration of its calls
+// are bounded.
 type Undos struct {
 	timeout time.Duration
 	dropped atomic.Int64
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	under  int  // guarded by mu, and so is what follows
-	closed bool // then Begin reports false
+	under  int  // guarded by mu, like the following fields
+	closed bool // Begin returns false
 }
 
-// NewUndos makes one; timeout is the time after which a call is not sent any more.
+// NewUndos makes an Undos. A call that was not sent within timeout is not sent any more.
 func NewUndos(timeout time.Duration) *Undos { return &Undos{timeout: timeout} }
 
-// Submit submits copies of charges and of their keys to store, Detached. Where 1,024 calls are under way, or u is
-// closed, it drops them: that leaves limits under, not over.
+// Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in flight, or
+// u is closed, it drops them. Then limits admit less than they could, never more.
 func (u *Undos) Submit(store Store, charges []Charge) {
 	if !u.Begin() {
 		return
@@ -45,7 +46,8 @@ func (u *Undos) Submit(store Store, charges []Charge) {
 	})
 }
 
-// Begin counts a call that its caller makes, and reports whether it may. End must follow.
+// Begin counts a call that its caller makes, and reports whether the caller may make it. Then the caller must call
+// End.
 func (u *Undos) Begin() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -58,7 +60,7 @@ func (u *Undos) Begin() bool {
 	return true
 }
 
-// End ends a call that Begin has counted.
+// End ends a call counted by Begin.
 func (u *Undos) End() {
 	u.mu.Lock()
 	u.under--
@@ -66,13 +68,13 @@ func (u *Undos) End() {
 	u.running.Done()
 }
 
-// Timeout is the time after which a call should not be sent any more.
+// Timeout returns the time after which a call should not be sent any more.
 func (u *Undos) Timeout() time.Duration { return u.timeout }
 
-// Dropped is how many calls were dropped.
+// Dropped returns the number of dropped calls.
 func (u *Undos) Dropped() int64 { return u.dropped.Load() }
 
-// Close waits for the calls that are under way; from then on all are dropped.
+// Close waits for the calls in flight. Later calls are dropped.
 func (u *Undos) Close() {
 	u.mu.Lock()
 	u.closed = true

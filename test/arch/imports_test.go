@@ -233,7 +233,7 @@ func standard(path string) bool {
 	return !ours(path) && !strings.Contains(first, ".")
 }
 
-// within tells whether path is folder or under it.
+// within reports whether path is folder or under it.
 func within(path, folder string) bool {
 	return path == folder || strings.HasPrefix(path, folder+"/")
 }

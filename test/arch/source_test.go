@@ -81,7 +81,7 @@ func TestEveryFileIsBuilt(t *testing.T) {
 	}
 }
 
-// never tells whether e needs a tag that nobody sets.
+// never reports whether e needs a tag that nobody sets.
 func never(e constraint.Expr) bool {
 	switch e := e.(type) {
 	case *constraint.TagExpr:

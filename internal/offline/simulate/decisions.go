@@ -79,7 +79,7 @@ func appendRetry(dst []byte, after algorithms.Micros, never, full bool) []byte {
 	return dst
 }
 
-// full tells whether there was no room for a bucket.
+// full reports whether there was no room for a bucket.
 func full(c *limiter.Call) bool {
 	for i := range c.Results {
 		if errors.Is(c.Results[i].Decision.Err, backend.ErrFull) {
@@ -89,7 +89,7 @@ func full(c *limiter.Call) bool {
 	return false
 }
 
-// waits tells whether r says how long to wait: a reservation does, and a turn in a leaky bucket.
+// waits reports whether r says how long to wait: a reservation does, and a turn in a leaky bucket.
 func waits(c *limiter.Call, r *limiter.Result) bool {
 	if r.Policy == nil || !r.Decision.Allowed {
 		return false

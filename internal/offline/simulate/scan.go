@@ -54,7 +54,7 @@ func (s *scanner) open(bracket byte) {
 	s.pos++
 }
 
-// more tells whether another element follows, n having been read, and leaves the object or list
+// more reports whether another element follows, n having been read, and leaves the object or list
 // if not.
 func (s *scanner) more(n int, bracket byte) bool {
 	switch c := s.peek(); {
@@ -161,7 +161,7 @@ func (s *scanner) integer() int64 {
 	}
 }
 
-// fits tells whether digits are less than the largest int64.
+// fits reports whether digits are less than the largest int64.
 func fits(digits string) bool {
 	const most = "9223372036854775807"
 	return len(digits) < len(most) || len(digits) == len(most) && digits < most

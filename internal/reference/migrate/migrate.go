@@ -142,7 +142,7 @@ func init() {
 	top.below = map[string]*level{"descriptors": descriptor}
 }
 
-// ignored tells whether the reference server lets key stand at l and takes no notice of it: it knows
+// ignored reports whether the reference server lets key stand at l and takes no notice of it: it knows
 // the key from elsewhere.
 func (l *level) ignored(key string) bool {
 	if slices.Contains(l.keys, key) {
@@ -195,7 +195,7 @@ func prune(n *yaml.Node, l *level) {
 	}
 }
 
-// again tells whether the key at i is given once more in n.
+// again reports whether the key at i is given once more in n.
 func again(n *yaml.Node, i int) bool {
 	for j := i + 2; j+1 < len(n.Content); j += 2 {
 		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {

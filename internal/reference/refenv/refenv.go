@@ -80,7 +80,7 @@ func (r *reader) value(name string) string {
 	return byName(name).Default
 }
 
-// counts tells whether a variable has something to say: it is set, or its default applies.
+// counts reports whether a variable has something to say: it is set, or its default applies.
 func (r *reader) counts(name string) bool { return r.asServer || r.given(name) != "" }
 
 func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }

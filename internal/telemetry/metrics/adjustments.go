@@ -27,12 +27,12 @@ func (m *Metrics) WatchAdjustments(stats func() AdjustmentStats) {
 	m.registry.MustRegister(
 		gauge(adjustments, help, prometheus.Labels{"state": "applied"}, func(s AdjustmentStats) float64 { return float64(s.Applied) }),
 		gauge(adjustments, help, prometheus.Labels{"state": "ignored"}, func(s AdjustmentStats) float64 { return float64(s.Ignored) }),
-		gauge("rlsidecar_adjustments_version", "The number of changes of adjustments that this process knows.", nil,
+		gauge("rlsidecar_adjustments_version", "Version of the adjustments that this process knows: the number of changes.", nil,
 			func(s AdjustmentStats) float64 { return float64(s.Version) }),
-		gauge("rlsidecar_adjustments_age_seconds", "How long ago the place answered where adjustments are kept.", nil,
+		gauge("rlsidecar_adjustments_age_seconds", "Time since the store of adjustments last answered.", nil,
 			func(s AdjustmentStats) float64 { return s.Age.Seconds() }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "rlsidecar_adjustments_poll_errors_total", Help: "Failed questions for new adjustments.",
+			Name: "rlsidecar_adjustments_poll_errors_total", Help: "Failed polls for new adjustments.",
 		}, func() float64 { return float64(stats().PollErrors) }),
 	)
 }

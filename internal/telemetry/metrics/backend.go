@@ -18,7 +18,7 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 		next: next, timeout: timeout, failed: failed,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "rlsidecar_backend_seconds",
-			Help:    "How long the backend took to decide, failures included.",
+			Help:    "Duration of decisions by the backend, failures included.",
 			Buckets: []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1},
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
@@ -37,7 +37,7 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 	}
 	allowed := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_timeout_seconds",
-		Help: "How long the backend may take, by --backend-timeout; what takes longer is a failure.",
+		Help: "The value of --backend-timeout. Calls to the backend that take longer are failures.",
 	})
 	allowed.Set(timeout.Seconds())
 	m.registry.MustRegister(b.seconds, b.failures, b.abandoned, allowed)
@@ -129,11 +129,11 @@ func (m *Metrics) WatchLeases(stats func() backend.LeaseStats) {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
 	}
 	m.registry.MustRegister(
-		total("rlsidecar_lease_served_total", "Charges answered from units on loan, without asking the backend.", func(s backend.LeaseStats) float64 { return float64(s.Served) }),
-		total("rlsidecar_lease_borrowed_units_total", "Units borrowed.", func(s backend.LeaseStats) float64 { return float64(s.Borrowed) }),
-		total("rlsidecar_lease_returned_units_total", "Units handed back, less what had flowed in meanwhile.", func(s backend.LeaseStats) float64 { return float64(s.Returned) }),
-		gauge("rlsidecar_lease_units", "Units on loan to this process.", func(s backend.LeaseStats) float64 { return float64(s.Lent) }),
-		gauge("rlsidecar_lease_keys", "Keys that are asked often enough to be leased.", func(s backend.LeaseStats) float64 { return float64(s.Keys) }),
+		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s backend.LeaseStats) float64 { return float64(s.Served) }),
+		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s backend.LeaseStats) float64 { return float64(s.Granted) }),
+		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that had flowed in meanwhile.", func(s backend.LeaseStats) float64 { return float64(s.Returned) }),
+		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s backend.LeaseStats) float64 { return float64(s.Leased) }),
+		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s backend.LeaseStats) float64 { return float64(s.Keys) }),
 	)
 }
 
@@ -150,7 +150,7 @@ func (m *Metrics) WatchUndos(dropped func() int64) {
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 	open := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_breaker_open",
-		Help: "1 while a server of the backend is not asked because it fails.",
+		Help: "1 while the circuit breaker of a server of the backend is open, because the server fails.",
 	}, []string{"server"})
 	m.registry.MustRegister(open)
 	return func(server string) { open.WithLabelValues(server).Set(1) },
@@ -173,7 +173,7 @@ func (m *Metrics) Examined(check string, fine bool) {
 func (m *Metrics) WatchControlPlane() (connected func(bool)) {
 	up := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rlsidecar_xds_connected",
-		Help: "1 while there is a stream from the xDS server; without one the configuration stays as it is.",
+		Help: "1 while there is a stream from the xDS server. Without one the configuration does not change.",
 	})
 	m.registry.MustRegister(up)
 	return func(is bool) {

@@ -169,9 +169,9 @@ var (
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
 		"Requests answered, by the answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
 	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
-		"Requests that met no limit, and were allowed. The domain is empty for all domains that are not configured.", []string{"domain"}, nil)
+		"Requests that met no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
 	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",
-		"Requests for a domain that is not configured; they are allowed.", nil, nil)
+		"Requests for a domain that is not configured. They are allowed.", nil, nil)
 )
 
 // Describe implements prometheus.Collector: as what there is changes with the configuration, it

@@ -67,15 +67,15 @@ func New(version, revision string) *Metrics {
 		}, []string{"bound"}),
 		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_config_reloads_total",
-			Help: "Configurations loaded, the first included, and refused.",
+			Help: "Configurations loaded or refused, including the first.",
 		}, []string{"result"}),
 		loadOK: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_successful",
-			Help: "1 if the last configuration could be used, 0 if the one before it is still in use, wholly or for some domains.",
+			Help: "1 if the last configuration was valid, 0 if the former one is still in use, for all domains or for some.",
 		}),
 		loadedAt: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_success_timestamp_seconds",
-			Help: "When a configuration that could be used was last loaded.",
+			Help: "Time at which the last valid configuration was loaded, in seconds since 1970.",
 		}),
 	}
 	m.stale = prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -95,7 +95,7 @@ func New(version, revision string) *Metrics {
 	m.loads.WithLabelValues("success")
 	m.loads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "rlsidecar_build_info", Help: "1; the labels say what is running.",
+		Name: "rlsidecar_build_info", Help: "Always 1. The labels describe the program.",
 		ConstLabels: prometheus.Labels{
 			"version": label(version), "revision": label(revision), "goversion": runtime.Version(),
 		},
@@ -129,10 +129,10 @@ func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
 	}
 	m.registry.MustRegister(
-		gauge("rlsidecar_memory_keys", "Buckets, and entries of sliding logs, kept in memory.", func(s memory.Stats) float64 { return float64(s.Keys) }),
-		gauge("rlsidecar_memory_keys_max", "The most that are kept.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
-		total("rlsidecar_memory_full_total", "Charges that found no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) }),
-		total("rlsidecar_memory_swept_total", "Buckets forgotten because they were as good as new.", func(s memory.Stats) float64 { return float64(s.Swept) }),
+		gauge("rlsidecar_memory_keys", "Buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.Keys) }),
+		gauge("rlsidecar_memory_keys_max", "Bound of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
+		total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) }),
+		total("rlsidecar_memory_swept_total", "Buckets deleted because they equalled new ones.", func(s memory.Stats) float64 { return float64(s.Swept) }),
 	)
 }
 
@@ -152,10 +152,10 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, func() float64 { return value(stats()) })
 	}
 	m.registry.MustRegister(
-		gauge("rlsidecar_connections", "Connections that are open.", func(s ConnectionStats) float64 { return float64(s.Open) }),
-		gauge("rlsidecar_connections_max", "The most that may be open.", func(s ConnectionStats) float64 { return float64(s.Max) }),
-		total("rlsidecar_connections_evicted_total", "Silent connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) }),
-		total("rlsidecar_connections_refused_total", "Connections refused because all that may be open were in use.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
+		gauge("rlsidecar_connections", "Open connections.", func(s ConnectionStats) float64 { return float64(s.Open) }),
+		gauge("rlsidecar_connections_max", "Bound of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) }),
+		total("rlsidecar_connections_evicted_total", "Idle connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) }),
+		total("rlsidecar_connections_refused_total", "Connections refused because the bound was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
 	)
 }
 

@@ -26,11 +26,11 @@ const (
 )
 
 var hitDescs = [...]*prometheus.Desc{
-	totalHits:   hitDesc("total_hits", "Hits asked for."),
+	totalHits:   hitDesc("total_hits", "Hits requested."),
 	withinLimit: hitDesc("within_limit", "Hits allowed."),
 	nearLimit:   hitDesc("near_limit", "Hits among the last of a limit: the last fifth, or what --near-limit-ratio leaves."),
-	overLimit:   hitDesc("over_limit", "Hits above a limit: of those denied, what would not have fitted."),
-	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied but for shadow mode."),
+	overLimit:   hitDesc("over_limit", "Hits beyond a limit. Of a denied request, only the hits that did not fit are counted."),
+	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied without shadow mode."),
 }
 
 func hitDesc(name, help string) *prometheus.Desc {
@@ -183,7 +183,7 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 	return b, true
 }
 
-// fromRequest tells whether the value of entry i goes into the name.
+// fromRequest reports whether the value of entry i goes into the name.
 func fromRequest(p *descriptors.Policy, i int) bool {
 	return p.Detailed || slices.Contains(p.Extra().StatValues, i)
 }

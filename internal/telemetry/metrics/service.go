@@ -26,7 +26,7 @@ type service struct {
 func newService() *service {
 	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "ratelimit_service_response_time_seconds",
-		Help: "How long answers to gRPC calls took.",
+		Help: "Duration of gRPC calls.",
 		// Envoy waits 20 ms by default: a later answer is one that it no longer waits for.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 	}, []string{"grpc_method"})}
@@ -79,7 +79,7 @@ var (
 	refusedDesc = prometheus.NewDesc("ratelimit_service_config_load_error",
 		"Configurations refused.", nil, nil)
 	sparedDesc = prometheus.NewDesc("ratelimit_service_global_shadow_mode",
-		"Requests that would have been denied but for shadow mode of all.", nil, nil)
+		"Requests that would have been denied without the global shadow mode.", nil, nil)
 )
 
 func (s *service) collect(send func(*prometheus.Desc, uint64, ...string)) {

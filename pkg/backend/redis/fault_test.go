@@ -72,7 +72,7 @@ func (f fault) run(t *testing.T) {
 	during := l.share(hurt.Add(100*ms), time.Now(), nil)
 	if f.served {
 		t.Logf("during the fault %.1f %% were answered", 100*during)
-		if during < 0.9 {
+		if during < 0.8 { // one harmed answer of twenty fails the requests of all clients whose charges it has
 			t.Errorf("%.1f %% answered during the fault, by: %s", 100*during, l.failures())
 		}
 	} else if most := f.most(); during > most {

@@ -286,7 +286,7 @@ type once struct{ *goredis.Cmd }
 // NoRetry tells go-redis so.
 func (once) NoRetry() bool { return true }
 
-// isReply tells whether err is the server's own reply with one of codes, so that the command is
+// isReply reports whether err is the server's own reply with one of codes, so that the command is
 // known not to have run.
 func isReply(err error, codes ...string) bool {
 	var reply goredis.Error

@@ -254,7 +254,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// elsewhen tells whether the server's time was in none of the windows given, so that nothing was
+// elsewhen reports whether the server's time was in none of the windows given, so that nothing was
 // decided, and what it was.
 func (t *trip) elsewhen() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {

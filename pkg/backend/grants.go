@@ -1,0 +1,600 @@
+package backend
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const (
+	// leaseShards is the number of locks over which the leases are spread.
+	leaseShards = 64
+	// hotAsks is the number of requests within the time of a lease that makes a key hot. With fewer requests a lease
+	// saves next to nothing.
+	hotAsks = 8
+	// leaseShare bounds a lease to this fraction of the remaining units, so that leases shrink to nothing near
+	// exhaustion.
+	leaseShare = 8
+	// maxBacks bounds the waiting returns of each lock. More are lost.
+	maxBacks = 256
+	// never is a time in the infinite future.
+	never = time.Duration(math.MaxInt64)
+)
+
+// leaseShard is a part of the leases with its own lock.
+type leaseShard struct {
+	mu      sync.Mutex
+	most    int
+	hotKeys map[string]*hotKey // guarded by mu, like the following fields
+	backs   []Charge           // returns to be sent
+	heat    [256]heat          // request rates of keys that are not hot, by a part of their hash
+	stats   LeaseStats
+	_       [64]byte
+}
+
+// heat counts the requests for keys with one hash. Two keys with the same hash may become hot too early, which only
+// costs a place among the leases.
+type heat struct {
+	since time.Duration
+	asks  int
+}
+
+// hotKey is a hot key, with the leases of its bucket. The lock of its shard guards it.
+type hotKey struct {
+	charge Charge // identifies the bucket, for returns
+	// grants has the leases. The one that expires first is the first, and is used first. The second is requested
+	// ahead, in the background, before the first is used up or expires.
+	grants  [2]grant
+	serials int // the number of grants so far
+	gone    bool
+
+	asking     bool          // a request is about to lease
+	requesting int64         // the units requested, by both
+	ahead      chan struct{} // closed when the lease in flight has ended; nil if none is in flight
+	failed     int           // the number of consecutive failures to lease ahead
+	// The next lease is requested when at most low units are left, or from the time early.
+	low   int64
+	early time.Duration
+
+	seen   Decision      // the newest decision of next
+	seenAt time.Duration // when it arrived
+	edge   time.Duration // when the window ends; never if there is none
+
+	// used is the number of units used since the time since: the rate of this process.
+	used  float64
+	since time.Duration
+	asked time.Duration // the time of the last request
+}
+
+// grant is one lease.
+type grant struct {
+	left      int64 // units
+	until     time.Duration
+	of        algorithms.Micros // the time of the grant, by the clock of next
+	grantedAt time.Duration     // the same by our clock, or a little earlier
+	serial    int               // from 1
+}
+
+// LeaseStats describes a LeaseStore. All fields except Leased and Keys are totals since it was made.
+type LeaseStats struct {
+	Served   uint64 // charges decided from leases
+	Granted  uint64 // units
+	Returned uint64 // units returned, less those that flowed in meanwhile
+	Leased   int64  // units leased now
+	Keys     int    // hot keys now
+}
+
+// Stats returns the present numbers.
+func (s *LeaseStore) Stats() (sum LeaseStats) {
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		sum.Served += sh.stats.Served
+		sum.Granted += sh.stats.Granted
+		sum.Returned += sh.stats.Returned
+		sum.Keys += len(sh.hotKeys)
+		for _, l := range sh.hotKeys {
+			sum.Leased += l.left()
+		}
+		sh.mu.Unlock()
+	}
+	return sum
+}
+
+func (s *LeaseStore) shard(key []byte) (*leaseShard, uint64) {
+	hash := xxhash.Sum64(key)
+	return &s.shards[hash%leaseShards], hash / leaseShards
+}
+
+// find returns the hot key of c's bucket, or nil. It drops one with other numbers.
+func (sh *leaseShard) find(c *Charge) *hotKey {
+	l := sh.hotKeys[string(c.Key)]
+	if l == nil || l.charge.Limit == c.Limit {
+		return l
+	}
+	if *l.charge.Limit != *c.Limit || *l.charge.Lease != *c.Lease || len(l.charge.Shards) != len(c.Shards) || l.charge.Slot != c.Slot {
+		sh.drop(c.Key)
+		return nil
+	}
+	l.charge.Limit, l.charge.Lease, l.charge.Shards = c.Limit, c.Lease, c.Shards
+	return l
+}
+
+// submitOne answers a Batch of one charge from a lease of its bucket, or submits it to next.
+func (s *LeaseStore) submitOne(b *Batch) {
+	c := &b.Charges[0]
+	if !canLease(c) {
+		s.next.Submit(b)
+		return
+	}
+	now := s.now()
+	sh, hash := s.shard(c.Key)
+	sh.mu.Lock()
+	l := sh.find(c)
+	if l == nil {
+		if l = sh.warm(c, hash, now); l == nil {
+			sh.mu.Unlock()
+			s.next.Submit(b)
+			return
+		}
+		s.wakeRun()
+	} else if enough, next := s.spend(sh, l, c, now); enough {
+		sh.stats.Served++
+		b.Decisions[0] = l.answer(now)
+		sh.mu.Unlock()
+		next.submit()
+		b.Done(b)
+		return
+	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0 {
+		sh.mu.Unlock()
+		s.submitGroups(b)
+		return
+	} else {
+		l.count(c.Ask.Cost, now)
+	}
+	was := l.seen.At
+	sh.mu.Unlock()
+	t := s.trip(b, now)
+	t.sees, t.seenAt = l, was
+	t.submit(b.Charges, b.Decisions, b.Waits)
+}
+
+// saw records the decision of next on a charge without a lease.
+func (s *LeaseStore) saw(t *leaseTrip) {
+	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
+	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
+		return
+	}
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if d.Err != nil {
+		l.seen.Remaining = 0
+	} else {
+		l.see(d, t.began, s.now())
+	}
+}
+
+// spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held. The caller
+// must submit next without that lock.
+func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *Charge, now time.Duration) (enough bool, next *ahead) {
+	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
+		sh.turn(l, now)
+	}
+	first, second := &l.grants[0], &l.grants[1]
+	if first.left+second.left < c.Ask.Cost || now >= first.until {
+		return false, nil
+	}
+	n := min(first.left, c.Ask.Cost)
+	first.left -= n
+	second.left -= c.Ask.Cost - n
+	l.count(c.Ask.Cost, now)
+	if first.left <= l.low || now >= l.early {
+		next = s.leaseAhead(sh, l, c.Ask.Cost, now)
+	}
+	return true, next
+}
+
+// spent is the units charged to a grant, with the grant's former state.
+type spent struct {
+	grant grant
+	units int64
+}
+
+// turn replaces the first grant, which has expired or is used up, by the second.
+func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
+	sh.later(sh.back(&l.charge, l.grants[0].left, &l.grants[0], now))
+	l.grants[0], l.grants[1] = l.grants[1], grant{}
+	l.arm()
+}
+
+// later leaves a return to Run.
+func (sh *leaseShard) later(back Charge) {
+	if back.Ask.Cost < 0 && len(sh.backs) < maxBacks {
+		sh.backs = append(sh.backs, back)
+	}
+}
+
+// arm determines when to lease ahead: when a third of the units is used, or three quarters of the time have passed,
+// so that the next lease arrives in time even if next is slow. A grant rarely expires before it is used up, because it
+// has units for half of its time. A lease that ends with its window is not renewed because of its time, because the
+// next one would end then too.
+func (l *hotKey) arm() {
+	l.low, l.early = -1, never
+	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
+		l.low = first.left - first.left/3
+		if first.until < l.edge-l.span()/1000-time.Microsecond {
+			l.early = first.until - l.span()/4
+		}
+	}
+}
+
+// left is the number of leased units left.
+func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
+
+// answer returns the answer that next would give to a charge decided from the lease.
+func (l *hotKey) answer(now time.Duration) Decision {
+	return l.charge.with(l.seen, l.left(), micros(now-l.seenAt))
+}
+
+// count counts requested units. Units from before the time of a lease count less and less.
+func (l *hotKey) count(units int64, now time.Duration) {
+	span := l.span()
+	if t := now - l.since; t > span {
+		l.used *= float64(span/2) / float64(t)
+		l.since = now - span/2
+	}
+	l.used += float64(units)
+	l.asked = now
+}
+
+func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For) * time.Microsecond }
+
+func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
+
+// spendPart is spend for a charge of a group, which may have to be put back.
+func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p leasePart) {
+	if !canLease(c) {
+		return p
+	}
+	var next *ahead
+	defer func() { next.submit() }() // runs after the lock is released
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := sh.find(c)
+	if l == nil {
+		return p
+	}
+	was := l.grants
+	if p.spent, next = s.spend(sh, l, c, now); !p.spent {
+		return p
+	}
+	if l.grants[0].serial != was[0].serial { // the first grant was replaced
+		was[0], was[1] = was[1], grant{}
+	}
+	p.hotKey = l
+	for i := range was {
+		p.from[i] = spent{was[i], was[i].left - l.grants[i].left}
+	}
+	*d = l.answer(now)
+	return p
+}
+
+// served counts a charge of a group that was decided from a lease.
+func (s *LeaseStore) served(c *Charge) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	sh.stats.Served++
+	sh.mu.Unlock()
+}
+
+// putBack undoes the charge of p to a lease, and writes the answer without it to d. Units of a grant that does not
+// exist any more are returned to next.
+func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Duration) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := p.hotKey
+	for i := range p.from {
+		from := &p.from[i]
+		is := slices.IndexFunc(l.grants[:], func(is grant) bool { return is.serial == from.grant.serial })
+		switch {
+		case from.units == 0 || l.gone:
+		case is >= 0:
+			l.grants[is].left += from.units
+		default:
+			sh.later(sh.back(&l.charge, from.units, &from.grant, now))
+			s.wakeRun()
+		}
+	}
+	*d = l.answer(now)
+	p.spent = false
+}
+
+// borrow determines how many units to request beyond the cost of c, and appends the returns that must be sent before
+// to backs. The hot key is nil if the key is not hot. The caller must pass the decision to receive. If ending is true, the
+// present leases cannot be used. If may is false, nothing is leased.
+func (s *LeaseStore) borrow(c *Charge, ending, may bool, backs []Charge, now time.Duration) (l *hotKey, units int64, _ []Charge) {
+	sh, hash := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if l = sh.find(c); l == nil {
+		if l = sh.warm(c, hash, now); l == nil {
+			return nil, 0, backs
+		}
+		s.wakeRun()
+	} else {
+		l.count(c.Ask.Cost, now)
+	}
+	// Units that were leased since this request found too few are not returned at once, because each return of a
+	// token bucket loses a part of a unit.
+	if l.asking || !ending && l.left() >= c.Ask.Cost && now < l.grants[0].until {
+		return l, 0, backs
+	}
+	backs = sh.takeBack(backs, l, now)
+	if may {
+		units = l.want(c.Ask.Cost, now)
+	}
+	l.asking = units > 0
+	l.requesting += units
+	return l, units, backs
+}
+
+// ahead is a lease that is requested in the background.
+type ahead struct {
+	store  *LeaseStore
+	shard  *leaseShard
+	hotKey *hotKey
+	units  int64
+	asked  time.Duration
+	batch  Batch
+	charge [1]Charge
+	answer [1]Decision
+}
+
+// leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
+// the result without that lock; it may be nil.
+func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
+	l.low, l.early = -1, never
+	units := l.want(cost, now)
+	if units == 0 || !s.aheads.Begin() {
+		return nil
+	}
+	l.ahead = make(chan struct{})
+	l.requesting += units
+	a := &ahead{store: s, shard: sh, hotKey: l, units: units}
+	c := &a.charge[0]
+	*c = l.charge
+	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
+	return a
+}
+
+// submit submits a, which may be nil.
+func (a *ahead) submit() {
+	if a == nil {
+		return
+	}
+	s := a.store
+	a.asked = s.now()
+	a.batch = Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: time.Now().Add(s.config.Timeout), Detached: true}
+	a.batch.Done = func(*Batch) {
+		s.grantedAhead(a.shard, a.hotKey, a.units, &a.answer[0], a.asked)
+		s.aheads.End()
+	}
+	s.next.Submit(&a.batch)
+}
+
+// grantedAhead records the decision d on units that were requested in the background.
+func (s *LeaseStore) grantedAhead(sh *leaseShard, l *hotKey, units int64, d *Decision, asked time.Duration) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := s.now()
+	close(l.ahead)
+	l.ahead = nil
+	l.requesting -= units
+	if d.Err != nil {
+		// The units may have been charged. Request fewer next time, so that fewer are lost if failures continue.
+		l.failed++
+		l.early = now + l.span()/16
+		return
+	}
+	l.failed = 0
+	l.see(d, asked, now)
+	if d.Allowed {
+		sh.granted(l, units, d, asked, now)
+	}
+	l.arm()
+}
+
+// wakeRun wakes Run.
+func (s *LeaseStore) wakeRun() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// want is the number of units to lease: those that this process needs in half the time of a lease, or until the end
+// of the window, rounded to a multiple of cost.
+func (l *hotKey) want(cost int64, now time.Duration) int64 {
+	have := l.left()
+	n := min(l.charge.Lease.Most-have-l.requesting, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
+	if n < cost {
+		return 0
+	}
+	span := l.span()
+	rate := l.used / float64(max(now-l.since, span/8)) // a few simultaneous requests do not determine a rate
+	needs := rate * float64(span/2)
+	if rest := l.edge - now; rest > 0 && rest < span {
+		needs = min(needs, rate*float64(rest)+1-float64(have))
+	}
+	n = int64(min(needs, float64(n))) >> min(l.failed, 62)
+	return max(0, n-n%cost)
+}
+
+// warm counts a request for the bucket of c, which is not a hot key. If there are many, it makes the key a hot one
+// without a lease and returns it. It returns nil if there are few, or if there is no room.
+func (sh *leaseShard) warm(c *Charge, hash uint64, now time.Duration) *hotKey {
+	h := &sh.heat[hash%uint64(len(sh.heat))]
+	if h.asks == 0 || micros(now-h.since) > c.Lease.For {
+		*h = heat{since: now}
+	}
+	if h.asks++; h.asks < hotAsks {
+		return nil
+	}
+	h.asks = 0
+	if len(sh.hotKeys) >= sh.most {
+		if sh.cool(now); len(sh.hotKeys) >= sh.most {
+			return nil
+		}
+	}
+	l := &hotKey{charge: *c, used: hotAsks * float64(c.Ask.Cost), since: h.since, asked: now, edge: never}
+	l.charge.Key = bytes.Clone(c.Key)
+	sh.hotKeys[string(c.Key)] = l
+	return l
+}
+
+// takeBack removes the leases of l, and appends the charges that return their units to backs.
+func (sh *leaseShard) takeBack(backs []Charge, l *hotKey, now time.Duration) []Charge {
+	for i := range l.grants {
+		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Ask.Cost < 0 {
+			backs = append(backs, back)
+		}
+		l.grants[i] = grant{}
+	}
+	l.arm()
+	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { // returns of earlier grants
+		if !bytes.Equal(back.Key, l.charge.Key) {
+			return false
+		}
+		backs = append(backs, back)
+		return true
+	})
+	return backs
+}
+
+// back is the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to return.
+func (sh *leaseShard) back(c *Charge, units int64, of *grant, now time.Duration) Charge {
+	back := *c
+	back.Lease, back.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash}
+	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
+		return back // the inflow since is not known for each shard
+	}
+	if n := c.Limit.Unused(units, micros(now-of.grantedAt)); n > 0 {
+		sh.stats.Returned += uint64(n)
+		back.Ask.Cost, back.Ask.Of = -units, of.of
+	}
+	return back
+}
+
+// receive records the decision d on the units that p requested at the time asked; d is nil if there is none.
+func (s *LeaseStore) receive(c *Charge, p *leasePart, units int64, d *Decision, asked, now time.Duration) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := p.hotKey
+	if p.borrow > 0 {
+		l.asking = false
+		l.requesting -= p.borrow
+		p.borrow = 0
+	}
+	if d == nil { // next fails, or has fewer units than expected
+		l.seen.Remaining = 0
+		return
+	}
+	l.see(d, asked, now)
+	if units > 0 {
+		sh.granted(l, units, d, asked, now)
+		l.arm()
+	}
+}
+
+// see records a decision of next, unless a newer one is known.
+func (l *hotKey) see(d *Decision, asked, now time.Duration) {
+	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock was set back
+		return
+	}
+	l.seen, l.seenAt = *d, now
+	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
+	if hash := l.charge.Ask.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
+		l.edge = asked + time.Duration(l.charge.Limit.LeaseFor(d.At, algorithms.MaxTime, hash))*time.Microsecond
+	}
+}
+
+// granted adds a lease of units, which were requested at the time asked and granted by d.
+func (sh *leaseShard) granted(l *hotKey, units int64, d *Decision, asked, now time.Duration) {
+	sh.stats.Granted += uint64(units)
+	if l.gone {
+		return
+	}
+	// The lease lasts a little less than it may, because clocks differ in speed.
+	lasts := time.Duration(l.charge.Limit.LeaseFor(d.At, l.charge.Lease.For, l.charge.Ask.Hash)) * time.Microsecond
+	l.serials++
+	is := grant{left: units, of: d.At, grantedAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
+	if l.grants[0].left > 0 && l.grants[1].left > 0 {
+		sh.turn(l, now)
+	}
+	switch at := &l.grants; {
+	case at[0].left == 0:
+		at[0] = is
+	case is.until < at[0].until:
+		at[0], at[1] = is, at[0]
+	default:
+		at[1] = is
+	}
+}
+
+// over appends the returns of expired leases to backs.
+func (sh *leaseShard) over(backs []Charge, now time.Duration) []Charge {
+	for _, l := range sh.hotKeys {
+		for i := range l.grants {
+			if of := &l.grants[i]; of.left > 0 && now >= of.until {
+				sh.later(sh.back(&l.charge, of.left, of, now))
+				*of = grant{}
+			}
+		}
+		if l.grants[0].left == 0 && l.grants[1].left > 0 {
+			sh.turn(l, now)
+		}
+	}
+	backs = append(backs, sh.backs...)
+	sh.backs = nil
+	return backs
+}
+
+// cool removes hot keys without recent requests.
+func (sh *leaseShard) cool(now time.Duration) {
+	for key, l := range sh.hotKeys {
+		if l.left() == 0 && !l.asking && l.ahead == nil && now-l.asked > max(time.Second, l.span()) {
+			sh.drop([]byte(key))
+		}
+	}
+}
+
+// drop removes the hot key of a bucket, with its leases and waiting returns. The channel that it returns is closed
+// when the lease in flight has ended; it is nil if none is in flight.
+func (s *LeaseStore) drop(key []byte) (ahead <-chan struct{}) {
+	sh, _ := s.shard(key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if l := sh.hotKeys[string(key)]; l != nil {
+		ahead = l.ahead
+	}
+	sh.drop(key)
+	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { return bytes.Equal(back.Key, key) })
+	return ahead
+}
+
+func (sh *leaseShard) drop(key []byte) {
+	if l := sh.hotKeys[string(key)]; l != nil {
+		l.gone, l.grants = true, [2]grant{}
+		delete(sh.hotKeys, string(key))
+	}
+}
