@@ -97,7 +97,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 		}
 		return
 	}
-	t := m.current.Load().domains[c.Verdict.Domain]
+	t := m.current.Load().of(c.Verdict.Domain)
 	if t == nil {
 		if t = m.late(c); t == nil {
 			return // the domain is not there any more

@@ -28,6 +28,15 @@ var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
 type table struct {
 	domains map[*limiter.Domain]*domainTable
 	byName  map[string]*domainTable
+	first   *domainTable // one of domains, often the only one; a comparison is cheaper than a lookup
+}
+
+// of returns the table of d, or nil.
+func (t *table) of(d *limiter.Domain) *domainTable {
+	if t.first != nil && t.first.domain == d {
+		return t.first
+	}
+	return t.domains[d]
 }
 
 // domainTable finds the counters of one compiled domain. Snapshots that share the domain share its table.
@@ -69,7 +78,7 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 			of.counts.Store(m.domains[name])
 			changed[name] = map[string]bool{}
 		}
-		t.domains[d], t.byName[name] = of, of
+		t.domains[d], t.byName[name], t.first = of, of, of
 	}
 	for key := range m.limits {
 		if t.byName[key[0]] == nil && key != overflowLimit {
