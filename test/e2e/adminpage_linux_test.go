@@ -164,7 +164,7 @@ func (b *browser) shows(texts ...string) {
 func (b *browser) logIn(p *adminPage) {
 	b.t.Helper()
 	b.do(chromedp.Navigate(p.admin + "/"))
-	b.until("the focus in the field of the token", `document.hasFocus() && document.activeElement.name === 'token'`)
+	b.until("the focus in the field of the token", `document.activeElement !== null && document.activeElement.id === 'token'`)
 	b.do(chromedp.KeyEvent("secret"))
 	b.until("the token in its field", `document.activeElement.value === 'secret'`)
 	b.enter()
