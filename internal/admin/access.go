@@ -6,11 +6,11 @@ import (
 	"crypto/rand"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -178,17 +178,10 @@ func (a *attempts) allow(r *http.Request) bool {
 
 // client identifies those who share an address, or the half of an IPv6 address that a host chooses freely.
 func client(remote string) []byte {
-	at, err := netip.ParseAddrPort(remote)
-	if err != nil { // a Unix socket
-		return []byte("local")
+	addr, _ := clientip.Peer(remote)
+	network, ok := clientip.Network(addr, 64)
+	if !ok { // a Unix socket
+		network = "local"
 	}
-	addr, bits := at.Addr().Unmap(), 32
-	if addr.Is6() {
-		bits = 64
-	}
-	prefix, err := addr.WithZone("").Prefix(bits)
-	if err != nil {
-		return []byte("local")
-	}
-	return []byte(prefix.String())
+	return []byte(network)
 }

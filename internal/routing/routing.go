@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
@@ -150,9 +151,9 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 	case limiter.FromValue:
 		return e.Value, true
 	case limiter.FromClientIP:
-		return clientNetwork(q.Client, a.IPv6Prefix)
+		return clientip.Key(q.Client, a.IPv6Prefix)
 	case limiter.FromClientNetwork:
-		return maskedClient(q.Client, a.IPv6Prefix)
+		return clientip.Network(q.Client, a.IPv6Prefix)
 	case limiter.FromMethod:
 		return q.Method, true
 	case limiter.FromPath:
@@ -173,26 +174,4 @@ func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) 
 	default:
 		return "", false
 	}
-}
-
-// clientNetwork returns the address of a client, or its network if IPv6 addresses are masked.
-func clientNetwork(addr netip.Addr, ipv6Prefix int) (string, bool) {
-	if addr.IsValid() && (addr.Is4() || ipv6Prefix >= addr.BitLen()) {
-		return addr.String(), true
-	}
-	return maskedClient(addr, ipv6Prefix)
-}
-
-// maskedClient returns the network of a client with its length, in the notation of Envoy's masked_remote_address:
-// 192.0.2.7/32, 2001:db8:1:2::/64.
-func maskedClient(addr netip.Addr, ipv6Prefix int) (string, bool) {
-	bits := addr.BitLen()
-	if addr.Is6() {
-		bits = min(bits, ipv6Prefix)
-	}
-	network, err := addr.Prefix(bits)
-	if err != nil || !addr.IsValid() {
-		return "", false
-	}
-	return network.String(), true
 }

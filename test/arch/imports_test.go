@@ -94,7 +94,8 @@ var beyond = map[string][]string{
 	"pkg/backend/memory": {"pkg/algorithms", "pkg/backend"},
 	// The limiter decides calls of Go programs as it does those over HTTP.
 	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/limiter", "internal/reservation"},
-	"pkg/ratelimit/httplimit": {"pkg/ratelimit"},
+	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip"},
+	"internal/clientip":       {},
 	"internal/reservation":    {"pkg/algorithms", "internal/limiter"},
 	"internal/adjust":         {"pkg/algorithms", "pkg/descriptors"},
 	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "pkg/descriptors", "internal/adjust", "internal/target"},

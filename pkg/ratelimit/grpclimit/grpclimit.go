@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strconv"
 	"time"
 
@@ -28,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/rlsidecar/rlsidecar/internal/clientip"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -87,19 +87,12 @@ func ByPeer(ctx context.Context, _ string, key []string) ([]string, error) {
 	if !ok {
 		return nil, ErrNoKey
 	}
-	at, err := netip.ParseAddrPort(p.Addr.String())
-	if err != nil {
+	addr, _ := clientip.Peer(p.Addr.String())
+	client, ok := clientip.Key(addr, 64)
+	if !ok {
 		return nil, ErrNoKey
 	}
-	addr := at.Addr().Unmap().WithZone("")
-	if addr.Is6() {
-		network, err := addr.Prefix(64)
-		if err != nil {
-			return nil, ErrNoKey
-		}
-		return append(key, network.String()), nil
-	}
-	return append(key, addr.String()), nil
+	return append(key, client), nil
 }
 
 // New returns interceptors that apply a limit of limiter. It returns an error if the limiter has no such limit.

@@ -2,10 +2,12 @@ package httplimit
 
 import (
 	"errors"
-	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/clientip"
 )
 
 // ErrNoKey means that a request has no usable key: a header is missing or repeated, or the address is unknown. Such
@@ -60,56 +62,14 @@ const ipv6Prefix = 64
 // ByAddress makes a KeyFunc of the client's address. If the peer is one of the trusted proxies, the client is the
 // rightmost address in X-Forwarded-For that is not trusted. IPv6 addresses are reduced to their /64 network.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
+	trusts := func(addr netip.Addr) bool {
+		return slices.ContainsFunc(trusted, func(n netip.Prefix) bool { return n.Contains(addr) })
+	}
 	return ByValue(func(r *http.Request) (string, bool) {
-		client, ok := clientOf(r, trusted)
-		if !ok {
-			return "", false
+		client, ok := clientip.Peer(r.RemoteAddr)
+		if ok && trusts(client) {
+			client, _ = clientip.Forwarded(r.Header["X-Forwarded-For"], client, trusts)
 		}
-		if client.Is6() {
-			network, err := client.Prefix(ipv6Prefix)
-			return network.String(), err == nil
-		}
-		return client.String(), true
+		return clientip.Key(client, ipv6Prefix)
 	})
-}
-
-// clientOf returns the address of the client.
-func clientOf(r *http.Request, trusted []netip.Prefix) (netip.Addr, bool) {
-	peer, ok := address(r.RemoteAddr)
-	if !ok {
-		return netip.Addr{}, false
-	}
-	if !contains(trusted, peer) {
-		return peer, true
-	}
-	hops := strings.Split(strings.Join(r.Header["X-Forwarded-For"], ","), ",")
-	client := peer
-	for i := len(hops) - 1; i >= 0; i-- {
-		hop, ok := address(strings.Trim(hops[i], " \t"))
-		if !ok { // no trusted proxy has verified what is further left
-			break
-		}
-		if client = hop; !contains(trusted, hop) {
-			break
-		}
-	}
-	return client, true
-}
-
-// address parses an IP address with or without a port, and normalizes it.
-func address(text string) (netip.Addr, bool) {
-	if host, _, err := net.SplitHostPort(text); err == nil {
-		text = host
-	}
-	addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"))
-	return addr.Unmap().WithZone(""), err == nil
-}
-
-func contains(networks []netip.Prefix, addr netip.Addr) bool {
-	for _, n := range networks {
-		if n.Contains(addr) {
-			return true
-		}
-	}
-	return false
 }

@@ -1,0 +1,75 @@
+// Package clientip finds and normalizes the addresses of clients. It is pure. Callers decide which proxies they trust.
+package clientip
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Plain returns the normalized form of an address: IPv4 in IPv6 as IPv4, and no zone.
+func Plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
+
+// Peer parses the address of a connection, host:port. It reports false for others, such as Unix sockets.
+func Peer(remote string) (netip.Addr, bool) {
+	p, err := netip.ParseAddrPort(remote)
+	return Plain(p.Addr()), err == nil
+}
+
+// Hop parses an address with an optional port, as in X-Forwarded-For.
+func Hop(text string) (netip.Addr, bool) {
+	text = strings.Trim(text, " \t")
+	if addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err == nil {
+		return Plain(addr), true
+	}
+	return Peer(text)
+}
+
+// Forwarded returns the rightmost hop in lines of X-Forwarded-For that is not trusted: the trusted hop to its right has
+// added it. If all hops are trusted, it returns the leftmost, and without hops the peer, which must be trusted. A hop
+// that is not an address ends the search, because no trusted proxy has added the hops to its left. untrusted reports
+// whether the search ended at a hop that is not trusted or not an address.
+func Forwarded(lines []string, peer netip.Addr, trusts func(netip.Addr) bool) (addr netip.Addr, untrusted bool) {
+	addr = peer
+	for _, line := range slices.Backward(lines) {
+		for rest, more := line, true; more; {
+			var text string
+			at := strings.LastIndexByte(rest, ',')
+			text, rest, more = rest[at+1:], rest[:max(at, 0)], at >= 0
+			if text = strings.Trim(text, " \t"); text == "" {
+				continue
+			}
+			next, is := Hop(text)
+			if !is {
+				return addr, true
+			}
+			if addr = next; !trusts(addr) {
+				return addr, true
+			}
+		}
+	}
+	return addr, false
+}
+
+// Network returns the network of a client with its length, in the notation of Envoy's masked_remote_address:
+// 192.0.2.7/32, 2001:db8:1:2::/64. IPv6 addresses are reduced to ipv6Prefix bits. It reports false for the zero Addr.
+func Network(addr netip.Addr, ipv6Prefix int) (string, bool) {
+	bits := addr.BitLen()
+	if addr.Is6() {
+		bits = min(bits, ipv6Prefix)
+	}
+	network, err := addr.Prefix(bits)
+	if err != nil || !addr.IsValid() {
+		return "", false
+	}
+	return network.String(), true
+}
+
+// Key returns the text that identifies a client: its address, or its Network if it is an IPv6 address and ipv6Prefix is
+// shorter than the address. It reports false for the zero Addr.
+func Key(addr netip.Addr, ipv6Prefix int) (string, bool) {
+	if addr.IsValid() && (addr.Is4() || ipv6Prefix >= addr.BitLen()) {
+		return addr.String(), true
+	}
+	return Network(addr, ipv6Prefix)
+}
