@@ -89,8 +89,6 @@ type counted struct {
 }
 
 const (
-	// window is the length of a window of counts. The counts of the present and of the former window are shown.
-	window = 5 * time.Minute
 	// shards have a lock each, so that denied requests rarely wait for each other.
 	shards = 8
 	// kept bounds the number of keys in each shard. All together contain every key with more than about a thousandth
@@ -109,15 +107,18 @@ type Recorder struct {
 }
 
 type shard struct {
-	mu             sync.Mutex
-	window         int64 // the number of recent's window; guarded by mu, like the other fields
-	recent, before *topk.Counter[counted]
-	_              [64]byte // puts the next lock in another cache line
+	mu   sync.Mutex
+	keys topk.Windows[counted] // guarded by mu
+	_    [64]byte              // puts the next lock in another cache line
 }
 
 // New makes a Recorder; the function now returns the time.
 func New(now func() time.Time) *Recorder {
-	return &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
+	r := &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
+	for i := range r.shards {
+		r.shards[i].keys = topk.NewWindows[counted](kept)
+	}
+	return r
 }
 
 // Observe counts the denials of c.
@@ -182,8 +183,7 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(event.At)
-	d, added := s.recent.Add(key)
+	d, added := s.keys.AddN(event.At, key, 1)
 	if added {
 		d.Value = counted{Denied: describe()}
 		d.Value.First = event.At
@@ -191,23 +191,6 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	d.Value.Last = event.At
 	d.Value.events.Add(event)
 }
-
-// turn makes the window that contains now the recent one.
-func (s *shard) turn(now time.Time) {
-	current := number(now)
-	switch {
-	case s.recent != nil && current <= s.window: // or the clock was set back
-		return
-	case s.recent != nil && current == s.window+1:
-		s.before = s.recent
-	default:
-		s.before = nil
-	}
-	s.recent, s.window = topk.New[counted](kept), current
-}
-
-// number is the number of a window; the windows of all shards begin together.
-func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
 
 // Describe returns the domain, limit, key and descriptor of result. It copies their texts, which belong to the listener.
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
@@ -252,49 +235,31 @@ func cut(text string) string { return text[:min(len(text), maxShown)] }
 // ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()
-	since = time.Unix((number(now)-1)*int64(window/time.Second), 0)
-	if since.Before(r.began) {
-		since = r.began
-	}
 	for i := range r.shards {
 		top = r.shards[i].top(now, top)
 	}
 	slices.SortFunc(top, func(a, b Denied) int {
 		return cmp.Or(cmp.Compare(b.Times, a.Times), b.Last.Compare(a.Last), cmp.Compare(a.Limit, b.Limit), slices.Compare(a.Key, b.Key))
 	})
-	return since, top[:min(n, len(top))]
+	return topk.Since(now, r.began), top[:min(n, len(top))]
 }
 
 // top appends the keys of s.
 func (s *shard) top(now time.Time, dst []Denied) []Denied {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(now)
-	windows := []*topk.Counter[counted]{s.recent}
-	if s.before != nil {
-		windows = append(windows, s.before)
-	}
-	at := map[string]int{}
-	for _, window := range windows {
-		for _, c := range window.Top(kept) {
-			i, seen := at[c.Key()]
-			if !seen {
-				i = len(dst)
-				at[c.Key()] = i
-				dst = append(dst, c.Value.Denied)
-			}
-			d := &dst[i]
-			d.Times += c.Least()
-			d.First = c.Value.First // windows are read from the newest to the oldest
-			d.Recent = c.Value.events.AppendTo(d.Recent)
+	start, names := len(dst), []string(nil)
+	s.keys.Each(now, func(at int, c *topk.Counted[counted]) {
+		if start+at == len(dst) {
+			dst, names = append(dst, c.Value.Denied), append(names, c.Key())
 		}
-	}
-	for key, i := range at {
-		most := int64(0)
-		for _, window := range windows {
-			most += window.Most(key)
-		}
-		dst[i].Exact = most == dst[i].Times
+		d := &dst[start+at]
+		d.Times += c.Least()
+		d.First = c.Value.First // windows are read from the newest to the oldest
+		d.Recent = c.Value.events.AppendTo(d.Recent)
+	})
+	for i, key := range names {
+		dst[start+i].Exact = s.keys.Most(key) == dst[start+i].Times
 	}
 	return dst
 }

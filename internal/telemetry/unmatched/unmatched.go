@@ -32,8 +32,6 @@ type Shape struct {
 }
 
 const (
-	// window is how long the counts of a window are added to. Those of one and of the one before it are returned.
-	window = 5 * time.Minute
 	// kept bounds the shapes of a window.
 	kept = 64
 	// maxText bounds the bytes that are kept of a shape.
@@ -50,17 +48,16 @@ type Recorder struct {
 	log   *zap.Logger
 	began time.Time
 
-	mu             sync.Mutex
-	window         int64 // the number of that of recent; guarded by mu, as the rest is
-	recent, before *topk.Counter[Shape]
-	key            []byte
-	warned         map[string]time.Time // by the key of the shape
-	warnedAt       time.Time
+	mu       sync.Mutex
+	shapes   topk.Windows[Shape] // guarded by mu, like the following fields
+	key      []byte
+	warned   map[string]time.Time // by the key of the shape
+	warnedAt time.Time
 }
 
 // New makes a Recorder. now returns the time; log gets warnings.
 func New(now func() time.Time, log *zap.Logger) *Recorder {
-	return &Recorder{now: now, log: log, began: now(), warned: map[string]time.Time{}}
+	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](kept), warned: map[string]time.Time{}}
 }
 
 // Is reports whether c met no limit although there was a configuration.
@@ -78,9 +75,8 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	if now.IsZero() {
 		now = r.now()
 	}
-	r.turn(now)
 	cut := r.appendKey(c)
-	counted, added := r.recent.Add(r.key)
+	counted, added := r.shapes.AddN(now, r.key, 1)
 	if added {
 		counted.Value = describe(c, cut)
 	}
@@ -134,22 +130,6 @@ func describe(c *limiter.Call, cut bool) Shape {
 	return s
 }
 
-// turn makes the window of now the recent one.
-func (r *Recorder) turn(now time.Time) {
-	current := number(now)
-	switch {
-	case r.recent != nil && current <= r.window: // or a clock that went back
-		return
-	case r.recent != nil && current == r.window+1:
-		r.before = r.recent
-	default:
-		r.before = nil
-	}
-	r.recent, r.window = topk.New[Shape](kept), current
-}
-
-func number(t time.Time) int64 { return t.Unix() / int64(window/time.Second) }
-
 // mayWarn reports whether r.key is to be warned of now.
 func (r *Recorder) mayWarn(now time.Time) bool {
 	if last, warned := r.warned[string(r.key)]; warned && now.Sub(last) < warnAgain {
@@ -194,28 +174,14 @@ func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.now()
-	r.turn(now)
-	since = time.Unix((number(now)-1)*int64(window/time.Second), 0)
-	if since.Before(r.began) {
-		since = r.began
-	}
-	at := map[string]int{}
-	for _, counted := range []*topk.Counter[Shape]{r.recent, r.before} {
-		if counted == nil {
-			continue
+	r.shapes.Each(now, func(at int, c *topk.Counted[Shape]) {
+		if at == len(top) {
+			top = append(top, c.Value)
 		}
-		for _, c := range counted.Top(kept) {
-			i, seen := at[c.Key()]
-			if !seen {
-				i = len(top)
-				at[c.Key()] = i
-				top = append(top, c.Value)
-			}
-			top[i].Requests += c.Least()
-		}
-	}
+		top[at].Requests += c.Least()
+	})
 	slices.SortFunc(top, func(a, b Shape) int {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), b.Last.Compare(a.Last), cmp.Compare(a.Domain, b.Domain))
 	})
-	return since, top[:min(n, len(top))]
+	return topk.Since(now, r.began), top[:min(n, len(top))]
 }

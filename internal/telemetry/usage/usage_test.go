@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -30,7 +31,7 @@ func TestKeysThatUsedMost(t *testing.T) {
 	look := call("dora", 5, limiter.Allowed)
 	look.Look = true
 	r.Observe(look)
-	now = now.Add(window)
+	now = now.Add(topk.Window)
 	r.Observe(call("bob", 1, limiter.Allowed))
 	since, top := r.Top()
 	if len(top) != 2 || top[0].Key[0] != "bob" || top[0].Units != 31*64 || top[1].Key[0] != "ann" || top[1].Units != 5*64 || !since.Equal(time.Unix(1e9, 0)) {
@@ -39,7 +40,7 @@ func TestKeysThatUsedMost(t *testing.T) {
 	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
 		t.Errorf("%+v", d)
 	}
-	now = now.Add(2 * window)
+	now = now.Add(2 * topk.Window)
 	if _, top := r.Top(); len(top) != 0 {
 		t.Errorf("after ten minutes there is %+v", top)
 	}

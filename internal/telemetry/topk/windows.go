@@ -1,0 +1,78 @@
+package topk
+
+import "time"
+
+// Window is the length of a window of Windows.
+const Window = 5 * time.Minute
+
+// Windows counts the most frequent items of the last five to ten minutes: in the present window and in the former one.
+// All Windows begin their windows at the same times. The zero Windows has no room; make one with NewWindows. It is not
+// safe for concurrent use.
+type Windows[V any] struct {
+	max            int
+	number         int64 // of recent's window
+	recent, before *Counter[V]
+}
+
+// NewWindows makes a Windows with room for max items in each window.
+func NewWindows[V any](max int) Windows[V] { return Windows[V]{max: max} }
+
+// AddN counts n occurrences of key at time now, as Counter.AddN does.
+func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], added bool) {
+	w.turn(now)
+	return w.recent.AddN(key, n)
+}
+
+// Each calls see for the items of both windows at time now, those of the present window first. at is the position of the
+// item's key among the different keys so far: it is equal for a key that is in both windows.
+func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
+	w.turn(now)
+	at := map[string]int{}
+	for _, counter := range []*Counter[V]{w.recent, w.before} {
+		if counter == nil {
+			continue
+		}
+		for _, c := range counter.Top(w.max) {
+			if _, seen := at[c.key]; !seen {
+				at[c.key] = len(at)
+			}
+			see(at[c.key], c)
+		}
+	}
+}
+
+// Most returns an upper bound of the number of occurrences of key in both windows, as Counter.Most does.
+func (w *Windows[V]) Most(key string) (n int64) {
+	for _, counter := range []*Counter[V]{w.recent, w.before} {
+		if counter != nil {
+			n += counter.Most(key)
+		}
+	}
+	return n
+}
+
+// turn makes the window that contains now the recent one.
+func (w *Windows[V]) turn(now time.Time) {
+	current := number(now)
+	switch {
+	case w.recent != nil && current <= w.number: // or the clock was set back
+		return
+	case w.recent != nil && current == w.number+1:
+		w.before = w.recent
+	default:
+		w.before = nil
+	}
+	w.recent, w.number = New[V](w.max), current
+}
+
+// Since returns the time since when items are counted at time now, by a program that began at the time began.
+func Since(now, began time.Time) time.Time {
+	since := time.Unix((number(now)-1)*int64(Window/time.Second), 0)
+	if since.Before(began) {
+		return began
+	}
+	return since
+}
+
+// number is the number of the window that contains t.
+func number(t time.Time) int64 { return t.Unix() / int64(Window/time.Second) }
