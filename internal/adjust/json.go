@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -225,12 +222,6 @@ func (p Proposal) MarshalJSON() ([]byte, error) {
 	return json.Marshal(f)
 }
 
-// spanUnits are those of configurations.
-var spanUnits = map[string]algorithms.Micros{
-	"us": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second, "h": 3600 * algorithms.Second,
-	"d": algorithms.Day, "w": 7 * algorithms.Day,
-}
-
 // Duration is a span in Go's unit; one that is too long for any adjustment is cut to 100 years.
 func Duration(span algorithms.Micros) time.Duration {
 	return time.Duration(min(span, 36_500*algorithms.Day)) * time.Microsecond
@@ -238,35 +229,22 @@ func Duration(span algorithms.Micros) time.Duration {
 
 // spanText writes a span as ParseSpan reads it, in the largest unit of which it is a whole number.
 func spanText(d algorithms.Micros) string {
-	for _, unit := range []string{"d", "h", "m", "s", "ms"} {
-		if d%spanUnits[unit] == 0 {
-			return fmt.Sprintf("%d%s", d/spanUnits[unit], unit)
+	for _, unit := range []struct {
+		name   string
+		length algorithms.Micros
+	}{{"d", algorithms.Day}, {"h", 3600 * algorithms.Second}, {"m", 60 * algorithms.Second}, {"s", algorithms.Second}, {"ms", 1000}} {
+		if d%unit.length == 0 {
+			return fmt.Sprintf("%d%s", d/unit.length, unit.name)
 		}
 	}
 	return fmt.Sprintf("%dus", d)
 }
 
 // ParseSpan reads a span of time as configurations have it: 500ms, 30s, 1h30m, 2d.
-func ParseSpan(text string) (sum algorithms.Micros, err error) {
-	wrong := fmt.Errorf("%q is not a duration; write whole numbers with us, ms, s, m, h, d or w: 30s, 1h30m, 2d", descriptors.Printable(text))
-	for rest := text; ; {
-		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
-		letters := strings.IndexAny(rest[digits:], "0123456789")
-		if letters < 0 {
-			letters = len(rest) - digits
-		}
-		n, err := strconv.ParseInt(rest[:digits], 10, 64)
-		unit := spanUnits[rest[digits:digits+letters]]
-		if err != nil || unit == 0 || n > (math.MaxInt64-int64(sum))/int64(unit) {
-			return 0, wrong
-		}
-		sum += algorithms.Micros(n) * unit
-		if rest = rest[digits+letters:]; rest == "" {
-			break
-		}
+func ParseSpan(text string) (algorithms.Micros, error) {
+	span, err := descriptors.ParseSpan(text)
+	if err != nil {
+		return 0, fmt.Errorf("%q %w", descriptors.Printable(text), err)
 	}
-	if sum <= 0 {
-		return 0, wrong
-	}
-	return sum, nil
+	return span, nil
 }

@@ -147,45 +147,13 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 	z.set(p, n, location, ok)
 }
 
-// spanUnits are the units of durations. A day is 24 hours.
-var spanUnits = map[string]algorithms.Micros{
-	"us": 1, "µs": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second,
-	"h": 3600 * algorithms.Second, "d": algorithms.Day, "w": 7 * algorithms.Day,
-}
-
-// parseSpan reads a duration: numbers with units, one after the other, together more than 0.
-func parseSpan(text string) (sum algorithms.Micros, err error) {
-	mistake := func(what string) (algorithms.Micros, error) {
-		return 0, fmt.Errorf("%q %s; write whole numbers with us, ms, s, m, h, d or w: 500ms, 30s, 1h30m", short(text), what)
+// parseSpan reads a duration. Its errors name it.
+func parseSpan(text string) (algorithms.Micros, error) {
+	span, err := descriptors.ParseSpan(text)
+	if err != nil {
+		return 0, fmt.Errorf("%q %w", short(text), err)
 	}
-	if text == "" {
-		return mistake("is empty")
-	}
-	for rest := text; rest != ""; {
-		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
-		count, err := strconv.ParseInt(rest[:digits], 10, 64)
-		letters := strings.IndexAny(rest[digits:], "0123456789")
-		if letters < 0 {
-			letters = len(rest) - digits
-		}
-		unit, known := spanUnits[rest[digits:digits+letters]]
-		switch {
-		case digits == 0:
-			return mistake("is not a duration")
-		case letters == 0:
-			return mistake("has a number without a unit")
-		case !known:
-			return mistake(fmt.Sprintf("has the unknown unit %q", rest[digits:digits+letters]))
-		case err != nil || count > int64(math.MaxInt64-sum)/int64(unit):
-			return mistake("is too long")
-		}
-		sum += algorithms.Micros(count) * unit
-		rest = rest[digits+letters:]
-	}
-	if sum <= 0 {
-		return mistake("is not longer than 0")
-	}
-	return sum, nil
+	return span, nil
 }
 
 func (m *moment) read(p *parser, key string, n *yaml.Node) {

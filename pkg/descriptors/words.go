@@ -2,7 +2,6 @@ package descriptors
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -104,25 +103,4 @@ func leakyWords(l *algorithms.Limit, period string, delay algorithms.Micros) str
 		text += fmt.Sprintf("; held for up to %s", Span(delay))
 	}
 	return text
-}
-
-// Span returns a span of time in the configuration's notation: 1d, 1h, 1m30s, 200ms.
-func Span(d algorithms.Micros) string {
-	if d >= algorithms.Day && d%algorithms.Day == 0 {
-		return fmt.Sprintf("%dd", d/algorithms.Day)
-	}
-	sign := ""
-	if d < 0 {
-		sign, d = "-", -d
-	}
-	if d > algorithms.MaxTime {
-		return sign + fmt.Sprintf("%ds", d/algorithms.Second)
-	}
-	text := (time.Duration(d) * time.Microsecond).String()
-	for _, zero := range []struct{ end, cut string }{{"m0s", "0s"}, {"h0m", "0m"}} {
-		if n := len(text) - len(zero.end); n >= 0 && text[n:] == zero.end {
-			text = text[:len(text)-len(zero.cut)]
-		}
-	}
-	return sign + text
 }
