@@ -263,7 +263,7 @@ type adjustAuditCmd struct {
 func (adjustAuditCmd) Help() string {
 	return `Lists changes, the newest first. Each entry is chained to the one before it. With --verify
 the sidecar checks that chain; exits 1 if it is broken. The sidecars need --audit-key-file
-for the chain to withstand somebody who can write to Redis.
+to protect the chain against forgery by anyone with write access to Redis.
 
 Example:
 
