@@ -7,6 +7,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Allow consumes one unit. The error is ErrDenied, ErrUnknown, or one of the Store's.
@@ -68,17 +69,23 @@ func (l *Limiter) one(ctx context.Context, name string, key []string, ask algori
 // decided returns the result of limit m, the i-th in d, and its error.
 func (m *limit) decided(d *limiter.Direct, i int) (Result, error) {
 	decision, charge := d.Decision(i)
-	switch {
-	case decision.Err != nil && charge.NeverFits():
+	if decision.Err != nil && charge.NeverFits() {
 		return Result{Limit: m.units, Window: m.window}, ErrNeverFits
-	case decision.Err != nil:
-		return Result{}, fmt.Errorf("limit %q: %w", m.policy.Name, decision.Err)
-	case decision.Never:
-		return m.result(&decision.Decision), ErrNeverFits
-	case !decision.Allowed:
-		return m.result(&decision.Decision), ErrDenied
+	}
+	return m.outcome(decision)
+}
+
+// outcome returns the result of a decision on limit m, and its error.
+func (m *limit) outcome(d *backend.Decision) (Result, error) {
+	switch {
+	case d.Err != nil:
+		return Result{}, fmt.Errorf("limit %q: %w", m.policy.Name, d.Err)
+	case d.Never:
+		return m.result(&d.Decision), ErrNeverFits
+	case !d.Allowed:
+		return m.result(&d.Decision), ErrDenied
 	default:
-		return m.result(&decision.Decision), nil
+		return m.result(&d.Decision), nil
 	}
 }
 

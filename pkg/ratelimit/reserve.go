@@ -256,21 +256,11 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, e
 	case err != nil:
 		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, err)
 	}
-	return l.settled(m, &c)
-}
-
-// settled returns the result of c, a settlement of a reservation of m.
-func (l *Limiter) settled(m *limit, c *limiter.Call) (Result, error) {
-	switch d := &c.Results[0].Decision; {
-	case d.Err != nil:
-		return Result{}, fmt.Errorf("settle limit %q: %w", m.policy.Name, d.Err)
-	case d.Never:
-		return m.result(&d.Decision), ErrNeverFits
-	case !d.Allowed:
-		return m.result(&d.Decision), ErrDenied
-	default:
-		return m.result(&d.Decision), nil
+	result, err := m.outcome(&c.Results[0].Decision)
+	if c.Results[0].Decision.Err != nil {
+		err = fmt.Errorf("settle %w", err)
 	}
+	return result, err
 }
 
 // Remembered is how long the Store keeps the result of AllowOnce.
@@ -301,19 +291,13 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 	for i := range requests {
 		r, m := &requests[i], l.named[requests[i].Name]
 		d := &c.Results[i].Decision
-		switch {
-		case d.Err != nil:
-			worst = worse(worst, fmt.Errorf("limit %q: %w", r.Name, d.Err))
-			continue
-		case d.Never:
-			worst = worse(worst, ErrNeverFits)
-		case !d.Allowed:
-			worst = worse(worst, ErrDenied)
-		case r.Reserve:
+		var err error
+		r.Result, err = m.outcome(d)
+		worst = worse(worst, err)
+		if r.Reserve && err == nil {
 			of := backend.OnceID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
 			r.Reservation = l.reservation(m, r, d, string(of[:]))
 		}
-		r.Result = m.result(&d.Decision)
 	}
 	if worst != nil {
 		forget(requests)
