@@ -101,7 +101,7 @@ func (ask *apiAsk) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
 	}
-	digest := backend.OnceID("jitter", ask.id)
+	digest := limiter.OnceID("jitter", ask.id)
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
 }
 

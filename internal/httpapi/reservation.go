@@ -9,7 +9,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // reservationID returns the id of the reservation in result i of c; "" if it cannot be settled.
@@ -18,7 +17,7 @@ func (a *API) reservationID(c *limiter.Call, i int, ask *apiAsk) string {
 	if ask.id == "" {
 		_, _ = rand.Read(id[:]) // never fails
 	} else { // the same for a repeated request
-		id = backend.OnceID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
+		id = limiter.OnceID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
 	}
 	r, ok := c.Reserved(i, string(id[:]))
 	if !ok {

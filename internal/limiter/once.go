@@ -22,7 +22,7 @@ func (c *Call) once() {
 	for at := 0; at < len(c.charges); {
 		end := at + backend.GroupLen(c.charges[at:])
 		once := &backend.Once{
-			ID: backend.OnceID(c.Verdict.Domain.Name, c.Once.ID, strconv.Itoa(c.charges[at].Group)),
+			ID: OnceID(c.Verdict.Domain.Name, c.Once.ID, strconv.Itoa(c.charges[at].Group)),
 			Of: of, For: c.Once.For,
 		}
 		for i := at; i < end; i++ {
@@ -43,7 +43,7 @@ func (c *Call) asked() [32]byte {
 			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
 		}
 	}
-	return backend.Digest(parts...)
+	return digest(parts...)
 }
 
 // refused is backend.ErrReused or backend.ErrPending where the store answered that: the request is

@@ -347,7 +347,7 @@ func (c *Call) standIn(local backend.Store) {
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
 		if charge.Once != nil { // one ID for each, or the second would be answered as the first was
 			own := *charge.Once
-			own.ID = backend.OnceID(string(own.ID[:]), strconv.Itoa(r.charge))
+			own.ID = OnceID(string(own.ID[:]), strconv.Itoa(r.charge))
 			charge.Once = &own
 		}
 		var own [1]backend.Decision

@@ -120,9 +120,9 @@ func (s *deadlineStore) await(t *trial) {
 func (t *trial) tellKnown() {
 	b := t.outer
 	for i := range t.inner.Known {
-		if t.inner.Known[i].Load() && !b.known(i) {
+		if t.inner.Known[i].Load() && !b.IsKnown(i) {
 			b.Decisions[i] = t.inner.Decisions[i]
-			b.know(i, i+1)
+			b.SetKnown(i, i+1)
 		}
 	}
 }
@@ -156,7 +156,9 @@ func (s *deadlineStore) overdue() {
 		s.giveUp(b)
 	}
 	for _, source := range sources {
-		source.flush()
+		if source != nil && source.Flush != nil {
+			source.Flush()
+		}
 	}
 }
 
@@ -166,8 +168,8 @@ func (t *trial) failUnknown() {
 	b := t.outer
 	for i := range b.Decisions {
 		switch {
-		case b.known(i):
-		case t.inner.known(i):
+		case b.IsKnown(i):
+		case t.inner.IsKnown(i):
 			b.Decisions[i] = t.inner.Decisions[i]
 		default:
 			b.Decisions[i] = Decision{Err: errNoAnswer}
@@ -194,7 +196,7 @@ func (s *deadlineStore) ended(t *trial) {
 	s.mu.Unlock()
 	if b != nil {
 		for i := range b.Decisions {
-			if !b.known(i) {
+			if !b.IsKnown(i) {
 				b.Decisions[i] = t.inner.Decisions[i]
 			}
 		}

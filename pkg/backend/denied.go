@@ -138,7 +138,7 @@ func (t *deniedTrip) look(b *Batch) {
 		}
 		if answered {
 			known++
-			b.know(at, end)
+			b.SetKnown(at, end)
 		} else {
 			clear(b.Decisions[at:end])
 			t.places = append(t.places, at)
@@ -278,7 +278,7 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 	case more && (answer.Allowed || d.stays[i] == unknown):
 		return false // a bucket that allowed a cost may not allow a larger one
 	case more:
-		answer.RetryAfter = c.retryLater(answer, passed)
+		answer.RetryAfter = retryLater(c, answer, passed)
 	case !answer.Allowed:
 		answer.RetryAfter -= passed
 		answer.Blocked = max(0, answer.Blocked-passed)
@@ -286,42 +286,42 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 	if stays := d.stays[i]; stays == unknown || passed < stays {
 		answer.ResetAfter = max(0, answer.ResetAfter-passed)
 	} else {
-		answer.Remaining, answer.ResetAfter = c.remainsLater(answer, passed)
+		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, passed)
 	}
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
 // retryLater is the retry time of c, passed us after d denied a smaller cost, for buckets that Value describes
 // completely. It is 0 if the cost can never fit, or would be allowed.
-func (c *Charge) retryLater(d *Decision, passed algorithms.Micros) algorithms.Micros {
-	return c.peekLater(d, passed, c.Ask).RetryAfter
+func retryLater(c *Charge, d *Decision, passed algorithms.Micros) algorithms.Micros {
+	return peekLater(c, d, passed, c.Ask).RetryAfter
 }
 
-func (c *Charge) peekLater(d *Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
+func peekLater(c *Charge, d *Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
 	ask.Look = true
 	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
 	return later
 }
 
 // remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
-func (c *Charge) remainsLater(d *Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
+func remainsLater(c *Charge, d *Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
 	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Ask.Hash)
 	return later.Remaining, later.ResetAfter
 }
 
-// stays is how long Remaining of d, the answer to c, stays unchanged. It is unknown if d does not describe the
+// unchanged is how long Remaining of d, the answer to c, stays unchanged. It is unknown if d does not describe the
 // bucket completely: if the bucket has parts, if its state is in the numbers of another limit, or if the clock
 // stepped back.
-func (c *Charge) stays(d *Decision) algorithms.Micros {
+func unchanged(c *Charge, d *Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
 		return unknown
 	}
-	remaining, reset := c.remainsLater(d, 0)
-	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && c.retryLater(d, 0) != d.RetryAfter {
+	remaining, reset := remainsLater(c, d, 0)
+	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && retryLater(c, d, 0) != d.RetryAfter {
 		return unknown
 	}
-	return c.peekLater(d, 0, algorithms.Ask{Cost: d.Remaining + 1, Hash: c.Ask.Hash}).RetryAfter
+	return peekLater(c, d, 0, algorithms.Ask{Cost: d.Remaining + 1, Hash: c.Ask.Hash}).RetryAfter
 }
 
 // learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
@@ -364,7 +364,7 @@ func denialOf(charges []Charge, decisions []Decision, asked time.Time, maxAge ti
 		c := charges[i]
 		c.Key = bytes.Clone(c.Key)
 		d.charges = append(d.charges, c)
-		d.stays = append(d.stays, c.stays(&decisions[i]))
+		d.stays = append(d.stays, unchanged(&c, &decisions[i]))
 	}
 	return d
 }

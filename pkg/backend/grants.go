@@ -240,7 +240,7 @@ func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the answer that next would give to a charge decided from the lease.
 func (l *hotKey) answer(now time.Duration) Decision {
-	return l.charge.with(l.seen, l.left(), micros(now-l.seenAt))
+	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
 }
 
 // count counts requested units. Units from before the time of a lease count less and less.

@@ -95,7 +95,7 @@ func (s *LeaseStore) submitGroups(b *Batch) {
 	for at := 0; at < len(b.Charges); {
 		end := at + GroupLen(b.Charges[at:])
 		if s.plan(t, b.Charges[at:end], b.Decisions[at:end], b.Deadline) {
-			b.know(at, end)
+			b.SetKnown(at, end)
 		}
 		at = end
 	}
@@ -120,17 +120,17 @@ func anyLease(charges []Charge) bool {
 // canLease reports whether c may be decided from a lease.
 func canLease(c *Charge) bool {
 	a := &c.Ask
-	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !c.recordsDenied()
+	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !recordsDenied(c)
 }
 
 // recordsDenied reports whether a denial changes the bucket of c: if its limit charges denied requests, or counts
 // denials for a penalty.
-func (c *Charge) recordsDenied() bool { return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0 }
+func recordsDenied(c *Charge) bool { return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0 }
 
 // recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a grant is
 // refused, the group is sent a second time, which would record its denial twice.
 func recordDenied(group []Charge) bool {
-	return slices.ContainsFunc(group, func(c Charge) bool { return c.recordsDenied() })
+	return slices.ContainsFunc(group, func(c Charge) bool { return recordsDenied(&c) })
 }
 
 // leaseTrip is the part of one Batch that is submitted to next. It is reused.
@@ -338,13 +338,13 @@ func (s *LeaseStore) tell(c *Charge, p *leasePart, said, d *Decision, all bool, 
 	case !all:
 		s.receive(c, p, 0, said, asked, now)
 	default:
-		*d = c.with(*said, p.borrow, 0)
+		*d = later(c, *said, p.borrow, 0)
 		s.receive(c, p, p.borrow, said, asked, now)
 	}
 }
 
-// with returns the answer d to c as if the bucket had units more, passed after d.
-func (c *Charge) with(d Decision, units int64, passed algorithms.Micros) Decision {
+// later returns the answer d to c as if the bucket had units more, passed after d.
+func later(c *Charge, d Decision, units int64, passed algorithms.Micros) Decision {
 	if units == 0 && passed == 0 {
 		return d
 	}
@@ -488,6 +488,6 @@ func (s *LeaseStore) giveBack(backs []Charge) {
 		for i := range part {
 			part[i].Group = i
 		}
-		submitAndWait(s.next, Batch{Charges: part, Decisions: make([]Decision, len(part)), Deadline: until, Detached: true})
+		Wait(s.next, Batch{Charges: part, Decisions: make([]Decision, len(part)), Deadline: until, Detached: true})
 	}
 }

@@ -714,7 +714,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 			}
 		}
 		c.Ask = algorithms.Ask{Cost: 1}
-		c.Once = &backend.Once{ID: backend.OnceID("a"), For: algorithms.Second}
+		c.Once = &backend.Once{ID: [16]byte{1}, For: algorithms.Second}
 		for range 2 {
 			n := asked.count()
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {

@@ -1,11 +1,6 @@
 package backend
 
-import (
-	"crypto/sha256"
-	"encoding/binary"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-)
+import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
 // Once has a group's idempotency key. The Store keeps the decisions of the group, in the same step in which it
 // charges it, and answers a repeated group with them. So a caller that got no answer can repeat the group. Groups
@@ -36,20 +31,4 @@ func Took(charges []Charge, decisions []Decision) bool {
 		all = all && d.Allowed
 	}
 	return all
-}
-
-// OnceID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
-func OnceID(parts ...string) (id [16]byte) {
-	digest := Digest(parts...)
-	copy(id[:], digest[:])
-	return id
-}
-
-// Digest returns the SHA-256 of parts, each preceded by its length.
-func Digest(parts ...string) [32]byte {
-	var text []byte
-	for _, part := range parts {
-		text = append(binary.AppendUvarint(text, uint64(len(part))), part...)
-	}
-	return sha256.Sum256(text)
 }

@@ -145,7 +145,7 @@ func (p *divisionPart) ended(*Batch) {
 	}
 	for i, at := range p.of {
 		d.outer.Decisions[at] = p.decisions[i]
-		d.outer.know(int(at), int(at)+1)
+		d.outer.SetKnown(int(at), int(at)+1)
 	}
 	clear(p.charges) // so that limits of an old configuration can be collected
 	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0

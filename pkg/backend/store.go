@@ -69,11 +69,11 @@ func (s *Source) flush() {
 	}
 }
 
-// known reports whether decision i is final.
-func (b *Batch) known(i int) bool { return b.Known != nil && b.Known[i].Load() }
+// IsKnown reports whether decision i is final, before Done.
+func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// know marks the decisions from one index up to another as final.
-func (b *Batch) know(from, to int) {
+// SetKnown marks the decisions from index from up to index to as final.
+func (b *Batch) SetKnown(from, to int) {
 	if b.Known != nil {
 		for i := from; i < to; i++ {
 			b.Known[i].Store(true)
@@ -92,7 +92,7 @@ func (b *Batch) Finish() {
 // Fail sets the error of all decisions that are not Known to err, and calls Done.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
-		if !b.known(i) {
+		if !b.IsKnown(i) {
 			b.Decisions[i] = Decision{Err: err}
 		}
 	}
@@ -109,11 +109,11 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 	if ctx.Err() != nil {
 		b.Deadline = time.Now()
 	}
-	submitAndWait(s, b)
+	Wait(s, b)
 }
 
-// submitAndWait submits a Batch without Done to s, and waits until it is decided.
-func submitAndWait(s Store, b Batch) {
+// Wait submits a Batch without Done to s, and waits until it is decided.
+func Wait(s Store, b Batch) {
 	w := waiters.Get().(*waiter)
 	w.batch, w.ended = b, false
 	w.batch.Waits, w.batch.Done = true, w.done

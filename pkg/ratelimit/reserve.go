@@ -295,7 +295,7 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 		r.Result, err = m.outcome(d)
 		worst = worse(worst, err)
 		if r.Reserve && err == nil {
-			of := backend.OnceID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
+			of := limiter.OnceID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
 			r.Reservation = l.reservation(m, r, d, string(of[:]))
 		}
 	}

@@ -1,0 +1,22 @@
+package limiter
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+)
+
+// OnceID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
+func OnceID(parts ...string) (id [16]byte) {
+	sum := digest(parts...)
+	copy(id[:], sum[:])
+	return id
+}
+
+// digest returns the SHA-256 of parts, each preceded by its length.
+func digest(parts ...string) [32]byte {
+	var text []byte
+	for _, part := range parts {
+		text = append(binary.AppendUvarint(text, uint64(len(part))), part...)
+	}
+	return sha256.Sum256(text)
+}
