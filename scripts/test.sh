@@ -35,7 +35,7 @@ observability_module() { (cd test/observability && go vet ./... && go test -vet=
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
 race() {
   CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
-    ./internal/nonblock ./internal/limiter ./internal/grpcapi ./internal/h2grpc
+    ./internal/nonblock ./internal/stores ./internal/limiter ./internal/grpcapi ./internal/h2grpc
 }
 
 scripts/install-tools.sh || exit

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -95,5 +96,5 @@ func (s *slowStore) end(b *backend.Batch) {
 // inTime ends the batches of s as the outermost wrapper of the server does: after timeout, and margin before the caller's
 // deadline.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
-	return backend.Deadline(s, timeout, margin, func(value any) { panic(value) })
+	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
@@ -15,11 +16,11 @@ const answerMargin = 2 * time.Millisecond
 // stack is the Stores, from the one that the limiter asks down to the servers.
 type stack struct {
 	top    backend.Store
-	memory *memory.Store        // all buckets; with Redis those that stand in for it
-	denied *backend.DeniedStore // nil: in memory
-	lease  *backend.LeaseStore  // nil: in memory
-	redis  []*redis.Store       // one, or that for limits by the second too; none: in memory
-	undos  *backend.Undos       // refunds where a request's limits are in both; nil: there is one
+	memory *memory.Store       // all buckets; with Redis those that stand in for it
+	denied *stores.DeniedStore // nil: in memory
+	lease  *stores.LeaseStore  // nil: in memory
+	redis  []*redis.Store      // one, or that for limits by the second too; none: in memory
+	undos  *stores.Undos       // refunds where a request's limits are in both; nil: there is one
 }
 
 // newStack makes the Stores, from the bottom to the top. A batch passes them from the top to the bottom.
@@ -39,18 +40,18 @@ func (s *server) newStack() (st stack, err error) {
 	}
 	st.top = st.redis[0] // it has a lane to each server: a queue, a breaker and connections
 	if len(st.redis) > 1 {
-		st.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
-		st.top = backend.Divided(st.top, st.redis[1], bySecond, st.undos)
+		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
 	// These outlive an outage of Redis. A lease comes before a remembered denial: its units are there, even though Redis
 	// denied.
-	st.denied = backend.Denied(st.top, backend.DeniedConfig{})
-	st.lease = backend.Lease(st.denied, backend.LeaseConfig{Timeout: leaseTimeout})
+	st.denied = stores.Denied(st.top, stores.DeniedConfig{})
+	st.lease = stores.Lease(st.denied, stores.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
 	// Outermost: whatever happens below it, the answer is in time.
-	st.top = backend.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
+	st.top = stores.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
@@ -19,7 +19,7 @@ func TestDroppedUndosAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	st := stack{undos: backend.NewUndos(time.Second), redis: []*redis.Store{r}}
+	st := stack{undos: stores.NewUndos(time.Second), redis: []*redis.Store{r}}
 	st.undos.Close()
 	for range 3 {
 		st.undos.Submit(memory.New(memory.Config{}), nil)

@@ -1,8 +1,8 @@
 // Package backend defines Stores, which keep buckets and charge them. Every Store decides exactly as package
 // algorithms does. Keys are opaque bytes.
 //
-// Package memory keeps buckets in the process, package redis in Redis. Deadline, Lease, Denied and Divided wrap a
-// Store and add behaviour.
+// Package memory keeps buckets in the process, package redis in Redis. A program may wrap a Store to add behaviour: the
+// interface has one method.
 package backend
 
 import (
@@ -38,8 +38,7 @@ type Batch struct {
 	// others. Elements are set for whole groups only.
 	Known []atomic.Bool
 	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that was not
-	// sent by then is never sent, and its error is ErrNotTaken. Only the Deadline wrapper guarantees that Done is
-	// called by then.
+	// sent by then is never sent, and its error is ErrNotTaken. A Store may call Done later than that.
 	Deadline time.Time
 	// Detached means that no caller waits for the decisions, so that they may be late, but that the outcome should
 	// become known.
@@ -165,7 +164,7 @@ type Charge struct {
 	// Shards, if not empty, has the parts into which a Store of several nodes splits the bucket, made by
 	// algorithms.Split.
 	Shards []algorithms.Limit
-	// Lease, if not nil, allows this process to borrow units of the bucket; see LeaseStore.
+	// Lease, if not nil, allows this process to borrow units of the bucket.
 	Lease *algorithms.Lease
 	// Group is equal for consecutive charges that form a group.
 	Group int

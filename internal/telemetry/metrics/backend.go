@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -121,19 +122,19 @@ func isAnswer(err error) bool {
 }
 
 // WatchLeases adds the metrics of what this process borrows of the backend's buckets; once.
-func (m *Metrics) WatchLeases(stats func() backend.LeaseStats) {
-	gauge := func(name, help string, value func(backend.LeaseStats) float64) prometheus.Collector {
+func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
+	gauge := func(name, help string, value func(stores.LeaseStats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
 	}
-	total := func(name, help string, value func(backend.LeaseStats) float64) prometheus.Collector {
+	total := func(name, help string, value func(stores.LeaseStats) float64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
 	}
 	m.registry.MustRegister(
-		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s backend.LeaseStats) float64 { return float64(s.Served) }),
-		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s backend.LeaseStats) float64 { return float64(s.Granted) }),
-		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that had flowed in meanwhile.", func(s backend.LeaseStats) float64 { return float64(s.Returned) }),
-		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s backend.LeaseStats) float64 { return float64(s.Leased) }),
-		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s backend.LeaseStats) float64 { return float64(s.Keys) }),
+		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) }),
+		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) }),
+		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that had flowed in meanwhile.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
+		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) }),
+		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
 	)
 }
 

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/test/docgen"
@@ -22,7 +22,7 @@ func TestReference(t *testing.T) {
 	m := New("v1", "rev")
 	store := memory.New(memory.Config{})
 	m.WatchMemory(store.Stats)
-	m.WatchLeases(func() backend.LeaseStats { return backend.LeaseStats{} })
+	m.WatchLeases(func() stores.LeaseStats { return stores.LeaseStats{} })
 	m.WatchUndos(func() int64 { return 0 })
 	m.WatchAdjustments(func() AdjustmentStats { return AdjustmentStats{} })
 	opened, _ := m.WatchBreakers()

@@ -15,6 +15,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -227,8 +228,8 @@ func BenchmarkHotKey(b *testing.B) {
 			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
 			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
 			server := redistest.Start(b)
-			denied := backend.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), backend.DeniedConfig{})
-			ours := backend.Deadline(backend.Lease(denied, backend.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil)
+			denied := stores.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), stores.DeniedConfig{})
+			ours := stores.Deadline(stores.Lease(denied, stores.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil)
 			beside := memory.New(memory.Config{})
 			load := func(s backend.Store) asks {
 				return func(n int) time.Duration {

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -93,7 +94,7 @@ func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
 					s := backend.Store(newLane(timeout, server.decide))
 					if gives {
-						s = backend.Deadline(s, timeout, ms, nil)
+						s = stores.Deadline(s, timeout, ms, nil)
 					}
 					denied := int(steady(s, 50*ms+stall+100*ms, every, timeout))
 					if most := int((stall + 20*ms) / every); denied > most {
@@ -302,7 +303,7 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 				return errDown
 			}
 		}
-		s := backend.Deadline(l, 10*ms, ms, nil)
+		s := stores.Deadline(l, 10*ms, ms, nil)
 		p.broken.Store(true)
 		for told.all == "" {
 			ok(t, s)

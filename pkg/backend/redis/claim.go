@@ -11,6 +11,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -31,7 +32,7 @@ const (
 type claims struct {
 	client   goredis.UniversalClient
 	keys     keys
-	undos    *backend.Undos
+	undos    *stores.Undos
 	timeout  time.Duration // where there is no deadline
 	spawn    func(f func())
 	panicked func(value any)

@@ -12,6 +12,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -148,14 +149,14 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	port := redistest.FreePort(t)
 	first := redistest.Start(t)
-	undos := backend.NewUndos(10 * time.Second)
+	undos := stores.NewUndos(10 * time.Second)
 	t.Cleanup(undos.Close)
 	second, err := Open(Config{URL: "redis://127.0.0.1:" + strconv.Itoa(port), Timeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { second.Close() })
-	store := backend.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
+	store := stores.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
 		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}

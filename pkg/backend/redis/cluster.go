@@ -10,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -18,7 +19,7 @@ import (
 // a lane of its own for each master, so that one that fails delays nobody else's.
 //
 // A group whose buckets live in different slots cannot be taken in one step, but by its parts
-// (backend.Parts).
+// (stores.Parts).
 type cluster struct {
 	client  *goredis.ClusterClient
 	keys    keys
@@ -26,11 +27,11 @@ type cluster struct {
 	now     func() algorithms.Micros
 	timeout time.Duration
 	lane    func(addr string, n *node) backend.Store
-	undos   *backend.Undos
+	undos   *stores.Undos
 
-	router                  *backend.Router
+	router                  *stores.Router
 	shards                  *shardStore
-	inSlots, inShards, once backend.Route // of groups that no one step can take: several slots, shards, and once
+	inSlots, inShards, once stores.Route // of groups that no one step can take: several slots, shards, and once
 
 	mu     sync.Mutex
 	lanes  map[string]*laneTo // by address; guarded by mu, as what follows
@@ -47,7 +48,7 @@ type cluster struct {
 
 // laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
 type laneTo struct {
-	backend.Route
+	stores.Route
 
 	client *goredis.Client
 }
@@ -72,10 +73,10 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr 
 	s := &cluster{client: client, keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: time.Now()})
-	s.router = backend.NewRouter(s.route, s.learn)
+	s.router = stores.NewRouter(s.route, s.learn)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
 	s.inShards.Store = s.shards
-	s.inSlots.Store = backend.Parts(s.router, s.part, s.undos)
+	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)
 	s.once.Store = claims.Claimed(s.router)
 	return s
 }
@@ -112,7 +113,7 @@ func (c *cluster) Submit(b *backend.Batch) {
 }
 
 // route is where a group goes.
-func (c *cluster) route(group []backend.Charge) *backend.Route {
+func (c *cluster) route(group []backend.Charge) *stores.Route {
 	if len(group) > maxGroup {
 		return &tooLarge
 	}
@@ -137,7 +138,7 @@ func (c *cluster) route(group []backend.Charge) *backend.Route {
 }
 
 // tooLarge is where groups go that have too many charges.
-var tooLarge = backend.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
+var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
 
 // part is the number of the part that charge i of a group belongs to: the charges of one slot, or one sharded charge.
 func (c *cluster) part(i int, charge *backend.Charge) int {
@@ -150,11 +151,11 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
 // findLane notes and returns the lane of a slot, in which charge has its bucket.
-func (c *cluster) findLane(slot int, charge *backend.Charge) *backend.Route {
+func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
 	l := c.layout.Load() // before the client is asked, whose answer may be older than the next layout
 	client, err := c.client.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
-		return &backend.Route{Store: refusing{unavailable(err)}}
+		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
 	lane := c.laneOf(client)
 	l.lanes[slot].Store(lane)
@@ -173,7 +174,7 @@ func (c *cluster) laneOf(client *goredis.Client) *laneTo {
 			c.reload()
 			return c.client.Process(ctx, cmd)
 		}
-		lane = &laneTo{backend.Route{Store: c.lane(addr, n)}, client}
+		lane = &laneTo{stores.Route{Store: c.lane(addr, n)}, client}
 		c.lanes[addr] = lane
 	}
 	return lane

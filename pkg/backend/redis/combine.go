@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -20,7 +21,7 @@ type machine interface {
 
 // run runs m with batches like b, and calls end with its decision.
 func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
-	var steps backend.Steps
+	var steps stores.Steps
 	steps.Bind(s.next, func(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
 		charges, undo := m.step(answers)
 		for _, u := range undo {
@@ -150,7 +151,7 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
 	stands = true
 	for n := range answers {
-		m.is.Err = backend.Graver(m.is.Err, answers[n].Err)
+		m.is.Err = stores.Graver(m.is.Err, answers[n].Err)
 		stands = stands && answers[n].Allowed && answers[n].Err == nil
 	}
 	if stands {
@@ -286,7 +287,7 @@ func (m *refund) offer() []backend.Charge {
 // fail ends m with an error.
 func (m *refund) fail(err error) {
 	if errors.Is(err, backend.ErrNotTaken) && m.rest < m.whole {
-		err = backend.MaybeTaken(err)
+		err = stores.MaybeTaken(err)
 	}
 	m.is = backend.Decision{Err: err}
 }
@@ -311,7 +312,7 @@ func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 		before, after := &answers[2*n], &answers[2*n+1]
 		m.memory.saw(m.charge.Key, m.charge.Shards, g.shard, after)
 		if after.Err != nil {
-			err = backend.Graver(err, after.Err)
+			err = stores.Graver(err, after.Err)
 			continue
 		}
 		l := &m.charge.Shards[g.shard]

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -60,11 +61,11 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 }
 
 // simulated is a Store of sharded buckets without Redis, on a clock that stands still.
-func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *backend.Undos) {
+func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
 	now := 1000 * algorithms.Second
 	clock := func() algorithms.Micros { return now }
 	h = &heldShards{memory: memory.New(memory.Config{Clock: clock})}
-	undos = backend.NewUndos(time.Minute)
+	undos = stores.NewUndos(time.Minute)
 	s = newShardStore(h, undos, clock)
 	s.memory.clock = func() time.Time { return time.UnixMicro(int64(now)) }
 	s.memory.random = rng.IntN

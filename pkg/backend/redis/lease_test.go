@@ -6,16 +6,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-func lending(t *testing.T, c Config) *backend.LeaseStore {
+func lending(t *testing.T, c Config) *stores.LeaseStore {
 	t.Helper()
 	c.Timeout = 5 * time.Second
-	s := backend.Lease(open(t, c), backend.LeaseConfig{})
+	s := stores.Lease(open(t, c), stores.LeaseConfig{})
 	go s.Run(t.Context())
 	return s
 }
@@ -44,8 +45,8 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
 	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, patience: time.Minute}) // on a busy machine, too
-	lease := backend.Lease(below, backend.LeaseConfig{Timeout: time.Minute})
-	s := backend.Deadline(lease, timeout, ms, nil)
+	lease := stores.Lease(below, stores.LeaseConfig{Timeout: time.Minute})
+	s := stores.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
 	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
 	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}

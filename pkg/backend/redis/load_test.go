@@ -17,6 +17,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -142,13 +143,13 @@ func newLoad(t *testing.T, deadline time.Duration) *load {
 }
 
 // startLoad starts so many workers for each store, until the test ends or stop.
-func startLoad(t *testing.T, workers int, stores ...backend.Store) *load {
+func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 	t.Helper()
-	return startLoadWithin(t, deadline, workers, stores...)
+	return startLoadWithin(t, deadline, workers, below...)
 }
 
 // startLoadWithin is startLoad with another deadline.
-func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores ...backend.Store) *load {
+func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ...backend.Store) *load {
 	t.Helper()
 	l := newLoad(t, deadline)
 	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
@@ -159,18 +160,18 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, stores .
 		l.ask(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: little})
 	}
 	l.ask(0, backend.Charge{Key: []byte("left"), Limit: much, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: much, Slot: 1})
-	l.start(workers, stores...)
+	l.start(workers, below...)
 	return l
 }
 
 // start starts the workers.
-func (l *load) start(workers int, stores ...backend.Store) {
-	for n, store := range stores {
+func (l *load) start(workers int, below ...backend.Store) {
+	for n, store := range below {
 		next, ok := store.(backend.Store)
 		if !ok {
 			next = store
 		}
-		s := backend.Deadline(next, l.deadline, ms, nil)
+		s := stores.Deadline(next, l.deadline, ms, nil)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}

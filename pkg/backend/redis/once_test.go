@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -110,10 +111,10 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 			}
 			second := "redis://" + redistest.Start(t).Addr
 			divided := func() backend.Store {
-				undos := backend.NewUndos(time.Second)
+				undos := stores.NewUndos(time.Second)
 				t.Cleanup(undos.Close)
 				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
-				return backend.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
+				return stores.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}
 			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
 			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}

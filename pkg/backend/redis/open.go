@@ -27,6 +27,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -117,7 +118,7 @@ func Open(c Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), ways: map[string]*way{}}
-	s.undos = backend.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
+	s.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.pool.Go, c.Panicked, new(atomic.Int64)
 	s.guardOf = s.laneTo
 	o := c.options(u)

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -25,7 +26,7 @@ func (m *resetShards) step(answers []backend.Decision) (charges []backend.Charge
 	}
 	m.memory.forget(m.charge.Key)
 	for i := range answers {
-		m.is.Err = backend.Graver(m.is.Err, answers[i].Err)
+		m.is.Err = stores.Graver(m.is.Err, answers[i].Err)
 	}
 	m.is.Decision = algorithms.Decision{Allowed: m.is.Err == nil}
 	return nil, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -24,11 +25,11 @@ import (
 type shardStore struct {
 	next   backend.Store // of the shards
 	memory shardMemory
-	undos  *backend.Undos
+	undos  *stores.Undos
 	draws  sync.Pool
 }
 
-func newShardStore(next backend.Store, undos *backend.Undos, now func() algorithms.Micros) *shardStore {
+func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithms.Micros) *shardStore {
 	s := &shardStore{next: next, undos: undos, memory: shardMemory{now: now, clock: time.Now, random: rand.IntN}}
 	s.draws.New = func() any {
 		d := &draws{shardStore: s}
@@ -67,7 +68,7 @@ type draws struct {
 
 	outer     *backend.Batch
 	pending   atomic.Int32 // the draws, and the charges that are apart
-	steps     backend.Steps
+	steps     stores.Steps
 	drawn     []drawn
 	charges   []backend.Charge
 	decisions []backend.Decision

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -21,7 +22,7 @@ import (
 // sidecar is the Stores a sidecar asks Redis through, with time to answer.
 func sidecar(tb testing.TB, url string) backend.Store {
 	tb.Helper()
-	return backend.Denied(backend.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), backend.DeniedConfig{})
+	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
 // hammer asks for c all at once through stores, so many times with several workers each, and
@@ -112,7 +113,7 @@ func TestChild(t *testing.T) {
 	if url == "" {
 		t.Skip("runs as a process of its own")
 	}
-	s := backend.Deadline(open(t, Config{URL: url, Timeout: time.Second}), time.Second, ms, nil)
+	s := stores.Deadline(open(t, Config{URL: url, Timeout: time.Second}), time.Second, ms, nil)
 	c := childCharge()
 	var wg sync.WaitGroup
 	for range 8 {

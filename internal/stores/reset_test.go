@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -14,7 +15,7 @@ import (
 
 func TestResetForgetsDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := backend.Denied(memory.New(memory.Config{Clock: wall}), backend.DeniedConfig{})
+		s := stores.Denied(memory.New(memory.Config{Clock: wall}), stores.DeniedConfig{})
 		a, b := of(tokens(t, 1, algorithms.Day, 1), "a", 1), of(tokens(t, 1, algorithms.Day, 1), "b", 1)
 		take(t.Context(), s, a)
 		take(t.Context(), s, b)
@@ -39,7 +40,7 @@ func TestResetWithoutTimeFails(t *testing.T) {
 	c := of(tokens(t, 1, algorithms.Second, 1), "a", 1)
 	late, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
-	if err := backend.ResetBucket(late, backend.Deadline(memory.New(memory.Config{}), time.Second, 0, nil), c); !errors.Is(err, backend.ErrUnavailable) {
+	if err := backend.ResetBucket(late, stores.Deadline(memory.New(memory.Config{}), time.Second, 0, nil), c); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("no time left: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package backend
+package stores
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Denied returns a Store with a denial cache, so that a key under attack costs next almost nothing. After a denial,
@@ -29,7 +30,7 @@ import (
 // block must be counted.
 //
 // Forget and ForgetBucket remove denials at once.
-func Denied(next Store, c DeniedConfig) *DeniedStore {
+func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
 	}
@@ -57,7 +58,7 @@ type DeniedConfig struct {
 
 // DeniedStore is the Store that Denied returns.
 type DeniedStore struct {
-	next   Store
+	next   backend.Store
 	config DeniedConfig
 	trips  sync.Pool
 
@@ -78,8 +79,8 @@ const unknown algorithms.Micros = -1
 // denial is the cached answer to a group.
 type denial struct {
 	hash      uint64 // the hash of its group
-	charges   []Charge
-	decisions []Decision
+	charges   []backend.Charge
+	decisions []backend.Decision
 	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not describe the whole bucket
 	at, until time.Time
 	retry     time.Time   // the time at which a retry may succeed
@@ -87,7 +88,7 @@ type denial struct {
 }
 
 // Submit implements Store.
-func (s *DeniedStore) Submit(b *Batch) {
+func (s *DeniedStore) Submit(b *backend.Batch) {
 	t := s.trips.Get().(*deniedTrip)
 	t.outer, t.changes = b, givesBack(b.Charges)
 	if t.changes {
@@ -115,23 +116,23 @@ func (s *DeniedStore) Submit(b *Batch) {
 // deniedTrip is a Batch in flight: the part of it that is submitted to next. It is reused.
 type deniedTrip struct {
 	store   *DeniedStore
-	outer   *Batch
-	inner   Batch
+	outer   *backend.Batch
+	inner   backend.Batch
 	whole   bool // inner is the whole outer batch, and shares its slices
 	changes bool // see givesBack
 	asked   time.Time
 	take    uint64
-	places  []int     // the positions in outer of the groups that are submitted
-	again   []*denial // the denials that are revalidated
-	charges []Charge  // the charges of inner, unless whole
-	answers []Decision
+	places  []int            // the positions in outer of the groups that are submitted
+	again   []*denial        // the denials that are revalidated
+	charges []backend.Charge // the charges of inner, unless whole
+	answers []backend.Decision
 }
 
 // look answers the groups of b whose denial is cached, and records the positions of the others.
-func (t *deniedTrip) look(b *Batch) {
+func (t *deniedTrip) look(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
-		end := at + GroupLen(b.Charges[at:])
+		end := at + backend.GroupLen(b.Charges[at:])
 		answered, old := t.store.known(b.Charges[at:end], b.Decisions[at:end], t.asked)
 		if old != nil {
 			t.again = append(t.again, old)
@@ -149,9 +150,9 @@ func (t *deniedTrip) look(b *Batch) {
 }
 
 // gather copies the groups at places to inner.
-func (t *deniedTrip) gather(b *Batch) {
+func (t *deniedTrip) gather(b *backend.Batch) {
 	for _, at := range t.places {
-		t.charges = append(t.charges, b.Charges[at:at+GroupLen(b.Charges[at:])]...)
+		t.charges = append(t.charges, b.Charges[at:at+backend.GroupLen(b.Charges[at:])]...)
 	}
 	t.answers = slices.Grow(t.answers[:0], len(t.charges))[:len(t.charges)]
 	clear(t.answers)
@@ -159,7 +160,7 @@ func (t *deniedTrip) gather(b *Batch) {
 }
 
 // ended is the Done function of inner.
-func (t *deniedTrip) ended(*Batch) {
+func (t *deniedTrip) ended(*backend.Batch) {
 	b := t.outer
 	defer b.Done(b) // even if learning panics
 	defer t.release()
@@ -187,14 +188,14 @@ func (t *deniedTrip) groups() iter.Seq2[int, int] {
 		charges := t.outer.Charges
 		if !t.whole {
 			for _, at := range t.places {
-				if !yield(at, GroupLen(charges[at:])) {
+				if !yield(at, backend.GroupLen(charges[at:])) {
 					return
 				}
 			}
 			return
 		}
 		for at := 0; at < len(charges); {
-			n := GroupLen(charges[at:])
+			n := backend.GroupLen(charges[at:])
 			if !yield(at, n) {
 				return
 			}
@@ -208,13 +209,13 @@ func (t *deniedTrip) release() {
 	clear(t.again)
 	t.charges, t.places, t.again = t.charges[:0], t.places[:0], t.again[:0]
 	t.outer, t.whole = nil, false
-	t.inner = Batch{Done: t.inner.Done}
+	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.trips.Put(t)
 }
 
 // known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as old, and
 // must revalidate it with next and then remove it.
-func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Time) (known bool, old *denial) {
+func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
 	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
 		return false, d
@@ -223,7 +224,7 @@ func (s *DeniedStore) known(charges []Charge, decisions []Decision, now time.Tim
 }
 
 // find answers a group from the cached denial, however old, and returns it; nil if there is none.
-func (s *DeniedStore) find(charges []Charge, decisions []Decision, now time.Time) *denial {
+func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
 	if charges[0].Reset || charges[0].Once != nil { // a group with an idempotency key may have been charged before the denial
 		return nil
 	}
@@ -250,7 +251,7 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 }
 
 // answerGroup answers a group that may be the denied one, and reports whether it is still denied.
-func (d *denial) answerGroup(charges []Charge, decisions []Decision, now time.Time) (denied bool) {
+func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
 	}
@@ -266,7 +267,7 @@ func (d *denial) answerGroup(charges []Charge, decisions []Decision, now time.Ti
 
 // answer computes the answer to c, passed us after the denial, from charge i of the denied group. It reports whether
 // c is the same charge with at least the same cost.
-func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Decision) bool {
+func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	ask := was.Ask
 	ask.Cost = max(ask.Cost, c.Ask.Cost)
@@ -293,18 +294,18 @@ func (d *denial) answer(i int, c *Charge, passed algorithms.Micros, answer *Deci
 
 // retryLater is the retry time of c, passed us after d denied a smaller cost, for buckets that Value describes
 // completely. It is 0 if the cost can never fit, or would be allowed.
-func retryLater(c *Charge, d *Decision, passed algorithms.Micros) algorithms.Micros {
+func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
 	return peekLater(c, d, passed, c.Ask).RetryAfter
 }
 
-func peekLater(c *Charge, d *Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
+func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
 	ask.Look = true
 	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
 	return later
 }
 
 // remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
-func remainsLater(c *Charge, d *Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
+func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
 	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Ask.Hash)
 	return later.Remaining, later.ResetAfter
 }
@@ -312,7 +313,7 @@ func remainsLater(c *Charge, d *Decision, passed algorithms.Micros) (int64, algo
 // unchanged is how long Remaining of d, the answer to c, stays unchanged. It is unknown if d does not describe the
 // bucket completely: if the bucket has parts, if its state is in the numbers of another limit, or if the clock
 // stepped back.
-func unchanged(c *Charge, d *Decision) algorithms.Micros {
+func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
 		return unknown
@@ -326,8 +327,8 @@ func unchanged(c *Charge, d *Decision) algorithms.Micros {
 
 // learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
 // the time asked, in the batch with the number take.
-func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.Time, take uint64) {
-	if Took(charges, decisions) {
+func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
+	if backend.Took(charges, decisions) {
 		s.consumed(charges)
 		return
 	}
@@ -338,7 +339,7 @@ func (s *DeniedStore) learn(charges []Charge, decisions []Decision, asked time.T
 
 // denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
 // returns nil if the group was not denied, or if its denial must not be cached.
-func denialOf(charges []Charge, decisions []Decision, asked time.Time, maxAge time.Duration) *denial {
+func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time.Time, maxAge time.Duration) *denial {
 	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -383,7 +384,7 @@ func (s *DeniedStore) remember(d *denial, take uint64) {
 
 // outdated reports whether this process may have changed one of the buckets, or emptied the cache, since the batch
 // with the number take was submitted.
-func (s *DeniedStore) outdated(charges []Charge, take uint64) bool {
+func (s *DeniedStore) outdated(charges []backend.Charge, take uint64) bool {
 	if s.forgotten.Load() >= take {
 		return true
 	}
@@ -400,7 +401,7 @@ func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
 }
 
 // consumed removes the denials of buckets that were charged.
-func (s *DeniedStore) consumed(charges []Charge) {
+func (s *DeniedStore) consumed(charges []backend.Charge) {
 	for i := range charges {
 		c := &charges[i]
 		if c.Ask.Cost <= 0 || c.Ask.Look {
@@ -411,7 +412,7 @@ func (s *DeniedStore) consumed(charges []Charge) {
 }
 
 // forgetChanged removes the denials of buckets that get a refund or are reset.
-func (s *DeniedStore) forgetChanged(charges []Charge) {
+func (s *DeniedStore) forgetChanged(charges []backend.Charge) {
 	for i := range charges {
 		if charges[i].Ask.Cost < 0 || charges[i].Reset {
 			s.ForgetBucket(charges[i].Key)
@@ -498,7 +499,7 @@ func (s *denials) clear() {
 	s.listed = 0
 }
 
-func groupHash(charges []Charge) uint64 {
+func groupHash(charges []backend.Charge) uint64 {
 	if len(charges) == 1 {
 		return xxhash.Sum64(charges[0].Key)
 	}
@@ -510,7 +511,7 @@ func groupHash(charges []Charge) uint64 {
 }
 
 // givesBack reports whether charges refund units to a bucket, or reset one.
-func givesBack(charges []Charge) bool {
+func givesBack(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Ask.Cost < 0 || charges[i].Reset {
 			return true

@@ -1,15 +1,19 @@
-package backend
+package stores
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
 
 // Steps runs an operation that needs several batches of one Store, each of which depends on the decisions of the one
 // before. Call Bind once, then Run any number of times, one run at a time.
 type Steps struct {
-	store Store
-	step  func(decisions []Decision) (charges []Charge, room []Decision)
-	batch Batch
-	like  Batch
-	done  func(*Batch)
+	store backend.Store
+	step  func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
+	batch backend.Batch
+	like  backend.Batch
+	done  func(*backend.Batch)
 	state atomic.Int32
 }
 
@@ -22,9 +26,9 @@ const (
 
 // Bind sets the Store and the function for a step. The function gets the decisions of the last charges, or nil at
 // first. It returns the charges to submit next, with room for their decisions, or no charges to end the run.
-func (s *Steps) Bind(store Store, step func(decisions []Decision) (charges []Charge, room []Decision)) {
+func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)) {
 	s.store, s.step = store, step
-	s.done = func(*Batch) {
+	s.done = func(*backend.Batch) {
 		if !s.state.CompareAndSwap(submitting, decided) {
 			s.run()
 		}
@@ -33,9 +37,9 @@ func (s *Steps) Bind(store Store, step func(decisions []Decision) (charges []Cha
 
 // Run starts a run. Its batches have the Deadline, the Source and Detached of b. When Run returns, s may already be
 // in use for another run.
-func (s *Steps) Run(b *Batch) {
-	s.like = Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
-	s.batch = Batch{}
+func (s *Steps) Run(b *backend.Batch) {
+	s.like = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
+	s.batch = backend.Batch{}
 	s.run()
 }
 

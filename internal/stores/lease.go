@@ -1,4 +1,4 @@
-package backend
+package stores
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key with a
@@ -32,7 +33,7 @@ import (
 //
 // A change of the numbers and a Reset drop the lease. Run must be running, so that leased units are returned when
 // requests stop.
-func Lease(next Store, c LeaseConfig) *LeaseStore {
+func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
 	}
@@ -66,7 +67,7 @@ type LeaseConfig struct {
 
 // LeaseStore is the Store that Lease returns.
 type LeaseStore struct {
-	next    Store
+	next    backend.Store
 	config  LeaseConfig
 	elapsed *elapsed
 	wake    chan struct{} // wakes Run when there are leases again
@@ -76,7 +77,7 @@ type LeaseStore struct {
 }
 
 // Submit implements Store.
-func (s *LeaseStore) Submit(b *Batch) {
+func (s *LeaseStore) Submit(b *backend.Batch) {
 	switch {
 	case hasReset(b.Charges):
 		s.reset(b)
@@ -90,10 +91,10 @@ func (s *LeaseStore) Submit(b *Batch) {
 }
 
 // submitGroups answers the groups of b for which leased units suffice, and submits the others to next.
-func (s *LeaseStore) submitGroups(b *Batch) {
+func (s *LeaseStore) submitGroups(b *backend.Batch) {
 	t := s.trip(b, s.now())
 	for at := 0; at < len(b.Charges); {
-		end := at + GroupLen(b.Charges[at:])
+		end := at + backend.GroupLen(b.Charges[at:])
 		if s.plan(t, b.Charges[at:end], b.Decisions[at:end], b.Deadline) {
 			b.SetKnown(at, end)
 		}
@@ -108,7 +109,7 @@ func (s *LeaseStore) submitGroups(b *Batch) {
 
 func (s *LeaseStore) now() time.Duration { return s.elapsed.now() }
 
-func anyLease(charges []Charge) bool {
+func anyLease(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Lease != nil {
 			return true
@@ -118,41 +119,43 @@ func anyLease(charges []Charge) bool {
 }
 
 // canLease reports whether c may be decided from a lease.
-func canLease(c *Charge) bool {
+func canLease(c *backend.Charge) bool {
 	a := &c.Ask
 	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !recordsDenied(c)
 }
 
 // recordsDenied reports whether a denial changes the bucket of c: if its limit charges denied requests, or counts
 // denials for a penalty.
-func recordsDenied(c *Charge) bool { return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0 }
+func recordsDenied(c *backend.Charge) bool {
+	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
+}
 
 // recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a grant is
 // refused, the group is sent a second time, which would record its denial twice.
-func recordDenied(group []Charge) bool {
-	return slices.ContainsFunc(group, func(c Charge) bool { return recordsDenied(&c) })
+func recordDenied(group []backend.Charge) bool {
+	return slices.ContainsFunc(group, func(c backend.Charge) bool { return recordsDenied(&c) })
 }
 
 // leaseTrip is the part of one Batch that is submitted to next. It is reused.
 type leaseTrip struct {
 	store   *LeaseStore
-	outer   *Batch
-	inner   Batch
+	outer   *backend.Batch
+	inner   backend.Batch
 	began   time.Duration
 	sees    *hotKey // set for a Batch of one charge that next decides
 	seenAt  algorithms.Micros
-	asked   []Charge
-	answers []Decision
+	asked   []backend.Charge
+	answers []backend.Decision
 	groups  []leaseGroup
-	parts   []leasePart // the charges of all groups, in order
-	backs   []Charge    // returns, which are sent before the charges
-	number  int         // the number of the last group submitted
+	parts   []leasePart      // the charges of all groups, in order
+	backs   []backend.Charge // returns, which are sent before the charges
+	number  int              // the number of the last group submitted
 }
 
 // leaseGroup is one group that is submitted to next.
 type leaseGroup struct {
-	charges   []Charge
-	decisions []Decision
+	charges   []backend.Charge
+	decisions []backend.Decision
 	parts     int // the position of its first part
 	done      bool
 }
@@ -166,7 +169,7 @@ type leasePart struct {
 	asked  int   // its position among the submitted charges
 }
 
-func (s *LeaseStore) trip(b *Batch, now time.Duration) *leaseTrip {
+func (s *LeaseStore) trip(b *backend.Batch, now time.Duration) *leaseTrip {
 	t := s.trips.Get().(*leaseTrip)
 	t.outer, t.began = b, now
 	return t
@@ -181,13 +184,13 @@ func (t *leaseTrip) end() {
 	clear(t.backs)
 	t.asked, t.groups, t.parts, t.backs = t.asked[:0], t.groups[:0], t.parts[:0], t.backs[:0]
 	t.outer, t.sees = nil, nil
-	t.inner = Batch{Done: t.inner.Done}
+	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.trips.Put(t)
 	b.Done(b)
 }
 
 // add adds c to the last group of the trip.
-func (t *leaseTrip) add(c *Charge) int {
+func (t *leaseTrip) add(c *backend.Charge) int {
 	t.asked = append(t.asked, *c)
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
@@ -195,7 +198,7 @@ func (t *leaseTrip) add(c *Charge) int {
 
 // plan answers a group from leases, or adds it to the trip. It reports whether it answered the group. deadline is
 // the time by which next answers.
-func (s *LeaseStore) plan(t *leaseTrip, charges []Charge, decisions []Decision, deadline time.Time) (answered bool) {
+func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []backend.Decision, deadline time.Time) (answered bool) {
 	now := t.began
 	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
 	whole := true
@@ -258,7 +261,7 @@ func (t *leaseTrip) ask(waits bool) {
 	t.submit(t.asked, t.answers, waits)
 }
 
-func (t *leaseTrip) submit(charges []Charge, decisions []Decision, waits bool) {
+func (t *leaseTrip) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
 	in, b := &t.inner, t.outer
 	in.Charges, in.Decisions, in.Waits = charges, decisions, waits
 	in.Deadline, in.Detached, in.Source = b.Deadline, b.Detached, b.Source
@@ -266,7 +269,7 @@ func (t *leaseTrip) submit(charges []Charge, decisions []Decision, waits bool) {
 }
 
 // ended is the Done function of inner.
-func (t *leaseTrip) ended(*Batch) {
+func (t *leaseTrip) ended(*backend.Batch) {
 	if t.sees != nil {
 		t.store.saw(t)
 		t.end()
@@ -321,7 +324,7 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 				s.tell(c, p, &t.answers[p.asked], d, all, asked, now)
 			}
 			if failed != nil {
-				*d = Decision{Err: failed}
+				*d = backend.Decision{Err: failed}
 			}
 		}
 	}
@@ -329,7 +332,7 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 
 // tell computes d, the answer to c, from said, the decision of next; all reports whether next allowed the whole
 // group.
-func (s *LeaseStore) tell(c *Charge, p *leasePart, said, d *Decision, all bool, asked, now time.Duration) {
+func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, said, d *backend.Decision, all bool, asked, now time.Duration) {
 	*d = *said
 	switch {
 	case p.hotKey == nil:
@@ -344,7 +347,7 @@ func (s *LeaseStore) tell(c *Charge, p *leasePart, said, d *Decision, all bool, 
 }
 
 // later returns the answer d to c as if the bucket had units more, passed after d.
-func later(c *Charge, d Decision, units int64, passed algorithms.Micros) Decision {
+func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
 	if units == 0 && passed == 0 {
 		return d
 	}
@@ -361,7 +364,7 @@ func later(c *Charge, d Decision, units int64, passed algorithms.Micros) Decisio
 	return d
 }
 
-func hasReset(charges []Charge) bool {
+func hasReset(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Reset {
 			return true
@@ -372,9 +375,9 @@ func hasReset(charges []Charge) bool {
 
 // reset submits b, which resets buckets, to next. It drops the leases of these buckets. Other processes may use or
 // return their leases until these expire.
-func (s *LeaseStore) reset(b *Batch) {
-	after := Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
-	after.Done = func(*Batch) {
+func (s *LeaseStore) reset(b *backend.Batch) {
+	after := backend.Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
+	after.Done = func(*backend.Batch) {
 		s.dropReset(b.Charges) // leases granted meanwhile
 		b.Done(b)
 	}
@@ -393,7 +396,7 @@ func (s *LeaseStore) reset(b *Batch) {
 
 // dropReset drops the leases of buckets that are reset. It returns channels that are closed when the leases in
 // flight have ended.
-func (s *LeaseStore) dropReset(charges []Charge) (ahead []<-chan struct{}) {
+func (s *LeaseStore) dropReset(charges []backend.Charge) (ahead []<-chan struct{}) {
 	for i := range charges {
 		if !charges[i].Reset {
 			continue
@@ -429,7 +432,7 @@ func (s *LeaseStore) Run(ctx context.Context) {
 // calls it.
 func (s *LeaseStore) GiveBack() (keys int) {
 	now := s.now()
-	var backs []Charge
+	var backs []backend.Charge
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
@@ -451,7 +454,7 @@ func (s *LeaseStore) Close() {
 // Forget returns all leased units, and forgets which keys are hot. Leases in flight are dropped when they arrive.
 func (s *LeaseStore) Forget() {
 	now := s.now()
-	var backs []Charge
+	var backs []backend.Charge
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
@@ -470,7 +473,7 @@ func (s *LeaseStore) Forget() {
 func (s *LeaseStore) ForgetBucket(key []byte) {
 	now := s.now()
 	sh, _ := s.shard(key)
-	var backs []Charge
+	var backs []backend.Charge
 	sh.mu.Lock()
 	if l := sh.hotKeys[string(key)]; l != nil {
 		backs = sh.takeBack(nil, l, now)
@@ -482,12 +485,12 @@ func (s *LeaseStore) ForgetBucket(key []byte) {
 
 // giveBack submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
 // repeated.
-func (s *LeaseStore) giveBack(backs []Charge) {
+func (s *LeaseStore) giveBack(backs []backend.Charge) {
 	until := time.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(backs, maxBacks) {
 		for i := range part {
 			part[i].Group = i
 		}
-		Wait(s.next, Batch{Charges: part, Decisions: make([]Decision, len(part)), Deadline: until, Detached: true})
+		backend.Wait(s.next, backend.Batch{Charges: part, Decisions: make([]backend.Decision, len(part)), Deadline: until, Detached: true})
 	}
 }

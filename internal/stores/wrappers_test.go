@@ -1,9 +1,10 @@
-package backend_test
+package stores_test
 
 import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -15,13 +16,13 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
 	wrappers := map[string]wrapper{
 		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {
-			return backend.Deadline(next, time.Minute, ms, nil)
+			return stores.Deadline(next, time.Minute, ms, nil)
 		},
 		"denied": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
-			return backend.Denied(next, backend.DeniedConfig{Clock: now})
+			return stores.Denied(next, stores.DeniedConfig{Clock: now})
 		},
 		"lease": func(_ *testing.T, next backend.Store, now func() time.Time) backend.Store {
-			return backend.Lease(next, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
+			return stores.Lease(next, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) {
 				at := time.Duration(now().UnixNano())
 				return at, at
 			}})
@@ -50,6 +51,6 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 
 func TestDeadlineChangesNoAnswer(t *testing.T) {
 	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-		return backend.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil)
+		return stores.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil)
 	})
 }

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -37,9 +38,9 @@ type testPart struct {
 func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
 
 // takeByParts takes a group by its parts.
-func takeByParts(t *testing.T, undos *backend.Undos, parts ...testPart) []backend.Decision {
+func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
 	t.Helper()
-	routes, where := make([]backend.Route, len(parts)), map[string]int{}
+	routes, where := make([]stores.Route, len(parts)), map[string]int{}
 	var group []backend.Charge
 	for i, p := range parts {
 		routes[i].Store = p.store
@@ -48,8 +49,8 @@ func takeByParts(t *testing.T, undos *backend.Undos, parts ...testPart) []backen
 			group = append(group, c)
 		}
 	}
-	router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[where[string(group[0].Key)]] }, nil)
-	store := backend.Parts(router, func(_ int, c *backend.Charge) int { return where[string(c.Key)] }, undos)
+	router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[where[string(group[0].Key)]] }, nil)
+	store := stores.Parts(router, func(_ int, c *backend.Charge) int { return where[string(c.Key)] }, undos)
 	decisions := make([]backend.Decision, len(group))
 	backend.Take(t.Context(), store, group, decisions)
 	return decisions
@@ -61,7 +62,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				undos := backend.NewUndos(time.Minute)
+				undos := stores.NewUndos(time.Minute)
 				defer undos.Close()
 				time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1500 * ms))) // the middle of a window
 				store := memory.New(memory.Config{Clock: wall})
@@ -93,7 +94,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 // one step, and the limits beside it get theirs back.
 func TestPartsThatDenialsPayFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		undos := backend.NewUndos(time.Minute)
+		undos := stores.NewUndos(time.Minute)
 		defer undos.Close()
 		store := memory.New(memory.Config{Clock: wall})
 		day := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day}
@@ -131,7 +132,7 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 		"a refund that waited for others": {part(well, charge("a", -1)), part(unsent, charge("b", 1)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			undos := backend.NewUndos(time.Minute)
+			undos := stores.NewUndos(time.Minute)
 			defer undos.Close()
 			for i, d := range takeByParts(t, undos, c.a, c.b) {
 				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken {
@@ -171,15 +172,15 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	var held [3]*backend.Batch
 	var undone [3]int
 	var charges []backend.Charge
-	var stores []backend.Store
-	undos := backend.NewUndos(time.Minute)
+	var below []backend.Store
+	undos := stores.NewUndos(time.Minute)
 	for i := range held {
 		cost := int64(1)
 		if i == p.refund {
 			cost = -1
 		}
 		charges = append(charges, of(limit, string(rune('a'+i)), cost))
-		stores = append(stores, submitFunc(func(b *backend.Batch) {
+		below = append(below, submitFunc(func(b *backend.Batch) {
 			if !b.Detached {
 				held[i] = b
 				return
@@ -191,7 +192,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			b.Done(b)
 		}))
 	}
-	s := backend.Parts(byFirstByte(stores...), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+	s := stores.Parts(byFirstByte(below...), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	outer, done := submit(s, charges)
 	answer := func(i int) {
 		held[i].Decisions[0] = p.answers[i]
@@ -205,7 +206,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			}
 			answer(i)
 			all = all && p.answers[i].Allowed
-			failed = backend.Graver(failed, p.answers[i].Err)
+			failed = stores.Graver(failed, p.answers[i].Err)
 		}
 	}
 	if p.refund < 3 {
@@ -213,7 +214,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 			t.Errorf("all others allowed it: %v; the refund is a look: %v", all, look)
 		}
 		answer(p.refund)
-		failed = backend.Graver(failed, p.answers[p.refund].Err)
+		failed = stores.Graver(failed, p.answers[p.refund].Err)
 	}
 	p.check(t, outer, all, failed, undone)
 	if undos.Close(); *done != 1 {

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -24,8 +25,8 @@ func BenchmarkWrappers(b *testing.B) {
 		store := memory.New(memory.Config{})
 		for name, s := range map[string]backend.Store{
 			"store": store,
-			"wrappers": backend.Deadline(backend.Lease(backend.Denied(store, backend.DeniedConfig{}),
-				backend.LeaseConfig{}), time.Second, ms, nil),
+			"wrappers": stores.Deadline(stores.Lease(stores.Denied(store, stores.DeniedConfig{}),
+				stores.LeaseConfig{}), time.Second, ms, nil),
 		} {
 			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
 				batch := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, size), Known: make([]atomic.Bool, size), Done: func(*backend.Batch) {}}

@@ -1,4 +1,4 @@
-package backend
+package stores
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Parts returns a Store for groups that next cannot charge in one step. It charges the parts of a group at once,
@@ -19,7 +20,7 @@ import (
 //
 // number returns a number for charge i of a group: charges with equal numbers can be charged in one step. Groups
 // must not have an idempotency key, and must not be a Reset.
-func Parts(next Store, number func(i int, c *Charge) int, undos *Undos) Store {
+func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
 	s := &partsStore{next: next, number: number, undos: undos}
 	s.takes.New = func() any {
 		t := &partsTake{store: s}
@@ -30,8 +31,8 @@ func Parts(next Store, number func(i int, c *Charge) int, undos *Undos) Store {
 }
 
 type partsStore struct {
-	next   Store
-	number func(i int, c *Charge) int
+	next   backend.Store
+	number func(i int, c *backend.Charge) int
 	undos  *Undos
 	takes  sync.Pool
 }
@@ -40,19 +41,19 @@ type partsStore struct {
 type partsTake struct {
 	store *partsStore
 	steps Steps
-	outer *Batch
+	outer *backend.Batch
 	parts parted
 }
 
 // Submit implements Store.
-func (s *partsStore) Submit(b *Batch) {
+func (s *partsStore) Submit(b *backend.Batch) {
 	t := s.takes.Get().(*partsTake)
 	t.outer = b
 	t.parts.plan(b.Charges, s.number)
 	t.steps.Run(b)
 }
 
-func (t *partsTake) step([]Decision) ([]Charge, []Decision) {
+func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
 	if charges, room := t.parts.next(); len(charges) > 0 {
 		return charges, room
 	}
@@ -69,14 +70,14 @@ func (t *partsTake) step([]Decision) ([]Charge, []Decision) {
 
 // parted has groups that are split into parts. It is a state machine: it submits nothing.
 type parted struct {
-	charges   []Charge   // of the parts, one after the other; those of parts that wait are last
-	decisions []Decision // of charges
-	of        []int      // the positions of charges in the whole
+	charges   []backend.Charge   // of the parts, one after the other; those of parts that wait are last
+	decisions []backend.Decision // of charges
+	of        []int              // the positions of charges in the whole
 	parts     []part
 	groups    []partedGroup
 	waiting   int // the position of the first charge that waits
 	sent      int // the number of charges returned by next
-	undo      []Charge
+	undo      []backend.Charge
 	numbers   []int // used by split
 }
 
@@ -96,7 +97,7 @@ type partedGroup struct {
 }
 
 // plan splits charges into parts.
-func (p *parted) plan(charges []Charge, number func(i int, c *Charge) int) {
+func (p *parted) plan(charges []backend.Charge, number func(i int, c *backend.Charge) int) {
 	waits := p.split(charges, number, false)
 	p.waiting = len(p.charges)
 	if waits {
@@ -107,9 +108,9 @@ func (p *parted) plan(charges []Charge, number func(i int, c *Charge) int) {
 }
 
 // split appends the parts that wait, or the others. It reports whether there are any that wait.
-func (p *parted) split(charges []Charge, number func(i int, c *Charge) int, waiting bool) (waits bool) {
+func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.Charge) int, waiting bool) (waits bool) {
 	for at, g := 0, 0; at < len(charges); g++ {
-		group := charges[at:][:GroupLen(charges[at:])]
+		group := charges[at:][:backend.GroupLen(charges[at:])]
 		if !waiting {
 			p.groups = append(p.groups, partedGroup{from: at, to: at + len(group)})
 		}
@@ -143,7 +144,7 @@ func (p *parted) split(charges []Charge, number func(i int, c *Charge) int, wait
 
 // next returns the charges to submit now, each part as a group, and room for their decisions. It returns none if all
 // were submitted.
-func (p *parted) next() ([]Charge, []Decision) {
+func (p *parted) next() ([]backend.Charge, []backend.Decision) {
 	from, to := p.sent, p.waiting
 	if from >= p.waiting {
 		to = len(p.charges)
@@ -193,7 +194,7 @@ func (p *parted) charged(part part) bool {
 
 // conclude writes the decisions of the whole, and returns the charges that undo the parts of refused groups. Their
 // keys are shared with the whole.
-func (p *parted) conclude(decisions []Decision) (undo []Charge) {
+func (p *parted) conclude(decisions []backend.Decision) (undo []backend.Charge) {
 	for _, part := range p.parts {
 		g := &p.groups[part.group]
 		g.refused = g.refused || !p.allowed(part)
@@ -213,18 +214,18 @@ func (p *parted) conclude(decisions []Decision) (undo []Charge) {
 		if g.failed == nil {
 			continue
 		}
-		if errors.Is(g.failed, ErrNotTaken) && g.refunded {
+		if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
 			g.failed = MaybeTaken(g.failed) // a refund cannot be undone safely
 		}
 		for i := g.from; i < g.to; i++ {
-			decisions[i] = Decision{Err: g.failed}
+			decisions[i] = backend.Decision{Err: g.failed}
 		}
 	}
 	return p.undo
 }
 
 // undoPart appends the charges that undo part n, and corrects the decisions of the whole.
-func (p *parted) undoPart(part part, n int, decisions []Decision) {
+func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
 	for i := part.from; i < part.to; i++ {
 		c := p.charges[i]
 		if c.Limit.ChargesDenied() { // it is charged whatever the others decide
@@ -251,7 +252,7 @@ func (p *parted) reset() {
 // and an error other than ErrNotTaken over ErrNotTaken: if one of two parts was never sent and the other got no
 // answer, units may have been consumed.
 func Graver(a, b error) error {
-	if b == nil || a != nil && !errors.Is(a, ErrNotTaken) {
+	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a
 	}
 	return b
@@ -259,4 +260,4 @@ func Graver(a, b error) error {
 
 // MaybeTaken converts err, an ErrNotTaken of one step, to the error of a group of which other steps consumed units:
 // an ErrUnavailable that is not an ErrNotTaken.
-func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", ErrUnavailable, err) } //nolint:errorlint // it must not be found
+func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err) } //nolint:errorlint // it must not be found

@@ -1,4 +1,4 @@
-package backend
+package stores
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cespare/xxhash/v2"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"pgregory.net/rapid"
 )
 
@@ -28,7 +29,7 @@ func TestDenialsAgainstAPlainMap(t *testing.T) {
 				name := key()
 				s.forgetBucket(xxhash.Sum64String(name))
 				maps.DeleteFunc(model, func(_ uint64, d *denial) bool {
-					return slices.ContainsFunc(d.charges, func(c Charge) bool { return string(c.Key) == name })
+					return slices.ContainsFunc(d.charges, func(c backend.Charge) bool { return string(c.Key) == name })
 				})
 			case 3:
 				if len(all) > 0 {
@@ -38,7 +39,7 @@ func TestDenialsAgainstAPlainMap(t *testing.T) {
 					}
 				}
 			default:
-				d := &denial{charges: []Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
+				d := &denial{charges: []backend.Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
 				d.hash = groupHash(d.charges)
 				if s.add(d); len(s.groups) == 1 { // the others may have been forgotten for want of room
 					clear(model)

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -38,12 +39,12 @@ func (h *held) lose(i int) {
 }
 
 // byFirstByte routes groups by the first byte of their key: "a" to the first Store.
-func byFirstByte(stores ...backend.Store) *backend.Router {
-	routes := make([]backend.Route, len(stores))
-	for i := range stores {
-		routes[i].Store = stores[i]
+func byFirstByte(below ...backend.Store) *stores.Router {
+	routes := make([]stores.Route, len(below))
+	for i := range below {
+		routes[i].Store = below[i]
 	}
-	return backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[group[0].Key[0]-'a'] }, nil)
+	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
 // submit submits charges and returns the batch and how often it was done.
@@ -119,10 +120,10 @@ func TestADividedBatchPassesItsTermsOn(t *testing.T) {
 }
 
 func TestManyPartsInMemory(t *testing.T) {
-	undos := backend.NewUndos(time.Minute)
+	undos := stores.NewUndos(time.Minute)
 	defer undos.Close()
 	store := memory.New(memory.Config{Clock: wall})
-	s := backend.Parts(store, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+	s := stores.Parts(store, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	limit := tokens(t, 10_000, algorithms.Day, 10_000)
 	for range 5_000 {
 		b, done := submit(s, []backend.Charge{of(limit, "a", 1), of(limit, "b", -1), of(limit, "c", 1)})
@@ -151,14 +152,14 @@ func TestPartsAgainstAModel(t *testing.T) {
 func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	t.Helper()
 	const keys, limited = 6, 20
-	undos := backend.NewUndos(time.Minute)
+	undos := stores.NewUndos(time.Minute)
 	now := 1000 * algorithms.Second
 	store := memory.New(memory.Config{Clock: func() algorithms.Micros { return now }})
 	h := &held{next: store}
-	routes := [3]backend.Route{{Store: h}, {Store: h}, {Store: h}}
+	routes := [3]stores.Route{{Store: h}, {Store: h}, {Store: h}}
 	number := func(c *backend.Charge) int { return int(c.Key[0]) % len(routes) }
-	router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[number(&group[0])] }, nil)
-	s := backend.Parts(router, func(_ int, c *backend.Charge) int { return number(c) }, undos)
+	router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[number(&group[0])] }, nil)
+	s := stores.Parts(router, func(_ int, c *backend.Charge) int { return number(c) }, undos)
 	limit := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: limited, Period: algorithms.Day, Start: new(algorithms.Micros)})
 	var batches []*backend.Batch
 	var dones []*int
@@ -216,7 +217,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 
 // TestUndosAreBounded: 1,024 calls at once; Close waits for them.
 func TestUndosAreBounded(t *testing.T) {
-	undos := backend.NewUndos(time.Minute)
+	undos := stores.NewUndos(time.Minute)
 	h := &held{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
 	key := []byte("key")
 	for range 1100 {

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"sync/atomic"
@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
@@ -40,7 +40,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				machine := &suspendable{began: time.Now()}
 				store := memory.New(memory.Config{Clock: wall})
-				s := backend.Lease(store, backend.LeaseConfig{Clocks: machine.clocks})
+				s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
 				before(machine)
 				limit := fixed(t, 1000, 10*algorithms.Second)
 				c := leased(limit, "a", 1, 500)
@@ -65,7 +65,7 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(store, backend.LeaseConfig{Clocks: machine.clocks})
+		s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
 		c := leased(fixed(t, 100_000, algorithms.Day), "a", 1, 50_000)
 		warm(t, s, c)
 		for range 100 {

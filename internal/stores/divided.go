@@ -1,12 +1,16 @@
-package backend
+package stores
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
 
 // Divided returns a Store of two Stores: buckets for which isSecond returns true are in second, the others in first.
 // The choice must depend on the bucket only. A group with buckets in both is charged in parts; see Parts. If such a
 // group has an idempotency key, first must be a Claimer; otherwise the error is ErrUnavailable.
-func Divided(first, second Store, isSecond func(*Charge) bool, undos *Undos) Store {
-	place := func(_ int, c *Charge) int {
+func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
+	place := func(_ int, c *backend.Charge) int {
 		if isSecond(c) {
 			return 1
 		}
@@ -14,7 +18,7 @@ func Divided(first, second Store, isSecond func(*Charge) bool, undos *Undos) Sto
 	}
 	const both, onceInBoth = 2, 3
 	routes := [4]Route{{first}, {second}}
-	router := NewRouter(func(group []Charge) *Route {
+	router := NewRouter(func(group []backend.Charge) *Route {
 		in := place(0, &group[0])
 		for i := range group[1:] {
 			if place(0, &group[1+i]) == in {
@@ -40,13 +44,13 @@ type Claimer interface {
 	// Claimed returns a Store for groups with idempotency keys that cannot be charged and kept in one step. It first
 	// claims the ID, and then next charges the group. If the outcome is unknown, the claim stays, and a repeated
 	// group gets ErrPending. So the group is charged at most once.
-	Claimed(next Store) Store
+	Claimed(next backend.Store) backend.Store
 }
 
 // unclaimed refuses groups whose decisions no Store could keep as a whole.
 type unclaimed struct{}
 
 // Submit implements Store.
-func (unclaimed) Submit(b *Batch) {
-	b.Fail(fmt.Errorf("%w: a request with an id cannot be taken of limits in two places", ErrNotTaken))
+func (unclaimed) Submit(b *backend.Batch) {
+	b.Fail(fmt.Errorf("%w: a request with an id cannot be taken of limits in two places", backend.ErrNotTaken))
 }

@@ -1,10 +1,11 @@
-package backend_test
+package stores_test
 
 import (
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -15,9 +16,9 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: wall})
 		asked := &recorder{next: below}
-		denied := backend.Denied(asked, backend.DeniedConfig{})
-		lease := backend.Lease(denied, backend.LeaseConfig{})
-		s := backend.Deadline(lease, 5*ms, ms, nil)
+		denied := stores.Denied(asked, stores.DeniedConfig{})
+		lease := stores.Lease(denied, stores.LeaseConfig{})
+		s := stores.Deadline(lease, 5*ms, ms, nil)
 		submit := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
 			t.Helper()
 			times, done := asked.count(), make(chan struct{})

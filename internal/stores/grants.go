@@ -1,4 +1,4 @@
-package backend
+package stores
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 const (
@@ -32,7 +33,7 @@ type leaseShard struct {
 	mu      sync.Mutex
 	most    int
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
-	backs   []Charge           // returns to be sent
+	backs   []backend.Charge   // returns to be sent
 	heat    [256]heat          // request rates of keys that are not hot, by a part of their hash
 	stats   LeaseStats
 	_       [64]byte
@@ -47,7 +48,7 @@ type heat struct {
 
 // hotKey is a hot key, with the leases of its bucket. The lock of its shard guards it.
 type hotKey struct {
-	charge Charge // identifies the bucket, for returns
+	charge backend.Charge // identifies the bucket, for returns
 	// grants has the leases. The one that expires first is the first, and is used first. The second is requested
 	// ahead, in the background, before the first is used up or expires.
 	grants  [2]grant
@@ -62,9 +63,9 @@ type hotKey struct {
 	low   int64
 	early time.Duration
 
-	seen   Decision      // the newest decision of next
-	seenAt time.Duration // when it arrived
-	edge   time.Duration // when the window ends; never if there is none
+	seen   backend.Decision // the newest decision of next
+	seenAt time.Duration    // when it arrived
+	edge   time.Duration    // when the window ends; never if there is none
 
 	// used is the number of units used since the time since: the rate of this process.
 	used  float64
@@ -113,7 +114,7 @@ func (s *LeaseStore) shard(key []byte) (*leaseShard, uint64) {
 }
 
 // find returns the hot key of c's bucket, or nil. It drops one with other numbers.
-func (sh *leaseShard) find(c *Charge) *hotKey {
+func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	l := sh.hotKeys[string(c.Key)]
 	if l == nil || l.charge.Limit == c.Limit {
 		return l
@@ -127,7 +128,7 @@ func (sh *leaseShard) find(c *Charge) *hotKey {
 }
 
 // submitOne answers a Batch of one charge from a lease of its bucket, or submits it to next.
-func (s *LeaseStore) submitOne(b *Batch) {
+func (s *LeaseStore) submitOne(b *backend.Batch) {
 	c := &b.Charges[0]
 	if !canLease(c) {
 		s.next.Submit(b)
@@ -183,7 +184,7 @@ func (s *LeaseStore) saw(t *leaseTrip) {
 
 // spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held. The caller
 // must submit next without that lock.
-func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *Charge, now time.Duration) (enough bool, next *ahead) {
+func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.turn(l, now)
 	}
@@ -215,7 +216,7 @@ func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
 }
 
 // later leaves a return to Run.
-func (sh *leaseShard) later(back Charge) {
+func (sh *leaseShard) later(back backend.Charge) {
 	if back.Ask.Cost < 0 && len(sh.backs) < maxBacks {
 		sh.backs = append(sh.backs, back)
 	}
@@ -239,7 +240,7 @@ func (l *hotKey) arm() {
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the answer that next would give to a charge decided from the lease.
-func (l *hotKey) answer(now time.Duration) Decision {
+func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
 }
 
@@ -259,7 +260,7 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
 // spendPart is spend for a charge of a group, which may have to be put back.
-func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p leasePart) {
+func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
 	if !canLease(c) {
 		return p
 	}
@@ -288,7 +289,7 @@ func (s *LeaseStore) spendPart(c *Charge, d *Decision, now time.Duration) (p lea
 }
 
 // served counts a charge of a group that was decided from a lease.
-func (s *LeaseStore) served(c *Charge) {
+func (s *LeaseStore) served(c *backend.Charge) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	sh.stats.Served++
@@ -297,7 +298,7 @@ func (s *LeaseStore) served(c *Charge) {
 
 // putBack undoes the charge of p to a lease, and writes the answer without it to d. Units of a grant that does not
 // exist any more are returned to next.
-func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Duration) {
+func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -321,7 +322,7 @@ func (s *LeaseStore) putBack(c *Charge, p *leasePart, d *Decision, now time.Dura
 // borrow determines how many units to request beyond the cost of c, and appends the returns that must be sent before
 // to backs. The hot key is nil if the key is not hot. The caller must pass the decision to receive. If ending is true, the
 // present leases cannot be used. If may is false, nothing is leased.
-func (s *LeaseStore) borrow(c *Charge, ending, may bool, backs []Charge, now time.Duration) (l *hotKey, units int64, _ []Charge) {
+func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -354,9 +355,9 @@ type ahead struct {
 	hotKey *hotKey
 	units  int64
 	asked  time.Duration
-	batch  Batch
-	charge [1]Charge
-	answer [1]Decision
+	batch  backend.Batch
+	charge [1]backend.Charge
+	answer [1]backend.Decision
 }
 
 // leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
@@ -383,8 +384,8 @@ func (a *ahead) submit() {
 	}
 	s := a.store
 	a.asked = s.now()
-	a.batch = Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: time.Now().Add(s.config.Timeout), Detached: true}
-	a.batch.Done = func(*Batch) {
+	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: time.Now().Add(s.config.Timeout), Detached: true}
+	a.batch.Done = func(*backend.Batch) {
 		s.grantedAhead(a.shard, a.hotKey, a.units, &a.answer[0], a.asked)
 		s.aheads.End()
 	}
@@ -392,7 +393,7 @@ func (a *ahead) submit() {
 }
 
 // grantedAhead records the decision d on units that were requested in the background.
-func (s *LeaseStore) grantedAhead(sh *leaseShard, l *hotKey, units int64, d *Decision, asked time.Duration) {
+func (s *LeaseStore) grantedAhead(sh *leaseShard, l *hotKey, units int64, d *backend.Decision, asked time.Duration) {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := s.now()
@@ -441,7 +442,7 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 
 // warm counts a request for the bucket of c, which is not a hot key. If there are many, it makes the key a hot one
 // without a lease and returns it. It returns nil if there are few, or if there is no room.
-func (sh *leaseShard) warm(c *Charge, hash uint64, now time.Duration) *hotKey {
+func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
 	h := &sh.heat[hash%uint64(len(sh.heat))]
 	if h.asks == 0 || micros(now-h.since) > c.Lease.For {
 		*h = heat{since: now}
@@ -462,7 +463,7 @@ func (sh *leaseShard) warm(c *Charge, hash uint64, now time.Duration) *hotKey {
 }
 
 // takeBack removes the leases of l, and appends the charges that return their units to backs.
-func (sh *leaseShard) takeBack(backs []Charge, l *hotKey, now time.Duration) []Charge {
+func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
 		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Ask.Cost < 0 {
 			backs = append(backs, back)
@@ -470,7 +471,7 @@ func (sh *leaseShard) takeBack(backs []Charge, l *hotKey, now time.Duration) []C
 		l.grants[i] = grant{}
 	}
 	l.arm()
-	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { // returns of earlier grants
+	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { // returns of earlier grants
 		if !bytes.Equal(back.Key, l.charge.Key) {
 			return false
 		}
@@ -481,7 +482,7 @@ func (sh *leaseShard) takeBack(backs []Charge, l *hotKey, now time.Duration) []C
 }
 
 // back is the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to return.
-func (sh *leaseShard) back(c *Charge, units int64, of *grant, now time.Duration) Charge {
+func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
@@ -495,7 +496,7 @@ func (sh *leaseShard) back(c *Charge, units int64, of *grant, now time.Duration)
 }
 
 // receive records the decision d on the units that p requested at the time asked; d is nil if there is none.
-func (s *LeaseStore) receive(c *Charge, p *leasePart, units int64, d *Decision, asked, now time.Duration) {
+func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -517,7 +518,7 @@ func (s *LeaseStore) receive(c *Charge, p *leasePart, units int64, d *Decision, 
 }
 
 // see records a decision of next, unless a newer one is known.
-func (l *hotKey) see(d *Decision, asked, now time.Duration) {
+func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock was set back
 		return
 	}
@@ -529,7 +530,7 @@ func (l *hotKey) see(d *Decision, asked, now time.Duration) {
 }
 
 // granted adds a lease of units, which were requested at the time asked and granted by d.
-func (sh *leaseShard) granted(l *hotKey, units int64, d *Decision, asked, now time.Duration) {
+func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh.stats.Granted += uint64(units)
 	if l.gone {
 		return
@@ -552,7 +553,7 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *Decision, asked, now ti
 }
 
 // over appends the returns of expired leases to backs.
-func (sh *leaseShard) over(backs []Charge, now time.Duration) []Charge {
+func (sh *leaseShard) over(backs []backend.Charge, now time.Duration) []backend.Charge {
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
 			if of := &l.grants[i]; of.left > 0 && now >= of.until {
@@ -588,7 +589,7 @@ func (s *LeaseStore) drop(key []byte) (ahead <-chan struct{}) {
 		ahead = l.ahead
 	}
 	sh.drop(key)
-	sh.backs = slices.DeleteFunc(sh.backs, func(back Charge) bool { return bytes.Equal(back.Key, key) })
+	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
 	return ahead
 }
 

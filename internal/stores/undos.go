@@ -1,9 +1,11 @@
-package backend
+package stores
 
 import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // maxUndos is the number of calls that may be in flight.
@@ -26,7 +28,7 @@ func NewUndos(timeout time.Duration) *Undos { return &Undos{timeout: timeout} }
 
 // Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in flight, or
 // u is closed, it drops them. Then limits admit less than they could, never more.
-func (u *Undos) Submit(store Store, charges []Charge) {
+func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	if !u.Begin() {
 		return
 	}
@@ -34,15 +36,15 @@ func (u *Undos) Submit(store Store, charges []Charge) {
 	for i := range charges {
 		n += len(charges[i].Key)
 	}
-	keys, copies := make([]byte, 0, n), append([]Charge(nil), charges...)
+	keys, copies := make([]byte, 0, n), append([]backend.Charge(nil), charges...)
 	for i := range copies {
 		at := len(keys)
 		keys = append(keys, copies[i].Key...)
 		copies[i].Key = keys[at:len(keys):len(keys)]
 	}
-	store.Submit(&Batch{
-		Charges: copies, Decisions: make([]Decision, len(copies)),
-		Deadline: time.Now().Add(u.timeout), Detached: true, Done: func(*Batch) { u.End() },
+	store.Submit(&backend.Batch{
+		Charges: copies, Decisions: make([]backend.Decision, len(copies)),
+		Deadline: time.Now().Add(u.timeout), Detached: true, Done: func(*backend.Batch) { u.End() },
 	})
 }
 

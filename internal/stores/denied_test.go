@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -19,9 +20,9 @@ import (
 
 // remembering is a DeniedStore over memory, on the time of a synctest bubble; asked counts what
 // memory was asked.
-func remembering(c backend.DeniedConfig) (s *backend.DeniedStore, asked *recorder) {
+func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
 	asked = &recorder{next: memory.New(memory.Config{Clock: wall})}
-	return backend.Denied(asked, c), asked
+	return stores.Denied(asked, c), asked
 }
 
 // of is a charge of a bucket named key.
@@ -48,7 +49,7 @@ func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend
 
 func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 10, algorithms.Second, 3) // one each 100 ms
 		expect(t, s, asked, 1, of(limit, "a", 3), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms)
@@ -69,7 +70,7 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: wall}))}
-		s := backend.Denied(asked, backend.DeniedConfig{})
+		s := stores.Denied(asked, stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
 			done = make(chan struct{})
@@ -123,7 +124,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, asked := remembering(backend.DeniedConfig{})
+				s, asked := remembering(stores.DeniedConfig{})
 				limit := compile(t, test.spec)
 				expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
 				expect(t, s, asked, 2, of(limit, "a", 2), false, test.two)
@@ -139,7 +140,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 func TestALargerCostOfOtherKindsIsAsked(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
-			s, asked := remembering(backend.DeniedConfig{})
+			s, asked := remembering(stores.DeniedConfig{})
 			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
 			take(t.Context(), s, of(limit, "a", 2))
 			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || asked.count() != 2 {
@@ -159,7 +160,7 @@ func TestALargerCostOfOtherKindsIsAsked(t *testing.T) {
 
 func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		take(t.Context(), s, of(limit, "a", 3))
 		take(t.Context(), s, of(limit, "a", 1)) // denied, and remembered
@@ -172,7 +173,7 @@ func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 
 func TestMaxAgeBoundsWhatIsBelieved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{MaxAge: 300 * ms})
+		s, asked := remembering(stores.DeniedConfig{MaxAge: 300 * ms})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		expect(t, s, asked, 1, of(limit, "a", 1), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
@@ -186,7 +187,7 @@ func TestMaxAgeBoundsWhatIsBelieved(t *testing.T) {
 
 func TestGiveBackForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 2)
 		expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
@@ -212,7 +213,7 @@ func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 				time.Sleep(10 * ms)
 			}
 		})
-		s := backend.Denied(slow, backend.DeniedConfig{})
+		s := stores.Denied(slow, stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
 		go take(t.Context(), s, of(limit, "a", 1)) // denied, and told 10 ms later
@@ -228,7 +229,7 @@ func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 
 func TestForget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		for _, key := range []string{"a", "b"} {
 			take(t.Context(), s, of(limit, key, 1))
@@ -245,7 +246,7 @@ func TestForget(t *testing.T) {
 
 func TestDeniedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		few, many := tokens(t, 1, algorithms.Second, 1), tokens(t, 100, algorithms.Second, 100)
 		pair := func(a, b int64) []backend.Charge {
 			return []backend.Charge{of(few, "few", a), of(many, "many", b)}
@@ -284,7 +285,7 @@ func TestDeniedGroups(t *testing.T) {
 // Limits that charge what they deny must be told of every ask.
 func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		most := int64(10)
 		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true, MaxReserved: &most})
 		for range 5 {
@@ -300,7 +301,7 @@ func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
 // that lasts no longer than the block.
 func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{MaxAge: time.Hour})
+		s, asked := remembering(stores.DeniedConfig{MaxAge: time.Hour})
 		limit := compile(t, algorithms.Spec{
 			Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second,
 			Penalty: &algorithms.Penalty{After: 3, For: 2 * algorithms.Second, Max: 100 * algorithms.Second},
@@ -341,7 +342,7 @@ func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 
 func TestErrorsAreNotRemembered(t *testing.T) {
 	broken := &recorder{next: storeFunc(func(_ context.Context, _ []backend.Charge, decisions []backend.Decision) { fail(decisions) })}
-	s := backend.Denied(broken, backend.DeniedConfig{})
+	s := stores.Denied(broken, stores.DeniedConfig{})
 	limit := tokens(t, 1, algorithms.Second, 1)
 	for range 3 {
 		take(t.Context(), s, of(limit, "a", 1))
@@ -355,7 +356,7 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 // the retry of a larger one later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 10, 3600*algorithms.Second, 10) // one each 6 minutes
 		expect(t, s, asked, 1, of(limit, "a", 5), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 8), false, 18*time.Minute)
@@ -386,12 +387,12 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: wall})
-		s := backend.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Ask.Cost == 8 {
 				time.Sleep(10 * ms)
 			}
-		}), backend.DeniedConfig{})
+		}), stores.DeniedConfig{})
 		limit := tokens(t, 10, 3600*algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 5))
 		go take(t.Context(), s, of(limit, "a", 8)) // denied, and answered 10 ms later
@@ -408,7 +409,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 // The remaining units of a remembered denial flow in like those of the bucket.
 func TestARememberedDenialTellsWhatRemains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 10, algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 10))
 		take(t.Context(), s, of(limit, "a", 9))
@@ -436,7 +437,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
-			s, asked := remembering(backend.DeniedConfig{MaxGroups: 7})
+			s, asked := remembering(stores.DeniedConfig{MaxGroups: 7})
 			twin := memory.New(memory.Config{Clock: wall})
 			rng := rand.New(rand.NewPCG(seed, 3))
 			specs := storetest.Specs()
@@ -492,7 +493,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 }
 
 func BenchmarkDenied(b *testing.B) {
-	s := backend.Denied(memory.New(memory.Config{}), backend.DeniedConfig{MaxAge: time.Hour})
+	s := stores.Denied(memory.New(memory.Config{}), stores.DeniedConfig{MaxAge: time.Hour})
 	limit := tokens(b, 1, algorithms.Day, 1)
 	charges := []backend.Charge{of(limit, "attacked", 1)}
 	decisions := make([]backend.Decision, 1)
@@ -509,7 +510,7 @@ func BenchmarkDenied(b *testing.B) {
 // A group that was taken under an id is answered again under it, though its buckets have denied since.
 func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(backend.DeniedConfig{})
+		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		once := of(limit, "a", 1)
 		once.Once = &backend.Once{ID: [16]byte{1}, For: 60 * algorithms.Second}

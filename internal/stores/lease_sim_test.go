@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -264,7 +265,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 		if !w.calm {
 			life = min(life, time.Duration(rng.Int64N(int64(4*time.Second))))
 		}
-		s := backend.Lease(link, backend.LeaseConfig{Clocks: clocks})
+		s := stores.Lease(link, stores.LeaseConfig{Clocks: clocks})
 		ctx, cancel := context.WithTimeout(context.Background(), life)
 		var work sync.WaitGroup
 		work.Go(func() { s.Run(ctx) })

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -17,9 +18,9 @@ func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
 func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 	t.Helper()
-	undos := backend.NewUndos(time.Second)
+	undos := stores.NewUndos(time.Second)
 	t.Cleanup(undos.Close)
-	return backend.Divided(first, second, odd, undos)
+	return stores.Divided(first, second, odd, undos)
 }
 
 func TestDividedIsNeverOver(t *testing.T) {

@@ -2,12 +2,13 @@
 
 // Under the race detector pools forget, so that all allocates.
 
-package backend_test
+package stores_test
 
 import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -16,8 +17,8 @@ import (
 // TestRoutingAllocatesNothing: neither passing a batch on, nor dividing it.
 func TestRoutingAllocatesNothing(t *testing.T) {
 	well := submitFunc(func(b *backend.Batch) { b.Done(b) })
-	routes := [2]backend.Route{{Store: well}, {Store: well}}
-	router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[group[0].Key[0]%2] }, func(*backend.Batch) {})
+	routes := [2]stores.Route{{Store: well}, {Store: well}}
+	router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]%2] }, func(*backend.Batch) {})
 	for _, keys := range []string{"aaaa", "abab"} {
 		var charges []backend.Charge
 		for i := range keys {
@@ -32,7 +33,7 @@ func TestRoutingAllocatesNothing(t *testing.T) {
 }
 
 func TestDeadlineAllocatesNothing(t *testing.T) {
-	s := backend.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
+	s := stores.Deadline(memory.New(memory.Config{}), time.Second, ms, nil)
 	charges := []backend.Charge{of(fixed(t, 1_000_000_000, algorithms.Day), "a", 1)}
 	var d [1]backend.Decision
 	if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {

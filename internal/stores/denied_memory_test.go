@@ -1,10 +1,11 @@
-package backend
+package stores
 
 import (
 	"fmt"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // What is remembered is bounded, whatever is denied and forgotten in whatever order.
@@ -23,14 +24,14 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 		}
 		return n + len(s.denials.groups)
 	}
-	var decisions [3]Decision
+	var decisions [3]backend.Decision
 	for i := range 20_000 {
-		charges := []Charge{{Key: []byte("all")}, {Key: fmt.Appendf(nil, "%d", i%10)}, {Key: fmt.Appendf(nil, "%d", i)}}
+		charges := []backend.Charge{{Key: []byte("all")}, {Key: fmt.Appendf(nil, "%d", i%10)}, {Key: fmt.Appendf(nil, "%d", i)}}
 		for j := range charges {
 			charges[j].Limit, charges[j].Ask.Cost = &limit, 1
 		}
 		charges = charges[:2+i/10_000] // first few groups again and again, then ever new ones
-		Take(t.Context(), s, charges, decisions[:len(charges)])
+		backend.Take(t.Context(), s, charges, decisions[:len(charges)])
 		s.ForgetBucket(charges[len(charges)-1].Key)
 		if n := size(); n > 10*most {
 			t.Fatalf("%d entries after %d denials", n, i+1)
@@ -40,9 +41,9 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 
 type denies struct{}
 
-func (denies) Submit(b *Batch) {
+func (denies) Submit(b *backend.Batch) {
 	for i := range b.Decisions {
-		b.Decisions[i] = Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
+		b.Decisions[i] = backend.Decision{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}
 	}
 	b.Done(b)
 }

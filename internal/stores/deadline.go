@@ -1,4 +1,13 @@
-package backend
+// Package stores has the Stores around Stores. Each of them adds one behaviour to the Store that it wraps:
+//
+//   - Deadline answers in time, whatever the wrapped Store does.
+//   - Lease decides charges of hot keys in this process, from units that were charged in advance.
+//   - Denied is a cache of denials.
+//   - Divided keeps some buckets in a second Store.
+//
+// The Redis store is built from Router, Parts, Steps and Undos: they divide a batch by server, charge a group in several
+// steps, and return what an incomplete group consumed.
+package stores
 
 import (
 	"container/heap"
@@ -8,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Deadline ends each Batch within timeout after its Submit, and margin before its own Deadline, so that there is
@@ -18,18 +29,18 @@ import (
 // submits a copy, which lives until next has ended it: late decisions are written to the copy, and never read.
 //
 // If panicked is not nil, it is called with the value of a panic in a Done that the timer called.
-func Deadline(next Store, timeout, margin time.Duration, panicked func(value any)) Store {
+func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.trials.New = func() any {
 		t := &trial{store: s, at: notQueued}
-		t.inner.Done = func(*Batch) { s.ended(t) }
+		t.inner.Done = func(*backend.Batch) { s.ended(t) }
 		return t
 	}
 	return s
 }
 
 type deadlineStore struct {
-	next            Store
+	next            backend.Store
 	timeout, margin time.Duration
 	panicked        func(value any)
 	trials          sync.Pool
@@ -42,24 +53,24 @@ type deadlineStore struct {
 // trial is a Batch that was submitted to next.
 type trial struct {
 	store *deadlineStore
-	inner Batch  // the copy
-	keys  []byte // the keys of inner's charges
+	inner backend.Batch // the copy
+	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32 // the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
-	outer *Batch       // the caller's batch, nil if it has ended; guarded by store.mu
-	at    int          // the position in the queue, or notQueued; guarded by store.mu
+	users atomic.Int32   // the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
+	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
+	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }
 
 // maxTrial bounds the buffers of trials that are kept for reuse, in charges.
 const maxTrial = 1024
 
 var (
-	errNoTime   = fmt.Errorf("%w: no time left to ask it: %w", ErrNotTaken, context.DeadlineExceeded)
-	errNoAnswer = fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
+	errNoTime   = fmt.Errorf("%w: no time left to ask it: %w", backend.ErrNotTaken, context.DeadlineExceeded)
+	errNoAnswer = fmt.Errorf("%w: no answer in time: %w", backend.ErrUnavailable, context.DeadlineExceeded)
 )
 
 // Submit implements Store.
-func (s *deadlineStore) Submit(b *Batch) {
+func (s *deadlineStore) Submit(b *backend.Batch) {
 	now := time.Now()
 	until := now.Add(s.timeout)
 	if !b.Deadline.IsZero() {
@@ -79,7 +90,7 @@ func (s *deadlineStore) Submit(b *Batch) {
 }
 
 // load makes inner a copy of b.
-func (t *trial) load(b *Batch, until time.Time) {
+func (t *trial) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
 	in := &t.inner
@@ -143,14 +154,14 @@ func (s *deadlineStore) overdue() {
 	s.mu.Lock()
 	trials, wake := s.deadlines.tick(time.Now())
 	s.wake(wake)
-	late := make([]*Batch, len(trials))
+	late := make([]*backend.Batch, len(trials))
 	for i, t := range trials {
 		late[i] = t.outer
 		t.failUnknown()
 		t.outer = nil
 	}
 	s.mu.Unlock()
-	sources := make([]*Source, len(late))
+	sources := make([]*backend.Source, len(late))
 	for i, b := range late {
 		sources[i] = b.Source
 		s.giveUp(b)
@@ -172,13 +183,13 @@ func (t *trial) failUnknown() {
 		case t.inner.IsKnown(i):
 			b.Decisions[i] = t.inner.Decisions[i]
 		default:
-			b.Decisions[i] = Decision{Err: errNoAnswer}
+			b.Decisions[i] = backend.Decision{Err: errNoAnswer}
 		}
 	}
 }
 
 // giveUp ends b, whose deadline has passed. A panic in its Done does not affect other batches.
-func (s *deadlineStore) giveUp(b *Batch) {
+func (s *deadlineStore) giveUp(b *backend.Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
 			s.panicked(p)

@@ -1,39 +1,41 @@
-package backend
+package stores
 
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Route is one of the Stores to which a Router sends groups.
-type Route struct{ Store Store }
+type Route struct{ Store backend.Store }
 
 // Router is a Store that sends each group of a batch to the Store of its buckets. All groups of one Store form one
 // batch. A batch for one Store alone is not copied.
 type Router struct {
-	find      func(group []Charge) *Route
-	ended     func(b *Batch)
+	find      func(group []backend.Charge) *Route
+	ended     func(b *backend.Batch)
 	divisions sync.Pool
 }
 
 // NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, it is called
 // with each batch that a Store has decided, before the caller gets it.
-func NewRouter(find func(group []Charge) *Route, ended func(b *Batch)) *Router {
+func NewRouter(find func(group []backend.Charge) *Route, ended func(b *backend.Batch)) *Router {
 	r := &Router{find: find, ended: ended}
 	r.divisions.New = func() any { return &division{router: r} }
 	return r
 }
 
 // Submit implements Store.
-func (r *Router) Submit(b *Batch) {
+func (r *Router) Submit(b *backend.Batch) {
 	if len(b.Charges) == 0 {
 		b.Done(b)
 		return
 	}
-	n := GroupLen(b.Charges)
+	n := backend.GroupLen(b.Charges)
 	route := r.find(b.Charges[:n])
 	for n < len(b.Charges) {
-		more := GroupLen(b.Charges[n:])
+		more := backend.GroupLen(b.Charges[n:])
 		if r.find(b.Charges[n:n+more]) != route {
 			r.divide(b, n, route)
 			return
@@ -53,22 +55,22 @@ func (r *Router) Submit(b *Batch) {
 }
 
 // divide submits b as several batches. The first same charges belong to route.
-func (r *Router) divide(b *Batch, same int, route *Route) {
+func (r *Router) divide(b *backend.Batch, same int, route *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
 	d.part(route).add(b.Charges[:same], 0)
 	for at := same; at < len(b.Charges); {
-		group := b.Charges[at:][:GroupLen(b.Charges[at:])]
+		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]
 		d.part(r.find(group)).add(group, at)
 		at += len(group)
 	}
 	for _, p := range d.parts[:d.used] {
 		if cap(p.decisions) < len(p.charges) {
-			p.decisions = make([]Decision, cap(p.charges))
+			p.decisions = make([]backend.Decision, cap(p.charges))
 		}
 		p.decisions = p.decisions[:len(p.charges)]
 		clear(p.decisions)
-		p.batch = Batch{
+		p.batch = backend.Batch{
 			Charges: p.charges, Decisions: p.decisions, Deadline: b.Deadline, Detached: b.Detached,
 			Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
 		}
@@ -79,7 +81,7 @@ func (r *Router) divide(b *Batch, same int, route *Route) {
 // division is a batch in flight in one or several Stores. Divisions are reused.
 type division struct {
 	router  *Router
-	outer   *Batch
+	outer   *backend.Batch
 	parts   []*divisionPart
 	used    int          // the number of parts in use
 	pending atomic.Int32 // the number of parts that have not ended
@@ -89,12 +91,12 @@ type division struct {
 type divisionPart struct {
 	division  *division
 	route     *Route
-	batch     Batch
-	charges   []Charge // copies; empty if the batch shares the slices of the outer one
-	decisions []Decision
+	batch     backend.Batch
+	charges   []backend.Charge // copies; empty if the batch shares the slices of the outer one
+	decisions []backend.Decision
 	of        []int32 // the positions of the charges in the outer batch
 	groups    int
-	done      func(*Batch)
+	done      func(*backend.Batch)
 }
 
 // part returns the part of route, and makes it if necessary.
@@ -116,7 +118,7 @@ func (d *division) part(route *Route) *divisionPart {
 }
 
 // add appends whole groups, which start at a position of the outer batch.
-func (p *divisionPart) add(charges []Charge, at int) {
+func (p *divisionPart) add(charges []backend.Charge, at int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
 			p.groups++ // groups that were not adjacent in the outer batch may have equal numbers
@@ -138,7 +140,7 @@ func (d *division) submit() {
 }
 
 // ended is the Done function of a part's batch.
-func (p *divisionPart) ended(*Batch) {
+func (p *divisionPart) ended(*backend.Batch) {
 	d := p.division
 	if see := d.router.ended; see != nil {
 		see(&p.batch)
@@ -149,7 +151,7 @@ func (p *divisionPart) ended(*Batch) {
 	}
 	clear(p.charges) // so that limits of an old configuration can be collected
 	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0
-	p.batch, p.route = Batch{}, nil
+	p.batch, p.route = backend.Batch{}, nil
 	if d.pending.Add(-1) > 0 {
 		return
 	}

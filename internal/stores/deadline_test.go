@@ -1,15 +1,17 @@
-package backend_test
+package stores_test
 
 import (
 	"context"
 	"errors"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -26,7 +28,7 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				next := &recorder{next: after(time.Hour, echo)}
-				s := backend.Deadline(next, 5*ms, ms, nil)
+				s := stores.Deadline(next, 5*ms, ms, nil)
 				ctx := t.Context()
 				if test.caller > 0 {
 					var cancel context.CancelFunc
@@ -53,7 +55,7 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 
 func TestDeadlinePassesAnswersOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := backend.Deadline(after(4*ms, echo), 5*ms, ms, nil)
+		s := stores.Deadline(after(4*ms, echo), 5*ms, ms, nil)
 		if d := take(t.Context(), s, costs(true, 3)...); d[0].Err != nil || d[0].Remaining != 3 {
 			t.Errorf("got %+v", d)
 		}
@@ -77,7 +79,7 @@ func TestLateDecisionsDisturbNobody(t *testing.T) {
 				b.Decisions[i].Allowed = true
 			}
 		})
-		s := backend.Deadline(next, 5*ms, ms, nil)
+		s := stores.Deadline(next, 5*ms, ms, nil)
 		key := []byte("first")
 		done := make(chan struct{}, 1)
 		b := &backend.Batch{Charges: []backend.Charge{{Key: key}}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) { done <- struct{}{} }}
@@ -100,7 +102,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 2))
 		var panics, flushes, ended atomic.Int64
-		s := backend.Deadline(batchFunc(func(*backend.Batch) { time.Sleep(time.Hour) }), 100*ms, ms, func(any) { panics.Add(1) })
+		s := stores.Deadline(batchFunc(func(*backend.Batch) { time.Sleep(time.Hour) }), 100*ms, ms, func(any) { panics.Add(1) })
 		source := &backend.Source{Flush: func() { flushes.Add(1) }}
 		start := time.Now()
 		for i := range 500 {
@@ -131,12 +133,12 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := memory.New(memory.Config{Clock: wall})
 		var slow atomic.Bool
-		s := backend.Deadline(backend.Denied(batchFunc(func(b *backend.Batch) {
+		s := stores.Deadline(stores.Denied(batchFunc(func(b *backend.Batch) {
 			if slow.Load() {
 				time.Sleep(time.Minute)
 			}
 			backend.Take(context.Background(), next, b.Charges, b.Decisions)
-		}), backend.DeniedConfig{}), 5*ms, ms, nil)
+		}), stores.DeniedConfig{}), 5*ms, ms, nil)
 		limit := tokens(t, 1, algorithms.Day, 1)
 		take(t.Context(), s, of(limit, "a", 1))
 		take(t.Context(), s, of(limit, "a", 1))
@@ -161,9 +163,9 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 // Where one server does not answer, what others have decided by the deadline stands.
 func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		routes := [2]backend.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
-		router := backend.NewRouter(func(group []backend.Charge) *backend.Route { return &routes[group[0].Group%2] }, nil)
-		s := backend.Deadline(router, 5*ms, ms, nil)
+		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
+		router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Group%2] }, nil)
+		s := stores.Deadline(router, 5*ms, ms, nil)
 		done := make(chan struct{})
 		b := &backend.Batch{
 			Charges: costs(false, 1, 2, 3, 4), Decisions: make([]backend.Decision, 4), Known: make([]atomic.Bool, 4),

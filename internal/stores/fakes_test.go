@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package backend_test
+package stores_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -16,10 +17,10 @@ import (
 
 // requesting is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
 // asked.
-func requesting() (s *backend.LeaseStore, below backend.Store, asked *recorder) {
+func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: wall})
 	asked = &recorder{next: below}
-	return backend.Lease(asked, backend.LeaseConfig{}), below, asked
+	return stores.Lease(asked, stores.LeaseConfig{}), below, asked
 }
 
 // leased is a charge of a bucket that may receive so much, for 250 ms.
@@ -36,7 +37,7 @@ func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limi
 }
 
 // warm asks for c, 1 ms apart, until a lease has been made; it returns how many asks that took.
-func warm(t *testing.T, s *backend.LeaseStore, c backend.Charge) (asks int64) {
+func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
 	t.Helper()
 	for s.Stats().Leased == 0 {
 		if asks++; asks > 100 {
@@ -94,12 +95,12 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 					const late, from = 40 * ms, 500 * ms
 					began := time.Now()
 					store := memory.New(memory.Config{Clock: wall})
-					s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+					s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 						if time.Since(began) > from {
 							time.Sleep(late)
 						}
 						backend.Take(ctx, store, charges, decisions)
-					}), backend.LeaseConfig{})
+					}), stores.LeaseConfig{})
 					go s.Run(t.Context())
 					limit := compile(t, spec)
 					c := leased(limit, "a", 1, limit.Capacity/5)
@@ -177,13 +178,13 @@ func TestNoMoreIsLentThanMay(t *testing.T) {
 		const most, late = 50, 20 * ms
 		store := memory.New(memory.Config{Clock: wall})
 		var n atomic.Int64
-		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two come at the same time
 			backend.Take(ctx, store, charges, decisions)
 			if time.Sleep(late); detached(ctx) { // older answers come after newer ones
 				time.Sleep(2 * late)
 			}
-		}), backend.LeaseConfig{})
+		}), stores.LeaseConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, most)
 		reached, still := int64(0), false
 		for i := range int64(3000) {
@@ -218,7 +219,7 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				born := time.Now()
 				asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
-				s := backend.Lease(asked, backend.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
+				s := stores.Lease(asked, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
 					slow := time.Since(born) * 9995 / 10_000
 					return slow, slow
 				}})
@@ -245,7 +246,7 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(backend.Denied(store, backend.DeniedConfig{}), backend.LeaseConfig{})
+		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
 		go s.Run(t.Context())
 		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
 		c := leased(compile(t, spec), "a", 1, 500)
@@ -266,12 +267,12 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(backend.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Lease(stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, store, charges, decisions)
 			if detached(ctx) {
 				time.Sleep(30 * ms)
 			}
-		}), backend.DeniedConfig{}), backend.LeaseConfig{})
+		}), stores.DeniedConfig{}), stores.LeaseConfig{})
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
 		for rest := left(t, store, c); rest > 1000-asks-40 && left(t, store, c) == rest; asks++ { // until the next lease is on its way
@@ -301,7 +302,7 @@ func TestAnOutageCostsLittle(t *testing.T) {
 				fail(decisions)
 			}
 		})}
-		s := backend.Lease(asked, backend.LeaseConfig{})
+		s := stores.Lease(asked, stores.LeaseConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for range 1000 {
 			take(t.Context(), s, c)
@@ -367,7 +368,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 				time.Sleep(100 * ms)
 			}
 		})}
-		s := backend.Lease(asked, backend.LeaseConfig{})
+		s := stores.Lease(asked, stores.LeaseConfig{})
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		none := of(fixed(t, 1, algorithms.Day), "other", 1)
 		take(t.Context(), store, none)
@@ -408,7 +409,7 @@ func TestAColdKeyBorrowsNothing(t *testing.T) {
 			take(t.Context(), s, leased(limit, fmt.Sprint(i), 1, 50_000))
 			time.Sleep(40 * ms) // 7 in 250 ms
 		}
-		if stats := s.Stats(); stats != (backend.LeaseStats{}) || asked.count() != 2000 {
+		if stats := s.Stats(); stats != (stores.LeaseStats{}) || asked.count() != 2000 {
 			t.Errorf("%+v, next was asked %d times", stats, asked.count())
 		}
 	})
@@ -575,13 +576,13 @@ func TestLoansOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if down.Load() {
 				fail(decisions)
 				return
 			}
 			backend.Take(ctx, store, charges, decisions)
-		}), backend.LeaseConfig{})
+		}), stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		began := time.Now().Add(-ms)
@@ -629,7 +630,7 @@ func TestChangedNumbersDropLoans(t *testing.T) {
 func TestResetDropsTheLoan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(store, backend.LeaseConfig{})
+		s := stores.Lease(store, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
@@ -657,7 +658,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
-		s := backend.Lease(lateAhead{store}, backend.LeaseConfig{})
+		s := stores.Lease(lateAhead{store}, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		for range warm(t, s, c) * 30 {
 			take(t.Context(), s, c)
@@ -683,7 +684,7 @@ func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 func TestLooksDoNotSeeLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
-		other := backend.Lease(below, backend.LeaseConfig{})
+		other := stores.Lease(below, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
 		want := 10_000 - asks - s.Stats().Leased
@@ -778,7 +779,7 @@ func TestManyGroupsAreAskedInOneTake(t *testing.T) {
 // Charges without terms pass through, and what is leased is answered, without an allocation.
 func TestLeaseAllocatesNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
-	s := backend.Lease(store, backend.LeaseConfig{})
+	s := stores.Lease(store, stores.LeaseConfig{})
 	limit := fixed(t, 1_000_000_000, algorithms.Day)
 	var d [1]backend.Decision
 	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
@@ -793,7 +794,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
-		s := backend.Lease(memory.New(memory.Config{Clock: now}), backend.LeaseConfig{})
+		s := stores.Lease(memory.New(memory.Config{Clock: now}), stores.LeaseConfig{})
 		go s.Run(t.Context())
 		return s
 	})
