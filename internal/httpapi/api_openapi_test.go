@@ -105,6 +105,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		return map[int]sample{
 			200: {h: h, method: method, path: path, body: body},
 			401: {h: token, method: method, path: path, body: body},
+			403: {h: h, method: method, path: path, body: body, header: []string{"Host", "elsewhere.example"}},
 			405: {h: h, method: "DELETE", path: path},
 			503: {h: away, method: method, path: path, body: body},
 		}
@@ -209,11 +210,30 @@ func (d *document) checkOperation(path, method string, byCode map[int]sample) {
 		if err := d.validate(w.Body.Bytes(), append(slices.Clone(place), "content", kind, "schema")...); err != nil {
 			d.t.Errorf("%s %s %d: %s: %v", method, path, code, w.Body, err)
 		}
+		if kind == "application/problem+json" {
+			d.checkProblem(w.Body.Bytes())
+		}
 		headers, _ := response["headers"].(map[string]any)
-		for name, h := range headers {
-			if required := h.(map[string]any)["required"] == true; required && w.Header()[name] == nil && w.Header().Get(name) == "" {
+		for name := range headers {
+			h, _ := d.at(append(slices.Clone(place), "headers", name)...)
+			if required := h["required"] == true; required && w.Header()[name] == nil && w.Header().Get(name) == "" {
 				d.t.Errorf("%s %s %d: without %s", method, path, code, name)
 			}
 		}
+	}
+}
+
+// checkProblem looks for the type of a problem in the description of the field. It is no enumeration, because a new type
+// must not break the clients that were generated before.
+func (d *document) checkProblem(body []byte) {
+	d.t.Helper()
+	var p problem
+	if err := json.Unmarshal(body, &p); err != nil {
+		d.t.Fatal(err)
+	}
+	field, _ := d.at("components", "schemas", "Problem", "properties", "type")
+	name := strings.TrimPrefix(p.Type, "urn:rlsidecar:problem:")
+	if text, _ := field["description"].(string); !strings.Contains(text, "`"+name+"`") {
+		d.t.Errorf("openapi.json does not list the type %s", p.Type)
 	}
 }
