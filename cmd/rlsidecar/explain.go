@@ -46,6 +46,8 @@ type explained struct {
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
+	// Denied is why the request is denied whatever its limits answer.
+	Denied string `json:"denied,omitempty"`
 	// MaxOverride bounds a limit that would come with the descriptor.
 	MaxOverride *bound `json:"max_override,omitempty"`
 }
@@ -177,6 +179,9 @@ func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []
 		if p := s.Domains[domain].MostOverride(request[i].Entries); p != nil {
 			all[i].MaxOverride = &bound{p.Place.String(), p.Words()}
 		}
+		if call.Missing != nil {
+			all[i].Denied = "missing-descriptor: no descriptor of the request has an entry " + call.Missing.String() + " with a value, which the domain requires"
+		}
 	}
 	for i := range call.Results {
 		r := &call.Results[i]
@@ -280,6 +285,9 @@ func writeExplained(w io.Writer, all []explained) error {
 		if b := x.MaxOverride; b != nil {
 			fmt.Fprintf(&out, "  a limit that comes with it may allow at most (%s)\n    %s\n", b.Place, b.Words)
 		}
+	}
+	if len(all) > 0 && all[0].Denied != "" {
+		fmt.Fprintf(&out, "\ndenied: %s\n", all[0].Denied)
 	}
 	_, err := io.WriteString(w, out.String())
 	return err

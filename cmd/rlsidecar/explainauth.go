@@ -104,7 +104,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 	}
 	if len(x.Descriptors) == 0 {
 		x.Unasked = "deny"
-		if s.Auth.Allow && x.Repeated == "" {
+		if s.Auth.Allow && x.Repeated == "" && (route == nil || !s.Requires(route.Domain)) {
 			x.Unasked = "allow"
 		}
 	}
@@ -160,7 +160,7 @@ func (x *explainedRequest) write(w io.Writer) error {
 	case x.Repeated != "":
 		fmt.Fprintf(&out, "  denied, as the request has %s more than once\n", x.Repeated)
 	case x.Unasked != "":
-		fmt.Fprintf(&out, "  no limit is asked; default: %s\n", x.Unasked)
+		fmt.Fprintf(&out, "  no limit is asked; answer: %s\n", x.Unasked)
 	}
 	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {
 		return err

@@ -23,15 +23,16 @@ func (topCmd) Help() string {
 	return `Asks the admin port of a running sidecar which keys it denied most in the last five
 to ten minutes, each with the reason:
 
-  limit            the limit was reached
-  penalty          the penalty of the limit blocks the key; rlsidecar get says until when
-  blocked          an operator's adjustment blocks the key
-  never            it asked for more than the limit can ever give
-  backend-failure  the store could not decide (all keys of a limit are one line)
-  no-room          there was no room for another bucket in memory (the same)
-  no-config        there is no configuration of the domain yet (the same)
-  no-route         no route of auth matched, or none of its descriptors could be made
-  no-auth          the configuration has no auth section, and a proxy calls /v1/auth
+  limit               the limit was reached
+  penalty             the penalty of the limit blocks the key; rlsidecar get says until when
+  blocked             an operator's adjustment blocks the key
+  never               it asked for more than the limit can ever give
+  backend-failure     the store could not decide (all keys of a limit are one line)
+  no-room             there was no room for another bucket in memory (the same)
+  missing-descriptor  the request has no entry that its domain requires (all of a domain as one)
+  no-config           there is no configuration of the domain yet (the same)
+  no-route            no route of auth matched, or none of its descriptors could be made
+  no-auth             the configuration has no auth section, and a proxy calls /v1/auth
 
 With --unmatched: the requests that met no limit and were therefore allowed, such as those with a typo
 in the domain or in the key of a descriptor. Values are not kept.

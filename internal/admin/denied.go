@@ -21,6 +21,7 @@ var reasons = map[string]string{
 	denials.Backend:  "the store could not decide",
 	denials.Full:     "no room for another bucket in memory",
 	denials.NoConfig: "no configuration of the domain yet",
+	denials.Missing:  "no descriptor has an entry that the domain requires",
 	denials.NoRoute:  "no route of auth matched, or no descriptor was left",
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -284,7 +285,22 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 			c.warn(entries[0].at, "no limit of domain %q is for this descriptor, so that it limits nothing", out.Domain)
 		}
 	}
+	if d != nil && c.mistakes == before {
+		c.warnUnmet(d, &out, r)
+	}
 	a.Routes = append(a.Routes, out)
+}
+
+// warnUnmet warns of a route of which no descriptor has an entry that its domain requires.
+func (c *compiler) warnUnmet(d *limiter.Domain, out *limiter.Route, r *route) {
+	for _, required := range d.Require {
+		has := slices.ContainsFunc(out.Descriptors, func(list []limiter.AuthEntry) bool {
+			return slices.ContainsFunc(list, func(e limiter.AuthEntry) bool { return slices.Contains(required, e.Key) })
+		})
+		if !has {
+			c.warn(r.at, "every request of this route is denied: domain %q requires an entry %s, which none of its descriptors has", out.Domain, required)
+		}
+	}
 }
 
 // pathIgnoreNames are the values of path_ignores.

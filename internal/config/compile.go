@@ -138,13 +138,14 @@ func (c *compiler) tidy(files []File) {
 // domain is all that the documents say of one domain.
 type domain struct {
 	*limiter.Domain
-	docs   []*document
-	share  float64 // the default of local_share; 0: none
-	tag    hashTag
-	limits map[string]*named
-	names  []string // of limits, in the order of the files
-	nodes  map[*descriptors.Node]place
-	uses   []use
+	docs    []*document
+	share   float64 // the default of local_share; 0: none
+	tag     hashTag
+	require requirements
+	limits  map[string]*named
+	names   []string // of limits, in the order of the files
+	nodes   map[*descriptors.Node]place
+	uses    []use
 	// patterns are the places of steps that are met by several values.
 	patterns map[sibling]place
 }
@@ -249,6 +250,7 @@ func (c *compiler) domain(d *domain) {
 	for _, doc := range d.docs {
 		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
 	}
+	c.warnRequire(d)
 }
 
 // settings takes the domain's own settings from its documents, which must agree.
@@ -275,7 +277,15 @@ func (c *compiler) settings(d *domain) {
 		default:
 			most = doc.MaxOverride
 		}
+		switch {
+		case !doc.Require.ok:
+		case d.require.ok:
+			c.mistake(doc.Require.at, "require of domain %q is stated at %s already; state it once", d.Name, d.require.at)
+		default:
+			d.require = doc.Require
+		}
 	}
+	d.Require = d.require.compiled()
 	d.tag = c.hashTag(tag)
 	d.Slot = d.tag.slot(d.Name, nil, true)
 	d.Headers = headers.pointer()

@@ -28,6 +28,7 @@ type document struct {
 	LocalShare  share          `key:"local_share"`
 	HashTag     text           `key:"hash_tag"`
 	MaxOverride oneLimit       `key:"max_override"`
+	Require     requirements   `key:"require"`
 	Headers     headerSets     `key:"http_headers"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
@@ -189,6 +190,8 @@ type (
 	consume   struct{ given[bool] }                  // each (true) or together
 	failure   struct{ given[descriptors.OnFailure] } // its name
 	names     struct{ given[[]text] }                // a name or a list of names
+
+	requirements struct{ given[[][]text] } // a list of keys, and of lists of alternative keys
 
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 

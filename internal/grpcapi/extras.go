@@ -47,10 +47,11 @@ func (o Options) Check() error {
 	return err
 }
 
-// reasonHeader tells that a backend failure caused the answer, not the limit.
+// reasonHeader tells what caused the answer where that is not a limit.
 const (
-	reasonHeader   = "x-ratelimit-reason"
-	backendFailure = "backend-failure"
+	reasonHeader      = "x-ratelimit-reason"
+	backendFailure    = "backend-failure"
+	missingDescriptor = "missing-descriptor"
 )
 
 // withheld has the headers that would break a response if they were appended to it.
@@ -100,7 +101,10 @@ func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 			b = appendHeader(b, h.Reset, strconv.FormatInt(chosen.reset, 10))
 		}
 	}
-	if v.Failed {
+	switch {
+	case v.Missing != nil:
+		b = appendHeader(b, reasonHeader, missingDescriptor)
+	case v.Failed:
 		b = appendHeader(b, reasonHeader, backendFailure)
 	}
 	return b

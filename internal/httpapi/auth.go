@@ -138,7 +138,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 		return d.unrouted(of, NoRoute)
 	}
 	c := &x.call
-	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 {
+	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
 	c.Request.Hold, c.Arrived = d.held.Longest(r.Context()), time.Now()
@@ -172,6 +172,8 @@ func judged(v *limiter.Verdict) authAnswer {
 		a.code = http.StatusTooManyRequests
 	}
 	switch {
+	case v.Denied && v.Missing != nil:
+		a.reason = reasonMissing
 	case v.Denied && v.Never:
 		a.reason = reasonNever
 	case v.Denied && limitReached(v):
@@ -230,6 +232,9 @@ var noBody, problemType = []string{"0"}, []string{"application/problem+json"}
 
 // appendProblem appends problem details (RFC 9457). They contain no bytes from the client.
 func appendProblem(b []byte, l *lines, a authAnswer) []byte {
+	if a.reason == reasonMissing {
+		return append(b, `{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}`+"\n"...)
+	}
 	kind := "quota-exceeded"
 	if a.reason == reasonFailure || a.reason == reasonPanic {
 		kind = "temporary-reduced-capacity"

@@ -780,3 +780,46 @@ auth:
 		})
 	}
 }
+
+// The domain requires an entry of which a request has no value: whatever the default is, that is a denial.
+func TestARequestWithoutARequiredEntryIsDenied(t *testing.T) {
+	const config = `
+domain: d
+require: [user]
+descriptors:
+  - {key: route, rate_limit: {name: all, algorithm: token_bucket, rate: 5, period: 1m}}
+  - {key: user, rate_limit: {name: per_user, algorithm: token_bucket, rate: 5, period: 1m}}
+auth:
+  trusted_proxies: [127.0.0.1]
+  default: allow
+  routes:
+    - {match: {path: /both}, path_ignores: [], descriptors: [[{key: route, value: both}], [{key: user, from: "header:X-User"}]]}
+    - {descriptors: [[{key: user, from: "header:X-User"}]]}
+`
+	d, refused := authDoor(t, config)
+	for _, step := range []struct {
+		path, user, body string
+		code             int
+	}{
+		{"/both", "bob", "", 200},
+		{"/both", "", `{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}` + "\n", 429},
+		{"/one", "bob", "", 200},
+		{"/one", "", `{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}` + "\n", 429},
+	} {
+		headers := []string{"X-Original-Method: GET", "X-Original-URI: " + step.path}
+		if step.user != "" {
+			headers = append(headers, "X-User: "+step.user)
+		}
+		w := put(d.handler(), proxy, "GET /v1/auth", headers...)
+		reason, after := w.Header().Get("X-RateLimit-Reason"), w.Header().Get("Retry-After")
+		if w.Code != step.code || w.Body.String() != step.body || (step.code == 429) != (reason == "missing-descriptor") || after != "" {
+			t.Errorf("%s for user %q: %d, reason %q, Retry-After %q\n%s", step.path, step.user, w.Code, reason, after, w.Body)
+		}
+	}
+	if len(*refused) > 0 {
+		t.Errorf("the limiter was not asked: %v", *refused)
+	}
+	if w := put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-Method: GET", "X-Original-URI: /one"); w.Code != 403 {
+		t.Errorf("for NGINX: %d, want 403", w.Code)
+	}
+}

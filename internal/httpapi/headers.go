@@ -19,6 +19,7 @@ const (
 	reasonFailure = "backend-failure"
 	reasonNoRoute = "no-route"
 	reasonNever   = "never"
+	reasonMissing = "missing-descriptor"
 	reasonPanic   = "internal-error"
 	// reasonRepeated means that a header or cookie that affects which limits apply was repeated.
 	reasonRepeated = "repeated"

@@ -149,8 +149,11 @@ type Verdict struct {
 	Failed bool
 	// Err asks the listener to fail the call: OnFailure is error.
 	Err error
-	// Never: a denial for good, some cost being more than its limit can ever give.
+	// Never: a denial for good, some cost being more than its limit can ever give, or Missing.
 	Never bool
+	// Missing is the Requirement of the Domain that the request does not meet, so that it is denied and nothing is
+	// charged; nil: it meets all.
+	Missing Requirement
 	// quotasDeny: all quota limits deny, and so together the request.
 	quotasDeny bool
 	// RetryAfter is the longest of those that denied: the same request cannot succeed before.

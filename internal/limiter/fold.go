@@ -47,6 +47,9 @@ func (c *Call) fold() {
 	if c.quotasDeny = quotas > 0 && quotas == quotasDenied; c.quotasDeny {
 		c.Denied = true
 	}
+	if c.Missing != nil && !c.Inspect {
+		c.denyMissing()
+	}
 	if c.modes.Shadow && !c.blocked {
 		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}

@@ -31,11 +31,16 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 		return c.planLimits(s)
 	}
 	c.Verdict.Domain = s.domain(c.Request.Domain, last)
-	for i := range c.Descriptors {
-		if !s.KeepBlanks {
+	if !s.KeepBlanks {
+		for i := range c.Descriptors {
 			trimBlanks(c.Descriptors[i].Entries)
 		}
-		if c.Verdict.Domain != nil {
+	}
+	if d := c.Verdict.Domain; d != nil {
+		if c.Missing = c.missing(d); c.Missing != nil && !c.modes.Shadow && !c.Inspect {
+			return nil // denied without a charge
+		}
+		for i := range c.Descriptors {
 			c.meet(i)
 		}
 	}

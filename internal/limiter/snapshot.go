@@ -49,6 +49,8 @@ type Domain struct {
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
+	// Require is what a request must have, or it is denied.
+	Require []Requirement
 	// Headers of the HTTP listener; nil: the defaults of the listener.
 	Headers *HeaderSets
 	// MaxOverride is what limits that come with requests may allow at most, where the place that the

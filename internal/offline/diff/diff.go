@@ -86,6 +86,7 @@ func domain(name string, was, is *limiter.Domain) []Change {
 	}
 	c.Details = differences(
 		part{"consume", consume(was.Alone), consume(is.Alone)},
+		part{"require", required(was.Require), required(is.Require)},
 		part{"http_headers", headers(was.Headers), headers(is.Headers)},
 		part{"max_override", boundOf(was.MaxOverride), boundOf(is.MaxOverride)},
 		part{"on_backend_failure of limits that come with requests", was.OnFailure.String(), is.OnFailure.String()},
@@ -101,6 +102,14 @@ func consume(alone bool) string {
 		return "each"
 	}
 	return "together"
+}
+
+func required(all []limiter.Requirement) string {
+	keys := make([]string, len(all))
+	for i := range all {
+		keys[i] = all[i].String()
+	}
+	return list(keys)
 }
 
 func headers(h *limiter.HeaderSets) string {

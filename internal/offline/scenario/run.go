@@ -97,14 +97,15 @@ func onlyDomain(s *limiter.Snapshot) string {
 // answer is what is compared: of a request or of one limit.
 type answer struct {
 	ok, never        bool
-	limited          bool // some limit has a say; otherwise there is no remaining
+	missing          limiter.Requirement // what the request lacks; nil: nothing
+	limited          bool                // some limit has a say; otherwise there is no remaining
 	remaining        int64
 	retryAfter, wait algorithms.Micros
 }
 
 // verdict is the answer to a request.
 func verdict(c *limiter.Call) answer {
-	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter}
+	a := answer{ok: !c.Denied, never: c.Never, retryAfter: c.RetryAfter, missing: c.Missing}
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.Policy == nil || r.Policy.Shadow || r.Outcome == limiter.Replaced || r.Outcome == limiter.Unlimited {
@@ -124,12 +125,14 @@ func decision(r *limiter.Result) answer {
 	if r.Outcome == limiter.Unlimited {
 		return answer{ok: true}
 	}
-	return answer{d.Allowed, d.Never, true, d.Remaining, d.RetryAfter, d.Wait}
+	return answer{ok: d.Allowed, never: d.Never, limited: true, remaining: d.Remaining, retryAfter: d.RetryAfter, wait: d.Wait}
 }
 
 func (a answer) String() string {
 	words := []string{"ok"}
 	switch {
+	case a.missing != nil:
+		return "denied: no descriptor has an entry " + a.missing.String() + " with a value, which the domain requires"
 	case a.never:
 		words = []string{"denied for good: more than the limit can ever give"}
 	case !a.ok:

@@ -28,7 +28,11 @@ type decisions struct {
 func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 	dst = append(dst, `{"ok":`...)
 	dst = strconv.AppendBool(dst, !c.Denied)
-	dst = appendRetry(dst, c.RetryAfter, c.Never, c.Denied && !c.Never && full(c))
+	if c.Missing != nil {
+		dst = append(dst, `,"retry_after_us":-1,"error":"missing-descriptor"`...)
+	} else {
+		dst = appendRetry(dst, c.RetryAfter, c.Never, c.Denied && !c.Never && full(c))
+	}
 	if wait, waits := verdictWait(c); waits && !c.Denied {
 		dst = strconv.AppendInt(append(dst, `,"wait_us":`...), int64(wait), 10)
 	}

@@ -209,7 +209,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 		// Descriptors come through a proxy, where a wait longer than max_delay is a denial.
 		c.Request.Hold = algorithms.MaxTime
 	}
-	if s := r.Templates.routes; s != nil && s.unrouted {
+	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {
 		r.tally.unrouted++
 		c.Denied = !s.auth.Allow
 	} else if err := r.limiter.Check(ctx, c); err != nil {

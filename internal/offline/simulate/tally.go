@@ -21,6 +21,7 @@ const (
 type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that met no limit
+	missing          int64 // requests without an entry that their domain requires
 	unrouted         int64 // requests about which no limit was asked, having no route or no descriptor
 	leftOut          int64 // descriptors of routes
 	first, last      algorithms.Micros
@@ -93,7 +94,10 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 	if c.Denied {
 		t.denied++
 	}
-	if len(c.Results) == 0 {
+	switch {
+	case c.Missing != nil:
+		t.missing++
+	case len(c.Results) == 0:
 		t.unlimited++
 	}
 	if c.Failed && full(c) {

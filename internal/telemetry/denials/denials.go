@@ -20,15 +20,16 @@ import (
 
 // The reasons for a denial.
 const (
-	Limit    = "limit"           // the limit was reached
-	Penalty  = "penalty"         // the limit's penalty blocks the key, whatever its bucket holds
-	Blocked  = "blocked"         // an operator's adjustment blocks the key
-	Never    = "never"           // the cost exceeds the most that the limit can ever give
-	Backend  = "backend-failure" // the store could not decide, and on_backend_failure denies
-	Full     = "no-room"         // there was no room for another bucket in memory
-	NoConfig = "no-config"       // there is no configuration of its domain yet
-	NoRoute  = "no-route"        // no route of auth matched, or none of its descriptors could be made
-	NoAuth   = "no-auth"         // the configuration has no auth section
+	Limit    = "limit"              // the limit was reached
+	Penalty  = "penalty"            // the limit's penalty blocks the key, whatever its bucket holds
+	Blocked  = "blocked"            // an operator's adjustment blocks the key
+	Never    = "never"              // the cost exceeds the most that the limit can ever give
+	Backend  = "backend-failure"    // the store could not decide, and on_backend_failure denies
+	Full     = "no-room"            // there was no room for another bucket in memory
+	NoConfig = "no-config"          // there is no configuration of its domain yet
+	Missing  = "missing-descriptor" // the request has no entry that its domain requires
+	NoRoute  = "no-route"           // no route of auth matched, or none of its descriptors could be made
+	NoAuth   = "no-auth"            // the configuration has no auth section
 )
 
 // Denied is a key, with the number of its denials.
@@ -128,7 +129,11 @@ func (r *Recorder) Observe(c *limiter.Call) {
 		now = r.now()
 	}
 	if len(c.Results) == 0 {
-		r.count(now, c, &limiter.Result{}, NoConfig)
+		reason := NoConfig
+		if c.Missing != nil {
+			reason = Missing
+		}
+		r.count(now, c, &limiter.Result{}, reason)
 		return
 	}
 	for i := range c.Results {

@@ -35,7 +35,8 @@ const (
 	requestOK = iota
 	requestOver
 	requestError
-	requestUnmatched // counted as one of the others too
+	requestUnmatched // counted as one of the others too, as is
+	requestMissing
 )
 
 var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", requestError: "error"}
@@ -115,7 +116,9 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	default:
 		domain.counter[at][requestOK].Add(1)
 	}
-	if len(c.Results) == 0 && !c.Failed {
+	if c.Missing != nil {
+		domain.counter[at][requestMissing].Add(1)
+	} else if len(c.Results) == 0 && !c.Failed {
 		domain.counter[at][requestUnmatched].Add(1)
 	}
 	for i := range c.Results {
@@ -170,6 +173,8 @@ var (
 		"Requests answered, by the answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
 	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
 		"Requests that met no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
+	missingDesc = prometheus.NewDesc("rlsidecar_requests_missing_descriptor_total",
+		"Requests without an entry that the domain requires (require). They are denied.", []string{"domain"}, nil)
 	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",
 		"Requests for a domain that is not configured. They are allowed.", nil, nil)
 )
@@ -193,6 +198,9 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 			send(requestsDesc, d.sum(code), d.domain, name)
 		}
 		send(unmatchedDesc, d.sum(requestUnmatched), d.domain)
+		if n := d.sum(requestMissing); n > 0 {
+			send(missingDesc, n, d.domain)
+		}
 	}
 	m.collectDecisions(send)
 	m.series.collect(send)

@@ -62,7 +62,7 @@ func New(now func() time.Time, log *zap.Logger) *Recorder {
 
 // Is reports whether c met no limit although there was a configuration.
 func Is(c *limiter.Call) bool {
-	return len(c.Results) == 0 && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
+	return len(c.Results) == 0 && c.Missing == nil && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
 
 // Observe counts c, of which Is is true. While another request is being counted, c is left out: the shapes seen most

@@ -1,0 +1,57 @@
+package limiter
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// Requirement is a list of keys. A request meets it with an entry that has one of the keys and a value that is not
+// empty, in any of its descriptors.
+type Requirement []string
+
+// String is the keys for people: "user or team".
+func (r Requirement) String() string {
+	keys := make([]string, len(r))
+	for i, key := range r {
+		keys[i] = descriptors.Printable(key)
+	}
+	return strings.Join(keys, " or ")
+}
+
+// Requires reports whether a request for a domain must have certain entries, so that one without descriptors is denied.
+func (s *Snapshot) Requires(domain string) bool {
+	d := s.Domains[domain]
+	return d != nil && len(d.Require) > 0
+}
+
+// missing returns the first Requirement of d that the request does not meet; nil: it meets all of them. Blanks at the
+// ends of values are removed before.
+func (c *Call) missing(d *Domain) Requirement {
+	for _, r := range d.Require {
+		if !c.meets(r) {
+			return r
+		}
+	}
+	return nil
+}
+
+func (c *Call) meets(r Requirement) bool {
+	for i := range c.Descriptors {
+		for _, e := range c.Descriptors[i].Entries {
+			if e.Value != "" && slices.Contains(r, e.Key) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// denyMissing makes the Verdict that of a request that does not meet c.Missing. The same request never succeeds.
+func (c *Call) denyMissing() {
+	c.Denied, c.Never = true, true
+	for i := range c.Statuses {
+		c.Statuses[i].Denied = true
+	}
+}
