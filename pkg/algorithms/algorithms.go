@@ -119,6 +119,11 @@ type Ask struct {
 	// never start otherwise.
 	Look bool
 	// Settle marks the correction of an earlier charge. A correction of 0 is always allowed.
+	//
+	// A limit that settles (Spec.Settles) always allows it. Of is the moment of the charge. A positive Cost is charged
+	// down to -MaxDebt; Decision.Lost has the rest. A negative Cost refunds what would be left of these units if they
+	// had never been consumed: at most the room that the bucket has had at every moment since the charge. A
+	// fixed window refunds only within the window of the charge. Other limits decide a positive Cost as that of a request.
 	Settle bool
 
 	counted bool // called by takeCounted, which has handled the penalty
@@ -144,6 +149,9 @@ type Decision struct {
 	Blocked Micros
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait Micros
+	// Lost is the number of units, rounded up, that a settlement did not charge because the bucket would have gone
+	// below -MaxDebt.
+	Lost int64
 }
 
 // Take charges a.Cost to a bucket with state s at time now. It returns the next state and the decision.

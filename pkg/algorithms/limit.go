@@ -36,6 +36,12 @@ type Spec struct {
 	Penalty *Penalty
 	// Minimum, if not nil, is a guaranteed rate beside a token bucket, which then serves as a bank for bursts.
 	Minimum *Rate
+	// Settles means that requests consume estimates, which are settled later (Ask.Settle): costs are known only
+	// afterwards. It belongs to a token bucket, and to a fixed window that starts each window afresh.
+	Settles bool
+	// MaxDebt is how many units below zero a settlement may charge a limit that settles; nil means Capacity, or as far as
+	// the numbers stay exact.
+	MaxDebt *int64
 }
 
 // Rate is a number of units per period.
@@ -64,6 +70,9 @@ type Limit struct {
 	// Calendar sets the edges of a fixed window. Then Period is its Usual, and Phase is 0.
 	Calendar *Calendar
 	Penalty  Penalty
+
+	Settles bool  // requests consume estimates, which are settled later
+	MaxDebt int64 // units: how far below zero settlements go
 
 	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
 	P, Q, V int64
@@ -118,7 +127,7 @@ func (s Spec) Part(share float64) Spec {
 		return &m
 	}
 	s.Rate = *part(&s.Rate, 1)
-	s.Capacity, s.MaxReserved = part(s.Capacity, 1), part(s.MaxReserved, 0)
+	s.Capacity, s.MaxReserved, s.MaxDebt = part(s.Capacity, 1), part(s.MaxReserved, 0), part(s.MaxDebt, 0)
 	if s.Initial = part(s.Initial, 0); s.Initial != nil && s.Capacity == nil {
 		*s.Initial = min(*s.Initial, s.Rate)
 	}
@@ -163,7 +172,7 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if s.Calendar != nil {
 		s.Period = s.Calendar.Usual
 	}
-	l := Limit{Calendar: s.Calendar, Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate}
+	l := Limit{Calendar: s.Calendar, Kind: s.Kind, Overdraw: s.Overdraw, TakesDenied: s.TakesDenied, PerRequest: s.PerRequest, Rate: s.Rate, Settles: s.Settles}
 	if s.Kind == TokenBucket && s.Minimum != nil {
 		l.Kind = Guaranteed
 	}
@@ -235,6 +244,7 @@ func (s Spec) checkNumbers(add addError) {
 	bound("rate", &s.Rate)
 	bound("capacity", s.Capacity)
 	bound("max_reserved", s.MaxReserved)
+	bound("max_debt", s.MaxDebt)
 	if s.Rate < 0 {
 		add("rate", "must be at least 1, is %d", s.Rate)
 	}
@@ -304,6 +314,7 @@ func (s Spec) checkParts(add addError) {
 			add("penalty", "needs max, how long the longest block lasts, of at least for and at most %d days", int64(MaxBlock/Day))
 		}
 	}
+	s.checkSettling(add)
 	if m := s.Minimum; m != nil {
 		switch {
 		case s.Kind != TokenBucket:
@@ -315,6 +326,27 @@ func (s Spec) checkParts(add addError) {
 		case m.Period <= 0:
 			add("guaranteed", "needs a period longer than 0")
 		}
+	}
+}
+
+// checkSettling finds what does not go with settlement.
+func (s Spec) checkSettling(add addError) {
+	switch {
+	case !s.Settles && s.MaxDebt != nil:
+		add("max_debt", "belongs to limits that settle")
+	case !s.Settles:
+	case s.Kind != TokenBucket && s.Kind != FixedWindow || s.Minimum != nil:
+		add("settle", "does not belong to %s; use token_bucket or fixed_window", s.title())
+	case s.Kind == FixedWindow && s.Capacity != nil && *s.Capacity > s.Rate:
+		add("settle", "does not go with a fixed window that rolls over: capacity (%d) must be at most rate (%d)", *s.Capacity, s.Rate)
+	case s.Overdraw:
+		add("settle", "does not go with overdraw: a settlement charges what the estimate left out")
+	case s.TakesDenied || s.PerRequest:
+		add("settle", "does not go with limits that count what they deny")
+	case s.Penalty != nil:
+		add("settle", "does not go with penalty")
+	case s.MaxDebt != nil && *s.MaxDebt < 0:
+		add("max_debt", "must not be negative, is %d", *s.MaxDebt)
 	}
 }
 
@@ -382,6 +414,14 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		l.Reach, l.MaxReserved = most-l.Capacity, most-l.Capacity
 	default:
 		l.Reach, l.MaxReserved = most-l.Capacity, reserved
+	}
+	if l.Settles {
+		if l.MaxDebt = min(l.Capacity, l.Reach); s.MaxDebt != nil {
+			l.MaxDebt = *s.MaxDebt
+		}
+		if l.MaxDebt > l.Reach {
+			return false, "max_debt", l.Reach
+		}
 	}
 	return true, "", 0
 }

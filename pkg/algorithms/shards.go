@@ -28,6 +28,8 @@ func Split(s Spec, n int) ([]Limit, error) {
 		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with penalty: no shard knows what the others denied"}}
 	case whole.Overdraw:
 		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with overdraw"}}
+	case whole.Settles:
+		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with settle"}}
 	case whole.Rate == 0:
 		return nil, SpecErrors{{Field: "shards", Problem: "needs a rate of at least 1"}}
 	case n < 2 || n > MaxShards:

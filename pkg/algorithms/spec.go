@@ -4,7 +4,11 @@ package algorithms
 func (l *Limit) Spec() Spec {
 	s := Spec{
 		Kind: l.Kind, Rate: l.Rate, Period: Micros(l.Period) * max(1, l.Tick), Calendar: l.Calendar,
-		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest,
+		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest, Settles: l.Settles,
+	}
+	if l.Settles {
+		debt := l.MaxDebt
+		s.MaxDebt = &debt
 	}
 	if l.Penalty.After > 0 {
 		penalty := l.Penalty
