@@ -13,7 +13,7 @@ import (
 // configFlags are the defaults of a configuration that come from outside its files, with the names
 // that serve has for them: what is checked is what will be served.
 type configFlags struct {
-	Consume          string  `enum:"together,each" default:"together" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together or each."`
+	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together, each, or auto, which is together for files and each for limits that a control plane sends."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of on_backend_failure: deny, allow, local or error."`
 	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of local_share, in (0, 1]."`
 	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Most limits of a configuration, each counted at every place that uses it. A limit takes about 500 bytes of memory."`

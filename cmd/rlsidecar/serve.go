@@ -113,6 +113,11 @@ func (c *serveCmd) Run(a *app) error {
 		return exitError{exitUsage, err}
 	}
 	settings := c.settings(plane)
+	if plane.Server != "" && c.Consume == "auto" {
+		// Control planes make limits for the reference server, and proxies charge some of them after the work
+		// (token usage). A denial of such a charge must consume, or the work would be free.
+		settings.Defaults.ConsumeEach = true
+	}
 	settings.Defaults.ConsumeTogether = a.reference.ConsumeTogether
 	if err := settings.Answers.Bounds.Check(); err != nil { // here 0 is a mistake, not the default
 		return exitError{exitUsage, err}

@@ -42,13 +42,13 @@ func TestXDSExample(t *testing.T) {
 			}
 			return allowed
 		}
-		if attempt > 0 { // the first attempt ended with 8 a minute
-			return count(10) == 8
+		if attempt > 0 { // the first attempt ended with 10 a minute
+			return count(12) == 10
 		}
 		first := count(6)
 		plane.kill()
 		while := count(1)
-		plane = start(t, program, "-listen", addr+":18001", "-per-minute", "8", "-version", "2")
+		plane = start(t, program, "-listen", addr+":18001", "-per-minute", "10", "-version", "2")
 		eventually(t, "the second version is in use", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
 		after := count(4)
 		if first != 5 || while != 0 || after != 3 {
