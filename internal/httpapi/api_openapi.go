@@ -8,9 +8,17 @@ import (
 //go:embed openapi.json
 var openAPI []byte
 
+//go:embed openapi-operators.json
+var operatorsOpenAPI []byte
+
 // describeAll answers with the description of all paths.
-func describeAll(w http.ResponseWriter, _ *http.Request) {
+func describeAll(w http.ResponseWriter, _ *http.Request) { sendDescription(w, openAPI) }
+
+// describeOperators answers with the description of all paths below /api/.
+func describeOperators(w http.ResponseWriter, _ *http.Request) { sendDescription(w, operatorsOpenAPI) }
+
+func sendDescription(w http.ResponseWriter, document []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(openAPI) // an error concerns the client only
+	_, _ = w.Write(document) // an error concerns the client only
 }

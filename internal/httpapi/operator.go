@@ -3,6 +3,7 @@ package httpapi
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -41,18 +42,27 @@ const defaultTop, maxTop = 20, 1000
 func (o *Operator) Handler() http.Handler {
 	guard := (&API{}).guard
 	mux := http.NewServeMux()
-	mux.Handle("/api/buckets", guard(map[string]http.HandlerFunc{http.MethodGet: o.buckets}))
-	mux.Handle("/api/reset", guard(map[string]http.HandlerFunc{http.MethodPost: o.reset}))
-	mux.Handle("/api/top", guard(map[string]http.HandlerFunc{http.MethodGet: o.top}))
-	mux.Handle("/api/unmatched", guard(map[string]http.HandlerFunc{http.MethodGet: o.unmatched}))
-	mux.Handle("/api/conditions", guard(map[string]http.HandlerFunc{http.MethodGet: o.conditions}))
-	if o.Adjustments != nil {
-		for path, methods := range o.Adjustments.paths() {
-			mux.Handle(path, guard(methods))
-		}
+	for path, methods := range o.paths() {
+		mux.Handle(path, guard(methods))
 	}
 	mux.Handle("/api/", guard(nil))
 	return mux
+}
+
+// paths lists the paths and methods. openapi-operators.json describes the same.
+func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
+	all := map[string]map[string]http.HandlerFunc{
+		"/api/buckets":      {http.MethodGet: o.buckets},
+		"/api/reset":        {http.MethodPost: o.reset},
+		"/api/top":          {http.MethodGet: o.top},
+		"/api/unmatched":    {http.MethodGet: o.unmatched},
+		"/api/conditions":   {http.MethodGet: o.conditions},
+		"/api/openapi.json": {http.MethodGet: describeOperators},
+	}
+	if o.Adjustments != nil {
+		maps.Copy(all, o.Adjustments.paths())
+	}
+	return all
 }
 
 // buckets answers with those that are meant, as they are now. It takes nothing.

@@ -14,6 +14,7 @@ func TestConfigReference(t *testing.T) {
 
 func TestHTTPReference(t *testing.T) {
 	holds(t, "http", "../../internal/httpapi/openapi.json", docgen.HTTP)
+	holds(t, "operators-api", "../../internal/httpapi/openapi-operators.json", docgen.Operators)
 }
 
 func holds(t *testing.T, name, source string, of func([]byte) (string, error)) {

@@ -223,24 +223,27 @@ func anchor(title string) string {
 type openAPI struct {
 	Paths      ordered[ordered[operation]] `json:"paths"`
 	Components struct {
-		Schemas       ordered[schema]    `json:"schemas"`
-		Responses     map[string]*answer `json:"responses"`
-		RequestBodies map[string]*body   `json:"requestBodies"`
+		Schemas       ordered[schema]       `json:"schemas"`
+		Parameters    map[string]*parameter `json:"parameters"`
+		Responses     map[string]*answer    `json:"responses"`
+		RequestBodies map[string]*body      `json:"requestBodies"`
 	} `json:"components"`
 }
 
 type operation struct {
-	Summary     string `json:"summary"`
-	Description string `json:"description"`
-	Parameters  []struct {
-		Name        string `json:"name"`
-		In          string `json:"in"`
-		Required    bool   `json:"required"`
-		Schema      schema `json:"schema"`
-		Description string `json:"description"`
-	} `json:"parameters"`
+	Summary     string          `json:"summary"`
+	Description string          `json:"description"`
+	Parameters  []parameter     `json:"parameters"`
 	RequestBody *body           `json:"requestBody"`
 	Responses   ordered[answer] `json:"responses"`
+}
+
+type parameter struct {
+	Ref         string `json:"$ref"`
+	Name        string `json:"name"`
+	In          string `json:"in"`
+	Schema      schema `json:"schema"`
+	Description string `json:"description"`
 }
 
 type body struct {
@@ -269,6 +272,20 @@ func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
 // HTTP is docs/reference/http.md, of the OpenAPI description.
 func HTTP(text []byte) (string, error) {
+	return reference(text, "The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns",
+		"The calls are explained in [the HTTP API for applications](../http-api.md) and",
+		"[the HTTP interface for proxies](../nginx.md).")
+}
+
+// Operators is docs/reference/operators-api.md, of the OpenAPI description.
+func Operators(text []byte) (string, error) {
+	return reference(text, "The operators' API: every field", "[`openapi-operators.json`](../../internal/httpapi/openapi-operators.json), which `GET /api/openapi.json` returns",
+		"The admin listener serves it. The calls are explained in [operations](../operations.md#admin) and",
+		"[adjust a limit](../howto/adjust-a-limit.md).")
+}
+
+// reference is a page with all paths and objects of an OpenAPI description.
+func reference(text []byte, title, source string, introduction ...string) (string, error) {
 	var api openAPI
 	if err := json.Unmarshal(text, &api); err != nil {
 		return "", err
@@ -281,9 +298,10 @@ func HTTP(text []byte) (string, error) {
 		return ""
 	}
 	p := &page{}
-	p.begin("The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns")
-	p.line("The calls are explained in [the HTTP API for applications](../http-api.md) and")
-	p.line("[the HTTP interface for proxies](../nginx.md).")
+	p.begin(title, source)
+	for _, line := range introduction {
+		p.line(line)
+	}
 	p.line()
 	for _, path := range api.Paths.keys {
 		methods := api.Paths.of[path]
@@ -318,6 +336,9 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		p.table("parameter", "in", "type", "meaning")
 		for i := range o.Parameters {
 			of := &o.Parameters[i]
+			if of.Ref != "" {
+				of = api.Components.Parameters[last(of.Ref)]
+			}
 			p.row(code(of.Name), of.In, all.kind(&of.Schema, link), of.Description)
 		}
 		p.line()

@@ -1,0 +1,157 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// describedOperator returns an operator's handler with something in each list, over a store and a keeper of adjustments.
+func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Operator {
+	t.Helper()
+	l := limiter.New(store, limiter.Config{})
+	l.Swap(authSnapshot(t, operated))
+	now := time.Now()
+	return &Operator{
+		Limiter: l, Log: zap.NewNop(),
+		Denied: func(int) (time.Time, []denials.Denied) {
+			return now, []denials.Denied{
+				{Domain: "edge", Limit: "send", Why: denials.Limit, Key: []string{"a", "\xff"}, Entries: []descriptors.Entry{{Key: "user", Value: "\xff"}}, Times: 7, Exact: true, Last: now},
+				{Domain: "edge", Why: denials.Backend, Cut: true, Last: now},
+			}
+		},
+		Unmatched: func(int) (time.Time, []unmatched.Shape) {
+			return now, []unmatched.Shape{{Domain: "edge", Configured: true, Keys: [][]string{{"usr"}, {"a", "b"}}, Cut: true, Requests: 3, Last: now}}
+		},
+		Conditions: func() []conditions.Condition {
+			return []conditions.Condition{{Name: "n", Severity: conditions.Degraded, Since: now, Summary: "s.", Remedy: "r."}}
+		},
+		Adjustments: &Adjustments{Service: adjust.NewService(k, l, nil), MayChange: func(*http.Request) error { return nil }},
+	}
+}
+
+// unreachable is a keeper whose place does not answer.
+type unreachable struct{ adjust.Keeper }
+
+func (unreachable) Change(context.Context, adjust.Operation) (*adjust.Entry, error) {
+	return nil, errors.New("no answer")
+}
+
+func (unreachable) Audit(context.Context, uint64, int) ([]*adjust.Entry, error) {
+	return nil, errors.New("no answer")
+}
+
+func (unreachable) Verify(context.Context) (int, error) { return 0, errors.New("no answer") }
+
+// operatorSamples has, for each path and method, a request for each status that is described and not given elsewhere:
+// package admin answers 401.
+func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
+	t.Helper()
+	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := describedOperator(t, memory.New(memory.Config{}), keeper)
+	h := o.Handler()
+	away := describedOperator(t, broken{backend.ErrUnavailable}, unreachable{keeper}).Handler()
+	reader := describedOperator(t, memory.New(memory.Config{}), keeper)
+	reader.Adjustments.MayChange = func(*http.Request) error { return errors.New("no") }
+	json, foreign := []string{"Content-Type", "application/json"}, []string{"Origin", "https://elsewhere.example"}
+
+	const bob = `{"limit":"send","key":["bob"],"factor":2.5,"for":"2h","author":"ann","reason":"launch"}`
+	set := func(proposal string) (id string) {
+		w := call(h, "POST", "/api/adjustments", proposal, json...)
+		_, id, _ = strings.Cut(w.Body.String(), `"id":"`)
+		id, _, ok := strings.Cut(id, `"`)
+		if !ok {
+			t.Fatalf("%s: %d %s", proposal, w.Code, w.Body)
+		}
+		return id
+	}
+	shown := set(strings.Replace(bob, `["bob"]`, `["shown"]`, 1))
+	deleted := set(strings.Replace(bob, `"key":["bob"]`, `"key_b64":["/w=="]`, 1))
+	get := func(path string) map[int]sample {
+		return map[int]sample{200: {h: h, method: "GET", path: path}, 405: {h: h, method: "PUT", path: path}}
+	}
+	with := func(m map[int]sample, code int, s sample) map[int]sample {
+		m[code] = s
+		return m
+	}
+	list := func(path string) map[int]sample {
+		return with(get(path), 400, sample{h: h, method: "GET", path: path + "?n=0"})
+	}
+	buckets := func(method, path string) map[int]sample {
+		return map[int]sample{
+			200: {h: h, method: method, path: path + "?limit=send&key=%ff"}, 400: {h: h, method: method, path: path},
+			404: {h: h, method: method, path: path + "?limit=nope"}, 405: {h: h, method: "PUT", path: path},
+			503: {h: away, method: method, path: path + "?limit=send&key=x"},
+		}
+	}
+	change := func(method, path, body string) map[int]sample {
+		return map[int]sample{
+			200: {h: h, method: method, path: path, body: body, header: json},
+			400: {h: h, method: method, path: path, body: `{"limit":1,"author":1}`, header: json},
+			403: {h: reader.Handler(), method: method, path: path, body: body, header: json},
+			405: {h: h, method: "PUT", path: path},
+			409: {h: h, method: method, path: path, body: strings.Replace(body, `{`, `{"version":999,`, 1), header: json},
+			413: {h: h, method: method, path: path, body: strings.Repeat(" ", maxAsk+1), header: json},
+			415: {h: h, method: method, path: path, body: body},
+			503: {h: away, method: method, path: path, body: body, header: json},
+		}
+	}
+	preview := change("POST", "/api/adjustments/preview", bob)
+	preview[403] = sample{h: h, method: "POST", path: "/api/adjustments/preview", body: bob, header: foreign}
+	for _, only := range []int{409, 415, 503} { // a preview changes nothing
+		delete(preview, only)
+	}
+	const audit = "/api/adjustments/audit"
+	return map[string]map[string]map[int]sample{
+		"/api/buckets":             {"get": buckets("GET", "/api/buckets")},
+		"/api/reset":               {"post": with(buckets("POST", "/api/reset"), 403, sample{h: h, method: "POST", path: "/api/reset", header: foreign})},
+		"/api/top":                 {"get": list("/api/top")},
+		"/api/unmatched":           {"get": list("/api/unmatched")},
+		"/api/conditions":          {"get": get("/api/conditions")},
+		"/api/openapi.json":        {"get": get("/api/openapi.json")},
+		"/api/adjustments":         {"get": get("/api/adjustments"), "post": change("POST", "/api/adjustments", bob)},
+		"/api/adjustments/preview": {"post": preview},
+		audit:                      {"get": with(list(audit), 503, sample{h: away, method: "GET", path: audit})},
+		audit + "/verify":          {"get": with(get(audit+"/verify"), 503, sample{h: away, method: "GET", path: audit + "/verify"})},
+		"/api/adjustments/{id}": {
+			"get":    with(get("/api/adjustments/"+shown), 404, sample{h: h, method: "GET", path: "/api/adjustments/none"}),
+			"delete": with(change("DELETE", "/api/adjustments/"+deleted, `{"author":"ann","reason":"over"}`), 404, sample{h: h, method: "DELETE", path: "/api/adjustments/none", body: `{"author":"ann","reason":"over"}`, header: json}),
+		},
+	}
+}
+
+// TestTheOperatorsDescriptionIsOfTheseHandlers: each path and status that openapi-operators.json describes is answered
+// so, with a body of its schema, and there is no other path.
+func TestTheOperatorsDescriptionIsOfTheseHandlers(t *testing.T) {
+	o := describedOperator(t, memory.New(memory.Config{}), nil)
+	d := openDocument(t, call(o.Handler(), "GET", "/api/openapi.json", "").Body.Bytes())
+	described, _ := d.at("paths")
+	if got, want := slices.Sorted(maps.Keys(described)), slices.Sorted(maps.Keys(o.paths())); !slices.Equal(got, want) {
+		t.Errorf("described are %v, handled %v", got, want)
+	}
+	elsewhere := []string{"401", "403", "408"} // package admin sees 401 and 403, TestSlowClientsAreCutOff 408
+	for path, methods := range operatorSamples(t) {
+		for method, byCode := range methods {
+			d.checkOperation(path, method, byCode, elsewhere...)
+		}
+	}
+}
