@@ -309,9 +309,6 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.stack.memory.Run(ctx) })
-	if s.stack.lease != nil {
-		wg.Go(func() { s.stack.lease.Run(ctx) })
-	}
 	if s.watch != nil {
 		wg.Go(func() { s.runWatch(ctx) })
 		if s.watch.fleet != nil {

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -30,7 +31,12 @@ import (
 //
 // If panicked is not nil, it is called with the value of a panic in a Done that the timer called.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
-	s := &deadlineStore{next: next, timeout: timeout, margin: margin, panicked: panicked}
+	return DeadlineBy(outside.System, next, timeout, margin, panicked)
+}
+
+// DeadlineBy is Deadline by another clock than that of the system.
+func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
+	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.trials.New = func() any {
 		t := &trial{store: s, at: notQueued}
 		t.inner.Done = func(*backend.Batch) { s.ended(t) }
@@ -40,14 +46,15 @@ func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(v
 }
 
 type deadlineStore struct {
+	clock           outside.Clock
 	next            backend.Store
 	timeout, margin time.Duration
 	panicked        func(value any)
 	trials          sync.Pool
 
 	mu        sync.Mutex
-	deadlines deadlines   // guarded by mu
-	timer     *time.Timer // calls overdue; guarded by mu
+	deadlines deadlines     // guarded by mu
+	timer     outside.Timer // calls overdue; guarded by mu
 }
 
 // trial is a Batch that was submitted to next.
@@ -71,7 +78,7 @@ var (
 
 // Submit implements Store.
 func (s *deadlineStore) Submit(b *backend.Batch) {
-	now := time.Now()
+	now := s.clock.Now()
 	until := now.Add(s.timeout)
 	if !b.Deadline.IsZero() {
 		if end := b.Deadline.Add(-s.margin); end.Before(until) {
@@ -143,16 +150,16 @@ func (s *deadlineStore) wake(at time.Time) {
 	switch {
 	case at.IsZero():
 	case s.timer == nil:
-		s.timer = time.AfterFunc(time.Until(at), s.overdue)
+		s.timer = s.clock.AfterFunc(outside.Until(s.clock, at), s.overdue)
 	default:
-		s.timer.Reset(time.Until(at))
+		s.timer.Reset(outside.Until(s.clock, at))
 	}
 }
 
 // overdue ends the batches whose deadline has passed.
 func (s *deadlineStore) overdue() {
 	s.mu.Lock()
-	trials, wake := s.deadlines.tick(time.Now())
+	trials, wake := s.deadlines.tick(s.clock.Now())
 	s.wake(wake)
 	late := make([]*backend.Batch, len(trials))
 	for i, t := range trials {

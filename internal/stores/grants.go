@@ -34,7 +34,7 @@ type leaseShard struct {
 	most    int
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
 	backs   []backend.Charge   // returns to be sent
-	heat    [256]heat          // request rates of keys that are not hot, by a part of their hash
+	heat    *[256]heat         // nil until a request may lease: request rates of keys that are not hot, by a part of their hash
 	stats   LeaseStats
 	_       [64]byte
 }
@@ -55,10 +55,10 @@ type hotKey struct {
 	serials int // the number of grants so far
 	gone    bool
 
-	asking     bool          // a request is about to lease
-	requesting int64         // the units requested, by both
-	ahead      chan struct{} // closed when the lease in flight has ended; nil if none is in flight
-	failed     int           // the number of consecutive failures to lease ahead
+	asking     bool   // a request is about to lease
+	requesting int64  // the units requested, by both
+	ahead      *ahead // the lease requested in the background; nil if none is in flight
+	failed     int    // the number of consecutive failures to lease ahead
 	// The next lease is requested when at most low units are left, or from the time early.
 	low   int64
 	early time.Duration
@@ -144,7 +144,7 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 			s.next.Submit(b)
 			return
 		}
-		s.wakeRun()
+		s.arm()
 	} else if enough, next := s.spend(sh, l, c, now); enough {
 		sh.stats.Served++
 		b.Decisions[0] = l.answer(now)
@@ -215,7 +215,7 @@ func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
 	l.arm()
 }
 
-// later leaves a return to Run.
+// later leaves a return to the timer.
 func (sh *leaseShard) later(back backend.Charge) {
 	if back.Ask.Cost < 0 && len(sh.backs) < maxBacks {
 		sh.backs = append(sh.backs, back)
@@ -312,7 +312,7 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 			l.grants[is].left += from.units
 		default:
 			sh.later(sh.back(&l.charge, from.units, &from.grant, now))
-			s.wakeRun()
+			s.arm()
 		}
 	}
 	*d = l.answer(now)
@@ -330,7 +330,7 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend
 		if l = sh.warm(c, hash, now); l == nil {
 			return nil, 0, backs
 		}
-		s.wakeRun()
+		s.arm()
 	} else {
 		l.count(c.Ask.Cost, now)
 	}
@@ -358,6 +358,7 @@ type ahead struct {
 	batch  backend.Batch
 	charge [1]backend.Charge
 	answer [1]backend.Decision
+	then   []func() // called when it has ended; guarded by the lock of shard
 }
 
 // leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
@@ -368,9 +369,9 @@ func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.
 	if units == 0 || !s.aheads.Begin() {
 		return nil
 	}
-	l.ahead = make(chan struct{})
 	l.requesting += units
 	a := &ahead{store: s, shard: sh, hotKey: l, units: units}
+	l.ahead = a
 	c := &a.charge[0]
 	*c = l.charge
 	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
@@ -384,42 +385,38 @@ func (a *ahead) submit() {
 	}
 	s := a.store
 	a.asked = s.now()
-	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: time.Now().Add(s.config.Timeout), Detached: true}
+	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: s.config.Clock.Now().Add(s.config.Timeout), Detached: true}
 	a.batch.Done = func(*backend.Batch) {
-		s.grantedAhead(a.shard, a.hotKey, a.units, &a.answer[0], a.asked)
+		for _, f := range s.grantedAhead(a) {
+			f()
+		}
 		s.aheads.End()
 	}
 	s.next.Submit(&a.batch)
 }
 
-// grantedAhead records the decision d on units that were requested in the background.
-func (s *LeaseStore) grantedAhead(sh *leaseShard, l *hotKey, units int64, d *backend.Decision, asked time.Duration) {
+// grantedAhead records the decision on units that were requested in the background. The caller must call the
+// functions that it returns, without the lock of the shard.
+func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
+	sh, l, d := a.shard, a.hotKey, &a.answer[0]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	now := s.now()
-	close(l.ahead)
 	l.ahead = nil
-	l.requesting -= units
+	l.requesting -= a.units
 	if d.Err != nil {
 		// The units may have been charged. Request fewer next time, so that fewer are lost if failures continue.
 		l.failed++
 		l.early = now + l.span()/16
-		return
+		return a.then
 	}
 	l.failed = 0
-	l.see(d, asked, now)
+	l.see(d, a.asked, now)
 	if d.Allowed {
-		sh.granted(l, units, d, asked, now)
+		sh.granted(l, a.units, d, a.asked, now)
 	}
 	l.arm()
-}
-
-// wakeRun wakes Run.
-func (s *LeaseStore) wakeRun() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	return a.then
 }
 
 // want is the number of units to lease: those that this process needs in half the time of a lease, or until the end
@@ -443,6 +440,9 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 // warm counts a request for the bucket of c, which is not a hot key. If there are many, it makes the key a hot one
 // without a lease and returns it. It returns nil if there are few, or if there is no room.
 func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
+	if sh.heat == nil {
+		sh.heat = new([256]heat)
+	}
 	h := &sh.heat[hash%uint64(len(sh.heat))]
 	if h.asks == 0 || micros(now-h.since) > c.Lease.For {
 		*h = heat{since: now}
@@ -579,18 +579,17 @@ func (sh *leaseShard) cool(now time.Duration) {
 	}
 }
 
-// drop removes the hot key of a bucket, with its leases and waiting returns. The channel that it returns is closed
-// when the lease in flight has ended; it is nil if none is in flight.
-func (s *LeaseStore) drop(key []byte) (ahead <-chan struct{}) {
+// drop removes the hot key of a bucket, with its leases and waiting returns. It calls see, which may be nil, with the
+// lease in flight, if there is one.
+func (s *LeaseStore) drop(key []byte, see func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if l := sh.hotKeys[string(key)]; l != nil {
-		ahead = l.ahead
+	if l := sh.hotKeys[string(key)]; l != nil && l.ahead != nil && see != nil {
+		see(l.ahead)
 	}
 	sh.drop(key)
 	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
-	return ahead
 }
 
 func (sh *leaseShard) drop(key []byte) {

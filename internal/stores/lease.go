@@ -1,11 +1,13 @@
 package stores
 
 import (
-	"context"
+	"bytes"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -31,8 +33,8 @@ import (
 // leased units are used if next allows the rest of it. A group with a bucket that a denial changes (overdraw,
 // penalty) leases nothing.
 //
-// A change of the numbers and a Reset drop the lease. Run must be running, so that leased units are returned when
-// requests stop.
+// A change of the numbers and a Reset drop the lease. While there are hot keys, a timer returns the unused units of
+// expired leases. Close stops it.
 func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
@@ -43,7 +45,10 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Clocks == nil {
 		c.Clocks = systemClocks()
 	}
-	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), wake: make(chan struct{}, 1), aheads: NewUndos(c.Timeout)}
+	if c.Clock == nil {
+		c.Clock = outside.System
+	}
+	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), aheads: NewUndosBy(c.Clock, c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].hotKeys = map[string]*hotKey{}
@@ -63,6 +68,8 @@ type LeaseConfig struct {
 	// Clocks returns the readings of the monotonic clock and of the wall clock, each since an arbitrary moment; nil
 	// means those of the system. A lease expires when it does so by either clock.
 	Clocks func() (monotonic, wall time.Duration)
+	// Clock has the deadlines of batches and the timer; nil means that of the system.
+	Clock outside.Clock
 }
 
 // LeaseStore is the Store that Lease returns.
@@ -70,8 +77,9 @@ type LeaseStore struct {
 	next    backend.Store
 	config  LeaseConfig
 	elapsed *elapsed
-	wake    chan struct{} // wakes Run when there are leases again
-	aheads  *Undos        // the leases requested in the background
+	armed   atomic.Bool // the timer is set, or its function runs
+	closed  atomic.Bool // the timer is not set any more
+	aheads  *Undos      // the leases requested in the background
 	trips   sync.Pool
 	shards  [leaseShards]leaseShard
 }
@@ -219,7 +227,7 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []ba
 	mayBorrow := !recordDenied(charges)
 	for i := range charges {
 		p := &parts[i]
-		ending := p.spent && !p.outlasts(deadline, now)
+		ending := p.spent && !p.outlasts(s.config.Clock, deadline, now)
 		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
@@ -237,8 +245,8 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []ba
 }
 
 // outlasts reports whether the lease that p was charged to lasts until deadline, by which next answers.
-func (p *leasePart) outlasts(deadline time.Time, now time.Duration) bool {
-	return !deadline.IsZero() && p.from[0].grant.until >= now+time.Until(deadline)
+func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
+	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
 // askFor adds the charges of a group to the trip that were not charged to leases.
@@ -378,58 +386,59 @@ func hasReset(charges []backend.Charge) bool {
 func (s *LeaseStore) reset(b *backend.Batch) {
 	after := backend.Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
 	after.Done = func(*backend.Batch) {
-		s.dropReset(b.Charges) // leases granted meanwhile
+		s.dropReset(b.Charges, nil) // leases granted meanwhile
 		b.Done(b)
 	}
-	ahead := s.dropReset(b.Charges)
-	if len(ahead) == 0 {
-		s.next.Submit(&after)
-		return
-	}
-	go func() { // a lease in flight would be charged after the reset, and lost
-		for _, done := range ahead {
-			<-done
-		}
-		s.next.Submit(&after)
-	}()
-}
-
-// dropReset drops the leases of buckets that are reset. It returns channels that are closed when the leases in
-// flight have ended.
-func (s *LeaseStore) dropReset(charges []backend.Charge) (ahead []<-chan struct{}) {
-	for i := range charges {
-		if !charges[i].Reset {
-			continue
-		}
-		if done := s.drop(charges[i].Key); done != nil {
-			ahead = append(ahead, done)
-		}
-	}
-	return ahead
-}
-
-// Run returns the unused units of expired leases, until ctx ends.
-func (s *LeaseStore) Run(ctx context.Context) {
-	const turn = 50 * time.Millisecond
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
-		}
-		for rest := 1; rest > 0; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(turn):
+	var waits atomic.Int32 // for this call, and for leases in flight: they would be charged after the reset, and lost
+	waits.Store(1)
+	s.dropReset(b.Charges, func(a *ahead) {
+		waits.Add(1)
+		a.then = append(a.then, func() {
+			if waits.Add(-1) == 0 {
+				source := after.Source
+				s.next.Submit(&after)
+				if source != nil && source.Flush != nil {
+					source.Flush()
+				}
 			}
-			rest = s.GiveBack()
+		})
+	})
+	if waits.Add(-1) == 0 {
+		s.next.Submit(&after)
+	}
+}
+
+// dropReset drops the leases of buckets that are reset. It calls see, which may be nil, with each lease in flight,
+// while the lock of its shard is held.
+func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
+	for i := range charges {
+		if charges[i].Reset {
+			s.drop(charges[i].Key, see)
 		}
 	}
 }
 
-// GiveBack returns the unused units of expired leases to next. Its result is the number of hot keys that remain. Run
-// calls it.
+// turn is how often the unused units of expired leases are returned.
+const turn = 50 * time.Millisecond
+
+// arm sets the timer, unless it is set. It is called when a key has become hot, and when there is a return to send.
+func (s *LeaseStore) arm() {
+	if !s.closed.Load() && s.armed.CompareAndSwap(false, true) {
+		s.config.Clock.AfterFunc(turn, s.turn)
+	}
+}
+
+// turn is the function of the timer.
+func (s *LeaseStore) turn() {
+	s.GiveBack()
+	s.armed.Store(false)
+	if s.Stats().Keys > 0 { // some may have become hot while the timer was set
+		s.arm()
+	}
+}
+
+// GiveBack returns the unused units of expired leases to next. Its result is the number of hot keys that remain. The
+// timer calls it.
 func (s *LeaseStore) GiveBack() (keys int) {
 	now := s.now()
 	var backs []backend.Charge
@@ -447,6 +456,7 @@ func (s *LeaseStore) GiveBack() (keys int) {
 
 // Close stops leasing, and returns all leased units.
 func (s *LeaseStore) Close() {
+	s.closed.Store(true)
 	s.aheads.Close()
 	s.Forget()
 }
@@ -486,7 +496,8 @@ func (s *LeaseStore) ForgetBucket(key []byte) {
 // giveBack submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
 // repeated.
 func (s *LeaseStore) giveBack(backs []backend.Charge) {
-	until := time.Now().Add(s.config.Timeout)
+	slices.SortStableFunc(backs, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // maps have no order
+	until := s.config.Clock.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(backs, maxBacks) {
 		for i := range part {
 			part[i].Group = i

@@ -268,7 +268,6 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 		s := stores.Lease(link, stores.LeaseConfig{Clocks: clocks})
 		ctx, cancel := context.WithTimeout(context.Background(), life)
 		var work sync.WaitGroup
-		work.Go(func() { s.Run(ctx) })
 		for i := range simWorkers {
 			mine := rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
 			work.Go(func() {

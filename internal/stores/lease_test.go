@@ -101,7 +101,6 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 						}
 						backend.Take(ctx, store, charges, decisions)
 					}), stores.LeaseConfig{})
-					go s.Run(t.Context())
 					limit := compile(t, spec)
 					c := leased(limit, "a", 1, limit.Capacity/5)
 					starts := func(at time.Time) bool { // a window, or it started not long ago
@@ -134,7 +133,6 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 func TestLoansFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
-		go s.Run(t.Context())
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for _, every := range []time.Duration{ms, ms / 10, ms / 2, 5 * ms, 15 * ms} {
 			start, used := asked.count(), left(t, below, c)
@@ -247,7 +245,6 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: wall})
 		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
-		go s.Run(t.Context())
 		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
 		c := leased(compile(t, spec), "a", 1, 500)
 		asks := warm(t, s, c)
@@ -444,8 +441,6 @@ func TestLoansShrinkNearExhaustion(t *testing.T) {
 func TestWhatIsLeftIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
-		ctx, cancel := context.WithCancel(t.Context())
-		go s.Run(ctx)
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
 		if granted := s.Stats().Leased; left(t, below, c) != 10_000-asks-granted {
@@ -459,8 +454,6 @@ func TestWhatIsLeftIsGivenBack(t *testing.T) {
 		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
 			t.Errorf("nobody asks any more: %+v", stats)
 		}
-		cancel()
-		synctest.Wait()
 	})
 }
 
@@ -795,7 +788,6 @@ func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
 		s := stores.Lease(memory.New(memory.Config{Clock: now}), stores.LeaseConfig{})
-		go s.Run(t.Context())
 		return s
 	})
 }

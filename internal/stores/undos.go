@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -14,6 +15,7 @@ const maxUndos = 1024
 // Undos submits charges whose decisions are not needed, such as refunds. The number and the duration of its calls
 // are bounded.
 type Undos struct {
+	clock   outside.Clock
 	timeout time.Duration
 	dropped atomic.Int64
 	running sync.WaitGroup
@@ -24,7 +26,12 @@ type Undos struct {
 }
 
 // NewUndos makes an Undos. A call that was not sent within timeout is not sent any more.
-func NewUndos(timeout time.Duration) *Undos { return &Undos{timeout: timeout} }
+func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, timeout) }
+
+// NewUndosBy is NewUndos by another clock than that of the system.
+func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
+	return &Undos{clock: clock, timeout: timeout}
+}
 
 // Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in flight, or
 // u is closed, it drops them. Then limits admit less than they could, never more.
@@ -44,7 +51,7 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	}
 	store.Submit(&backend.Batch{
 		Charges: copies, Decisions: make([]backend.Decision, len(copies)),
-		Deadline: time.Now().Add(u.timeout), Detached: true, Done: func(*backend.Batch) { u.End() },
+		Deadline: u.Deadline(), Detached: true, Done: func(*backend.Batch) { u.End() },
 	})
 }
 
@@ -70,8 +77,18 @@ func (u *Undos) End() {
 	u.running.Done()
 }
 
+// InFlight returns the number of calls in flight.
+func (u *Undos) InFlight() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.under
+}
+
 // Timeout returns the time after which a call should not be sent any more.
 func (u *Undos) Timeout() time.Duration { return u.timeout }
+
+// Deadline returns the time after which a call that begins now should not be sent any more.
+func (u *Undos) Deadline() time.Time { return u.clock.Now().Add(u.timeout) }
 
 // Dropped returns the number of dropped calls.
 func (u *Undos) Dropped() int64 { return u.dropped.Load() }

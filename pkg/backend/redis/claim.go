@@ -2,7 +2,6 @@ package redis
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -36,6 +36,8 @@ type claims struct {
 	timeout  time.Duration // where there is no deadline
 	spawn    func(f func())
 	panicked func(value any)
+	clock    outside.Clock
+	random   func(p []byte)
 	underway *atomic.Int64
 	// guardOf is the lane to the server of a bucket, whose circuit breaker claims pass; nil: the server is not known.
 	guardOf func(bucket *backend.Charge) *lane
@@ -96,11 +98,11 @@ type claimedGroup struct {
 func (g *claimedGroup) take() {
 	ctx, cancel := g.bound()
 	defer cancel()
-	if ctx.Err() != nil {
+	if end, _ := ctx.Deadline(); !g.clock.Now().Before(end) {
 		g.end(fmt.Errorf("%w: not sent in time", backend.ErrNotTaken))
 		return
 	}
-	g.mine = newClaim(g.once)
+	g.mine = g.newClaim(g.once)
 	var was string
 	claim := func() (err error) {
 		was, err = g.claim(ctx, g.once, g.mine)
@@ -157,7 +159,7 @@ func (g *claimedGroup) settle(answer []byte) {
 // bound is the time there is.
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
-		return context.WithTimeout(context.Background(), g.timeout)
+		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
 	}
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
@@ -186,7 +188,7 @@ func (c claims) replaceLater(once *backend.Once, mine string, answer []byte) {
 	own := *once
 	c.spawn(func() {
 		defer c.undos.End()
-		ctx, cancel := context.WithTimeout(context.Background(), c.undos.Timeout())
+		ctx, cancel := context.WithDeadline(context.Background(), c.clock.Now().Add(c.undos.Timeout()))
 		defer cancel()
 		_ = c.replace(ctx, &own, mine, answer)
 	})
@@ -207,9 +209,9 @@ func (c claims) replace(ctx context.Context, once *backend.Once, mine string, an
 }
 
 // newClaim returns a claim that no other call makes.
-func newClaim(once *backend.Once) string {
+func (c claims) newClaim(once *backend.Once) string {
 	var by [16]byte
-	_, _ = rand.Read(by[:]) // never fails
+	c.random(by[:])
 	return string(claimed) + string(once.Of[:]) + string(by[:])
 }
 

@@ -3,7 +3,6 @@ package redis
 import (
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -41,7 +40,7 @@ func (s *shardStore) undo(u *refund) {
 		return
 	}
 	u.charge.Key, u.charge.Canceled = slices.Clone(u.charge.Key), nil
-	s.run(u, &backend.Batch{Deadline: time.Now().Add(s.undos.Timeout()), Detached: true}, func(backend.Decision) { s.undos.End() })
+	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
 // looks are charges that tell what is in each shard.

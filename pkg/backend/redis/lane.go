@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -30,13 +31,14 @@ type lane struct {
 	// panicked is called with the value of a panic on a goroutine that serves several batches.
 	panicked func(value any)
 
+	clock  outside.Clock
 	worker func() // work
 	calls  sync.Pool
 
 	mu      sync.Mutex
-	queue   queue       // guarded by mu, and so is what follows
-	circuit circuit     //
-	timer   *time.Timer // calls tick
+	queue   queue         // guarded by mu, and so is what follows
+	circuit circuit       //
+	timer   outside.Timer // calls tick
 	closed  bool
 }
 
@@ -44,7 +46,7 @@ var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
 func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) error) *lane {
 	l := &lane{
-		decide: decide, timeout: timeout, probe: decide, patience: timeout, queue: newQueue(timeout),
+		clock: outside.System, decide: decide, timeout: timeout, probe: decide, patience: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},
@@ -60,7 +62,7 @@ func (l *lane) Submit(b *backend.Batch) {
 		b.Done(b)
 		return
 	}
-	now := time.Now()
+	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
 	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hurries(b, now) // a probe may take longer than b
@@ -108,7 +110,7 @@ func (l *lane) arm(do effects) {
 	switch {
 	case do.wake <= 0:
 	case l.timer == nil:
-		l.timer = time.AfterFunc(do.wake, l.tick)
+		l.timer = l.clock.AfterFunc(do.wake, l.tick)
 	default:
 		l.timer.Reset(do.wake)
 	}
@@ -116,7 +118,7 @@ func (l *lane) arm(do effects) {
 
 func (l *lane) tick() {
 	l.mu.Lock()
-	do := l.queue.tick(time.Now())
+	do := l.queue.tick(l.clock.Now())
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
@@ -147,7 +149,7 @@ func (l *lane) work() {
 	c := l.calls.Get().(*call)
 	defer l.calls.Put(c)
 	for more := true; more; {
-		now := time.Now()
+		now := l.clock.Now()
 		l.mu.Lock()
 		l.fill(c, now)
 		l.mu.Unlock()
@@ -168,7 +170,7 @@ func (l *lane) work() {
 		}
 		l.tell(c)
 		l.mu.Lock()
-		do := l.queue.over(time.Now())
+		do := l.queue.over(l.clock.Now())
 		l.arm(do)
 		l.mu.Unlock()
 		more = do.start
@@ -178,7 +180,7 @@ func (l *lane) work() {
 // over ends a call; another starts if one is due.
 func (l *lane) over() {
 	l.mu.Lock()
-	do := l.queue.over(time.Now())
+	do := l.queue.over(l.clock.Now())
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
@@ -210,7 +212,7 @@ func (l *lane) step(e event, now time.Time) effect {
 func (l *lane) heard() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.step(serverHeard, time.Now())
+	l.step(serverHeard, l.clock.Now())
 }
 
 // send makes the call c, which ends by until, or answers it if the circuit refuses it. c.ended are then the batches
@@ -218,7 +220,7 @@ func (l *lane) heard() {
 func (l *lane) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
-		decide, until = l.probe, time.Now().Add(l.patience)
+		decide, until = l.probe, l.clock.Now().Add(l.patience)
 	}
 	if c.permit == doRefuse {
 		c.fail(errOpen)
@@ -231,7 +233,7 @@ func (l *lane) send(c *call, until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {
-		l.step(outcome, time.Now())
+		l.step(outcome, l.clock.Now())
 	}
 	l.queue.landed(c)
 	if l.closed {
@@ -242,7 +244,7 @@ func (l *lane) send(c *call, until time.Time) {
 // guard makes a call that carries no charges, which ends with ctx, unless the circuit refuses it. If it fails though it
 // had the time of a call, that counts for the circuit.
 func (l *lane) guard(ctx context.Context, do func() error) error {
-	now := time.Now()
+	now := l.clock.Now()
 	l.mu.Lock()
 	err, permit := l.refuses(now), doRefuse
 	if err == nil {
@@ -265,7 +267,7 @@ func (l *lane) guard(ctx context.Context, do func() error) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.step(outcome, time.Now())
+	l.step(outcome, l.clock.Now())
 	return err
 }
 

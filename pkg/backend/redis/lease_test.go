@@ -17,7 +17,7 @@ func lending(t *testing.T, c Config) *stores.LeaseStore {
 	t.Helper()
 	c.Timeout = 5 * time.Second
 	s := stores.Lease(open(t, c), stores.LeaseConfig{})
-	go s.Run(t.Context())
+	t.Cleanup(s.Close)
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -25,6 +26,7 @@ type node struct {
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil: the server's clock
 	wall      func() algorithms.Micros // about what the server's clock shows
+	clock     outside.Clock
 	replicas  replicas
 	plain     atomic.Bool // the server does not know a shebang
 	loaded    atomic.Bool // with replicas: the server had the script when it was last called
@@ -32,7 +34,7 @@ type node struct {
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
 	return &node{
-		client: client, keys: keys, now: now,
+		client: client, keys: keys, now: now, clock: outside.System,
 		wall: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	}
 }
@@ -40,7 +42,7 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 // patient is n with calls that may take as long as timeout.
 func (n *node) patient(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
-	p.elsewhere, p.wall, p.replicas = n.elsewhere, n.wall, n.replicas
+	p.elsewhere, p.wall, p.clock, p.replicas = n.elsewhere, n.wall, n.clock, n.replicas
 	p.plain.Store(n.plain.Load())
 	return p
 }
@@ -225,7 +227,7 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 		for _, cmd := range f.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
-		confirmed := n.replicas.confirm(ctx, pipe)
+		confirmed := n.replicas.confirm(ctx, pipe, n.clock)
 		_, _ = pipe.Exec(ctx) // each error is its command's
 		unconfirmed = confirmed()
 	}
@@ -254,13 +256,13 @@ type replicas struct {
 
 // confirm adds the question to pipe; what it returns is, once pipe has been sent, why what was
 // written does not count.
-func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner) (unconfirmed func() error) {
+func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock outside.Clock) (unconfirmed func() error) {
 	if r.count == 0 {
 		return func() error { return nil }
 	}
 	wait := r.wait
 	if end, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(end)*3/4)
+		wait = min(wait, outside.Until(clock, end)*3/4)
 	}
 	cmd := once{goredis.NewCmd(ctx, "wait", r.count, max(1, wait.Milliseconds()))}
 	_ = pipe.Process(ctx, cmd)

@@ -9,6 +9,7 @@ package redis
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -64,6 +66,9 @@ type Config struct {
 	// Panicked is called with the value of a panic on a goroutine of the Store's that serves several batches: the
 	// process goes on. May be nil.
 	Panicked func(value any)
+
+	// Outside is nil, but in a simulation: what the Store needs from its machine.
+	Outside *outside.World
 
 	connections int           // the most to a server; 0: as many as a lane needs
 	patience    time.Duration // 0: patience. For tests
@@ -118,8 +123,12 @@ func Open(c Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), ways: map[string]*way{}}
-	s.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
-	s.timeout, s.spawn, s.panicked, s.underway = c.Timeout, s.pool.Go, c.Panicked, new(atomic.Int64)
+	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
+	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // never fails
+	if c.Outside != nil {
+		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
+	}
+	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.guardOf = s.laneTo
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
@@ -139,7 +148,7 @@ func Open(c Config) (*Store, error) {
 		s.client = client
 		s.store = s.lane(u.master, newNode(client, k, c.Clock))
 	default:
-		client := goredis.NewClient(o)
+		client := c.newClient(o)
 		s.client = client
 		s.store = s.lane(o.Addr, newNode(client, k, c.Clock))
 	}
@@ -149,14 +158,18 @@ func Open(c Config) (*Store, error) {
 // lane makes the way to one server.
 func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
+	if c := s.config.Outside; c != nil {
+		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(c.Clock.Now().UnixMicro()) }
+	}
 	usual := newLane(s.config.Timeout, n.decide)
-	usual.spawn = s.pool.Go
+	usual.spawn, usual.clock = s.spawn, s.clock
 	if s.config.Changed != nil {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
 	w := &way{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		w.patient = newLane(patience, n.patient(patience).decide)
+		w.patient.spawn, w.patient.clock = s.spawn, s.clock
 		usual.probe, usual.patience = w.patient.decide, patience
 	}
 	if s.config.Panicked != nil {

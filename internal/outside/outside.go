@@ -1,0 +1,61 @@
+// Package outside has what a store needs from its machine: time, timers, goroutines, chance, and calls to servers. A
+// program uses those of the system. A simulation supplies its own, and then runs the same code on one seeded loop.
+package outside
+
+import (
+	"context"
+	"time"
+)
+
+// Clock tells the time and calls functions later.
+type Clock interface {
+	Now() time.Time
+	// AfterFunc calls f on a goroutine of its own, d from now.
+	AfterFunc(d time.Duration, f func()) Timer
+}
+
+// Timer is a call that AfterFunc has arranged, like a *time.Timer.
+type Timer interface {
+	Reset(d time.Duration) bool
+	Stop() bool
+}
+
+// System is the clock of the system.
+var System Clock = system{}
+
+type system struct{}
+
+func (system) Now() time.Time { return time.Now() }
+
+func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
+
+// Until returns the time from now until t, by c.
+func Until(c Clock, t time.Time) time.Duration { return t.Sub(c.Now()) }
+
+// World is the outside of a process in a simulation.
+type World struct {
+	Clock Clock
+	// Go runs f beside its caller.
+	Go func(f func())
+	// Random fills p with random bytes. Below returns a random number from 0 to n-1.
+	Random func(p []byte)
+	Below  func(n int) int
+	// Call sends commands to a server in one write, and waits for the replies until ctx ends.
+	Call func(ctx context.Context, server string, commands []Command)
+}
+
+// Command is one command to a Redis server, and its reply or why there is none. An error that the server replied is
+// an ErrorReply.
+type Command struct {
+	Args  []any
+	Reply any // string, int64, or nil
+	Err   error
+}
+
+// ErrorReply is an error that a server replied.
+type ErrorReply string
+
+func (e ErrorReply) Error() string { return string(e) }
+
+// RedisError marks e as a reply, for the Redis client.
+func (ErrorReply) RedisError() {}

@@ -1,0 +1,89 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+)
+
+// newClient makes a client of one server.
+func (c Config) newClient(o *goredis.Options) *goredis.Client {
+	if c.Outside == nil {
+		return goredis.NewClient(o)
+	}
+	o.MinIdleConns = 0 // no connection is ever made
+	client := goredis.NewClient(o)
+	client.AddHook(simulation{c.Outside, o.Addr})
+	return client
+}
+
+// simulation sends the commands of a client to a simulated server.
+type simulation struct {
+	world *outside.World
+	addr  string
+}
+
+// DialHook implements goredis.Hook.
+func (simulation) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+// ProcessHook implements goredis.Hook.
+func (s simulation) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		s.call(ctx, []goredis.Cmder{cmd})
+		return cmd.Err()
+	}
+}
+
+// ProcessPipelineHook implements goredis.Hook.
+func (s simulation) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		s.call(ctx, cmds)
+		for _, cmd := range cmds {
+			if err := cmd.Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
+	commands := make([]outside.Command, len(cmds))
+	for i, cmd := range cmds {
+		commands[i].Args = cmd.Args()
+	}
+	s.world.Call(ctx, s.addr, commands)
+	for i, cmd := range cmds {
+		setReply(cmd, &commands[i])
+	}
+}
+
+// setReply makes the reply to c that of cmd.
+func setReply(cmd goredis.Cmder, c *outside.Command) {
+	if own, ok := cmd.(once); ok {
+		cmd = own.Cmd
+	}
+	err := c.Err
+	if c.Reply == nil && err == nil {
+		err = goredis.Nil
+	}
+	cmd.SetErr(err)
+	if err != nil {
+		return
+	}
+	switch cmd := cmd.(type) {
+	case *goredis.Cmd:
+		cmd.SetVal(c.Reply)
+	case *goredis.StringCmd:
+		cmd.SetVal(c.Reply.(string))
+	case *goredis.IntCmd:
+		cmd.SetVal(c.Reply.(int64))
+	case *goredis.BoolCmd:
+		cmd.SetVal(c.Reply != int64(0))
+	default:
+		panic(fmt.Sprintf("redis: a simulation has no replies for %T", cmd))
+	}
+}
