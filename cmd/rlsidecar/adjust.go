@@ -17,45 +17,45 @@ import (
 
 // adjustCmd changes single limits of a running sidecar.
 type adjustCmd struct {
-	Set    adjustSetCmd    `cmd:"" help:"Give a key, or all keys of a limit, other numbers until a moment; or block it."`
+	Set    adjustSetCmd    `cmd:"" help:"Change a limit's numbers, for one key or all keys, for some time; or block a key."`
 	List   adjustListCmd   `cmd:"" help:"List the adjustments in force."`
-	Show   adjustShowCmd   `cmd:"" help:"Show one of them."`
-	Delete adjustDeleteCmd `cmd:"" help:"End one before it expires."`
-	Audit  adjustAuditCmd  `cmd:"" help:"List who changed what and why, or verify that list."`
+	Show   adjustShowCmd   `cmd:"" help:"Show one adjustment."`
+	Delete adjustDeleteCmd `cmd:"" help:"End an adjustment before it expires."`
+	Audit  adjustAuditCmd  `cmd:"" help:"List who changed what and why, or verify that no entry was changed."`
 }
 
-// by names the operator.
+// by identifies the operator.
 type by struct {
-	Author string `env:"USER" placeholder:"NAME" help:"Who you are, for the audit ($USER)."`
-	Reason string `required:"" placeholder:"TEXT" help:"Why, for the audit."`
+	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit ($USER)."`
+	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
 }
 
 type adjustSetCmd struct {
-	Limit   string   `required:"" placeholder:"NAME" help:"The limit."`
-	Domain  string   `placeholder:"NAME" help:"Its domain; needed where several have such a limit."`
-	Key     []string `sep:"none" placeholder:"VALUE" help:"The value that identifies the bucket; once for each value, in the order of the descriptor."`
-	AllKeys bool     `help:"All keys of the limit that have no adjustment of their own."`
+	Limit   string   `required:"" placeholder:"NAME" help:"Name of the limit."`
+	Domain  string   `placeholder:"NAME" help:"Domain of the limit. Required if several domains have a limit of this name."`
+	Key     []string `sep:"none" placeholder:"VALUE" help:"Value that identifies the bucket. Repeat it for each value, in the order of the descriptor."`
+	AllKeys bool     `help:"Adjust all keys of the limit that have no adjustment of their own."`
 
-	Rate      *int64 `placeholder:"N" help:"Units in each period, instead of those configured."`
-	Capacity  *int64 `placeholder:"N" help:"The most units at once."`
-	Period    string `placeholder:"TIME" help:"The period, as 1m or 1d."`
-	Factor    string `placeholder:"X" help:"So many times as much as is configured: 10, 0.5."`
-	Unlimited bool   `help:"Deny nothing; what is used is still counted."`
+	Rate      *int64 `placeholder:"N" help:"Units in each period, instead of the configured ones."`
+	Capacity  *int64 `placeholder:"N" help:"Largest burst: the units that a full bucket holds."`
+	Period    string `placeholder:"TIME" help:"Length of the period, such as 1m or 1d."`
+	Factor    string `placeholder:"X" help:"Multiply the configured numbers by this factor, such as 10 or 0.5."`
+	Unlimited bool   `help:"Deny nothing, and still count."`
 	Block     bool   `help:"Deny everything."`
 
-	For           string    `placeholder:"TIME" help:"How long: 30m, 2h, 7d; at most 30 days."`
-	Until         time.Time `placeholder:"TIME" help:"Or until when: 2026-03-01T18:00:00Z."`
-	ExpectVersion *uint64   `placeholder:"N" help:"Change nothing if there was a change since this version, which list shows."`
-	Preview       bool      `help:"Say what it would do, and do nothing."`
+	For           string    `placeholder:"TIME" help:"Duration: 30m, 2h, 7d; at most 30 days."`
+	Until         time.Time `placeholder:"TIME" help:"Or the time at which it ends: 2026-03-01T18:00:00Z."`
+	ExpectVersion *uint64   `placeholder:"N" help:"Fail if the adjustments have changed since this version, which adjust list shows."`
+	Preview       bool      `help:"Print what would change, and change nothing."`
 	by
 	adminFlags
 }
 
 // Help is shown by adjust set --help.
 func (adjustSetCmd) Help() string {
-	return `Asks the admin port of a running sidecar, with the admin token or at its Unix socket.
-With Redis every sidecar applies the adjustment within about a second. What a key has
-used stays used. The adjustment ends by itself.
+	return `Sends the adjustment to the admin listener of a running sidecar, which must have a token
+or be a Unix socket. With Redis, every sidecar applies the adjustment within about a
+second. Units that a key has consumed stay consumed. The adjustment ends by itself.
 
 Example:
 
@@ -65,7 +65,7 @@ Example:
   rlsidecar adjust set --limit login --all-keys --factor 0.5 --for 30m --reason "database overloaded"`
 }
 
-// Run sets it.
+// Run creates the adjustment.
 func (c *adjustSetCmd) Run(a *app) error {
 	p, err := c.proposal()
 	if err != nil {
@@ -94,7 +94,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 	return err
 }
 
-// proposal is what the flags say.
+// proposal is the adjustment that the flags describe.
 func (c *adjustSetCmd) proposal() (p adjust.Proposal, err error) {
 	p = adjust.Proposal{
 		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
@@ -146,14 +146,15 @@ type adjustListCmd struct{ adminFlags }
 
 // Help is shown by adjust list --help.
 func (adjustListCmd) Help() string {
-	return `Lists the adjustments in force at a running sidecar, and those that it ignores.
+	return `Lists the adjustments in force at a running sidecar, and those that it ignores because
+the configuration has no such limit.
 
 Example:
 
   rlsidecar adjust list`
 }
 
-// Run lists them.
+// Run lists the adjustments.
 func (c *adjustListCmd) Run(a *app) error {
 	var answer struct {
 		Version     uint64            `json:"version"`
@@ -165,7 +166,7 @@ func (c *adjustListCmd) Run(a *app) error {
 		return err
 	}
 	if answer.Problem != "" {
-		fmt.Fprintf(a.stderr, "rlsidecar: these are the last ones known: %s\n", answer.Problem)
+		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
 	}
 	fmt.Fprintf(a.stdout, "%d adjustments, version %d, kept in %s\n", len(answer.Adjustments), answer.Version, answer.KeptIn)
 	return writeAdjustments(a.stdout, answer.Adjustments)
@@ -190,20 +191,20 @@ func writeAdjustments(w io.Writer, all []shownAdjustment) error {
 }
 
 type adjustShowCmd struct {
-	ID string `arg:"" help:"The ID, as list shows it."`
+	ID string `arg:"" help:"ID of the adjustment, from adjust list."`
 	adminFlags
 }
 
 // Help is shown by adjust show --help.
 func (adjustShowCmd) Help() string {
-	return `Exits 1 if there is no such adjustment.
+	return `Exits with 1 if there is no such adjustment.
 
 Example:
 
   rlsidecar adjust show 4a534f8ae84cdbdd1f4f6e86`
 }
 
-// Run shows it.
+// Run shows the adjustment.
 func (c *adjustShowCmd) Run(a *app) error {
 	var answer struct{ Adjustment shownAdjustment }
 	if err := c.send(a, http.MethodGet, "adjustments/"+url.PathEscape(c.ID), nil, nil, &answer); err != nil || c.Format == "json" {
@@ -222,23 +223,23 @@ func (c *adjustShowCmd) Run(a *app) error {
 func when(micros int64) string { return time.UnixMicro(micros).UTC().Format("2006-01-02 15:04:05 UTC") }
 
 type adjustDeleteCmd struct {
-	ID            string  `arg:"" help:"The ID, as list shows it."`
-	ExpectVersion *uint64 `placeholder:"N" help:"Change nothing if there was a change since this version."`
+	ID            string  `arg:"" help:"ID of the adjustment, from adjust list."`
+	ExpectVersion *uint64 `placeholder:"N" help:"Fail if the adjustments have changed since this version, which adjust list shows."`
 	by
 	adminFlags
 }
 
 // Help is shown by adjust delete --help.
 func (adjustDeleteCmd) Help() string {
-	return `The limit is as configured again; what was used stays used. Exits 1 if there is no such
-adjustment.
+	return `The configured numbers apply again. Units that were consumed stay consumed. Exits with 1
+if there is no such adjustment.
 
 Example:
 
   rlsidecar adjust delete 4a534f8ae84cdbdd1f4f6e86 --reason "launch is over"`
 }
 
-// Run deletes it.
+// Run deletes the adjustment.
 func (c *adjustDeleteCmd) Run(a *app) error {
 	body, err := json.Marshal(map[string]any{"author": c.Author, "reason": c.Reason, "version": c.ExpectVersion})
 	if err != nil {
@@ -253,17 +254,18 @@ func (c *adjustDeleteCmd) Run(a *app) error {
 }
 
 type adjustAuditCmd struct {
-	N      int    `short:"n" default:"50" placeholder:"N" help:"How many changes, at most 1000 (${default})."`
-	Before uint64 `placeholder:"N" help:"Those before this version (the newest)."`
-	Verify bool   `help:"Verify instead that no entry was changed or removed."`
+	N      int    `short:"n" default:"50" placeholder:"N" help:"Number of changes, at most 1000 (${default})."`
+	Before uint64 `placeholder:"N" help:"List the changes before this version (the newest)."`
+	Verify bool   `help:"Verify that no entry was changed or removed, instead of listing them."`
 	adminFlags
 }
 
 // Help is shown by adjust audit --help.
 func (adjustAuditCmd) Help() string {
-	return `Lists changes, the newest first. Each entry is chained to the one before it. With --verify
-the sidecar checks that chain; exits 1 if it is broken. The sidecars need --audit-key-file
-to protect the chain against forgery by anyone with write access to Redis.
+	return `Lists changes, the newest first. Each entry contains a hash of the entry before it. With
+--verify the sidecar checks these hashes, and the command exits with 1 if one is wrong.
+Only with --audit-key-file are the hashes safe from forgery by anyone who can write to
+Redis.
 
 Example:
 
@@ -271,7 +273,7 @@ Example:
   rlsidecar adjust audit --verify`
 }
 
-// Run lists or verifies them.
+// Run lists or verifies the audit.
 func (c *adjustAuditCmd) Run(a *app) error {
 	if c.Verify {
 		return c.verify(a)
@@ -316,7 +318,7 @@ func (c *adjustAuditCmd) verify(a *app) error {
 		return err
 	}
 	if !answer.Whole {
-		return exitError{exitNo, errors.New("the audit is not whole: " + answer.Problem)}
+		return exitError{exitNo, errors.New("the audit is damaged: " + answer.Problem)}
 	}
 	if c.Format == "json" {
 		return nil

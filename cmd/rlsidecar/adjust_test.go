@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestOperatorsAdjustARunningSidecar serves at Unix sockets and runs the commands, as the guide has them.
+// TestOperatorsAdjustARunningSidecar runs the commands of the guide against a sidecar on Unix sockets.
 func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	t.Setenv("USER", "ann")
 	dir := t.TempDir()
@@ -63,7 +63,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	list := command(exitDone, "5 adjustments, version 5", "list")
 	for _, want := range []string{"factor 10", "unlimited", "block", "rate 7, capacity 9", "all keys", "ann", `a,b\x1b`} {
 		if !strings.Contains(list, want) {
-			t.Errorf("the list has no %q:\n%s", want, list)
+			t.Errorf("the list lacks %q:\n%s", want, list)
 		}
 	}
 	command(exitDone, "set by ann at", "show", id[1])

@@ -25,8 +25,8 @@ descriptors:
     descriptors: [{key: ip, rate_limit: {unit: year, requests_per_unit: 1}}]
 `
 
-// TestOperatorsAskARunningSidecar serves at Unix sockets, has keys denied, and runs the commands.
-func TestOperatorsAskARunningSidecar(t *testing.T) {
+// TestOperatorsQueryARunningSidecar denies keys at a sidecar on Unix sockets and runs the commands.
+func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	dir := t.TempDir()
 	httpAt, adminAt := "unix://"+filepath.Join(dir, "http"), "unix://"+filepath.Join(dir, "admin")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -44,7 +44,7 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 			t.Errorf("serve: exit %d", code)
 		}
 		if !strings.Contains(log.String(), `a bucket was reset	{"domain": "edge", "limit": "send", "key": "a,b\\x1b"}`) {
-			t.Errorf("the log:\n%s", log.String())
+			t.Errorf("the log lacks the reset:\n%s", log.String())
 		}
 	}()
 	ask := func(entries string) int {
@@ -74,11 +74,11 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 			t.Errorf("%v: exit %d\n%s\nwant %d\n%s", args, got, text, code, want)
 		}
 	}
-	command(exitDone, "nobody was denied since 2", "top")
+	command(exitDone, "no request was denied since 2", "top")
 	for entries, codes := range map[string][]int{user: {200, 429, 429}, login: {200, 429}} {
 		for i, want := range codes {
 			if code := ask(entries); code != want {
-				t.Fatalf("%s, %d: %d, want %d", entries, i, code, want)
+				t.Fatalf("%s, request %d: status %d, want %d", entries, i, code, want)
 			}
 		}
 	}
@@ -93,19 +93,19 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 	command(exitDone, `reset the bucket of a,b\x1b of limit send in domain edge`, "reset", "send", "a,b\x1b")
 	command(exitDone, "edge    send   a,b\\x1b  2          2   0s", "get", "--domain", "edge", "send", "a,b\x1b")
 	if code := ask(user); code != 200 {
-		t.Errorf("after the reset: %d", code)
+		t.Errorf("after the reset: status %d", code)
 	}
 	command(exitDone, "edge    path_/login.ip  ::1  0          1   ", "get", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
 	command(exitDone, "reset the bucket of ::1 of limit path_/login.ip", "reset", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
 	if code := ask(login); code != 200 {
-		t.Errorf("after the reset: %d", code)
+		t.Errorf("after the reset: status %d", code)
 	}
 
-	command(exitNo, "no limit keeps a bucket for it", "get", "--domain", "edge", "--descriptor", "path=/x")
-	command(exitNo, "no limit keeps a bucket for it", "reset", "--domain", "edge", "--descriptor", "path=/x")
+	command(exitNo, "no limit has a bucket for this descriptor", "get", "--domain", "edge", "--descriptor", "path=/x")
+	command(exitNo, "no limit has a bucket for this descriptor", "reset", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, `no limit is named "sned"`, "get", "sned")
 
-	for _, verb := range []string{"get", "reset"} { // a bucket that no proxy meets
+	for _, verb := range []string{"get", "reset"} { // a bucket that no descriptor meets
 		const send, team = "a bucket of this limit is identified by 1 value (user)", "a bucket of this limit is identified by 1 value (org) or by 2 values (org, team)"
 		command(exitUsage, `limit "send": the key has no value; `+send, verb, "send")
 		command(exitUsage, `limit "send": the key has 2 values; `+send, verb, "send", "bob", "eve")
@@ -129,12 +129,12 @@ func TestOperatorsAskARunningSidecar(t *testing.T) {
 	file := write(t, "s3cret\n")
 	var listed output
 	if code := run(t.Context(), []string{"top", "--admin-listen", adminAt, "--admin-token-file", file}, nil, &listed, &listed); code != exitDone || !strings.HasPrefix(listed.String(), "since ") {
-		t.Errorf("a token of a file: exit %d\n%s", code, listed.String())
+		t.Errorf("a token from a file: exit %d\n%s", code, listed.String())
 	}
-	command(exitUsage, "given twice", "top", "--admin-token-file", file)
+	command(exitUsage, "two tokens are given", "top", "--admin-token-file", file)
 	wrong("is empty", "top", "--admin-listen", adminAt, "--admin-token-file", write(t, ""))
 	wrong("give --admin-token", "top", "--admin-listen", adminAt)
-	wrong("is this rlsidecar's admin port?", "top", "--admin-listen", httpAt)
+	wrong("is this rlsidecar's admin listener?", "top", "--admin-listen", httpAt)
 	wrong("is a sidecar running there?", "top", "--admin-listen", "unix://"+filepath.Join(dir, "none"))
 	var out output
 	if code := run(t.Context(), []string{"top", "--admin-listen", ""}, nil, &out, &out); code != exitUsage {

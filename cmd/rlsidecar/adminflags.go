@@ -20,28 +20,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// adminFlags say how to ask the admin port of a running sidecar.
+// adminFlags state how to reach the admin listener of a running sidecar.
 type adminFlags struct {
-	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The sidecar's admin port, as given to serve (${default})."`
-	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Its bearer token, if it has one."`
-	AdminTokenFile tokenFile     `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File with that token instead."`
+	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
+	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener, if it requires one."`
+	AdminTokenFile tokenFile     `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains the bearer token."`
 	Timeout        time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
-	Format         string        `enum:"text,json" default:"text" help:"text or json."`
+	Format         string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// maxAnswer bounds what is read of an answer.
+// maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// ask asks for a path below /api/, and decodes the answer into what it is about. As JSON the answer
-// is printed as it came.
+// ask requests a path below /api/ and decodes the answer into into. With --format json it prints the answer unchanged
+// instead.
 func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any) error {
 	return f.send(a, method, path, query, nil, into)
 }
 
-// send is ask with a body in JSON; nil: none.
+// send is ask with a JSON body, or without one if content is nil.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, into any) error {
 	if f.AdminListen == "" {
-		return exitError{exitUsage, errors.New("there is no port to ask: give --admin-listen")}
+		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
 	}
 	token, err := f.token()
 	if err != nil {
@@ -61,21 +61,21 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	}
 	answer, err := server.Client(f.AdminListen).Do(r)
 	if err != nil {
-		if of, ok := errors.AsType[*url.Error](err); ok { // whose text has the query
+		if of, ok := errors.AsType[*url.Error](err); ok { // the URL's text contains the query
 			err = of.Err
 		}
-		return fmt.Errorf("ask %s: %w; is a sidecar running there?", f.AdminListen, err)
+		return fmt.Errorf("query %s: %w; is a sidecar running there? (--admin-listen)", f.AdminListen, err)
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer))
 	if err != nil {
-		return fmt.Errorf("ask %s: %w", f.AdminListen, err)
+		return fmt.Errorf("query %s: %w", f.AdminListen, err)
 	}
 	if answer.StatusCode != http.StatusOK {
 		return f.refused(answer, body)
 	}
 	if err := json.Unmarshal(body, into); err != nil {
-		return fmt.Errorf("ask %s: the answer cannot be read: %w; is this rlsidecar's admin port?", f.AdminListen, err)
+		return fmt.Errorf("query %s: the answer is not valid: %w; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, err)
 	}
 	if f.Format == "json" {
 		return writeJSON(a.stdout, json.RawMessage(body))
@@ -83,26 +83,26 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	return nil
 }
 
-// token is the one to bring; nil: none.
+// token returns the token to send, or nil if none is given.
 func (f *adminFlags) token() (httpauth.Token, error) {
 	switch {
 	case f.AdminTokenFile == "":
 		return httpauth.FixedToken(f.AdminToken), nil
 	case f.AdminToken != "":
-		return nil, exitError{exitUsage, errors.New("a token is given twice: give it, or the file with it")}
+		return nil, exitError{exitUsage, errors.New("two tokens are given; give only one of --admin-token and --admin-token-file")}
 	default:
 		return httpauth.FileToken(string(f.AdminTokenFile), zap.NewNop())
 	}
 }
 
-// refused is what an answer says that is no answer.
+// refused returns the error for an answer with an unexpected status.
 func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {
 	case answer.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("ask %s: it wants another token; give --admin-token-file or --admin-token", f.AdminListen)
+		return fmt.Errorf("query %s: the token is missing or wrong; give --admin-token-file or --admin-token", f.AdminListen)
 	case json.Unmarshal(body, &problem) != nil || problem.Title == "":
-		return fmt.Errorf("ask %s: it answers %s; is this rlsidecar's admin port?", f.AdminListen, answer.Status)
+		return fmt.Errorf("query %s: the answer is %s; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, answer.Status)
 	case problem.Detail == "":
 		problem.Detail = problem.Title
 	}
@@ -117,15 +117,15 @@ func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	}
 }
 
-// bucketArgs say which buckets are meant.
+// bucketArgs select buckets.
 type bucketArgs struct {
 	Limit      string   `arg:"" optional:"" help:"A named limit."`
-	Key        []string `arg:"" optional:"" help:"The values that tell the bucket apart."`
-	Domain     string   `placeholder:"NAME" help:"The domain; needed with --descriptor, and where several have the limit."`
-	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT: the buckets that this descriptor meets."`
+	Key        []string `arg:"" optional:"" help:"Values that identify the bucket, in the order of the descriptor."`
+	Domain     string   `placeholder:"NAME" help:"The domain. Required with --descriptor, and if several domains have the limit."`
+	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT and KEY: select the buckets that this descriptor meets."`
 }
 
-// query is how the admin port is asked about them.
+// query returns the query of the admin API that selects these buckets.
 func (b *bucketArgs) query() (url.Values, error) {
 	q := url.Values{}
 	switch {
@@ -143,10 +143,10 @@ func (b *bucketArgs) query() (url.Values, error) {
 	return q, nil
 }
 
-// shownKey is a key in an answer: a text, bytes as {"base64": …}, or a list of these.
+// shownKey is a key in an answer: text, bytes as {"base64": …}, or a list of these.
 type shownKey []string
 
-// UnmarshalJSON reads any of these.
+// UnmarshalJSON implements json.Unmarshaler.
 func (k *shownKey) UnmarshalJSON(data []byte) error {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {
@@ -174,7 +174,7 @@ func (k *shownKey) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// String shows it to people: a terminal gets nothing that a client chose but plain text.
+// String returns the key as printable text: bytes chosen by a client must not reach a terminal unescaped.
 func (k shownKey) String() string {
 	texts := make([]string, len(k))
 	for i, v := range k {

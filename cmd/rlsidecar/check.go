@@ -12,16 +12,16 @@ import (
 
 type checkCmd struct {
 	Paths    []string `arg:"" name:"path" help:"File, or folder of *.yaml files."`
-	Format   string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
-	RedisURL string   `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"That of the serve this is for, which is not asked: with redis+cluster://… limits of one descriptor are named that a cluster charges in several steps."`
+	Format   string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+	RedisURL string   `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
 	configFlags
 }
 
 // Help is shown by check --help.
 func (checkCmd) Help() string {
-	return `Every mistake is one line on standard output, file:line:column: message, and
-makes the exit code 1. Warnings are marked as such and change nothing else.
-All paths together are one configuration.
+	return `Prints one line for each mistake to standard output, as file:line:column: message, and
+exits with 1 if there is one. Lines with "warning:" do not change the exit code. All
+paths together are one configuration.
 
 Example:
 
@@ -40,7 +40,7 @@ func (c *checkCmd) Run(a *app) error {
 	snapshot, problems := config.Load(c.Paths, options)
 	var err error
 	if c.Format == "json" {
-		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // no problem is [], not null
+		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // [] instead of null if there are no problems
 	} else {
 		err = writeProblems(a.stdout, problems, snapshot)
 	}
@@ -54,7 +54,7 @@ func (c *checkCmd) Run(a *app) error {
 	}
 }
 
-// writeProblems writes a line for each, or at last how much was found good.
+// writeProblems writes one line for each problem, or the numbers of domains and limits if there is none.
 func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
 	for _, p := range problems {
 		if _, err := fmt.Fprintln(w, p); err != nil {
@@ -72,7 +72,7 @@ func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) e
 	return err
 }
 
-// count is a number of things.
+// count returns n with the singular or plural of thing.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -80,7 +80,7 @@ func count(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// writeJSON writes v for programs, and for people who look at it.
+// writeJSON writes v as indented JSON.
 func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

@@ -15,7 +15,7 @@ type completionCmd struct {
 
 // Help is shown by completion --help.
 func (completionCmd) Help() string {
-	return `Prints a script that has the shell complete commands, flags, words and files.
+	return `The script completes commands, flags, their values, and file names.
 
 Example:
 
@@ -33,7 +33,7 @@ func (c *completionCmd) Run(a *app, parsed *kong.Context) error {
 	return err
 }
 
-// choices are the words that a flag or an argument takes; nil: any.
+// choices returns the words that a flag or an argument accepts, or nil if it accepts any.
 func choices(v *kong.Value) []string {
 	if v.Enum == "" {
 		return nil
@@ -41,7 +41,7 @@ func choices(v *kong.Value) []string {
 	return strings.Split(v.Enum, ",")
 }
 
-// argument is the first that a command takes; nil: none.
+// argument returns the first argument of a command, or nil if it has none.
 func argument(command *kong.Node) *kong.Value {
 	if len(command.Positional) == 0 {
 		return nil
@@ -106,7 +106,8 @@ func zshCompletion(b *bytes.Buffer, commands []*kong.Node) {
 		}
 		b.WriteString(" ;;\n")
 	}
-	// Loaded from a file of its name it is called at once; sourced, it is registered.
+	// zsh calls the function at once when it loads it from a file of its name. When sourced, the script only
+	// registers it.
 	b.WriteString("  esac\n}\nif [[ $funcstack[1] == _rlsidecar ]]; then _rlsidecar \"$@\"; else compdef _rlsidecar rlsidecar; fi\n")
 }
 
@@ -118,7 +119,7 @@ func fishCompletion(b *bytes.Buffer, commands []*kong.Node) {
 	for _, c := range commands {
 		line := fmt.Sprintf("complete -c rlsidecar -n '__fish_seen_subcommand_from %s'", c.Name)
 		for _, f := range c.Flags {
-			takes := " -r" // a value; files, unless there are words
+			takes := " -r" // any value; files are offered unless there are words
 			switch {
 			case f.IsBool():
 				takes = ""
@@ -136,7 +137,7 @@ func fishCompletion(b *bytes.Buffer, commands []*kong.Node) {
 	}
 }
 
-// fishQuote is s as one word of fish.
+// fishQuote quotes s as one word of fish.
 func fishQuote(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// printed puts what a command prints into a file.
+// printed writes the output of a command to a file.
 func printed(t *testing.T, args ...string) (file string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -22,7 +22,7 @@ func printed(t *testing.T, args ...string) (file string) {
 	return write(t, stdout.String())
 }
 
-// said runs a shell, and returns its lines.
+// said runs a shell and returns the lines it prints.
 func said(t *testing.T, program string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
@@ -32,9 +32,9 @@ func said(t *testing.T, program string, args ...string) []string {
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-// What the shells offer for a line; each must have these words.
+// completions are command lines, and words that each shell must offer for them.
 var completions = []struct {
-	line []string // the last is what has been typed of the word
+	line []string // the last is the typed part of the word
 	want []string
 }{
 	{[]string{"rlsidecar", "se"}, []string{"serve"}},
@@ -53,7 +53,7 @@ func TestBashCompletes(t *testing.T) {
 			t.Errorf("%q: %q, want %q", c.line, got, c.want)
 		}
 	}
-	// bash takes = for a word.
+	// bash treats = as a word of its own.
 	words := []string{"-c", `source "$0"; COMP_WORDS=(rlsidecar serve --log-level = w); COMP_CWORD=4; _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
 	if got := said(t, bash, words...); !slices.Equal(got, []string{"warn"}) {
 		t.Errorf("--log-level=w: %q", got)
@@ -76,7 +76,7 @@ func TestFishCompletes(t *testing.T) {
 	}
 }
 
-// TestZshTakesItsCompletion both ways; what zsh offers can only be seen in a terminal.
+// TestZshTakesItsCompletion loads the script both ways. What zsh offers can only be seen in a terminal.
 func TestZshTakesItsCompletion(t *testing.T) {
 	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "
@@ -94,15 +94,15 @@ func TestZshTakesItsCompletion(t *testing.T) {
 
 func TestManualPageIsWellFormed(t *testing.T) {
 	mandoc, page := tooltest.Path(t, "mandoc"), printed(t, "man")
-	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", page).CombinedOutput() // its code says how bad the worst is
+	out, _ := exec.Command(mandoc, "-T", "lint", "-W", "warning", page).CombinedOutput() // mandoc's exit code is the severity of the worst finding
 	for line := range strings.Lines(string(out)) {
-		if !strings.Contains(line, "missing date") { // the page is the same whenever it is made
+		if !strings.Contains(line, "missing date") { // the page has no date, so that builds are reproducible
 			t.Errorf("mandoc: %s", line)
 		}
 	}
 	text := strings.Join(said(t, mandoc, "-T", "ascii", page), "\n")
 	for strip := strings.Index(text, "\b"); strip >= 0; strip = strings.Index(text, "\b") {
-		text = text[:strip-1] + text[strip+1:] // bold, as printers have it
+		text = text[:strip-1] + text[strip+1:] // bold, as printers write it
 	}
 	for _, want := range []string{"--on-backend-failure", "RLSIDECAR_REDIS_URL", "rlsidecar serve --config limits.yaml"} {
 		if !strings.Contains(text, want) {

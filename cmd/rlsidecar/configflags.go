@@ -10,17 +10,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// configFlags are the defaults of a configuration that come from outside its files, with the names
-// that serve has for them: what is checked is what will be served.
+// configFlags are the defaults of a configuration that its files do not state. The names are those of serve's flags,
+// so that a command checks what serve will use.
 type configFlags struct {
-	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"Default of a domain's consume: together, each, or auto, which is together for files and each for limits that a control plane sends."`
-	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of on_backend_failure: deny, allow, local or error."`
-	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of local_share, in (0, 1]."`
-	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Most limits of a configuration, each counted at every place that uses it. A limit takes about 500 bytes of memory."`
-	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as HTTP does: otherwise a client gets a new bucket for each number of blanks."`
+	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"Default of the key consume of a domain: together, each, or auto, which means together for files and each for limits that a control plane sends."`
+	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of the key on_backend_failure: deny, allow, local or error."`
+	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of the key local_share, more than 0 and at most 1."`
+	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A limit counts once for each place that uses it, and takes about 500 bytes of memory."`
+	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as in HTTP, because a client could get a new bucket by adding a blank."`
 }
 
-// mostLimits is what --max-limits can be at most: it bounds memory, and so must have a bound itself.
+// mostLimits is the maximum of --max-limits. The flag bounds memory, so it needs a bound itself.
 const mostLimits = 10_000_000
 
 // Validate is called by the command line parser.
@@ -32,11 +32,11 @@ func (f configFlags) Validate() error {
 }
 
 func (f configFlags) options() config.Options {
-	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // an enum
+	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // kong checks the value
 	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks, MaxLimits: f.MaxLimits}
 }
 
-// load reads the configuration at paths for a command that needs one; problems go to stderr.
+// load reads the configuration at paths for a command that needs a valid one. It writes problems to stderr.
 func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	if err := readable(paths); err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	return snapshot, nil
 }
 
-// readable tells a path that is not there, which is no fault of a configuration.
+// readable returns an error if a path does not exist, which is not a mistake of the configuration.
 func readable(paths []string) error {
 	var missing []error
 	for _, path := range paths {

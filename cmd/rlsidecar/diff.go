@@ -16,26 +16,26 @@ import (
 type diffCmd struct {
 	Old           string `arg:"" placeholder:"OLD" help:"File, or folder of *.yaml files."`
 	New           string `arg:"" placeholder:"NEW" help:"File, or folder of *.yaml files."`
-	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both, may be compressed with gzip; -: standard input."`
+	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both configurations, optionally compressed with gzip; - is standard input."`
 	JSON          bool   `name:"json" help:"Print JSON."`
 	ExitCode      bool   `help:"Exit with 1 if there are differences."`
-	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept of each configuration (${default})."`
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets of each configuration (${default})."`
 	logFlags
 	configFlags
 }
 
 // Help is shown by diff --help.
 func (diffCmd) Help() string {
-	return `Each limit that was added, removed or changed is described: its numbers, algorithm,
-shadow and quota mode, failure policy, and whether the buckets in use start anew. So
-are descriptors that meet other limits than before, and routes of the section auth.
+	return `Describes each limit that was added, removed or changed: its numbers, algorithm, shadow
+and quota mode, failure policy, and whether its buckets start anew. It also lists the
+descriptors that meet other limits than before, and changed routes of the section auth.
 
-With --log, a log is replayed with both configurations: how many requests the new one
-would deny or allow that the old one did not, and of how many clients. The log is read
-as simulate does; see simulate --help for --format, --descriptor and --auth.
+With --log, it replays a log with both configurations, and counts the requests and
+clients that only one of them denies. "simulate --help" explains the flags --format,
+--descriptor and --auth.
 
-Exit codes: 0 done; 1 with --exit-code, there are differences; 2 wrong usage; 3 it could
-not be done, such as a configuration with a mistake.
+Exit codes: 0 success; 1 there are differences (with --exit-code); 2 wrong usage; 3
+failure, such as a configuration with a mistake.
 
 Example:
 
@@ -44,7 +44,7 @@ Example:
   rlsidecar diff old.yaml new.yaml --log access.log.gz --format nginx --descriptor remote_address=%h`
 }
 
-// difference is what diff found.
+// difference is the result of diff.
 type difference struct {
 	Changes []diff.Change        `json:"changes"`
 	Log     *simulate.Comparison `json:"log,omitempty"`
@@ -53,7 +53,7 @@ type difference struct {
 // Run compares the configurations.
 func (c *diffCmd) Run(a *app) error {
 	if c.Log == "" && (len(c.Descriptor) > 0 || c.Auth || c.Domain != "") {
-		return exitError{exitUsage, errors.New("--descriptor, --auth and --domain go with --log")}
+		return exitError{exitUsage, errors.New("--descriptor, --auth and --domain need --log")}
 	}
 	was, err := c.configuration(a, c.Old)
 	if err != nil {
@@ -80,7 +80,7 @@ func (c *diffCmd) Run(a *app) error {
 	return err
 }
 
-// configuration reads one side. Its mistakes are no difference.
+// configuration reads one side. Mistakes in it end the command: they are not differences.
 func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) {
 	s, err := c.load(a, []string{path})
 	if exit, ok := errors.AsType[exitError](err); ok && exit.code == exitNo {
@@ -102,7 +102,7 @@ func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Compariso
 			continue
 		}
 		if side.Snapshot.Auth == nil {
-			return nil, exitError{exitUsage, errors.New("--auth: both configurations need a section auth")}
+			return nil, exitError{exitUsage, errors.New("--auth needs a section auth in both configurations")}
 		}
 		side.Templates = simulate.RouteTemplates(simulate.Format(c.Format), side.Snapshot.Auth)
 	}
@@ -128,7 +128,7 @@ func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Compariso
 	return simulate.Compare(a.ctx, sides[0], sides[1])
 }
 
-// writeDifference writes it for people.
+// writeDifference writes d as text.
 func writeDifference(w io.Writer, d difference) error {
 	var out strings.Builder
 	if len(d.Changes) == 0 {

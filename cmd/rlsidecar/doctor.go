@@ -13,31 +13,36 @@ import (
 type doctorCmd struct {
 	redisFlags
 	Wait   time.Duration `default:"5s" help:"How long to wait for answers (${default})."`
-	Format string        `enum:"text,json" default:"text" help:"text or json."`
+	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
 // Help is shown by doctor --help.
 func (doctorCmd) Help() string {
-	return `Asks each master: can it be reached, is it recent enough, may the script run,
-may the user do all that limits need, could live keys be evicted, are all slots
-served, do the clocks agree, and how long does it take compared with
---backend-timeout. Writes one key, and removes it. Exits 1 if limits cannot be kept.
+	return `Checks each Redis master:
+
+  - the connection, the version and the clock
+  - whether the user may run the script and all commands that limits need
+  - whether Redis could evict live keys
+  - whether all slots of a cluster are served
+  - the response time, compared with --backend-timeout
+
+It writes one key and deletes it. Exits with 1 if Redis cannot keep limits.
 
 Example:
 
   rlsidecar doctor --redis-url redis://localhost:6379`
 }
 
-// Run examines the Redis that serve would use.
+// Run checks the Redis that serve would use.
 func (c *doctorCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
 	}
 	if c.RedisURL == "" {
-		return exitError{exitUsage, fmt.Errorf("--redis-url is needed: it says which Redis to examine")}
+		return exitError{exitUsage, fmt.Errorf("--redis-url is missing; give the URL of the Redis to check")}
 	}
 	settings := c.redis()
-	settings.Timeout = max(settings.Timeout, time.Second) // being slow is measured, and is no reason to give up
+	settings.Timeout = max(settings.Timeout, time.Second) // doctor reports slow answers; they must not end it
 	stores, err := server.OpenRedis(settings)
 	if err != nil {
 		return exitError{exitUsage, err}

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// reference is what the reference server's variables in the environment say.
+// reference holds the settings made by the reference server's variables.
 type reference struct {
 	refenv.Settings
 	err error
@@ -20,25 +20,25 @@ type reference struct {
 
 const ownPrefix = "RLSIDECAR_"
 
-// readEnvironment reads the reference server's variables. Empty variables are as good as not set; of
-// our own they are taken from the environment, as the command line parser reads them from there.
+// readEnvironment reads the reference server's variables. Empty variables count as not set. Empty variables of
+// rlsidecar are removed from the environment, because the command line parser would use them.
 func readEnvironment(asServer bool) reference {
 	env := map[string]string{}
 	for _, word := range os.Environ() {
 		name, value, _ := strings.Cut(word, "=")
 		if env[name] = value; value == "" && strings.HasPrefix(name, ownPrefix) {
-			_ = os.Unsetenv(name) // it is there
+			_ = os.Unsetenv(name) // the variable is set, so this cannot fail
 		}
 	}
 	settings, err := refenv.Read(env, asServer)
 	return reference{settings, err}
 }
 
-// likeServe are the commands whose flags of these names the reference server's variables set.
+// likeServe are the commands whose flags can be set by the reference server's variables.
 var likeServe = []string{"serve", "doctor", "healthcheck"}
 
-// resolve gives flags of these commands their values from the reference server's variables, where
-// neither the command line nor a variable of our own does.
+// resolve returns the value of a flag from the reference server's variables. The command line and rlsidecar's own
+// variables take precedence.
 func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
 	from, ok := r.Flags[flag.Name]
 	if !ok || r.err != nil || parent.Command == nil || !slices.Contains(likeServe, parent.Command.Name) {
@@ -50,7 +50,7 @@ func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) 
 	return from.Value, nil
 }
 
-// ownValue is that of a flag's own variable, if it is set.
+// ownValue returns the value of the flag's own variable, if it is set.
 func ownValue(flag *kong.Flag) (string, bool) {
 	for _, name := range flag.Tag.Envs {
 		if value := os.Getenv(name); value != "" {
@@ -61,26 +61,27 @@ func ownValue(flag *kong.Flag) (string, bool) {
 }
 
 type envCmd struct {
-	Format string `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
 // Help is shown by env --help.
 func (envCmd) Help() string {
-	return `First our own variables, each a flag of serve, then those of the reference
-server, envoyproxy/ratelimit. A flag counts more than our own variable, that
-more than the reference server's. Defaults of the latter apply where the
-program is started as "ratelimit". Secrets are not shown.
+	return `Lists the variables of rlsidecar, each of which sets a flag of serve, and then those of
+the reference server (envoyproxy/ratelimit). A flag takes precedence over rlsidecar's
+variable, which takes precedence over the reference server's. The defaults of the
+reference server apply only if the program is started as "ratelimit". Secrets are not
+shown.
 
 Example:
 
   rlsidecar env`
 }
 
-// variable is a line of the list.
+// variable is a row of the list.
 type variable struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
-	Source string `json:"source"` // environment, default, or the variable that stands in
+	Source string `json:"source"` // environment, default, or the name of the variable that sets it
 	Effect string `json:"effect"`
 }
 
@@ -106,7 +107,7 @@ func (c *envCmd) Run(a *app, parsed *kong.Context) error {
 	return nil
 }
 
-// own lists the variables of serve.
+// own lists the variables of rlsidecar.
 func (r reference) own(model *kong.Application) (list []variable) {
 	for _, command := range model.Children {
 		if command.Name != "serve" {
@@ -132,7 +133,7 @@ func (r reference) own(model *kong.Application) (list []variable) {
 	return list
 }
 
-// theirs lists the reference server's.
+// theirs lists the variables of the reference server.
 func theirs() (list []variable) {
 	for _, known := range refenv.Variables() {
 		v := variable{Name: known.Name, Value: known.Default, Source: "default", Effect: known.Effect}

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// await waits for a match in what is printed.
+// await waits until the output matches pattern.
 func await(t *testing.T, out *output, pattern string) []string {
 	t.Helper()
 	p := regexp.MustCompile(pattern)
@@ -29,7 +29,7 @@ func await(t *testing.T, out *output, pattern string) []string {
 	return nil
 }
 
-// limited reports whether domain limits k=v, over /json at url.
+// limited reports whether the domain denies k=v, by /json at url.
 func limited(t *testing.T, url, domain string) bool {
 	t.Helper()
 	r, err := http.Post(url+"/json", "", strings.NewReader(`{"domain": "`+domain+`", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}]}`))
@@ -44,8 +44,8 @@ func limited(t *testing.T, url, domain string) bool {
 	return strings.Contains(string(body), "currentLimit")
 }
 
-// TestStartsAsTheReferenceServer: by its path, with its environment and its files, under a link that
-// is turned as a ConfigMap's is.
+// TestStartsAsTheReferenceServer starts the program under the reference server's path, with its environment and
+// files. The files are behind a symbolic link that is replaced, as in a ConfigMap.
 func TestStartsAsTheReferenceServer(t *testing.T) {
 	root := t.TempDir()
 	for _, version := range []string{"v1", "v2"} {
@@ -94,7 +94,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	}
 	for deadline := time.Now().Add(time.Minute); !limited(t, url, "v2"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("the turned link is not seen:\n%s", stderr.String())
+			t.Fatalf("the replaced link is not noticed:\n%s", stderr.String())
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -104,7 +104,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	}
 }
 
-func TestOnlyThePlainNameStandsIn(t *testing.T) {
+func TestOnlyThePlainNameStartsTheReferenceServer(t *testing.T) {
 	var out, stderr output
 	if code := runAs(t.Context(), []string{"/bin/ratelimit", "version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
 		t.Errorf("exit %d: %s%s", code, out.String(), stderr.String())
@@ -144,7 +144,7 @@ func TestOwnSettingsCountMoreThanTheReferenceServers(t *testing.T) {
 	}
 }
 
-// TestReferenceFlagsExist: what refenv sets, serve has.
+// TestReferenceFlagsExist checks that serve has each flag that refenv sets.
 func TestReferenceFlagsExist(t *testing.T) {
 	parser, err := kong.New(&commands{}, kong.Name("x"))
 	if err != nil {

@@ -17,21 +17,22 @@ import (
 
 type explainCmd struct {
 	Config      []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
-	Domain      string   `help:"The domain the proxy names; needed where the configuration has several."`
-	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"key=value[,key=value]… ; several are one request."`
-	Format      string   `enum:"text,json" default:"text" help:"Of the output: text or json."`
+	Domain      string   `help:"Domain of the request. Required if the configuration has several."`
+	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
+	Format      string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 	askedRequest
 	configFlags
 }
 
 // Help is shown by explain --help.
 func (explainCmd) Help() string {
-	return `Each descriptor is followed through the configuration, entry by entry: which pattern
-it met, which limits apply and which bucket is charged, or what it nearly met. No
-store is asked. In a key or value, \, stands for a comma and \= for an equals sign.
+	return `For each descriptor, prints which pattern each entry matched, which limits apply and
+which bucket is charged. If nothing matched, it prints the nearest pattern. It does not
+read any bucket. In a key or value, write \, for a comma and \= for an equals sign.
 
-With --request: which route of the section auth it takes, what is asked about it,
-and the same for each descriptor. What is given is taken as what a trusted proxy says.
+With --request, it first prints the matching route of the section auth and the
+descriptors that the route makes. Headers and address are trusted, as if a trusted proxy
+had sent them.
 
 Example:
 
@@ -40,25 +41,25 @@ Example:
   rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
 
-// explained is what became of one descriptor.
+// explained is the explanation of one descriptor.
 type explained struct {
 	Descriptor string         `json:"descriptor"`
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
-	// Denied is why the request is denied whatever its limits answer.
+	// Denied is the reason for which the request is denied before its limits are checked.
 	Denied string `json:"denied,omitempty"`
-	// MaxOverride bounds a limit that would come with the descriptor.
+	// MaxOverride bounds the limit that a request may send with the descriptor.
 	MaxOverride *bound `json:"max_override,omitempty"`
 }
 
-// bound is a max_override.
+// bound is the max_override of a descriptor.
 type bound struct {
 	Place string `json:"place"`
 	Words string `json:"words"`
 }
 
-// stepTaken is one entry and the pattern it met.
+// stepTaken is one entry, with the pattern that it matched.
 type stepTaken struct {
 	Entry   string   `json:"entry"`
 	Pattern string   `json:"pattern"`
@@ -66,10 +67,10 @@ type stepTaken struct {
 	Over    []string `json:"over,omitempty"`
 }
 
-// nearMiss is why no limit applies.
+// nearMiss explains why no limit applies.
 type nearMiss struct {
 	Reason  string   `json:"reason"`
-	Entry   int      `json:"entry"` // from 0
+	Entry   int      `json:"entry"` // counted from 0
 	Near    []string `json:"near,omitempty"`
 	More    int      `json:"more,omitempty"`
 	Shorter int      `json:"shorter,omitempty"`
@@ -81,9 +82,9 @@ type limitApplied struct {
 	Name   string   `json:"name"`
 	Place  string   `json:"place"`
 	Words  string   `json:"words"`
-	Bucket []string `json:"bucket"` // the entries that tell it apart; nil: nothing is charged
+	Bucket []string `json:"bucket"` // the entries that identify it; nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
-	With   []string `json:"with,omitempty"` // the limits it is charged together with: all or none
+	With   []string `json:"with,omitempty"` // limits of the same group
 }
 
 // Run explains the request.
@@ -102,12 +103,12 @@ func (c *explainCmd) Run(a *app) error {
 	if c.Domain == "" {
 		names := sortedKeys(snapshot.Domains)
 		if len(names) != 1 {
-			return exitError{exitUsage, fmt.Errorf("the configuration has several domains: say which by --domain; there is %s", strings.Join(names, ", "))}
+			return exitError{exitUsage, fmt.Errorf("the configuration has several domains; choose one with --domain: %s", strings.Join(names, ", "))}
 		}
 		c.Domain = names[0]
 	}
 	if snapshot.Domains[c.Domain] == nil {
-		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so nothing in it is limited; there is %s",
+		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so its requests are not limited; the configuration has %s",
 			c.Domain, strings.Join(sortedKeys(snapshot.Domains), ", "))}
 	}
 	all, err := explain(a.ctx, snapshot, c.Domain, request)
@@ -123,16 +124,16 @@ func (c *explainCmd) Run(a *app) error {
 	return writeExplained(a.stdout, all)
 }
 
-// question is what is to be explained: descriptors of a domain, or a request.
+// question returns what to explain: the descriptors of a domain, or a request.
 func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) {
 	switch {
 	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
-		return nil, nil, errors.New("--request goes without --domain and descriptors, which its route says")
+		return nil, nil, errors.New("--request cannot be combined with --domain and descriptors; the route of the request states them")
 	case c.Request != "":
 		about, err := c.read()
 		return nil, about, err
 	case c.ClientIP != "" || len(c.Header) > 0:
-		return nil, nil, errors.New("--header and --client-ip go with --request")
+		return nil, nil, errors.New("--header and --client-ip need --request")
 	case len(c.Descriptors) == 0:
 		return nil, nil, errors.New("there is no descriptor; write key=value[,key=value]…, or --request")
 	}
@@ -160,12 +161,12 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// noStore decides nothing: only the charges are looked at.
+// noStore is a store that decides nothing: explain only needs the charges.
 type noStore struct{}
 
 func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
-// explain says what becomes of each descriptor of one request.
+// explain explains each descriptor of one request.
 func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []limiter.Descriptor) ([]explained, error) {
 	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
@@ -191,7 +192,7 @@ func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []
 	return all, nil
 }
 
-// followed is the way of a descriptor through the configuration.
+// followed converts the explanation of a descriptor.
 func followed(x descriptors.Explanation) explained {
 	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
 	for _, s := range x.Steps {
@@ -229,7 +230,7 @@ func applied(call *limiter.Call, i int) limitApplied {
 	return x
 }
 
-// bucket is the entries that tell the bucket apart.
+// bucket returns the entries that identify the bucket.
 func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	apart := []string{}
 	for i, e := range entries {
@@ -240,13 +241,13 @@ func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	return apart
 }
 
-// together reports whether r is charged all or none with the others of which that is true.
+// together reports whether r belongs to a group of charges.
 func together(r *limiter.Result) bool {
 	p := r.Policy
 	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
 }
 
-// notes says how a limit is treated, where that is not the usual way.
+// notes describe settings of a limit that differ from the defaults.
 func notes(p *descriptors.Policy) (notes []string) {
 	add := func(when bool, text string) {
 		if when {
@@ -265,7 +266,7 @@ func notes(p *descriptors.Policy) (notes []string) {
 	return notes
 }
 
-// writeExplained writes it for people.
+// writeExplained writes the explanations as text.
 func writeExplained(w io.Writer, all []explained) error {
 	var out strings.Builder
 	for i, x := range all {
@@ -283,7 +284,7 @@ func writeExplained(w io.Writer, all []explained) error {
 			writeLimit(&out, l)
 		}
 		if b := x.MaxOverride; b != nil {
-			fmt.Fprintf(&out, "  a limit that comes with it may allow at most (%s)\n    %s\n", b.Place, b.Words)
+			fmt.Fprintf(&out, "  an override may allow at most (%s)\n    %s\n", b.Place, b.Words)
 		}
 	}
 	if len(all) > 0 && all[0].Denied != "" {
@@ -302,7 +303,7 @@ var matchWords = map[string]string{
 	descriptors.Any.String():       "any value",
 }
 
-// overText names the patterns that match too.
+// overText lists the patterns that match too, and have lower precedence.
 func overText(over []string) string {
 	if len(over) == 0 {
 		return ""
@@ -315,14 +316,14 @@ func writeLimit(w io.Writer, l limitApplied) {
 	switch {
 	case l.Bucket == nil:
 	case len(l.Bucket) == 0:
-		fmt.Fprintf(w, "    bucket: one for all\n")
+		fmt.Fprintf(w, "    bucket: shared by all values\n")
 	default:
-		fmt.Fprintf(w, "    bucket: that of %s\n", strings.Join(l.Bucket, ", "))
+		fmt.Fprintf(w, "    bucket: %s\n", strings.Join(l.Bucket, ", "))
 	}
 	for _, note := range l.Notes {
 		fmt.Fprintf(w, "    %s\n", note)
 	}
 	if len(l.With) > 0 {
-		fmt.Fprintf(w, "    charged all or none with %s\n", strings.Join(l.With, ", "))
+		fmt.Fprintf(w, "    charged in one group with %s: all or none\n", strings.Join(l.With, ", "))
 	}
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// askedRequest is a request that a proxy would ask /v1/auth about.
+// askedRequest is a request that a proxy would send to /v1/auth.
 type askedRequest struct {
-	Request  string   `placeholder:"'METHOD TARGET'" help:"Explain what /v1/auth asks about a request, such as 'POST /login?next=1', instead of descriptors."`
-	Header   []string `short:"H" sep:"none" placeholder:"'NAME: VALUE'" help:"One of the request's headers; may be repeated."`
-	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"The address of the request's client."`
+	Request  string   `placeholder:"'METHOD TARGET'" help:"Instead of descriptors: explain how /v1/auth handles a request, such as 'POST /login?next=1'."`
+	Header   []string `short:"H" sep:"none" placeholder:"'NAME: VALUE'" help:"Header of the request. May be repeated."`
+	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"Client address of the request."`
 }
 
-// read is the request in the form in which routes are compared with it.
+// read converts the request to the form that routes are compared with.
 func (a askedRequest) read() (*routing.Request, error) {
 	method, uri, ok := strings.Cut(a.Request, " ")
 	if !ok || method == "" || uri == "" {
@@ -53,15 +53,15 @@ func (a askedRequest) read() (*routing.Request, error) {
 	return q, nil
 }
 
-// explainedRequest is what becomes of a request.
+// explainedRequest is the explanation of a request.
 type explainedRequest struct {
 	Request string      `json:"request"`
 	Route   *routeTaken `json:"route,omitempty"`
-	// LeftOut are the descriptors of which a value is missing.
+	// LeftOut are the descriptors that lack a value.
 	LeftOut []leftOut `json:"left_out,omitempty"`
-	// Repeated is a source that the request has more than once: the answer is a denial.
+	// Repeated is a source that occurs more than once in the request, which is denied for that reason.
 	Repeated string `json:"repeated,omitempty"`
-	// Unasked: no limit is asked, and this is the answer: allow or deny.
+	// Unasked is the answer, allow or deny, if no limit applies.
 	Unasked     string      `json:"unasked,omitempty"`
 	Descriptors []explained `json:"descriptors"`
 }
@@ -73,13 +73,13 @@ type routeTaken struct {
 	Check  bool   `json:"check,omitempty"`
 }
 
-// leftOut is a descriptor, by its keys, and the first value that is missing.
+// leftOut is a descriptor, by its keys, and its first missing value.
 type leftOut struct {
 	Descriptor string `json:"descriptor"`
 	Missing    string `json:"missing"`
 }
 
-// explainRequest says what the HTTP door makes of the request.
+// explainRequest explains how /v1/auth handles q.
 func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Request) error {
 	x := explainedRequest{Request: c.Request, Descriptors: []explained{}}
 	if s.Auth == nil {
@@ -114,7 +114,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 	return x.write(a.stdout)
 }
 
-// missing are the descriptors that a request leaves out.
+// missing returns the descriptors that lack a value.
 func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {
 	for _, entries := range route.Descriptors {
 		var keys []string
@@ -140,7 +140,7 @@ func entriesText(entries []descriptors.Entry) string {
 	return strings.Join(texts, ",")
 }
 
-// write writes it for people.
+// write writes x as text.
 func (x *explainedRequest) write(w io.Writer) error {
 	var out strings.Builder
 	out.WriteString(descriptors.Printable(x.Request) + "\n")
@@ -154,13 +154,13 @@ func (x *explainedRequest) write(w io.Writer) error {
 		out.WriteString("  no route matches\n")
 	}
 	for _, l := range x.LeftOut {
-		fmt.Fprintf(&out, "  left out: %s, as the request has no %s\n", l.Descriptor, l.Missing)
+		fmt.Fprintf(&out, "  left out: %s, because the request has no %s\n", l.Descriptor, l.Missing)
 	}
 	switch {
 	case x.Repeated != "":
-		fmt.Fprintf(&out, "  denied, as the request has %s more than once\n", x.Repeated)
+		fmt.Fprintf(&out, "  denied, because the request has %s more than once\n", x.Repeated)
 	case x.Unasked != "":
-		fmt.Fprintf(&out, "  no limit is asked; answer: %s\n", x.Unasked)
+		fmt.Fprintf(&out, "  no limit applies; answer: %s\n", x.Unasked)
 	}
 	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {
 		return err

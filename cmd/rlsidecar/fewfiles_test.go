@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// TestHealthOutOfFiles: a process that may open few files is asked for many connections that say nothing. Health is
-// answered all the same, and the log says what happens.
+// TestHealthOutOfFiles opens many silent connections to a process that may open few files. Health checks are still
+// answered, and the log reports the shortage.
 func TestHealthOutOfFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
@@ -48,7 +48,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			within(t, "it is ready", func() bool { return asks(http, "/readyz") == nil })
 			for range 100 {
 				for _, at := range []string{grpc, http} {
-					nc, err := net.DialTimeout("unix", at, time.Second) // fails once more wait than may
+					nc, err := net.DialTimeout("unix", at, time.Second) // fails when the queue of the socket is full
 					if err != nil {
 						continue
 					}
@@ -58,7 +58,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			within(t, "/livez", func() bool { return asks(http, "/livez") == nil })
 			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
 			if above := strings.Contains(stderr.String(), "more connections may be open than files"); above != (c.flags != nil) {
-				t.Errorf("warned of the bounds: %t", above)
+				t.Errorf("the log has the warning about the bounds: %t", above)
 			}
 			if !strings.Contains(stderr.String(), "WARN") {
 				t.Errorf("not at WARN:\n%s", &stderr)
@@ -67,7 +67,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 	}
 }
 
-// asks asks at a Unix socket by HTTP; an error unless the answer is 200.
+// asks requests path over HTTP at a Unix socket. It returns an error unless the status is 200.
 func asks(socket, path string) error {
 	client := http.Client{
 		Timeout: 5 * time.Second,
@@ -99,7 +99,7 @@ func within(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestServeRefusesImpossibleBounds of connections.
+// TestServeRefusesImpossibleBounds checks the bounds of connections.
 func TestServeRefusesImpossibleBounds(t *testing.T) {
 	for _, flag := range []string{"--grpc-max-connections=-1", "--http-max-connections=-1", "--grpc-max-connection-idle=-1s", "--http-idle-timeout=-1s"} {
 		var stderr output

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// tool runs a command of the command line against x's admin port, and returns its exit code and output.
+// tool runs a command against the admin listener of x, and returns its exit code and output.
 func (x *started) tool(t *testing.T, args ...string) (int, string) {
 	t.Helper()
 	var out output
@@ -17,7 +17,7 @@ func (x *started) tool(t *testing.T, args ...string) (int, string) {
 	return code, out.String()
 }
 
-// send asks /json of domain with one descriptor of the entries key=value, and returns the status.
+// send posts one descriptor to /json of domain, with entries key, value, key, value…, and returns the status.
 func (x *started) send(t *testing.T, domain string, entries ...string) int {
 	t.Helper()
 	var list []string
@@ -29,7 +29,7 @@ func (x *started) send(t *testing.T, domain string, entries ...string) int {
 	return code
 }
 
-// contains fails the test for each of wants that text lacks.
+// contains fails the test for each string in wants that text lacks.
 func contains(t *testing.T, what, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
@@ -39,8 +39,8 @@ func contains(t *testing.T, what, text string, wants ...string) {
 	}
 }
 
-// TestRequestsThatMeetNoLimitAreSeen: a typo in a domain or in a key allows everything, and is found by a command, the
-// log and the metrics. Values are nowhere.
+// TestRequestsThatMeetNoLimitAreSeen has typos in a domain and in a key, which allow everything. A command, the log
+// and the metrics show them, but no values.
 func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request met a limit since ") {
@@ -60,7 +60,7 @@ func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	_, out := x.tool(t, "top", "--unmatched")
 	contains(t, "top --unmatched", out, "at least 3  no limit matches  d       dany", "at least 1  no such domain    c       deny")
 	_, top := x.tool(t, "top")
-	contains(t, "top", top, "nobody was denied", "at least 4 requests met no limit", "top --unmatched")
+	contains(t, "top", top, "no request was denied", "at least 4 requests met no limit", "top --unmatched")
 	_, api := x.get(t, x.admin, "/api/unmatched")
 	contains(t, "/api/unmatched", api, `"domain":"d","configured":true,"descriptors":["dany"]`, `"requests":3`)
 	_, metrics := x.get(t, x.admin, "/metrics")
@@ -73,7 +73,7 @@ func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	}
 }
 
-// TestAuthWithoutAnAuthSection denies, and says why at the first request.
+// TestAuthWithoutAnAuthSection checks that requests are denied, and that the log states the reason once.
 func TestAuthWithoutAnAuthSection(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	contains(t, "the log at the start", x.log.String(), "WARN", "no auth section: /v1/auth")
@@ -86,7 +86,7 @@ func TestAuthWithoutAnAuthSection(t *testing.T) {
 		}
 	}
 	if n := strings.Count(x.log.String(), "a proxy calls /v1/auth, and the configuration has no auth section"); n != 1 {
-		t.Errorf("the log says it %d times:\n%s", n, x.log)
+		t.Errorf("the log has the reason %d times:\n%s", n, x.log)
 	}
 	_, out := x.get(t, x.admin, "/api/conditions")
 	contains(t, "/api/conditions", out, "auth-not-configured", "every such request is denied")
@@ -101,7 +101,8 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// TestAPenaltyIsNamed: get and top say what denies a key, and until when, in memory and in Redis.
+// TestAPenaltyIsNamed checks that get and top show that a penalty denies a key, and until when, in memory and in
+// Redis.
 func TestAPenaltyIsNamed(t *testing.T) {
 	redis := redistest.Start(t)
 	for where, args := range map[string][]string{"memory": nil, "redis": {"--redis-url", "redis://" + redis.Addr, "--backend-timeout", "3s"}} {
@@ -134,7 +135,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 	}
 }
 
-// TestABucketNeedsItsKey: without it get and reset say which one, and touch nothing.
+// TestABucketNeedsItsKey checks that get and reset ask for the missing key, and change nothing.
 func TestABucketNeedsItsKey(t *testing.T) {
 	x := startServe(t, "--config", write(t, penalized))
 	for _, verb := range []string{"get", "reset"} {
@@ -157,9 +158,9 @@ descriptors:
   - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
 `
 
-// TestANameThatAPersonGaveIsTheNameEverywhere, but in the counters that have the reference server's names. A name that
-// several limits have, which the reference server allows, names none of them.
-func TestANameThatAPersonGaveIsTheNameEverywhere(t *testing.T) {
+// TestAConfiguredNameIsUsedEverywhere includes all output except the metrics with the reference server's names. A
+// name that several limits share, which the reference server allows, identifies none of them.
+func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	file := write(t, login)
 	x := startServe(t, "--config", file)
 	for _, entries := range [][]string{{"path=/login", "remote_address=::1"}, {"a=1"}, {"user=bob"}} {
@@ -204,8 +205,7 @@ func TestANameThatAPersonGaveIsTheNameEverywhere(t *testing.T) {
 	contains(t, "explain, of the only domain", out.String(), "limit login_address (")
 }
 
-// TestExplainNeedsADomainOnlyWhereThereAreSeveral.
-func TestExplainNeedsADomainOnlyWhereThereAreSeveral(t *testing.T) {
+func TestExplainNeedsADomainOnlyIfThereAreSeveral(t *testing.T) {
 	var out output
 	code := run(t.Context(), []string{"explain", "--config", write(t, counted), "--config", write(t, login), "user=bob"}, nil, &out, &out)
 	if code != exitUsage {
@@ -224,7 +224,8 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestMessagesSayWhatToWrite: what people write first, by the words of other limiters, is answered with the words here.
+// TestMessagesSayWhatToWrite configures limits in the words of other rate limiters. The messages name the right
+// words.
 func TestMessagesSayWhatToWrite(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{

@@ -21,7 +21,7 @@ descriptors:
   - {key: allow, rate_limit: {unit: year, requests_per_unit: 5, on_backend_failure: allow}}
 `
 
-// started is a sidecar that runs in this process, as a user starts it.
+// started is a sidecar that runs in this process, started by the command line.
 type started struct {
 	log               *output
 	http, admin, grpc string // host:port
@@ -62,13 +62,13 @@ func startServe(t *testing.T, args ...string) *started {
 	return x
 }
 
-// get asks with GET and returns the status and the body.
+// get requests path with GET, and returns the status and the body.
 func (x *started) get(t *testing.T, addr, path string) (int, string) {
 	t.Helper()
 	return fetch(t, http.MethodGet, "http://"+addr+path, "")
 }
 
-// ask asks /json of one descriptor, key=1, and returns the status.
+// ask posts the descriptor key=1 to /json and returns the status.
 func (x *started) ask(t *testing.T, key string) int {
 	t.Helper()
 	code, _ := fetch(t, http.MethodPost, "http://"+x.http+"/json", fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":"1"}]}]}`, key))
@@ -94,7 +94,8 @@ func fetch(t *testing.T, method, url, body string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// TestLocalMistakesAboutRedisEndTheStart: exit 1, with the cause and the remedy. Redis is never called.
+// TestLocalMistakesAboutRedisEndTheStart checks the exit code 1, the cause and the remedy. The sidecar does not
+// connect to Redis.
 func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 	file, none := write(t, counted), filepath.Join(t.TempDir(), "none")
 	for name, c := range map[string]struct {
@@ -122,8 +123,9 @@ func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 	}
 }
 
-// TestWhatRedisRefusesKeepsReadinessFalse: a sidecar with a wrong setting runs, answers by on_backend_failure, says
-// what is wrong and what to do in /readyz, in the log and among the conditions, and becomes ready by itself.
+// TestWhatRedisRefusesKeepsReadinessFalse starts sidecars with wrong settings. They run, decide by
+// on_backend_failure, and show the mistake and its remedy in /readyz, in the log and among the conditions. When the
+// setting is corrected they become ready.
 func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
 	ca, dir := certtest.New(t), t.TempDir()
 	ca.Secret(t, dir, 2, "redis")
@@ -151,7 +153,7 @@ func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
 				"/api/conditions": func() (int, string) { return x.get(t, x.admin, "/api/conditions") },
 				"the log":         func() (int, string) { return 0, x.log.String() },
 			} {
-				// A busy machine may need several attempts to find out what is wrong.
+				// A busy machine may need several attempts to detect the mistake.
 				redistest.Eventually(t, where+" says what is wrong, and what to do", func() bool {
 					code, text := read()
 					if where == "/readyz" && code != http.StatusServiceUnavailable {
@@ -181,7 +183,7 @@ func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
 	}
 }
 
-// TestReadinessDependsOnRedisUntilItHasDecidedOnce is the life of a sidecar whose Secret is corrected.
+// TestReadinessDependsOnRedisUntilItHasDecidedOnce follows a sidecar whose Secret is corrected.
 func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
@@ -196,7 +198,7 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 		return strings.Contains(x.log.String(), "redis does not answer")
 	})
 	if code := ready(); code != 503 {
-		t.Errorf("refused, and then away: %d", code)
+		t.Errorf("refused, then unreachable: %d", code)
 	}
 	redis.Restart()
 	redis.Wait()
@@ -207,7 +209,7 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
 	redistest.Eventually(t, "limits hold", func() bool { return x.ask(t, "deny") == 200 })
 	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
-		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may have the condition that Redis is slow
+		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 	redis.Do("ACL", "SETUSER", "one", "resetpass", ">other")
@@ -220,8 +222,8 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	}
 }
 
-// TestARedisThatIsAwayDoesNotHoldReadiness: it may come later.
-func TestARedisThatIsAwayDoesNotHoldReadiness(t *testing.T) {
+// TestAnUnreachableRedisDoesNotPreventReadiness, because Redis may start later.
+func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Kill()
 	x := startServe(t, "--config", write(t, counted), "--redis-url", "redis://"+redis.Addr)
@@ -234,7 +236,7 @@ func TestARedisThatIsAwayDoesNotHoldReadiness(t *testing.T) {
 	redis.Restart()
 	redistest.Eventually(t, "it decides", func() bool { return x.ask(t, "deny") == 200 })
 	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
-		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may have the condition that Redis is slow
+		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 }

@@ -17,10 +17,10 @@ type getCmd struct {
 
 // Help is shown by get --help.
 func (getCmd) Help() string {
-	return `Asks the admin port of a running sidecar. Nothing is taken from the bucket. With
---descriptor, a bucket of each limit that the descriptor meets in a request; in a
-key or value, \, stands for a comma and \= for an equals sign. Exits 1 if there is
-no such limit, or none that the descriptor meets.
+	return `Queries the admin listener of a running sidecar. The query consumes nothing. With
+--descriptor, it shows the bucket of each limit that the descriptor meets. In a key or
+value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no such
+limit, or if the descriptor meets none.
 
 Example:
 
@@ -28,7 +28,7 @@ Example:
   rlsidecar get --domain edge --descriptor path=/login,remote_address=192.0.2.7`
 }
 
-// Run looks.
+// Run shows the buckets.
 func (c *getCmd) Run(a *app) error {
 	query, err := c.query()
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *getCmd) Run(a *app) error {
 		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tFULL IN\n")
 		for _, b := range answer.Buckets {
-			full := time.Duration(max(b.ResetAfter, b.BlockedFor)) * time.Millisecond // nothing can be had while it is blocked
+			full := time.Duration(max(b.ResetAfter, b.BlockedFor)) * time.Millisecond // a blocked key gets nothing before the block ends
 			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%v\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
 				b.Remaining, b.Capacity, full)
 		}
@@ -75,10 +75,10 @@ func (c *getCmd) Run(a *app) error {
 	return nil
 }
 
-// blockers are the values of blocked_by in words.
+// blockers are texts for the values of blocked_by.
 var blockers = map[string]string{
 	"penalty":    "by its penalty; rlsidecar reset ends that",
 	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",
 }
 
-var errNoBucket = errors.New("no limit keeps a bucket for it; rlsidecar explain says what it meets")
+var errNoBucket = errors.New("no limit has a bucket for this descriptor; rlsidecar explain shows which limits it meets")

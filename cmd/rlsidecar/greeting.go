@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// greeting tells who started the server where it is and what to try, where there is /json to try it with.
+// greeting returns the addresses of the listeners and, if /json is served, a command to try.
 func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"
@@ -41,7 +41,7 @@ func greeting(r server.Running, json bool) string {
 	return b.String()
 }
 
-// urlOf is a as a browser, or curl, wants it.
+// urlOf returns the URL of a for a browser or curl.
 func urlOf(a net.Addr) string {
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
@@ -54,7 +54,7 @@ func urlOf(a net.Addr) string {
 	}
 }
 
-// curl is the command that asks /json at a.
+// curl returns a command that posts to /json at a.
 func curl(a net.Addr) string {
 	path, isUnix := strings.CutPrefix(urlOf(a), "unix://")
 	name, isAbstract := strings.CutPrefix(path, "@")
@@ -68,7 +68,7 @@ func curl(a net.Addr) string {
 	}
 }
 
-// question is a RateLimitRequest in JSON.
+// question returns a RateLimitRequest in JSON.
 func question(domain string, entries []descriptors.Entry) string {
 	type entry struct {
 		Key   string `json:"key"`
@@ -81,21 +81,21 @@ func question(domain string, entries []descriptors.Entry) string {
 	for _, e := range entries {
 		d.Entries = append(d.Entries, entry(e))
 	}
-	text, _ := json.Marshal(struct { // cannot fail: only strings
+	text, _ := json.Marshal(struct { // only strings, so this cannot fail
 		Domain      string       `json:"domain"`
 		Descriptors []descriptor `json:"descriptors"`
 	}{domain, []descriptor{d}})
 	return string(text)
 }
 
-// quote is s as one word of a shell.
+// quote quotes s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// example finds a descriptor that meets a limit.
+// example returns a descriptor that meets a limit.
 func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree
-		// What an empty descriptor lacks is a list of those that meet limits.
+		// The explanation of an empty descriptor lists the descriptors that meet limits.
 		miss := tree.Explain(nil).Miss
 		if miss == nil {
 			continue
@@ -110,8 +110,8 @@ func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, o
 	return "", nil, false
 }
 
-// filled is a descriptor for a pattern key=value,key…: any value is "demo", and so is what a "*"
-// stands for.
+// filled returns a descriptor for a pattern key=value,key…. Its free values, and the part that a "*" matches, are
+// "demo".
 func filled(pattern string) (entries []descriptors.Entry) {
 	for part := range strings.SplitSeq(strings.ReplaceAll(pattern, "*", "demo"), ",") {
 		key, value, given := strings.Cut(part, "=")

@@ -9,21 +9,22 @@ import (
 )
 
 type healthcheckCmd struct {
-	HTTPListen string        `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"As given to serve; empty: ask the gRPC port (${default})."`
-	GRPCListen string        `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"As given to serve; asked where there is no HTTP port (${default})."`
-	TLSCert    string        `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"As given to serve: with one the gRPC port is asked by TLS. It is not read."`
-	Live       bool          `help:"Succeed also while the server is not ready: for startup and liveness probes, which must not restart a server that waits for Redis."`
+	HTTPListen string        `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"Address of the HTTP listener, as given to serve. If empty, check the gRPC listener (${default})."`
+	GRPCListen string        `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Address of the gRPC listener, as given to serve. Used if --http-listen is empty (${default})."`
+	TLSCert    string        `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"As given to serve. If it is set, the gRPC listener is checked over TLS; the file itself is not read."`
+	Live       bool          `help:"Also succeed if the sidecar answers but is not ready. Use it for startup and liveness probes: restarting a sidecar that waits for Redis does not help."`
 	Timeout    time.Duration `default:"1s" help:"How long to wait for the answer (${default})."`
 }
 
 // Help is shown by healthcheck --help.
 func (healthcheckCmd) Help() string {
-	return `Asks the server on this machine whether it takes requests: its HTTP port
-(/readyz), or where it has none its gRPC port (grpc.health.v1). The addresses are
-those that serve was given, in the same flags and variables. Exits 0 if it is
-ready; 1 if not, or if there is no answer. With --live it exits 0 whenever there is
-an answer. For HEALTHCHECK in an image and for exec probes; a gRPC port that asks
-for client certificates cannot be asked.
+	return `Checks the HTTP listener (/readyz) or, if there is none, the gRPC listener
+(grpc.health.v1). Give it the same flags or variables as serve. Exits with 0 if the
+sidecar is ready, and with 1 if it is not or does not answer. With --live, any answer
+makes it exit with 0.
+
+Use it for HEALTHCHECK in an image, and for exec probes. It cannot check a gRPC listener
+that requires client certificates.
 
 Example:
 
@@ -32,7 +33,7 @@ Example:
   rlsidecar healthcheck --http-listen '' --grpc-listen unix:///run/rlsidecar.sock`
 }
 
-// Run asks.
+// Run checks the sidecar.
 func (c *healthcheckCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
@@ -46,13 +47,13 @@ func (c *healthcheckCmd) Run(a *app) error {
 	case c.GRPCListen != "":
 		err = server.AskGRPC(ctx, c.GRPCListen, c.TLSCert != "")
 	default:
-		return exitError{exitUsage, errors.New("there is no port to ask: give --http-listen or --grpc-listen")}
+		return exitError{exitUsage, errors.New("there is no listener to check; give --http-listen or --grpc-listen")}
 	}
 	if c.Live && errors.Is(err, server.ErrNotReady) {
-		return nil // it answers
+		return nil // --live: any answer is good
 	}
 	if err != nil {
-		return exitError{exitNo, err} // for Docker and Kubernetes, no answer is "unhealthy" too
+		return exitError{exitNo, err} // Docker and Kubernetes treat this exit code as "unhealthy"
 	}
 	return nil
 }

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
+func TestHealthcheckReportsReadiness(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// As in the image: no flags, and the reference server's name.
+	// As in the image: without flags, under the reference server's name.
 	socket := filepath.Join(t.TempDir(), "grpc")
 	t.Setenv("RLSIDECAR_CONFIG", write(t, limits))
 	t.Setenv("GRPC_UDS", socket)
@@ -31,7 +31,7 @@ func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
 		}
 	}
 	if port == "" {
-		t.Fatalf("it does not say where it listens:\n%s", log.String())
+		t.Fatalf("the log lacks the addresses of the listeners:\n%s", log.String())
 	}
 	t.Setenv("PORT", port)
 
@@ -46,17 +46,17 @@ func TestHealthcheckTellsWhetherTheServerIsReady(t *testing.T) {
 		}
 	}
 	if code, said := ask("--http-listen", "", "--grpc-listen", ""); code != exitUsage {
-		t.Errorf("with nobody to ask: exit code %d: %s", code, said)
+		t.Errorf("without a listener: exit code %d: %s", code, said)
 	}
 	cancel()
 	<-ended
 	if code, said := ask(); code != exitNo || !strings.Contains(said, "refused") {
-		t.Errorf("when it has ended: exit code %d: %s", code, said)
+		t.Errorf("after the end of the sidecar: exit code %d: %s", code, said)
 	}
 }
 
-// TestLiveIsNotReady: a startup probe with --live does not restart a server that has no configuration yet, and so is
-// not ready.
+// TestLiveIsNotReady checks that a startup probe with --live does not restart a sidecar that has no configuration
+// yet.
 func TestLiveIsNotReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	socket := filepath.Join(t.TempDir(), "http")

@@ -8,39 +8,39 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 
-// logFlags say how a trace or an access log is read.
+// logFlags state how to read a trace or an access log.
 type logFlags struct {
-	Format     string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
-	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"What becomes of a line of an access log; may be repeated."`
-	Auth       bool     `help:"Ask about a line of an access log what the routes of the section auth ask, instead of --descriptor."`
-	Domain     string   `help:"The domain to ask; needed for an access log where several are configured."`
+	Format     string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
+	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`
+	Auth       bool     `help:"Instead of --descriptor: make descriptors by the routes of the section auth."`
+	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`
 }
 
-// templates reads --descriptor, which goes with access logs only.
+// templates parses --descriptor.
 func (c *logFlags) templates() (simulate.Templates, error) {
 	isLog := simulate.Format(c.Format) != simulate.JSONL
 	switch {
 	case c.Auth && !isLog:
-		return simulate.Templates{}, errors.New("--auth goes with --format nginx or envoy; a trace names its descriptors itself")
+		return simulate.Templates{}, errors.New("--auth needs --format nginx or envoy; a trace contains its descriptors")
 	case c.Auth && len(c.Descriptor) > 0:
-		return simulate.Templates{}, errors.New("--auth and --descriptor both say what is asked; give one")
+		return simulate.Templates{}, errors.New("--auth and --descriptor cannot be combined; give one of them")
 	case c.Auth:
-		return simulate.Templates{}, nil // the configuration has them
+		return simulate.Templates{}, nil // the configuration has the templates
 	case isLog && len(c.Descriptor) == 0:
 		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.Format)
 	case !isLog && len(c.Descriptor) > 0:
-		return simulate.Templates{}, errors.New("--descriptor goes with --format nginx or envoy; a trace names its descriptors itself")
+		return simulate.Templates{}, errors.New("--descriptor needs --format nginx or envoy; a trace contains its descriptors")
 	}
 	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
 }
 
-// domain is the one to ask: an access log names none.
+// domain returns the domain of the requests, which an access log does not contain.
 func (c *logFlags) domain(domains map[string]*limiter.Domain) (string, error) {
 	switch names := sortedKeys(domains); {
 	case c.Domain != "" && domains[c.Domain] == nil:
-		return "", fmt.Errorf("domain %q is not configured; there is %v", c.Domain, names)
+		return "", fmt.Errorf("domain %q is not configured; the configuration has %v", c.Domain, names)
 	case c.Auth && c.Domain != "":
-		return "", errors.New("--auth goes without --domain, which the routes say")
+		return "", errors.New("--auth and --domain cannot be combined; the routes of auth state the domain")
 	case c.Auth || c.Domain != "" || simulate.Format(c.Format) == simulate.JSONL:
 		return c.Domain, nil
 	case len(names) != 1:

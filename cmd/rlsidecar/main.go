@@ -1,4 +1,4 @@
-// Command rlsidecar is the rate limiter that proxies ask before every request.
+// Command rlsidecar is a rate limiter for proxies.
 package main
 
 import (
@@ -21,35 +21,35 @@ import (
 // Exit codes.
 const (
 	exitDone   = 0
-	exitNo     = 1 // the answer is no: bad config, failed scenario
+	exitNo     = 1 // a negative result: a mistake in a configuration, a failed scenario
 	exitUsage  = 2 // wrong usage
-	exitFailed = 3 // could not be done: I/O, network
+	exitFailed = 3 // failed: I/O, network
 )
 
-// commands is the command line; each command is in the file of its name.
+// commands is the command line. Each command is in the file of its name.
 type commands struct {
 	PrintVersion versionFlag `name:"version" help:"Print version, commit and Go version."`
 
 	Serve       serveCmd       `cmd:"" help:"Run the sidecar."`
-	Check       checkCmd       `cmd:"" help:"Validate configurations; print file:line:column of every mistake."`
+	Check       checkCmd       `cmd:"" help:"Check configurations, and print file:line:column of every mistake."`
 	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
-	Simulate    simulateCmd    `cmd:"" help:"Replay a trace or an access log in virtual time: what would have been denied."`
-	Diff        diffCmd        `cmd:"" help:"Describe what a change of the configuration does, and to how many requests of a log."`
-	Test        testCmd        `cmd:"" help:"Run scenarios: time, ask, expected answer."`
-	Get         getCmd         `cmd:"" help:"Show what is left in a bucket of a running sidecar."`
-	Reset       resetCmd       `cmd:"" help:"Make a bucket of a running sidecar as one never used."`
-	Adjust      adjustCmd      `cmd:"" help:"Change a limit of running sidecars for one key or all, until a moment; block a key."`
-	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, and why."`
-	Doctor      doctorCmd      `cmd:"" help:"Examine the Redis that limits would be kept in."`
-	Env         envCmd         `cmd:"" help:"List the environment variables, what they are set to and what they do."`
-	Migrate     migrateCmd     `cmd:"" help:"Say what a configuration of envoyproxy/ratelimit does differently here."`
-	Healthcheck healthcheckCmd `cmd:"" help:"Ask the server on this machine whether it is ready."`
+	Simulate    simulateCmd    `cmd:"" help:"Replay a log, and show which requests the limits would have denied."`
+	Diff        diffCmd        `cmd:"" help:"Compare two configurations, and count the affected requests of a log."`
+	Test        testCmd        `cmd:"" help:"Run scenarios: tests of limits, with times, requests and expected answers."`
+	Get         getCmd         `cmd:"" help:"Show the units left in a bucket of a running sidecar."`
+	Reset       resetCmd       `cmd:"" help:"Reset a bucket of a running sidecar."`
+	Adjust      adjustCmd      `cmd:"" help:"Change a limit of running sidecars for some time, for one key or all keys; block a key."`
+	Top         topCmd         `cmd:"" help:"List the keys that a running sidecar denied most, with the reasons."`
+	Doctor      doctorCmd      `cmd:"" help:"Check whether a Redis server is fit to keep limits."`
+	Env         envCmd         `cmd:"" help:"List the environment variables, with their values and effects."`
+	Migrate     migrateCmd     `cmd:"" help:"Report what differs from envoyproxy/ratelimit for its configuration files."`
+	Healthcheck healthcheckCmd `cmd:"" help:"Check whether the sidecar on this machine is ready."`
 	Version     versionCmd     `cmd:"" help:"Print version, commit and Go version."`
-	Completion  completionCmd  `cmd:"" help:"Print a script for the shell's completion."`
+	Completion  completionCmd  `cmd:"" help:"Print a script that completes commands in a shell."`
 	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
-// app is what a command works with.
+// app is the environment of a command.
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader
@@ -57,7 +57,7 @@ type app struct {
 	reference      reference
 }
 
-// exitError ends the program with code; its text, if any, goes to stderr.
+// exitError ends the program with an exit code. If err is not nil, it is printed to stderr.
 type exitError struct {
 	code int
 	err  error
@@ -78,8 +78,8 @@ func main() {
 	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// runAs is run by the name that the program has been started under: as /bin/ratelimit, which is given
-// no arguments, it stands in for the reference server, and its healthcheck finds it there.
+// runAs runs the program under the name that it was started with. As /bin/ratelimit without arguments it replaces the
+// reference server; as "ratelimit healthcheck" it checks such a server.
 func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	args := argv[1:]
 	asReference := filepath.Base(argv[0]) == "ratelimit"
@@ -92,7 +92,7 @@ func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr i
 	return start(ctx, asReference, args, stdin, stdout, stderr)
 }
 
-// run is the whole program but for the process around it.
+// run runs the program with arguments.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return start(ctx, false, args, stdin, stdout, stderr)
 }
@@ -139,7 +139,7 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	}
 }
 
-// usageAdvice is what was probably meant by a command line that cannot be read.
+// usageAdvice suggests a correction for a command line that cannot be parsed.
 func usageAdvice(args []string, err error) string {
 	word, isArgument := strings.CutPrefix(err.Error(), "unexpected argument ")
 	if !isArgument || len(args) == 0 {

@@ -12,7 +12,7 @@ type manCmd struct{}
 
 // Help is shown by man --help.
 func (manCmd) Help() string {
-	return `Prints the manual page, for man(1).
+	return `The page is in the format of man(1).
 
 Example:
 
@@ -52,7 +52,7 @@ It could not be done: a file, a port, the network.
 
 func manCommand(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS %s\n%s\n", roff(c.Summary()), roff(c.Help))
-	// The text that --help shows is laid out already, its examples are indented.
+	// The text is laid out for --help already; its examples are indented.
 	fmt.Fprintf(b, ".PP\n.nf\n%s\n.fi\n", roff(c.Detail))
 	for _, f := range c.Flags {
 		if f.Name == "help" {
@@ -69,7 +69,7 @@ func manCommand(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// roff is s as text of a manual page: no character of it is markup.
+// roff escapes s as text of a manual page.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'").Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
@@ -78,5 +78,5 @@ func roff(s string) string {
 	return s
 }
 
-// roffQuote is s as one argument of a request.
+// roffQuote quotes s as one argument of a roff request.
 func roffQuote(s string) string { return `"` + strings.ReplaceAll(roff(s), `"`, `""`) + `"` }

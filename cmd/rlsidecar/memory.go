@@ -9,17 +9,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// bytesPerKey is what a bucket takes at most, its share of garbage included: docs/performance.md.
+// bytesPerKey is the most memory that a bucket takes, garbage included; docs/performance.md has the measurement.
 const bytesPerKey = 256
 
-// fitMemory keeps the program within the memory that its container may use: over that it would be
-// killed, and the buckets with it, which opens every gate that was closed. The collector is told of
-// nine tenths (GOMEMLIMIT, where it is set, counts instead). It returns the most buckets that may be
-// kept: half of that holds them, and no more than memory.DefaultMaxKeys.
+// fitMemory adapts the program to the memory limit of its container. Beyond that limit the process would be
+// OOM-killed, and all buckets would be lost. It sets the memory limit of the garbage collector to nine tenths, unless
+// GOMEMLIMIT is set. It returns the number of buckets that fit into half of the limit, at most memory.DefaultMaxKeys.
 func fitMemory(log *zap.Logger) (maxKeys int) {
 	limit, err := memlimit.Set()
 	if err != nil {
-		log.Debug("the memory limit of this process cannot be told", zap.Error(err)) // not on Linux, or no cgroups
+		log.Debug("the memory limit of this process is not known", zap.Error(err)) // not on Linux, or without cgroups
 	}
 	if limit == math.MaxInt64 {
 		return memory.DefaultMaxKeys

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-func TestFewerBucketsWhereMemoryIsShort(t *testing.T) {
+func TestLessMemoryAllowsFewerBuckets(t *testing.T) {
 	for bytes, want := range map[int64]int{
 		math.MaxInt64: memory.DefaultMaxKeys, 1 << 30: memory.DefaultMaxKeys, 64 << 20: 131072, 100: 1, 0: 1,
 	} {
@@ -21,7 +21,7 @@ func TestFewerBucketsWhereMemoryIsShort(t *testing.T) {
 }
 
 func TestAMemoryLimitThatIsSetCounts(t *testing.T) {
-	t.Setenv("GOMEMLIMIT", "64MiB") // read by the runtime at the start: this is what it has done
+	t.Setenv("GOMEMLIMIT", "64MiB") // the runtime reads the variable at the start; this has the same effect
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(64 << 20))
 	if got := fitMemory(zap.NewNop()); got != 131072 {
 		t.Errorf("%d buckets", got)

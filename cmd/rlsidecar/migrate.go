@@ -11,19 +11,20 @@ import (
 )
 
 type migrateCmd struct {
-	Files  []string `arg:"" name:"file" help:"Configuration of the reference server."`
-	Write  bool     `help:"Rewrite the files as they are in effect here, the defaults that differ spelled out."`
-	Print  bool     `help:"Print the file as --write would write it, and change nothing."`
-	Format string   `enum:"text,json" default:"text" help:"Of the notes: text or json."`
+	Files  []string `arg:"" name:"file" help:"Configuration file of the reference server."`
+	Write  bool     `help:"Rewrite the files so that rlsidecar behaves as the reference server does. Defaults that differ are written out."`
+	Print  bool     `help:"Print the file that --write would write, and change nothing."`
+	Format string   `enum:"text,json" default:"text" help:"Format of the notes: text or json."`
 }
 
 // Help is shown by migrate --help.
 func (migrateCmd) Help() string {
-	return `Reads a configuration of envoyproxy/ratelimit and says what will be different
-here, a line for each: file:line:column: refused|differs: what, and what to do.
-Exits 1 if something is refused. Nothing is changed, except by --write: it rewrites
-each file with the defaults that differ stated, and without what had no effect there.
---print prints that instead.
+	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each thing that
+rlsidecar rejects or does differently, with what to do about it:
+file:line:column: refused|differs: text. Exits with 1 if something is refused.
+
+With --write, it rewrites the files: it writes out defaults that differ, and removes what
+has no effect in the reference server. With --print, it prints the new file instead.
 
 Example:
 
@@ -32,7 +33,7 @@ Example:
   rlsidecar migrate --write ratelimit/config/*.yaml`
 }
 
-// Run prints the notes, or the file.
+// Run prints the notes or the new file, or rewrites the files.
 func (c *migrateCmd) Run(a *app) error {
 	var files []config.File
 	for _, name := range c.Files {
@@ -48,7 +49,7 @@ func (c *migrateCmd) Run(a *app) error {
 	notes := migrate.Review(files)
 	var err error
 	if c.Format == "json" {
-		err = writeJSON(a.stdout, append([]migrate.Note{}, notes...)) // no note is [], not null
+		err = writeJSON(a.stdout, append([]migrate.Note{}, notes...)) // [] instead of null if there are no notes
 	} else {
 		for _, n := range notes {
 			if _, err = fmt.Fprintln(a.stdout, n); err != nil {
@@ -67,14 +68,13 @@ func (c *migrateCmd) Run(a *app) error {
 	return nil
 }
 
-// rewrite writes files as they are in effect here: in their place, or one to standard output. A file that cannot be
-// rewritten leaves all files as they are.
+// rewrite writes the migrated files in place, or prints one. If one file cannot be migrated, no file is changed.
 func (c *migrateCmd) rewrite(a *app, files []config.File) error {
 	if c.Write && c.Print {
-		return exitError{exitUsage, errors.New("--write changes the files, --print prints one: give one of them")}
+		return exitError{exitUsage, errors.New("--write and --print cannot be combined; give one of them")}
 	}
 	if c.Print && len(files) > 1 {
-		return exitError{exitUsage, errors.New("--print takes one file at a time")}
+		return exitError{exitUsage, errors.New("--print needs exactly one file")}
 	}
 	texts := make([][]byte, len(files))
 	for i, f := range files {
@@ -98,7 +98,8 @@ func (c *migrateCmd) rewrite(a *app, files []config.File) error {
 	return nil
 }
 
-// replaceFile replaces the content of a file in one step, and keeps its permissions: a sidecar may be reading it.
+// replaceFile replaces the content of a file in one step and keeps its permissions, because a sidecar may be reading
+// it.
 func replaceFile(name string, data []byte) error {
 	name, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -112,7 +113,7 @@ func replaceFile(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(next.Name()) // gone if it was renamed
+	defer os.Remove(next.Name()) // fails if the file was renamed
 	_, err = next.Write(data)
 	if err := errors.Join(err, next.Chmod(info.Mode().Perm()), next.Close()); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
-// TestReference holds docs/reference/cli.md to what --help says.
+// TestReference compares docs/reference/cli.md with --help.
 func TestReference(t *testing.T) {
 	parser, err := kong.New(&commands{})
 	if err != nil {

@@ -14,11 +14,11 @@ type resetCmd struct {
 
 // Help is shown by reset --help.
 func (resetCmd) Help() string {
-	return `Asks the admin port of a running sidecar to forget a bucket, so that it is as one
-never used. With Redis it is forgotten for all sidecars; what others remember of a
-denial, they believe for a moment more. With --descriptor, a bucket of each limit
-that the descriptor meets in a request. The sidecar logs it. Exits 1 if there is no
-such limit, or none that the descriptor meets.
+	return `Deletes a bucket through the admin listener of a running sidecar, so that the key starts
+with a new one. With Redis, this applies to all sidecars; others may use their cached
+denials for up to a second. With --descriptor, it deletes the bucket of each limit that
+the descriptor meets. The sidecar logs the reset. Exits with 1 if there is no such limit,
+or if the descriptor meets none.
 
 Example:
 
@@ -26,7 +26,7 @@ Example:
   rlsidecar reset --domain edge --descriptor path=/login,remote_address=192.0.2.7`
 }
 
-// Run forgets.
+// Run deletes the buckets.
 func (c *resetCmd) Run(a *app) error {
 	query, err := c.query()
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *resetCmd) Run(a *app) error {
 	return nil
 }
 
-// whole is a key in words.
+// whole returns a key as text.
 func whole(k shownKey) string {
 	if len(k) == 0 {
 		return "the bucket"

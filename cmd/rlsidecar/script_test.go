@@ -27,8 +27,8 @@ func program() {
 	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// TestScripts runs testdata/script, which shows what each command prints. UPDATE_SCRIPTS=1 puts
-// what it prints now in its place; commit that only if you understand what changed it.
+// TestScripts runs testdata/script, which has the output of each command. UPDATE_SCRIPTS=1 writes the present output;
+// commit it only if you know the reason for each change.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:           "testdata/script",
@@ -37,7 +37,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits CODE COMMAND… runs a command that must end with CODE.
+// exits CODE COMMAND… runs a command that must exit with CODE.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARG]…")
@@ -56,7 +56,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// TestRecipes runs the scenarios that stand beside the limits in examples/.
+// TestRecipes runs the scenarios beside the limits in examples/.
 func TestRecipes(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*/*.scenarios.yaml")
 	if err != nil || len(files) == 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestPasswordsOfRedisAreNotPrinted: whatever is wrong with a URL of Redis, or with the Redis there, no
-// command prints its password.
+// TestPasswordsOfRedisAreNotPrinted checks that no command prints the password of a Redis URL, whatever is wrong with
+// the URL or the Redis.
 func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 	closed := fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
 	locked := redistest.Start(t, "--requirepass", "other").Addr
@@ -41,7 +41,7 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 			prints(t, append(doctor, "--redis-url", "redis://"+closed, "--redis-per-second-url", url)...)
 			prints(t, append(doctor, url)...)
 			prints(t, append(doctor, "--redis-wait-replicas", url)...)
-			if !strings.Contains(url, closed) && !strings.Contains(url, locked) { // or it would serve
+			if !strings.Contains(url, closed) && !strings.Contains(url, locked) { // otherwise the URL is valid and serve would run
 				prints(t, append(serve, "--redis-url", url)...)
 			}
 			t.Setenv("RLSIDECAR_REDIS_URL", url)

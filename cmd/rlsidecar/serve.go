@@ -21,79 +21,80 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// serveCmd has one field for each flag: that is the form of the library.
+// serveCmd has one field for each flag, as kong requires.
 type serveCmd struct {
-	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files under it; may be repeated (in the environment with commas). Needed, unless there is --xds-server."`
-	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"A configuration with a mistake is refused as a whole (all), or for the domains with a mistake while the others go live (isolate) (${default})."`
+	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
+	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"What a mistake in the configuration rejects: everything (all), or only the domains that have the mistake (isolate) (${default})."`
 	configFlags
 	xdsFlags
 
-	GRPCListen        string    `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Where Envoy asks: host:port, unix:///path or unix://@name (${default})."`
-	GRPCEngine        string    `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"What serves it: fast answers ShouldRateLimit directly on HTTP/2, for a fraction of the processor time; grpc-go is the library alone (${default})."`
-	HTTPListen        string    `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"JSON and health; empty: not at all (${default})."`
-	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Take PROXY protocol headers (v1, v2) on the HTTP port from trusted_proxies."`
-	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token for /v1/limit and its kin on the HTTP port; without one they answer only where that is this machine's only."`
-	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File with that token instead, which the list of processes does not show; read again when it changes."`
-	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"POST /json on the HTTP port, the reference server's form, which needs no token: on or off (${default})."`
-	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring limits of their own (config). Only where who asks may choose them."`
-	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"The page, metrics and profiles; empty: not at all (${default})."`
-	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token for the admin port; needed where it is not this machine's only."`
-	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File with that token instead; read again when it changes."`
+	GRPCListen        string    `name:"grpc-listen" default:"127.0.0.1:8081" placeholder:"ADDR" env:"RLSIDECAR_GRPC_LISTEN" help:"Address of the gRPC listener, for Envoy: host:port, unix:///path or unix://@name (${default})."`
+	GRPCEngine        string    `name:"grpc-engine" enum:"fast,grpc-go" default:"fast" env:"RLSIDECAR_GRPC_ENGINE" help:"gRPC implementation. fast answers ShouldRateLimit directly on HTTP/2 and needs a fraction of the CPU time; grpc-go uses only the library (${default})."`
+	HTTPListen        string    `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"Address of the HTTP listener: auth requests, JSON and health. Empty: no HTTP listener (${default})."`
+	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Accept PROXY protocol headers (v1 and v2) from trusted_proxies on the HTTP listener."`
+	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …). Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
+	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains the token, which the process list then does not show. Read again when it changes."`
+	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"Whether the HTTP listener serves POST /json, the reference server's format, which needs no token: on or off (${default})."`
+	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Accept limits in requests to the HTTP API (config). Use it only if the callers may choose their limits."`
+	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the admin listener: admin page, metrics and profiles. Empty: no admin listener (${default})."`
+	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener. Required unless it is a Unix socket or a loopback address."`
+	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains the token. Read again when it changes."`
 
-	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File with a token that may read at the admin port, and change nothing."`
-	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder where adjustments are kept over a restart; with Redis, the last known ones, for a start without it (nowhere)."`
-	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with the secret that chains the audit of adjustments, the same for all sidecars (none)."`
+	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File that contains a token that may only read at the admin listener."`
+	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder that keeps adjustments over a restart. With Redis, it keeps the last known ones, for a start without Redis (none)."`
+	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with the secret that protects the audit of adjustments. All sidecars need the same secret (none)."`
 
-	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"The most descriptors of a request, at most 1000; one with more is denied (${default})."`
-	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"The most entries of a descriptor, at most 100; a request with more is denied (${default})."`
+	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"Maximum number of descriptors of a request, at most 1000. A request with more is denied (${default})."`
+	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"Maximum number of entries of a descriptor, at most 100. A request with more is denied (${default})."`
 
-	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC port; read again when it changes."`
-	TLSKey        string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Its key."`
-	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Clients must show a certificate signed by this CA."`
-	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"And it must be for this DNS name."`
+	TLSCert       string `name:"tls-cert" placeholder:"FILE" env:"RLSIDECAR_TLS_CERT" help:"Certificate of the gRPC listener. Read again when it changes."`
+	TLSKey        string `name:"tls-key" placeholder:"FILE" env:"RLSIDECAR_TLS_KEY" help:"Private key of that certificate."`
+	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Require client certificates signed by this CA."`
+	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"Require client certificates for this DNS name."`
 
-	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Ask clients to connect anew after this long, so that they find new instances (never)."`
-	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"Then cut off what is under way after this long (never)."`
-	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections without a request for this long; 0: never (${default})."`
-	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"The most gRPC connections that are open; silent ones are closed for new ones (what the limits of open files and of memory allow)."`
-	HTTPMaxConnections    int           `name:"http-max-connections" placeholder:"N" env:"RLSIDECAR_HTTP_MAX_CONNECTIONS" help:"The same for HTTP connections; beyond it only health checks are answered."`
-	HTTPIdleTimeout       time.Duration `name:"http-idle-timeout" default:"5m" placeholder:"TIME" env:"RLSIDECAR_HTTP_IDLE_TIMEOUT" help:"Close HTTP connections that wait for a request for this long (${default})."`
+	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Tell clients to open a new connection after this time, so that they find new instances (never)."`
+	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"Close such a connection, with its requests in flight, after this further time (never)."`
+	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections that had no request for this time; 0 means never (${default})."`
+	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"Maximum number of gRPC connections. Idle ones are closed to make room for new ones (as many as the limits of open files and memory allow)."`
+	HTTPMaxConnections    int           `name:"http-max-connections" placeholder:"N" env:"RLSIDECAR_HTTP_MAX_CONNECTIONS" help:"Maximum number of HTTP connections. Beyond it, only health checks are answered."`
+	HTTPIdleTimeout       time.Duration `name:"http-idle-timeout" default:"5m" placeholder:"TIME" env:"RLSIDECAR_HTTP_IDLE_TIMEOUT" help:"Close HTTP connections that had no request for this time (${default})."`
 
-	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Metrics alone, without a token (not at all)."`
-	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Where they are there (${default})."`
-	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Hits above this part of a limit count as near_limit (${default})."`
+	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Address of a listener for metrics only, without a token (none)."`
+	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Path of the metrics at --metrics-listen (${default})."`
+	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits count as near_limit (${default})."`
 
 	statsdFlags
 	tracingFlags
 
-	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Let every request pass; statuses and metrics tell what would have been denied."`
-	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only where each of its descriptors is over its limit."`
+	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Allow every request. Statuses and metrics show which requests would have been denied."`
+	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if all its descriptors are over their limits."`
 
-	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept in memory (1000000, or what half of a container's memory holds)."`
+	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets in memory (1000000, or as many as fit into half of the container's memory)."`
 
 	redisFlags
 
-	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS" help:"Let the proxy add rate limit headers to responses."`
-	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER" help:"Name of that with the limit (${default})."`
-	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER" help:"Name of that with what is left (${default})."`
-	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of that with the seconds to wait (${default})."`
-	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Answer with dynamic metadata."`
+	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS" help:"Add rate limit headers to the responses of the proxy (gRPC)."`
+	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER" help:"Name of the header with the limit (${default})."`
+	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER" help:"Name of the header with the remaining units (${default})."`
+	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of the header with the seconds to wait or, if allowed, until the bucket is full (${default})."`
+	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Add dynamic metadata to gRPC answers."`
 
-	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of the HTTP port's decisions, where http_headers of the domain does not say: of ietf, x and retry_after (${default}), or none."`
+	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, if http_headers of the domain does not state them: any of ietf, x and retry_after (${default}), or none."`
 
-	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with a process that shares them, so that a new one takes over before the old one leaves; Linux only."`
-	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Go on serving for this long after readiness has failed; at least two of the proxy's health checks (${default})."`
-	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Then wait for requests under way for this long (${default})."`
+	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with another rlsidecar process that has this flag, so that a new process can replace the old one without a gap. Linux only."`
+	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Time to keep serving after readiness has failed. Make it at least twice the interval of the proxy's health checks (${default})."`
+	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Time to wait for requests in flight after that (${default})."`
 
-	LogLevel  string `enum:"debug,info,warn,error" default:"info" env:"RLSIDECAR_LOG_LEVEL" help:"debug, info, warn or error."`
-	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"text or json."`
+	LogLevel  string `enum:"debug,info,warn,error" default:"info" env:"RLSIDECAR_LOG_LEVEL" help:"Log level: debug, info, warn or error."`
+	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"Log format: text or json."`
 }
 
 // Help is shown by serve --help.
 func (serveCmd) Help() string {
-	return `Buckets are kept in memory, or in Redis where --redis-url is given. The configuration is read again when its files
-change, and on SIGHUP; one with a mistake is refused, and the one before it
-stays in use. SIGTERM fails readiness, waits, then stops.
+	return `Buckets are kept in memory, or in Redis if --redis-url is given. The configuration is
+loaded again when its files change, and on SIGHUP. A configuration with a mistake is
+rejected, and the last valid one stays in use. SIGTERM makes the sidecar not ready; it
+stops after --drain-delay and --drain-timeout.
 
 Example:
 
@@ -103,7 +104,7 @@ Example:
   rlsidecar serve --xds-server control-plane:18001 --xds-node-id edge --start-without-config`
 }
 
-// Run serves until a signal ends it.
+// Run serves until a signal stops it.
 func (c *serveCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
@@ -119,7 +120,7 @@ func (c *serveCmd) Run(a *app) error {
 		settings.Defaults.ConsumeEach = true
 	}
 	settings.Defaults.ConsumeTogether = a.reference.ConsumeTogether
-	if err := settings.Answers.Bounds.Check(); err != nil { // here 0 is a mistake, not the default
+	if err := settings.Answers.Bounds.Check(); err != nil { // the flags must not be 0, which means the default elsewhere
 		return exitError{exitUsage, err}
 	}
 	if settings.Statsd, err = c.statsd(a.reference); err != nil {
@@ -135,7 +136,7 @@ func (c *serveCmd) Run(a *app) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	settings.Hangup = hangup
-	// A second signal does what it does to any program: who sends it is done with waiting.
+	// From now on a second signal kills the process, as an operator who sends it expects.
 	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
@@ -146,7 +147,7 @@ func (c *serveCmd) Run(a *app) error {
 		settings.MemoryMaxKeys = fits
 	}
 	err = server.Run(a.ctx, settings, log, func(r server.Running) {
-		if c.LogFormat == "text" { // what reads JSON reads nothing else
+		if c.LogFormat == "text" { // programs that read JSON expect nothing else
 			fmt.Fprint(a.stderr, greeting(r, !settings.NoJSON))
 		}
 	})
@@ -162,7 +163,7 @@ func (c *serveCmd) Run(a *app) error {
 	return err
 }
 
-// settings is what the flags say; plane brings the configuration, unless files do.
+// settings converts the flags; plane is the control plane, if it provides the configuration.
 func (c *serveCmd) settings(plane server.XDS) server.Config {
 	version, revision := build()
 	s := server.Config{
@@ -208,22 +209,22 @@ func (h *httpHeaders) UnmarshalText(text []byte) error {
 	return err
 }
 
-// tokenFile is the name of a file with a token. An empty name is a mistake, as of a variable of a script
-// that is not set: without a file there would be no token.
+// tokenFile is the name of a file with a token. An empty name is a mistake, such as an unset variable in a script:
+// without a file there would be no token.
 type tokenFile string
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (f *tokenFile) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
-		return errors.New("name the file with the token")
+		return errors.New("the name of the token file is empty; give a file name")
 	}
 	*f = tokenFile(text)
 	return nil
 }
 
-// newLogger logs to w, a line for each entry.
+// newLogger returns a logger that writes one line for each entry to w.
 func newLogger(w io.Writer, level, format string) *zap.Logger {
-	at, _ := zapcore.ParseLevel(level) // an enum
+	at, _ := zapcore.ParseLevel(level) // kong checks the value
 	c := zap.NewProductionEncoderConfig()
 	c.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	c.EncodeDuration = zapcore.StringDurationEncoder

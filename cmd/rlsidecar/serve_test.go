@@ -19,7 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// output is a buffer that may be read while it is written.
+// output is a buffer that is safe for concurrent use.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -52,7 +52,7 @@ func write(t *testing.T, text string) (file string) {
 	return file
 }
 
-func TestServeSaysWhatToTry(t *testing.T) {
+func TestServePrintsACommandToTry(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var stderr output
 	code := make(chan int)
@@ -111,8 +111,8 @@ func TestServeExitCodes(t *testing.T) {
 		"no header":         {[]string{"--config", good, "--response-headers", "--limit-header", "a b"}, exitUsage, "a b"},
 		"no token's file":   {[]string{"--config", good, "--api-token-file", "/nowhere/token"}, exitFailed, "/nowhere/token"},
 		"an empty file":     {[]string{"--config", good, "--admin-token-file", write(t, " \n")}, exitFailed, "is empty"},
-		"a file of no name": {[]string{"--config", good, "--api-token-file="}, exitUsage, "name the file with the token"},
-		"the token twice":   {[]string{"--config", good, "--api-token", "x", "--api-token-file", good}, exitUsage, "given twice"},
+		"a file of no name": {[]string{"--config", good, "--api-token-file="}, exitUsage, "the name of the token file is empty"},
+		"the token twice":   {[]string{"--config", good, "--api-token", "x", "--api-token-file", good}, exitUsage, "two API tokens"},
 		"no such level":     {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
 	} {
 		var stderr output
@@ -122,8 +122,7 @@ func TestServeExitCodes(t *testing.T) {
 	}
 }
 
-// The greeting names nothing that is not there.
-func TestNothingToTryWithoutJSON(t *testing.T) {
+func TestNoCommandToTryWithoutJSON(t *testing.T) {
 	s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {
 		t.Fatal(problems)
@@ -154,7 +153,7 @@ func TestServeReadsTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestCurlSpeaksToEveryAddress(t *testing.T) {
+func TestCurlCommandFitsEveryAddress(t *testing.T) {
 	for want, a := range map[string]net.Addr{
 		"curl -s http://127.0.0.1:80/json":                              &net.TCPAddr{IP: net.IPv6zero, Port: 80},
 		"curl -s http://[::1]:80/json":                                  &net.TCPAddr{IP: net.IPv6loopback, Port: 80},
@@ -167,7 +166,7 @@ func TestCurlSpeaksToEveryAddress(t *testing.T) {
 	}
 }
 
-func TestNothingToTryWhereNothingIsLimited(t *testing.T) {
+func TestNoCommandToTryWithoutLimits(t *testing.T) {
 	for _, text := range []string{"domain: d\n", "domain: d\ndescriptors: [{key: k}]\n"} {
 		s, problems := config.Compile([]config.File{{Name: "f", Data: []byte(text)}}, config.Options{})
 		if problems.Bad() {

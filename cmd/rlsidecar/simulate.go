@@ -14,33 +14,38 @@ import (
 
 type simulateCmd struct {
 	Config []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
-	File   string   `arg:"" optional:"" help:"Trace or access log, may be compressed with gzip; standard input without it."`
+	File   string   `arg:"" optional:"" help:"Trace or access log, optionally compressed with gzip. Default: standard input."`
 	logFlags
-	Decisions     string `placeholder:"FILE" help:"Write a line of JSON for each request; -: to standard output, and the report to standard error."`
-	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, with a line to drag that shows what other limits would have denied."`
-	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny a request of at most this share of the clients (${default})."`
-	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"The most buckets kept (${default})."`
+	Decisions     string `placeholder:"FILE" help:"Write one line of JSON for each request to this file. With -, they go to standard output and the report to standard error."`
+	HTML          string `name:"html" placeholder:"FILE" help:"Write the report as an HTML file, in which you can try other limits."`
+	DenyAtMost    string `default:"1%" placeholder:"SHARE" help:"Suggest the smallest limits that deny requests of at most this share of the clients (${default})."`
+	MemoryMaxKeys int    `default:"1000000" placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets (${default})."`
 	configFlags
 }
 
 // Help is shown by simulate --help.
 func (simulateCmd) Help() string {
-	return `The time is that of the trace, whose lines are of one of two forms:
+	return `Replays the requests of a trace or an access log in virtual time. A line of a trace has
+one of two forms:
 
   {"time_us":1767225600000000,"domain":"edge","descriptors":[{"entries":[["user_id","bob"]],"hits":1}]}
   {"time_us":1767225600000000,"limits":[{"name":"send_message","key":"bob","count":1,"reserve":false}]}
 
-For an access log, --descriptor names the entries. In their values stand
-%h the client's address, %m method, %U path without query, %q query, %H protocol,
-%s status, %u user, %{NAME}i a request header (nginx: Referer and User-Agent), %%
-a percent sign. A descriptor of which a line lacks a part is dropped, as Envoy does.
-Of nginx's paths the escapes are decoded and //, . and .. resolved, as /v1/auth does.
-With --auth the routes of the section auth say what is asked, as they do at /v1/auth.
+For an access log, --descriptor states the entries of the descriptors. Values may contain:
 
-The report goes to standard output: what was denied, by which limit, for which keys;
-how much clients ask for; and, for each limit, which numbers would have denied how
-many clients and requests. It suggests the smallest number that denies a request of
-at most 1 % of the clients (--deny-at-most): one abuser does not change it.
+  %h  client address       %m  method     %U  path without query   %q  query
+  %s  status               %u  user       %H  protocol             %%  percent sign
+  %{NAME}i  request header (nginx: Referer and User-Agent only)
+
+As in Envoy, a descriptor is left out if the line lacks one of its values. Paths of nginx
+are decoded, and //, . and .. are resolved, as /v1/auth does. With --auth, the routes of
+the section auth make the descriptors, as they do for /v1/auth.
+
+The report goes to standard output. It shows what was denied, by which limit and for
+which keys, and how much clients use. For each limit it shows how many clients and
+requests other numbers would have denied. It suggests the smallest number that denies
+requests of at most 1 % of the clients (--deny-at-most), so that one abuser does not
+change the suggestion.
 
 Example:
 
@@ -65,7 +70,7 @@ func (c *simulateCmd) Run(a *app) error {
 	}
 	if c.Auth {
 		if snapshot.Auth == nil {
-			return exitError{exitUsage, errors.New("--auth: the configuration has no section auth")}
+			return exitError{exitUsage, errors.New("--auth needs a section auth in the configuration")}
 		}
 		templates = simulate.RouteTemplates(simulate.Format(c.Format), snapshot.Auth)
 	}
@@ -89,12 +94,12 @@ func (c *simulateCmd) Run(a *app) error {
 	return c.run(a, run)
 }
 
-// run replays, and writes the report; beside decisions on standard output, to standard error.
+// run replays the log and writes the report. If decisions go to standard output, the report goes to standard error.
 func (c *simulateCmd) run(a *app, run simulate.Config) error {
 	switch c.Decisions {
 	case "":
 		return c.replay(a, run, a.stdout)
-	case "-", "/dev/stdout": // opened by its name it would be cut to nothing where it is a file
+	case "-", "/dev/stdout": // opening it by name would truncate it if it is a file
 		run.Decisions = a.stdout
 		return c.replay(a, run, a.stderr)
 	}
@@ -131,15 +136,15 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 func parseShare(text string) (float64, error) {
 	number, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if err != nil || !percent || !(n >= 0 && n < 100) { // so that NaN is none
+	if err != nil || !percent || !(n >= 0 && n < 100) { // written so that NaN is rejected
 		return 0, fmt.Errorf("%q is not a percentage below 100 %%, such as 1%% or 0.5%%", text)
 	}
 	return n / 100, nil
 }
 
-// meter tells a person at a terminal how far it is.
+// meter shows the progress to a person at a terminal.
 type meter struct {
-	w           io.Writer // nil: there is nobody to tell
+	w           io.Writer // nil if there is no terminal
 	start, last time.Time
 }
 
@@ -157,11 +162,11 @@ func newMeter(w io.Writer) *meter {
 func (m *meter) show(lines int64) {
 	if now := time.Now(); m.w != nil && now.Sub(m.last) >= time.Second {
 		m.last = now
-		fmt.Fprintf(m.w, "\r%d lines, %.0f a second ", lines, float64(lines)/now.Sub(m.start).Seconds())
+		fmt.Fprintf(m.w, "\r%d lines, %.0f per second ", lines, float64(lines)/now.Sub(m.start).Seconds())
 	}
 }
 
-// clear makes way for what is printed next.
+// clear removes the progress line before other output.
 func (m *meter) clear() {
 	if m.w != nil && m.last != m.start {
 		fmt.Fprint(m.w, "\r\x1b[K")

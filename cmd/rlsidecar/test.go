@@ -13,16 +13,17 @@ import (
 )
 
 type testCmd struct {
-	Files   []string `arg:"" name:"file" help:"File of scenarios."`
+	Files   []string `arg:"" name:"file" help:"File with scenarios."`
 	Only    string   `name:"run" placeholder:"REGEXP" help:"Run only scenarios whose names match."`
-	Verbose bool     `short:"v" help:"Name the scenarios that pass, too."`
+	Verbose bool     `short:"v" help:"Also print the scenarios that pass."`
 	configFlags
 }
 
 // Help is shown by test --help.
 func (testCmd) Help() string {
-	return `A scenario is a list of steps: at a time, an ask, the answer expected. Time is
-virtual and buckets start empty of use. docs/scenarios.md describes the format.
+	return `A scenario is a list of steps. A step is a request at a time, with the expected answer.
+Time is virtual, and each scenario starts with new buckets. docs/scenarios.md describes
+the format.
 
 Example:
 
@@ -60,23 +61,23 @@ func (c *testCmd) Run(a *app) error {
 	case t.faulty > 0, t.failed > 0:
 		return exitError{code: exitNo}
 	case t.passed == 0:
-		return exitError{exitNo, errors.New("no scenario was run")}
+		return exitError{exitNo, errors.New("no scenario was run; check the files and --run")}
 	default:
 		return nil
 	}
 }
 
-// testRun is one run of test.
+// testRun is the state of one test command.
 type testRun struct {
 	app    *app
 	cmd    *testCmd
 	only   *regexp.Regexp
 	passed int
 	failed int
-	faulty int // files
+	faulty int // number of files
 }
 
-// file runs one file. An error ends the run; mistakes in the file are printed.
+// file runs the scenarios of one file. Mistakes in the file are printed; an error ends the command.
 func (t *testRun) file(name string) error {
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -100,7 +101,7 @@ func (t *testRun) file(name string) error {
 	return nil
 }
 
-// load loads the configuration that the file name is about; nil if it has mistakes.
+// load loads the configuration that the scenario file name states, or returns nil if it has mistakes.
 func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
 	var full []string
 	for _, path := range paths {

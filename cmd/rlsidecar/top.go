@@ -13,31 +13,31 @@ import (
 )
 
 type topCmd struct {
-	Unmatched bool `help:"List the requests that met no limit instead, by the keys of their descriptors."`
-	Count     int  `short:"n" default:"20" help:"How many keys, up to 1000 (${default})."`
+	Unmatched bool `help:"List instead the requests that met no limit, by the keys of their descriptors."`
+	Count     int  `short:"n" default:"20" help:"Number of keys to list, up to 1000 (${default})."`
 	adminFlags
 }
 
 // Help is shown by top --help.
 func (topCmd) Help() string {
-	return `Asks the admin port of a running sidecar which keys it denied most in the last five
-to ten minutes, each with the reason:
+	return `Lists the keys that a running sidecar denied most in the last five to ten minutes. The
+reasons are:
 
   limit               the limit was reached
-  penalty             the penalty of the limit blocks the key; rlsidecar get says until when
+  penalty             the penalty of the limit blocks the key; rlsidecar get shows until when
   blocked             an operator's adjustment blocks the key
-  never               it asked for more than the limit can ever give
-  backend-failure     the store could not decide (all keys of a limit are one line)
-  no-room             there was no room for another bucket in memory (the same)
-  missing-descriptor  the request has no entry that its domain requires (all of a domain as one)
-  no-config           there is no configuration of the domain yet (the same)
+  never               the cost is more than the limit can ever allow
+  backend-failure     the store did not decide in time (one line for all keys of a limit)
+  no-room             --memory-max-keys is reached (one line for all keys of a limit)
+  missing-descriptor  the request lacks an entry that its domain requires (one line for the domain)
+  no-config           the domain has no configuration yet (one line for the domain)
   no-route            no route of auth matched, or none of its descriptors could be made
   no-auth             the configuration has no auth section, and a proxy calls /v1/auth
 
-With --unmatched: the requests that met no limit and were therefore allowed, such as those with a typo
-in the domain or in the key of a descriptor. Values are not kept.
+With --unmatched, it lists the requests that met no limit and were therefore allowed, such
+as those with a typo in the domain or in the key of a descriptor. Values are not kept.
 
-Others of the fleet count for themselves. Counts are exact, or say "at least".
+Each sidecar counts only its own decisions. Counts are exact, or marked "at least".
 
 Example:
 
@@ -46,7 +46,7 @@ Example:
   rlsidecar top --admin-listen unix:///run/rlsidecar/admin.sock --format json`
 }
 
-// Run lists.
+// Run lists the denied keys.
 func (c *topCmd) Run(a *app) error {
 	if c.Unmatched {
 		return c.unmatched(a)
@@ -70,7 +70,7 @@ func (c *topCmd) Run(a *app) error {
 	}
 	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")
 	if len(answer.Denied) == 0 {
-		fmt.Fprintf(a.stdout, "nobody was denied since %s\n", since)
+		fmt.Fprintf(a.stdout, "no request was denied since %s\n", since)
 		if answer.Unmatched > 0 {
 			fmt.Fprintf(a.stdout, "at least %d requests met no limit and were allowed: rlsidecar top --unmatched shows them\n", answer.Unmatched)
 		}

@@ -19,7 +19,7 @@ func (versionCmd) Help() string {
   rlsidecar version`
 }
 
-// Run prints what is running.
+// Run prints the version.
 func (versionCmd) Run(a *app) error { return printVersion(a.stdout) }
 
 func printVersion(w io.Writer) error {
@@ -29,21 +29,21 @@ func printVersion(w io.Writer) error {
 	return err
 }
 
-// versionFlag is --version, which people try first.
+// versionFlag is --version, which new users try first.
 type versionFlag bool
 
-// BeforeReset prints what is running, and ends the program.
+// BeforeReset prints the version and ends the program.
 func (versionFlag) BeforeReset(k *kong.Kong) error {
 	err := printVersion(k.Stdout)
 	k.Exit(exitDone)
 	return err
 }
 
-// Set by the linker (-X main.linkedVersion=…) where the program is built from its source without its
-// history, as the image is.
+// linkedVersion and linkedRevision are set by the linker (-X main.linkedVersion=…) if the program is built without
+// the Git history, as in the image.
 var linkedVersion, linkedRevision string
 
-// build is the version and the commit that Go noted when it built the program, or that the linker was told.
+// build returns the version and the commit that Go or the linker recorded.
 func build() (version, revision string) {
 	if linkedVersion != "" {
 		return linkedVersion, cmp.Or(linkedRevision, "(unknown)")

@@ -10,24 +10,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// xdsFlags say which control plane brings the configuration.
+// xdsFlags state which control plane provides the configuration.
 type xdsFlags struct {
-	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Take the configuration from this control plane, over ADS, instead of from files."`
-	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"What it knows this process by (${default})."`
-	XDSNodeMetadata    []string      `name:"xds-node-metadata" placeholder:"K=V" env:"RLSIDECAR_XDS_NODE_METADATA" help:"Sent to it with the node ID; several with commas."`
-	XDSHeader          []string      `name:"xds-header" placeholder:"K:V" env:"RLSIDECAR_XDS_HEADER" help:"Headers of the stream; several with commas."`
-	XDSTLS             bool          `name:"xds-tls" env:"RLSIDECAR_XDS_TLS" help:"Ask it by TLS."`
-	XDSTLSCA           string        `name:"xds-tls-ca" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_CA" help:"Its CA; the system's where none is given. These files are read again for every connection."`
-	XDSTLSCert         string        `name:"xds-tls-cert" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_CERT" help:"Client certificate."`
-	XDSTLSKey          string        `name:"xds-tls-key" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_KEY" help:"Its key."`
-	XDSTLSServerName   string        `name:"xds-tls-server-name" placeholder:"NAME" env:"RLSIDECAR_XDS_TLS_SERVER_NAME" help:"Name in its certificate, where that is not the host asked."`
-	XDSMaxMessage      int           `name:"xds-max-message" default:"0" placeholder:"BYTES" env:"RLSIDECAR_XDS_MAX_MESSAGE" help:"Largest configuration; 0: 16 MiB."`
-	XDSBackoff         time.Duration `name:"xds-backoff" default:"1s" env:"RLSIDECAR_XDS_BACKOFF" help:"Longest pause before it is asked again after a failure; twice as long after each further one (${default})."`
-	XDSMaxBackoff      time.Duration `name:"xds-max-backoff" default:"30s" env:"RLSIDECAR_XDS_MAX_BACKOFF" help:"Up to this (${default})."`
-	StartWithoutConfig bool          `name:"start-without-config" env:"RLSIDECAR_START_WITHOUT_CONFIG" help:"Start before it has sent a configuration: on_backend_failure answers until then, and readiness fails."`
+	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Get the configuration from this control plane, over ADS, instead of from files."`
+	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane (${default})."`
+	XDSNodeMetadata    []string      `name:"xds-node-metadata" placeholder:"K=V" env:"RLSIDECAR_XDS_NODE_METADATA" help:"Node metadata; separate several by commas."`
+	XDSHeader          []string      `name:"xds-header" placeholder:"K:V" env:"RLSIDECAR_XDS_HEADER" help:"Headers of the stream to the control plane; separate several by commas."`
+	XDSTLS             bool          `name:"xds-tls" env:"RLSIDECAR_XDS_TLS" help:"Connect to the control plane over TLS."`
+	XDSTLSCA           string        `name:"xds-tls-ca" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_CA" help:"CA of the control plane. Default: the system's. The TLS files are read again for every connection."`
+	XDSTLSCert         string        `name:"xds-tls-cert" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_CERT" help:"Client certificate for the control plane."`
+	XDSTLSKey          string        `name:"xds-tls-key" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_KEY" help:"Private key of the client certificate."`
+	XDSTLSServerName   string        `name:"xds-tls-server-name" placeholder:"NAME" env:"RLSIDECAR_XDS_TLS_SERVER_NAME" help:"Name in the control plane's certificate, if it is not the host of --xds-server."`
+	XDSMaxMessage      int           `name:"xds-max-message" default:"0" placeholder:"BYTES" env:"RLSIDECAR_XDS_MAX_MESSAGE" help:"Size of the largest configuration; 0 means 16 MiB."`
+	XDSBackoff         time.Duration `name:"xds-backoff" default:"1s" env:"RLSIDECAR_XDS_BACKOFF" help:"Longest pause before the first new attempt after a failure. It doubles with each further failure (${default})."`
+	XDSMaxBackoff      time.Duration `name:"xds-max-backoff" default:"30s" env:"RLSIDECAR_XDS_MAX_BACKOFF" help:"Upper bound of that pause (${default})."`
+	StartWithoutConfig bool          `name:"start-without-config" env:"RLSIDECAR_START_WITHOUT_CONFIG" help:"Start before the control plane has sent a configuration. Until then, on_backend_failure decides and the sidecar is not ready."`
 }
 
-// xds is what the flags say. The error is of a pair.
+// xds converts the flags. It returns an error for a malformed pair.
 func (f xdsFlags) xds() (x server.XDS, err error) {
 	x = server.XDS{
 		Server: f.XDSServer, NodeID: f.XDSNodeID,
@@ -42,13 +42,13 @@ func (f xdsFlags) xds() (x server.XDS, err error) {
 	return x, err
 }
 
-// pairs splits each of list in a name and a value.
+// pairs splits each item of list into a name and a value.
 func pairs(flag, separator string, list []string) (map[string]string, error) {
 	m := map[string]string{}
 	for _, pair := range list {
 		name, value, ok := strings.Cut(pair, separator)
 		if name = strings.TrimSpace(name); !ok || name == "" {
-			// Not the pair itself: it may be a secret.
+			// The message does not show the pair, which may be a secret.
 			return nil, fmt.Errorf("%s must be NAME%sVALUE, with commas between several", flag, separator)
 		}
 		m[name] = strings.TrimSpace(value)
@@ -56,8 +56,8 @@ func pairs(flag, separator string, list []string) (map[string]string, error) {
 	return m, nil
 }
 
-// controlPlane is the one that the flags name or, where they name no files either, the reference
-// server's variables. It is the zero XDS where files are named.
+// controlPlane returns the control plane of the flags or, if the flags name no files either, of the reference
+// server's variables. It returns the zero XDS if files are configured.
 func (c *serveCmd) controlPlane(r reference) (server.XDS, error) {
 	switch {
 	case c.XDSServer != "":
@@ -71,8 +71,8 @@ func (c *serveCmd) controlPlane(r reference) (server.XDS, error) {
 	}
 }
 
-// fromReference is what the reference server's variables say. Without TLS it does not look at the
-// files for it, and neither is it asked to here.
+// fromReference converts the reference server's variables. Without TLS the TLS files are ignored, as in the reference
+// server.
 func fromReference(r *refenv.XDS) server.XDS {
 	x := server.XDS{
 		Server: r.Server, NodeID: r.NodeID, NodeMetadata: r.NodeMetadata, Headers: r.Headers, TLS: r.UseTLS,

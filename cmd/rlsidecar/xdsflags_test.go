@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// TestControlPlaneOfTheReferenceServersEnvironment, as Envoy Gateway sets it, and then some.
+// TestControlPlaneOfTheReferenceServersEnvironment uses the variables that Envoy Gateway sets, and others.
 func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	env := map[string]string{
 		"CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL": "envoy-gateway:18001", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
@@ -37,7 +37,7 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	if got, _ := (&serveCmd{}).controlPlane(r); got.CA != "" || got.Cert != "" || got.Key != "" || got.ServerName != "" {
 		t.Errorf("files of no use: %+v", got)
 	}
-	// Our own flags count more.
+	// rlsidecar's own flags take precedence.
 	if got, err := (&serveCmd{Config: []string{"f"}}).controlPlane(r); err != nil || got.Server != "" {
 		t.Errorf("with files: %+v, %v", got, err)
 	}

@@ -121,8 +121,11 @@ func (c *Config) Check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	if c.AdminToken != "" && c.AdminTokenFile != "" || c.APIToken != "" && c.APITokenFile != "" {
-		return errors.New("a token is given twice: give it, or the file with it")
+	if c.AdminToken != "" && c.AdminTokenFile != "" {
+		return errors.New("two admin tokens are given; give only one of --admin-token and --admin-token-file")
+	}
+	if c.APIToken != "" && c.APITokenFile != "" {
+		return errors.New("two API tokens are given; give only one of --api-token and --api-token-file")
 	}
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
 		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)

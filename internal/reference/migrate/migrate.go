@@ -1,6 +1,6 @@
-// Package migrate tells what a configuration of the reference server, envoyproxy/ratelimit, does
-// differently here, and rewrites one so that it says all that is in effect. Both are functions of the
-// file's text.
+// Package migrate reports what rlsidecar does differently for a configuration of the reference server,
+// envoyproxy/ratelimit. It can also rewrite a file so that rlsidecar behaves in the same way. Both are functions of
+// the file's text.
 package migrate
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// Kind is what a Note is about.
+// Kind is the kind of a Note.
 type Kind string
 
 // The kinds.
 const (
-	Refused Kind = "refused" // not accepted here, or by neither
-	Differs Kind = "differs" // accepted, and does something else
+	Refused Kind = "refused" // rejected here, or by both servers
+	Differs Kind = "differs" // accepted, with another effect
 )
 
-// Note is one thing to know before a file is moved.
+// Note is a difference that an operator should know before the move.
 type Note struct {
 	File    string `json:"file"`
 	Line    int    `json:"line"`
@@ -40,12 +40,12 @@ func (n Note) String() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", n.File, n.Line, n.Column, n.Kind, n.Message)
 }
 
-// Review tells all there is to know of files, which are one configuration.
+// Review returns the notes for files, which are one configuration.
 func Review(files []config.File) []Note {
 	var notes []Note
 	for _, f := range files {
 		r := &review{file: f.Name}
-		docs, _ := documents(f.Data) // a mistake in the syntax is told by Compile
+		docs, _ := documents(f.Data) // Compile reports mistakes in the syntax
 		for i, doc := range docs {
 			r.document(doc, i)
 		}
@@ -53,7 +53,7 @@ func Review(files []config.File) []Note {
 	}
 	_, problems := config.Compile(files, config.Options{})
 	for _, p := range problems {
-		// What the reference server takes no notice of has been told, with more to say.
+		// A key that the reference server ignores has a more detailed note already.
 		told := slices.ContainsFunc(notes, func(n Note) bool {
 			return n.Kind == Refused && n.File == p.File && n.Line == p.Line && n.Column == p.Column
 		})
@@ -71,17 +71,16 @@ func Review(files []config.File) []Note {
 	return notes
 }
 
-// Write is the file with what is in effect here spelled out, and without what the reference server
-// took no notice of.
+// Write returns the file with the defaults that differ written out, and without what the reference server ignores.
 func Write(f config.File) ([]byte, error) {
 	docs, err := documents(f.Data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.Name, err)
 	}
 	if len(docs) == 0 {
-		return nil, fmt.Errorf("%s: the file is empty", f.Name)
+		return nil, fmt.Errorf("%s: the file is empty; give a configuration file", f.Name)
 	}
-	root := docs[0] // the only one that the reference server reads
+	root := docs[0] // the reference server reads only the first document
 	prune(root, top)
 	at := 0
 	for i := 0; i+1 < len(root.Content); i += 2 {
@@ -107,7 +106,7 @@ func Write(f config.File) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// documents are the roots of data, up to the first mistake in the syntax.
+// documents returns the roots of data, up to the first mistake in the syntax.
 func documents(data []byte) (roots []*yaml.Node, err error) {
 	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
@@ -122,10 +121,10 @@ func documents(data []byte) (roots []*yaml.Node, err error) {
 	}
 }
 
-// level is where a mapping stands.
+// level describes a level of the file.
 type level struct {
-	keys  []string          // that mean something to the reference server here
-	below map[string]*level // what stands under a key
+	keys  []string          // keys that have a meaning for the reference server here
+	below map[string]*level // the levels below a key
 }
 
 var (
@@ -142,8 +141,8 @@ func init() {
 	top.below = map[string]*level{"descriptors": descriptor}
 }
 
-// ignored reports whether the reference server lets key stand at l and takes no notice of it: it knows
-// the key from elsewhere.
+// ignored reports whether the reference server accepts key at l and ignores it, because the key belongs to another
+// level.
 func (l *level) ignored(key string) bool {
 	if slices.Contains(l.keys, key) {
 		return false
@@ -156,7 +155,7 @@ func (l *level) ignored(key string) bool {
 	return false
 }
 
-// each calls do with the mappings that n is: itself, or its items.
+// each calls do for each mapping that n consists of: n itself, or its items.
 func each(n *yaml.Node, do func(*yaml.Node)) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
@@ -169,7 +168,7 @@ func each(n *yaml.Node, do func(*yaml.Node)) {
 	}
 }
 
-// find is the value of key in a mapping; nil: it is not there.
+// find returns the value of key in a mapping, or nil.
 func find(n *yaml.Node, key string) *yaml.Node {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
@@ -179,8 +178,7 @@ func find(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// prune removes what the reference server takes no notice of: keys at a level that is not theirs, and
-// of a key that is given twice the first.
+// prune removes what the reference server ignores: keys at the wrong level, and all but the last of duplicate keys.
 func prune(n *yaml.Node, l *level) {
 	for i := 0; i+1 < len(n.Content); {
 		key := n.Content[i].Value
@@ -195,7 +193,7 @@ func prune(n *yaml.Node, l *level) {
 	}
 }
 
-// again reports whether the key at i is given once more in n.
+// again reports whether the key at i occurs again later in n.
 func again(n *yaml.Node, i int) bool {
 	for j := i + 2; j+1 < len(n.Content); j += 2 {
 		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {
@@ -205,7 +203,7 @@ func again(n *yaml.Node, i int) bool {
 	return false
 }
 
-// names lists the keys of a list of descriptors.
+// names returns the keys of a list of descriptors.
 func names(list *yaml.Node) (keys []string) {
 	each(list, func(n *yaml.Node) {
 		if key := find(n, "key"); key != nil {
@@ -215,7 +213,7 @@ func names(list *yaml.Node) (keys []string) {
 	return keys
 }
 
-// splits finds among keys one that, with a value, that server cannot tell from key alone.
+// splits finds a key among keys that, joined with a value, the reference server cannot distinguish from key.
 func splits(key string, keys []string) (other string, ok bool) {
 	for _, k := range keys {
 		if k != "" && strings.HasPrefix(key, k+"_") {

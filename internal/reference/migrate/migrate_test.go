@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// notes are those of one file, without its name.
+// notes reviews one file and returns the notes without its name.
 func notes(text string) (lines []string) {
 	for _, n := range Review([]config.File{{Name: "f", Data: []byte(text)}}) {
 		lines = append(lines, strings.TrimPrefix(n.String(), "f:"))
@@ -24,12 +24,12 @@ func TestReview(t *testing.T) {
 		"descriptors: [{key: k, rate_limit: {unlimited: true}}]":                 nil,
 		"descriptors: [{key: remote_address}, {key: user_id}]":                   nil,
 		"descriptors: [{key: a_b, value: c}, {key: a}]":                          nil,
-		"descriptors: [{key: a_b}, {key: a}]":                                    {"4:21: differs: there this is also met"},
+		"descriptors: [{key: a_b}, {key: a}]":                                    {"4:21: differs: in the reference server an entry"},
 		"descriptors: [{key: k, requests_per_unit: 1}]":                          {`4:24: refused: "requests_per_unit" has no effect`},
 		"shadow_mode: true":                              {`4:1: refused: "shadow_mode" has no effect`},
 		"descriptors: [{key: k, nonsense: 1}]":           {"4:24: refused: config error, unknown key 'nonsense'"},
-		"descriptors: [{key: k, key: l}]":                {`4:24: refused: "key" is given twice`},
-		"descriptors: [{key: k, detailed_metric: true}]": {"4:24: differs: series named after requests"},
+		"descriptors: [{key: k, key: l}]":                {`4:24: refused: "key" occurs twice`},
+		"descriptors: [{key: k, detailed_metric: true}]": {"4:24: differs: at most 10,000 metric series"},
 		"descriptors: [{":                                {"4:1: refused: error loading config file"},
 	} {
 		got := notes(quiet + text)
@@ -45,7 +45,7 @@ func TestReview(t *testing.T) {
 	}
 }
 
-// FuzzWrite: what is written is written the same again, and nothing panics.
+// FuzzWrite checks that Write does not panic, and that its result does not change when it is written again.
 func FuzzWrite(f *testing.F) {
 	f.Add([]byte(quiet + "descriptors: [{key: k, unit: x, rate_limit: [{name: a, name: b}]}, {key: k_a}]"))
 	f.Add([]byte("a: &a [*a]\n---\n"))

@@ -6,7 +6,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// review is the walk through one file.
+// review walks through one file.
 type review struct {
 	file   string
 	notes  []Note
@@ -17,10 +17,10 @@ func (r *review) note(at *yaml.Node, kind Kind, format string, args ...any) {
 	r.notes = append(r.notes, Note{r.file, at.Line, at.Column, kind, fmt.Sprintf(format, args...)})
 }
 
-// document reviews the i-th of the file.
+// document reviews document i of the file.
 func (r *review) document(root *yaml.Node, i int) {
 	if i > 0 {
-		r.note(root, Differs, "the reference server reads the first document of a file only; here this one is in effect too: remove it if it is not meant to be")
+		r.note(root, Differs, "the reference server reads only the first document of a file, and rlsidecar reads this one too; remove it if it must have no effect")
 	}
 	r.limits = 0
 	r.mapping(root, top)
@@ -31,10 +31,10 @@ func (r *review) document(root *yaml.Node, i int) {
 		}
 	}
 	if r.limits > 1 && find(root, "consume") == nil {
-		r.note(at, Differs, "a request that is denied consumes nothing here, of any of its limits; there it consumed of all. \"consume: each\" is that server's way")
+		r.note(at, Differs, "a denied request consumes nothing from any of its limits; in the reference server it consumes from all. Write \"consume: each\" to keep that")
 	}
 	if r.limits > 0 && find(root, "on_backend_failure") == nil {
-		r.note(at, Differs, "while Redis is away requests are denied here; there they were errors, and the proxy's failure mode decided. \"on_backend_failure: error\" is that server's way")
+		r.note(at, Differs, "requests are denied while Redis is unreachable; in the reference server they are errors, and the proxy's failure mode decides. Write \"on_backend_failure: error\" to keep that")
 	}
 }
 
@@ -43,11 +43,11 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 		key, value := n.Content[i], n.Content[i+1]
 		switch {
 		case l.ignored(key.Value):
-			r.note(key, Refused, "%q has no effect at this place there, and is refused here: remove it, or move it to where it belongs", key.Value)
+			r.note(key, Refused, "%q has no effect here in the reference server, and rlsidecar rejects it; remove it, or move it to its proper level", key.Value)
 			continue
 		case again(n, i):
-			// The second is where `check` sees the mistake.
-			r.note(second(n, i), Refused, "%q is given twice: there the last one counts, here it is a mistake; remove the one in line %d", key.Value, key.Line)
+			// check reports the second one too.
+			r.note(second(n, i), Refused, "%q occurs twice; the reference server uses the last one, and rlsidecar rejects both; remove the one in line %d", key.Value, key.Line)
 		}
 		r.key(key, value, l)
 		if below := l.below[key.Value]; below != nil {
@@ -62,7 +62,7 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 	}
 }
 
-// key notes what a key in its place does differently.
+// key notes what a key at its proper level does differently.
 func (r *review) key(key, value *yaml.Node, l *level) {
 	switch {
 	case l == descriptor && key.Value == "rate_limit":
@@ -70,22 +70,22 @@ func (r *review) key(key, value *yaml.Node, l *level) {
 			r.limits++
 		}
 	case (key.Value == "detailed_metric" || key.Value == "value_to_metric") && value.Value == "true":
-		r.note(key, Differs, "series named after requests are at most 10,000 here; what exceeds them is counted under the name that the configuration gives")
+		r.note(key, Differs, "at most 10,000 metric series are named after values of requests; further values count under the configured name")
 	}
 }
 
-// descriptor notes a key that means more there than it says.
+// descriptor notes a key that matches more in the reference server.
 func (r *review) descriptor(n *yaml.Node, siblings []string) {
 	key := find(n, "key")
 	if key == nil || find(n, "value") != nil {
 		return
 	}
 	if other, ok := splits(key.Value, siblings); ok {
-		r.note(key, Differs, "there this is also met by an entry %s=%s, before %q is; here by the key %q alone", other, key.Value[len(other)+1:], other, key.Value)
+		r.note(key, Differs, "in the reference server an entry %s=%s also meets this, before %q; here only the key %q does", other, key.Value[len(other)+1:], other, key.Value)
 	}
 }
 
-// second is the next place of the key at i, which is there again.
+// second returns the next occurrence of the key at i.
 func second(n *yaml.Node, i int) *yaml.Node {
 	for j := i + 2; ; j += 2 {
 		if n.Content[j].Value == n.Content[i].Value {

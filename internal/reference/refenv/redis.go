@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// redis says where the buckets are.
+// redis sets where the buckets are.
 func (r *reader) redis() {
 	switch r.choice("BACKEND_TYPE", "redis", "memory", "memcache") {
 	case "memcache":
@@ -27,7 +27,7 @@ func (r *reader) redis() {
 	case there && perSecond:
 		r.server("REDIS_PERSECOND_", "redis-per-second-url")
 	case perSecond:
-		r.mistake("REDIS_PERSECOND", "there is no REDIS_URL for limits that are not by the second; set it, or remove this")
+		r.mistake("REDIS_PERSECOND", "REDIS_URL is missing, and keeps the limits that are not per second; set it, or remove this")
 	case !there:
 		return
 	}
@@ -42,7 +42,7 @@ func (r *reader) redis() {
 	}
 }
 
-// server says which Redis it is that variables that start with prefix describe.
+// server sets the Redis that variables with this prefix describe.
 func (r *reader) server(prefix, flag string) {
 	form := r.choice(prefix+"TYPE", "single", "sentinel", "cluster")
 	where := r.given(prefix + "URL")
@@ -52,10 +52,10 @@ func (r *reader) server(prefix, flag string) {
 	}
 	switch {
 	case where != "":
-	case socket == "unix" || prefix != "REDIS_": // who asks for a second one has one
+	case socket == "unix" || prefix != "REDIS_": // REDIS_PERSECOND asks for a second Redis, so its address has a default
 		where = byName(prefix + "URL").Default
 	default:
-		r.warn("REDIS_URL is not set: buckets are kept in this process's memory, and are not shared with others")
+		r.warn("REDIS_URL is not set, so buckets are kept in the memory of this process; set it to share them between sidecars")
 		return
 	}
 	l := location{userinfo: userinfo(r.given(prefix + "AUTH")), scheme: "redis"}
@@ -77,8 +77,8 @@ func (r *reader) server(prefix, flag string) {
 	r.set(flag, text, prefix+"URL")
 }
 
-// copyPrefix puts the prefix before this program's own, so that rules on names hold and the
-// buckets never meet those that the reference server has left.
+// copyPrefix puts CACHE_KEY_PREFIX before the default prefix. So rules for names still hold, and the buckets never
+// collide with those that the reference server has left.
 func (r *reader) copyPrefix() {
 	prefix := r.given("CACHE_KEY_PREFIX")
 	switch {
@@ -89,13 +89,13 @@ func (r *reader) copyPrefix() {
 	}
 }
 
-// location is what the forms of a URL have in common.
+// location has the common parts of all forms of a URL.
 type location struct {
 	scheme   string
 	userinfo string // "user:password@", or ""
 }
 
-// userinfo is "password" or "user:password" as a URL has it.
+// userinfo returns "password" or "user:password" in the form of a URL.
 func userinfo(auth string) string {
 	switch user, password, both := strings.Cut(auth, ":"); {
 	case auth == "":
@@ -107,7 +107,7 @@ func userinfo(auth string) string {
 	}
 }
 
-// take cuts the scheme, and credentials if any, off an address; those count more than REDIS_AUTH.
+// take removes the scheme, and any credentials, from an address. These credentials take precedence over REDIS_AUTH.
 func (l *location) take(address string) string {
 	scheme, rest, ok := strings.Cut(strings.TrimSpace(address), "://")
 	if !ok {
@@ -143,7 +143,7 @@ func (l location) single(address, socket string) (text, problem string) {
 	}
 }
 
-// sentinel reads master,host:port,host:port…
+// sentinel parses master,host:port,host:port….
 func (l location) sentinel(text, auth string) (string, string) {
 	master, hosts, ok := strings.Cut(text, ",")
 	if !ok || strings.TrimSpace(master) == "" || strings.Contains(master, ":") {

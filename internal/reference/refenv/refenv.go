@@ -1,9 +1,9 @@
-// Package refenv reads the environment of the reference server, envoyproxy/ratelimit, and says what
-// it means here: values for flags of `rlsidecar serve`, by the flags' names. Read is a function of
-// its arguments; nothing here looks at files or the network.
+// Package refenv converts the environment of the reference server, envoyproxy/ratelimit, to values for flags of
+// `rlsidecar serve`, by the flags' names. Read is a function of its arguments: the package reads no files and uses no
+// network.
 //
-// What cannot be honoured is an error where limits would not hold as they are meant, a warning where
-// something else is missed, and nothing where only the way there differs.
+// A setting that cannot be honored is an error if limits would not hold as intended. It is a warning if something
+// else is missing. It is silent if only the implementation differs.
 package refenv
 
 import (
@@ -19,34 +19,33 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// Settings is what an environment says.
+// Settings is the result of reading an environment.
 type Settings struct {
-	// Flags of serve, by name.
+	// Flags are flags of serve, by name.
 	Flags map[string]Flag
-	// XDS is where the configuration comes from; nil: from files.
+	// XDS is the control plane of the configuration, or nil if it comes from files.
 	XDS *XDS
-	// Rewrites are of metrics sent to DogStatsD.
+	// Rewrites change the metrics sent to DogStatsD.
 	Rewrites []statsd.Rewrite
-	// ConsumeTogether: no limit of a request consumes where another denies, also where the
-	// configuration says `consume: each`.
+	// ConsumeTogether means that a denied request consumes nothing from any limit, even if the configuration has
+	// `consume: each`.
 	ConsumeTogether bool
-	// Warnings are for the log.
+	// Warnings must be logged.
 	Warnings []string
 }
 
 // Flag is the value of a flag.
 type Flag struct {
 	Value string
-	From  string // the variable; of several the one that says most
+	From  string // the name of the variable; of several, the most specific
 }
 
-// Read reads env. With asServer the program stands in for the reference server, and has its defaults;
-// otherwise variables that are not set mean nothing. Empty variables are not set. The error names
-// each variable that cannot be used.
+// Read reads env. With asServer, the program replaces the reference server and uses its defaults; otherwise unset
+// variables have no effect. Empty variables count as not set. The error lists each variable that cannot be used.
 func Read(env map[string]string, asServer bool) (Settings, error) {
 	r := &reader{env: env, asServer: asServer, Settings: Settings{Flags: map[string]Flag{}}}
 	r.files()
-	r.doors()
+	r.listeners()
 	r.admin()
 	r.tls()
 	r.redis()
@@ -66,13 +65,13 @@ type reader struct {
 	mistakes []error
 }
 
-// given is the value of a variable that is set; "" if it is not.
+// given returns the value of a variable, or "" if it is not set.
 func (r *reader) given(name string) string {
-	byName(name) // every variable that is read is in the table
+	byName(name) // panics unless the table has the variable
 	return r.env[name]
 }
 
-// value is that of a variable, or its default.
+// value returns the value of a variable, or its default.
 func (r *reader) value(name string) string {
 	if v := r.given(name); v != "" {
 		return v
@@ -80,12 +79,12 @@ func (r *reader) value(name string) string {
 	return byName(name).Default
 }
 
-// counts reports whether a variable has something to say: it is set, or its default applies.
+// counts reports whether a variable has an effect: it is set, or its default applies.
 func (r *reader) counts(name string) bool { return r.asServer || r.given(name) != "" }
 
 func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }
 
-// copy gives flag the variable's value.
+// copy sets flag to the value of the variable.
 func (r *reader) copy(flag, name string) {
 	if v := r.value(name); v != "" && r.counts(name) {
 		r.set(flag, v, name)
@@ -125,7 +124,7 @@ func (r *reader) integer(name string, most int) int {
 	return n
 }
 
-// choice is one of the words, in lower case.
+// choice returns the value in lower case, which must be one of words.
 func (r *reader) choice(name string, words ...string) string {
 	v := strings.ToLower(r.value(name))
 	if slices.Contains(words, v) {
@@ -135,8 +134,8 @@ func (r *reader) choice(name string, words ...string) string {
 	return ""
 }
 
-// files says where the configuration is. What that server's two ways of watching need, a link that is
-// turned or a folder that changes, is both watched.
+// files sets where the configuration is. Both ways in which the reference server watches files, a replaced symbolic
+// link and a changed folder, are always watched.
 func (r *reader) files() {
 	kind := r.choice("CONFIG_TYPE", "file", "grpc_xds_sotw")
 	r.bool("RUNTIME_WATCH_ROOT")
@@ -146,13 +145,13 @@ func (r *reader) files() {
 		return
 	}
 	folder := path.Join(r.value("RUNTIME_ROOT"), r.value("RUNTIME_SUBDIRECTORY"), r.value("RUNTIME_APPDIRECTORY"))
-	// A comma would make two paths of one, as a flag that may be repeated takes a list.
+	// The flag takes a list, so a comma would make two paths.
 	r.set("config", strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`), "RUNTIME_ROOT")
 }
 
-func (r *reader) doors() {
+func (r *reader) listeners() {
 	host := ""
-	if r.asServer { // HOST alone is set by some shells: it means something to that server only
+	if r.asServer { // some shells set HOST; only the reference server uses it
 		host = r.given("HOST")
 	}
 	r.listen("http-listen", host, "PORT")
@@ -170,8 +169,8 @@ func (r *reader) doors() {
 	}
 }
 
-// listen sets an address. Without a host the reference server takes all addresses, this program
-// otherwise only those of this machine.
+// listen sets an address. Without a host, the reference server listens on all addresses, and this program otherwise
+// only on loopback.
 func (r *reader) listen(flag, host, portName string) {
 	if host == "" && !r.counts(portName) {
 		return
@@ -185,8 +184,8 @@ func (r *reader) listen(flag, host, portName string) {
 
 const loopback = "127.0.0.1"
 
-// admin says where the debug port is. That server shows profiles of its memory to everybody there;
-// here other machines need a token, and without one see nothing.
+// admin sets the address of the debug port. The reference server shows memory profiles to everybody there. Here,
+// other machines need a token; if none is set, the port listens only on loopback.
 func (r *reader) admin() {
 	if !r.counts("DEBUG_PORT") && r.given("DEBUG_HOST") == "" {
 		return
@@ -196,7 +195,7 @@ func (r *reader) admin() {
 	case r.env["RLSIDECAR_ADMIN_TOKEN"] != "" || r.env["RLSIDECAR_ADMIN_TOKEN_FILE"] != "":
 	case host != loopback && host != "localhost" && host != "::1":
 		if (host != "" || r.given("DEBUG_PORT") != "") && r.env["RLSIDECAR_ADMIN_LISTEN"] == "" {
-			r.warn("the debug port is open to this machine only: set RLSIDECAR_ADMIN_TOKEN or RLSIDECAR_ADMIN_TOKEN_FILE to open it to others, who must bring the token, or PROMETHEUS_ADDR for metrics without one")
+			r.warn("the debug port is open only to this machine; to open it to others, set RLSIDECAR_ADMIN_TOKEN or RLSIDECAR_ADMIN_TOKEN_FILE, whose token they must send, or set PROMETHEUS_ADDR for metrics without a token")
 		}
 		host = loopback
 	}
@@ -215,7 +214,7 @@ func (r *reader) tls() {
 	r.copy("tls-cert", "GRPC_SERVER_TLS_CERT")
 	r.copy("tls-key", "GRPC_SERVER_TLS_KEY")
 	r.copy("tls-client-ca", "GRPC_CLIENT_TLS_CACERT")
-	if r.given("GRPC_CLIENT_TLS_CACERT") != "" { // without it that server asks for no certificate
+	if r.given("GRPC_CLIENT_TLS_CACERT") != "" { // without a CA the reference server requires no certificate
 		r.copy("tls-client-name", "GRPC_CLIENT_TLS_SAN")
 	}
 }
@@ -250,7 +249,7 @@ func (r *reader) metrics() {
 	}
 }
 
-// tracing says what is traced. Where traces go is in variables that are not that server's own.
+// tracing sets what is traced. Where traces are sent is in variables that do not belong to the reference server.
 func (r *reader) tracing() {
 	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
 	if err != nil || rate < 0 || rate > 1 {
@@ -270,7 +269,7 @@ func (r *reader) tracing() {
 	r.copy("tracing-service-instance-id", "TRACING_SERVICE_INSTANCE_ID")
 }
 
-// levels are logrus's; the two above error only differ in how that server ends.
+// levels are the levels of logrus. The two above error differ only in how the reference server exits.
 var levels = map[string]string{
 	"panic": "error", "fatal": "error", "error": "error", "warn": "warn", "warning": "warn", "info": "info", "debug": "debug", "trace": "debug",
 }

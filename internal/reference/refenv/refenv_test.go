@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// with is what a deployment sets, as VARIABLE=value words.
+// with parses words VARIABLE=value into an environment.
 func with(words ...string) map[string]string {
 	env := map[string]string{}
 	for _, w := range words {
@@ -27,7 +27,7 @@ func values(s Settings) map[string]string {
 	return m
 }
 
-// defaults are the flags of the reference server with nothing set.
+// defaults are the flags of the reference server if nothing is set.
 func defaults() map[string]string {
 	return map[string]string{
 		"config":      "/srv/runtime_data/current/config/**",
@@ -53,13 +53,13 @@ func TestNothingSetMeansNothing(t *testing.T) {
 	}
 }
 
-// Each variable that the reference server reads is listed, with what it means here.
+// TestEveryVariableOfTheReferenceServerIsListed also checks that each has an effect stated.
 func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	redis := "SOCKET_TYPE TYPE URL POOL_SIZE AUTH TLS SENTINEL_AUTH PIPELINE_WINDOW PIPELINE_LIMIT CLUSTER_PIPELINE_PARALLELISM TIMEOUT POOL_ON_EMPTY_BEHAVIOR"
 	listed := map[string]bool{}
 	for _, v := range Variables() {
 		if listed[v.Name] = true; v.Effect == "" {
-			t.Errorf("%s: there is no word of what it does", v.Name)
+			t.Errorf("%s: its effect is not stated", v.Name)
 		}
 	}
 	for prefix, names := range map[string]string{
@@ -98,7 +98,7 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestWhatASettingMeans lists what differs from the defaults; "" is a flag that is not set.
+// TestWhatASettingMeans lists the flags that differ from the defaults; "" is a flag that is not set.
 func TestWhatASettingMeans(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},
@@ -176,7 +176,7 @@ func TestWhatASettingMeans(t *testing.T) {
 	}
 }
 
-func TestServeTakesOnlyWhatIsSet(t *testing.T) {
+func TestServeUsesOnlyVariablesThatAreSet(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"PORT=80":                {"http-listen": "127.0.0.1:80"},
 		"GRPC_HOST=0.0.0.0":      {"grpc-listen": "0.0.0.0:8081"},
@@ -198,8 +198,7 @@ func TestServeTakesOnlyWhatIsSet(t *testing.T) {
 	}
 }
 
-// TestMistakesAreNamed: variable, value and what to write.
-func TestStoppingToCountIsToConsumeTogether(t *testing.T) {
+func TestStoppingToCountMeansConsumingTogether(t *testing.T) {
 	for value, want := range map[string]bool{"": false, "false": false, "true": true, "1": true} {
 		for _, asServer := range []bool{false, true} {
 			s, err := Read(map[string]string{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": value}, asServer)
@@ -213,7 +212,7 @@ func TestStoppingToCountIsToConsumeTogether(t *testing.T) {
 func TestMistakesAreNamed(t *testing.T) {
 	for text, want := range map[string]string{
 		"BACKEND_TYPE=memcache": "BACKEND_TYPE=memcache: memcached cannot decide and charge in one step, so limits in it do not hold; set redis (with REDIS_URL) or memory",
-		"REDIS_PERSECOND=true":  "REDIS_PERSECOND=true: there is no REDIS_URL for limits that are not by the second; set it, or remove this",
+		"REDIS_PERSECOND=true":  "REDIS_PERSECOND=true: REDIS_URL is missing, and keeps the limits that are not per second; set it, or remove this",
 		"REDIS_URL=h:1 REDIS_PERSECOND=true REDIS_PERSECOND_URL=a:1,b:2": "REDIS_PERSECOND_URL=a:1,b:2: these are several addresses; set the TYPE to sentinel or cluster",
 		"BACKEND_TYPE=disk":         "BACKEND_TYPE=disk: write redis, memory, memcache",
 		"PORT=http":                 "PORT=http: write a number from 0 to 65535",
@@ -250,7 +249,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissedIsSaid(t *testing.T) {
+func TestMissingFunctionsAreWarnings(t *testing.T) {
 	for text, want := range map[string]string{
 		"DEBUG_HOST=0.0.0.0": "RLSIDECAR_ADMIN_TOKEN",
 	} {
@@ -261,7 +260,7 @@ func TestWhatIsMissedIsSaid(t *testing.T) {
 	}
 }
 
-// envoyGateway is what Envoy Gateway sets (v1.9), with every option on.
+// envoyGateway has all variables that Envoy Gateway v1.9 sets, with every option on.
 var envoyGateway = []string{
 	"RUNTIME_ROOT=/data", "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true", "RUNTIME_WATCH_ROOT=false",
 	"LOG_LEVEL=info", "USE_STATSD=false", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001",

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// statsd says where metrics are sent. With that server one of statsd, DogStatsD and Prometheus can be
-// used, the first being the default; here Prometheus may be beside one of the others.
+// statsd sets where metrics are sent. The reference server uses one of StatsD (the default), DogStatsD and
+// Prometheus; here Prometheus can be combined with either of the others.
 func (r *reader) statsd() {
 	dog := r.bool("USE_DOG_STATSD")
 	plain := r.bool("USE_STATSD")
@@ -29,7 +29,7 @@ func (r *reader) statsd() {
 	case dog:
 		from = "USE_DOG_STATSD"
 		r.set("statsd-format", "dogstatsd", from)
-		r.set("statsd-protocol", "udp", from) // STATSD_PROTOCOL is of the other's
+		r.set("statsd-protocol", "udp", from) // STATSD_PROTOCOL applies only to StatsD
 		r.rewrites()
 	case plain:
 		r.set("statsd-protocol", protocol, "STATSD_PROTOCOL")
@@ -52,8 +52,8 @@ func (r *reader) statsd() {
 	}
 }
 
-// rewrites reads USE_DOG_STATSD_MOGRIFIERS, names of rewrites that have variables of their own. That
-// server tries them in no particular order, this one in that of the list.
+// rewrites reads USE_DOG_STATSD_MOGRIFIERS, a list of names of rewrites, which have variables of their own. The
+// reference server tries them in no particular order; here the order is that of the list.
 func (r *reader) rewrites() {
 	for name := range strings.SplitSeq(r.given("USE_DOG_STATSD_MOGRIFIERS"), ",") {
 		if name = strings.TrimSpace(name); name == "" {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Variable is one that the reference server reads.
+// Variable is a variable that the reference server reads.
 type Variable struct {
 	Name string
-	// Default is the reference server's; it applies where the program stands in for it.
+	// Default is the default of the reference server. It applies if the program replaces it.
 	Default string
-	// Effect is what it does here.
+	// Effect describes what the variable does here.
 	Effect string
-	// Secret: the value is not to be shown.
+	// Secret means that the value must not be shown.
 	Secret bool
 }
 
-// Shown is the value, with what is secret in it masked.
+// Shown returns value with its secret parts masked.
 func (v Variable) Shown(value string) string {
 	if v.Secret && value != "" {
 		return "***"
@@ -28,16 +28,16 @@ func (v Variable) Shown(value string) string {
 var (
 	inQuery = regexp.MustCompile(`(password=)[^&]*`)
 	scheme  = regexp.MustCompile(`^[a-z]+(\+[a-z]+)?$`)
-	// noSecret matches what follows the scheme of a URL without credentials: hosts with numeric ports, a
-	// path, a query. In "redis://user:secret/0", where the host is missing, the port is the password.
+	// noSecret matches the part after the scheme of a URL without credentials: hosts with numeric ports, a path, a
+	// query. In "redis://user:secret/0" the host is missing, so the port is the password.
 	noSecret = regexp.MustCompile(`^((\[[0-9a-fA-F:.]+\]|[^][:@/?#, ]+)?(:[0-9]{1,5})?,?)*(/[^?#]*)?(\?.*)?$`)
 	urls     = regexp.MustCompile(`[^\s"']*(://|@)[^\s"']*`)
 )
 
-// Masked hides the credentials in a URL, or in a list of them: all that stands before the last "@", for a
-// password may hold any character, and all of a URL that is none.
+// Masked hides the credentials in a URL or in a list of URLs. A password may contain any character, so everything
+// before the last "@" is masked. A value that is not a URL is masked as a whole.
 func Masked(value string) string {
-	var units []string // a comma ends one only where another URL follows
+	var units []string // a comma separates units only before another URL
 	for i, part := range strings.Split(value, ",") {
 		if i > 0 && !strings.Contains(part, "://") {
 			units[len(units)-1] += "," + part
@@ -68,10 +68,10 @@ func maskedURL(text string) string {
 	}
 }
 
-// MaskedText hides the credentials of all URLs in a message, and of what may be one without its scheme.
+// MaskedText hides the credentials of all URLs in a message, and of text that may be a URL without its scheme.
 func MaskedText(text string) string { return urls.ReplaceAllStringFunc(text, Masked) }
 
-// Variables are those of the reference server, all that a deployment can set.
+// Variables returns all variables that a deployment of the reference server can set.
 func Variables() []Variable { return variables }
 
 func byName(name string) Variable {
@@ -80,98 +80,98 @@ func byName(name string) Variable {
 			return variables[i]
 		}
 	}
-	panic("refenv: no variable " + url.QueryEscape(name)) // a mistake of this package
+	panic("refenv: no variable " + url.QueryEscape(name)) // a bug in this package
 }
 
 const (
 	none     = "none: "
 	memcache = none + "memcached is not supported"
-	ownPool  = none + "connections are few, and shared"
+	ownPool  = none + "all requests share a few connections"
 )
 
 var variables = []Variable{
 	{Name: "RUNTIME_ROOT", Default: "/srv/runtime_data/current", Effect: "--config: all files under ROOT/SUBDIRECTORY/APPDIRECTORY, of any name"},
 	{Name: "RUNTIME_SUBDIRECTORY", Effect: "part of --config"},
 	{Name: "RUNTIME_APPDIRECTORY", Default: "config", Effect: "part of --config"},
-	{Name: "RUNTIME_IGNOREDOTFILES", Default: "false", Effect: none + "names that start with a dot are never read"},
-	{Name: "RUNTIME_WATCH_ROOT", Default: "true", Effect: none + "both a link that is turned and files that change are followed"},
-	{Name: "MERGE_DOMAIN_CONFIG", Default: "false", Effect: none + "a domain may always span files"},
+	{Name: "RUNTIME_IGNOREDOTFILES", Default: "false", Effect: none + "files whose names start with a dot are never read"},
+	{Name: "RUNTIME_WATCH_ROOT", Default: "true", Effect: none + "replaced links and changed files are both noticed"},
+	{Name: "MERGE_DOMAIN_CONFIG", Default: "false", Effect: none + "a domain can always span several files"},
 	{Name: "CONFIG_TYPE", Default: "FILE", Effect: "FILE or GRPC_XDS_SOTW"},
-	{Name: "FORCE_START_WITHOUT_INITIAL_CONFIG", Default: "false", Effect: "with GRPC_XDS_SOTW: start before a configuration has come"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_URL", Default: "localhost:18000", Effect: "server that streams the configuration"},
-	{Name: "CONFIG_GRPC_XDS_NODE_ID", Default: "default", Effect: "what it knows this process by"},
-	{Name: "CONFIG_GRPC_XDS_NODE_METADATA", Effect: "sent to it: k=v,k=v"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Effect: "sent to it: k:v,k:v", Secret: true},
-	{Name: "CONFIG_GRPC_XDS_SERVER_USE_TLS", Default: "false", Effect: "reach it by TLS"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Effect: "its CA"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Effect: "the name in its certificate"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Effect: "certificate shown to it"},
-	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Effect: "its key"},
-	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: none + "waits are those after a stream has failed"},
-	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Effect: "first wait after a stream has failed"},
-	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Effect: "longest wait"},
-	{Name: "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Default: "0.5", Effect: none + "waits double, with jitter"},
-	{Name: "XDS_CLIENT_BACKOFF_JITTER", Default: "true", Effect: none + "waits have jitter always"},
-	{Name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Default: "0", Effect: "largest configuration"},
+	{Name: "FORCE_START_WITHOUT_INITIAL_CONFIG", Default: "false", Effect: "--start-without-config, with CONFIG_TYPE=GRPC_XDS_SOTW"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_URL", Default: "localhost:18000", Effect: "--xds-server"},
+	{Name: "CONFIG_GRPC_XDS_NODE_ID", Default: "default", Effect: "--xds-node-id"},
+	{Name: "CONFIG_GRPC_XDS_NODE_METADATA", Effect: "--xds-node-metadata: k=v,k=v"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Effect: "--xds-header: k:v,k:v", Secret: true},
+	{Name: "CONFIG_GRPC_XDS_SERVER_USE_TLS", Default: "false", Effect: "--xds-tls"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Effect: "--xds-tls-ca"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN", Effect: "--xds-tls-server-name"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Effect: "--xds-tls-cert"},
+	{Name: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Effect: "--xds-tls-key"},
+	{Name: "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Default: "3s", Effect: none + "the pauses after a failed stream apply"},
+	{Name: "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Default: "10s", Effect: "--xds-backoff"},
+	{Name: "XDS_CLIENT_BACKOFF_MAX_INTERVAL", Default: "60s", Effect: "--xds-max-backoff"},
+	{Name: "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Default: "0.5", Effect: none + "pauses double, with jitter"},
+	{Name: "XDS_CLIENT_BACKOFF_JITTER", Default: "true", Effect: none + "pauses always have jitter"},
+	{Name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Default: "0", Effect: "--xds-max-message"},
 
 	{Name: "HOST", Default: "0.0.0.0", Effect: "host of --http-listen, when started as ratelimit"},
 	{Name: "PORT", Default: "8080", Effect: "port of --http-listen"},
 	{Name: "GRPC_HOST", Default: "0.0.0.0", Effect: "host of --grpc-listen"},
 	{Name: "GRPC_PORT", Default: "8081", Effect: "port of --grpc-listen"},
-	{Name: "GRPC_UDS", Effect: "--grpc-listen: a socket instead"},
+	{Name: "GRPC_UDS", Effect: "--grpc-listen, as a Unix socket"},
 	{Name: "DEBUG_HOST", Default: "0.0.0.0", Effect: "host of --admin-listen; 127.0.0.1 unless RLSIDECAR_ADMIN_TOKEN is set"},
 	{Name: "DEBUG_PORT", Default: "6070", Effect: "port of --admin-listen"},
 	{Name: "GRPC_MAX_CONNECTION_AGE", Default: "24h", Effect: "--grpc-max-connection-age"},
 	{Name: "GRPC_MAX_CONNECTION_AGE_GRACE", Default: "1h", Effect: "--grpc-max-connection-age-grace"},
-	{Name: "GRPC_SERVER_USE_TLS", Default: "false", Effect: "whether those below count"},
+	{Name: "GRPC_SERVER_USE_TLS", Default: "false", Effect: "whether GRPC_SERVER_TLS_… and GRPC_CLIENT_TLS_… have an effect"},
 	{Name: "GRPC_SERVER_TLS_CERT", Effect: "--tls-cert"},
 	{Name: "GRPC_SERVER_TLS_KEY", Effect: "--tls-key"},
 	{Name: "GRPC_CLIENT_TLS_CACERT", Effect: "--tls-client-ca"},
 	{Name: "GRPC_CLIENT_TLS_SAN", Effect: "--tls-client-name"},
 	{Name: "GRPC_SERVER_TLS_CA_CERT", Effect: none + "Envoy Gateway sets it, and the reference server does not read it: clients need no certificate"},
-	{Name: "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Default: "false", Effect: none + "it is always so"},
+	{Name: "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Default: "false", Effect: none + "this is always so"},
 	{Name: "LOG_LEVEL", Default: "WARN", Effect: "--log-level"},
 	{Name: "LOG_FORMAT", Default: "text", Effect: "--log-format; the keys of json differ"},
 
-	{Name: "BACKEND_TYPE", Default: "redis", Effect: "redis, or memory; memcache is refused"},
+	{Name: "BACKEND_TYPE", Default: "redis", Effect: "redis or memory; memcache is rejected"},
 	{Name: "REDIS_TYPE", Default: "SINGLE", Effect: "form of --redis-url"},
-	{Name: "REDIS_SOCKET_TYPE", Default: "unix", Effect: "form of --redis-url; not set: REDIS_URL shows it"},
-	{Name: "REDIS_URL", Default: "/var/run/nutcracker/ratelimit.sock", Effect: "--redis-url; not set, nor REDIS_SOCKET_TYPE=unix: in memory"},
+	{Name: "REDIS_SOCKET_TYPE", Default: "unix", Effect: "form of --redis-url; without it, REDIS_URL shows the form"},
+	{Name: "REDIS_URL", Default: "/var/run/nutcracker/ratelimit.sock", Effect: "--redis-url; without it, and without REDIS_SOCKET_TYPE=unix, buckets are in memory"},
 	{Name: "REDIS_AUTH", Effect: "credentials of --redis-url", Secret: true},
 	{Name: "REDIS_SENTINEL_AUTH", Effect: "credentials of the Sentinels", Secret: true},
-	{Name: "REDIS_TLS", Default: "false", Effect: "rediss:// of --redis-url; whether those below count"},
+	{Name: "REDIS_TLS", Default: "false", Effect: "rediss:// in --redis-url; whether REDIS_TLS_… have an effect"},
 	{Name: "REDIS_TLS_CACERT", Effect: "--redis-tls-ca"},
 	{Name: "REDIS_TLS_CLIENT_CERT", Effect: "--redis-tls-cert"},
 	{Name: "REDIS_TLS_CLIENT_KEY", Effect: "--redis-tls-key"},
 	{Name: "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Default: "false", Effect: "--redis-tls-skip-hostname"},
-	{Name: "REDIS_TIMEOUT", Default: "10s", Effect: none + "it bounded connecting only; --backend-timeout bounds every trip"},
+	{Name: "REDIS_TIMEOUT", Default: "10s", Effect: none + "it bounds only connecting; --backend-timeout bounds every call"},
 	{Name: "REDIS_POOL_SIZE", Default: "10", Effect: ownPool},
 	{Name: "REDIS_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: ownPool},
-	{Name: "REDIS_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share trips without waiting"},
-	{Name: "REDIS_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share trips without waiting"},
-	{Name: "REDIS_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always asked at the same time"},
-	{Name: "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Default: "false", Effect: none + "on_backend_failure answers while Redis is away"},
-	{Name: "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Default: "false", Effect: none + "a failover is followed always"},
-	{Name: "REDIS_STARTUP_INITIAL_INTERVAL", Default: "1s", Effect: none + "the start waits 3s for Redis at most"},
-	{Name: "REDIS_STARTUP_MAX_INTERVAL", Default: "30s", Effect: none + "the start waits 3s for Redis at most"},
-	{Name: "REDIS_STARTUP_MAX_ELAPSED_TIME", Default: "0", Effect: none + "the start waits 3s for Redis at most"},
-	{Name: "REDIS_PERSECOND", Default: "false", Effect: "--redis-per-second-url; whether those below count"},
+	{Name: "REDIS_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share calls without waiting"},
+	{Name: "REDIS_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share calls without waiting"},
+	{Name: "REDIS_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always called at the same time"},
+	{Name: "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Default: "false", Effect: none + "on_backend_failure decides while Redis is unreachable"},
+	{Name: "REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Default: "false", Effect: none + "failovers are always followed"},
+	{Name: "REDIS_STARTUP_INITIAL_INTERVAL", Default: "1s", Effect: none + "the start waits at most 3s for Redis"},
+	{Name: "REDIS_STARTUP_MAX_INTERVAL", Default: "30s", Effect: none + "the start waits at most 3s for Redis"},
+	{Name: "REDIS_STARTUP_MAX_ELAPSED_TIME", Default: "0", Effect: none + "the start waits at most 3s for Redis"},
+	{Name: "REDIS_PERSECOND", Default: "false", Effect: "--redis-per-second-url; whether REDIS_PERSECOND_… have an effect"},
 	{Name: "REDIS_PERSECOND_SOCKET_TYPE", Default: "unix", Effect: "form of --redis-per-second-url"},
 	{Name: "REDIS_PERSECOND_TYPE", Default: "SINGLE", Effect: "form of --redis-per-second-url"},
 	{Name: "REDIS_PERSECOND_URL", Default: "/var/run/nutcracker/ratelimitpersecond.sock", Effect: "--redis-per-second-url"},
 	{Name: "REDIS_PERSECOND_AUTH", Effect: "credentials of --redis-per-second-url", Secret: true},
 	{Name: "REDIS_PERSECOND_SENTINEL_AUTH", Effect: "credentials of its Sentinels", Secret: true},
-	{Name: "REDIS_PERSECOND_TLS", Default: "false", Effect: "rediss:// of --redis-per-second-url; the files are those of REDIS_TLS_…"},
-	{Name: "REDIS_PERSECOND_TIMEOUT", Default: "10s", Effect: none + "--backend-timeout bounds every trip"},
+	{Name: "REDIS_PERSECOND_TLS", Default: "false", Effect: "rediss:// in --redis-per-second-url; the files are those of REDIS_TLS_…"},
+	{Name: "REDIS_PERSECOND_TIMEOUT", Default: "10s", Effect: none + "--backend-timeout bounds every call"},
 	{Name: "REDIS_PERSECOND_POOL_SIZE", Default: "10", Effect: ownPool},
 	{Name: "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", Default: "WAIT", Effect: ownPool},
-	{Name: "REDIS_PERSECOND_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share trips without waiting"},
-	{Name: "REDIS_PERSECOND_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share trips without waiting"},
-	{Name: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always asked at the same time"},
-	{Name: "CACHE_KEY_PREFIX", Effect: "put before --redis-key-prefix"},
-	{Name: "EXPIRATION_JITTER_MAX_SECONDS", Default: "300", Effect: none + "buckets expire when they are as good as new"},
-	{Name: "LOCAL_CACHE_SIZE_IN_BYTES", Default: "0", Effect: none + "denials are remembered always"},
-	{Name: "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Default: "false", Effect: "true: consume is together, also where each is configured; false: as configured"},
+	{Name: "REDIS_PERSECOND_PIPELINE_WINDOW", Default: "0", Effect: none + "requests share calls without waiting"},
+	{Name: "REDIS_PERSECOND_PIPELINE_LIMIT", Default: "0", Effect: none + "requests share calls without waiting"},
+	{Name: "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", Default: "1", Effect: none + "nodes are always called at the same time"},
+	{Name: "CACHE_KEY_PREFIX", Effect: "prefix of --redis-key-prefix"},
+	{Name: "EXPIRATION_JITTER_MAX_SECONDS", Default: "300", Effect: none + "a bucket expires when it equals a new one"},
+	{Name: "LOCAL_CACHE_SIZE_IN_BYTES", Default: "0", Effect: none + "the denial cache is always on"},
+	{Name: "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Default: "false", Effect: "true: consume is together, even if each is configured; false: as configured"},
 	{Name: "MEMCACHE_HOST_PORT", Effect: memcache},
 	{Name: "MEMCACHE_SRV", Effect: memcache},
 	{Name: "MEMCACHE_SRV_REFRESH", Default: "0", Effect: memcache},
@@ -190,22 +190,22 @@ var variables = []Variable{
 	{Name: "LIMIT_RESET_HEADER", Default: "RateLimit-Reset", Effect: "--reset-header"},
 	{Name: "RESPONSE_DYNAMIC_METADATA", Default: "false", Effect: "--dynamic-metadata"},
 
-	{Name: "USE_PROMETHEUS", Default: "false", Effect: "whether the two below count"},
+	{Name: "USE_PROMETHEUS", Default: "false", Effect: "whether PROMETHEUS_ADDR and PROMETHEUS_PATH have an effect"},
 	{Name: "PROMETHEUS_ADDR", Default: ":9090", Effect: "--metrics-listen"},
 	{Name: "PROMETHEUS_PATH", Default: "/metrics", Effect: "--metrics-path"},
-	{Name: "PROMETHEUS_MAPPER_YAML", Effect: none + "names are those of the default mapping"},
+	{Name: "PROMETHEUS_MAPPER_YAML", Effect: none + "names are always those of the default mapping"},
 	{Name: "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Default: "false", Effect: none + "times are in seconds"},
 	{Name: "NEAR_LIMIT_RATIO", Default: "0.8", Effect: "--near-limit-ratio"},
-	{Name: "USE_STATSD", Default: "true", Effect: "send metrics to statsd; by default unless one of the others is on"},
+	{Name: "USE_STATSD", Default: "true", Effect: "send metrics to StatsD; the default is true unless USE_DOG_STATSD or USE_PROMETHEUS is"},
 	{Name: "STATSD_HOST", Default: "localhost", Effect: "host of --statsd-address"},
 	{Name: "STATSD_PORT", Default: "8125", Effect: "port of --statsd-address"},
-	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "--statsd-protocol; DogStatsD is udp always"},
+	{Name: "STATSD_PROTOCOL", Default: "tcp", Effect: "--statsd-protocol; DogStatsD always uses udp"},
 	{Name: "USE_DOG_STATSD", Default: "false", Effect: "--statsd-format dogstatsd"},
 	{Name: "USE_DOG_STATSD_MOGRIFIERS", Effect: "names of rewrites, tried in this order, with DOG_STATSD_MOGRIFIER_<NAME>_PATTERN, _NAME and _TAGS"},
 	{Name: "EXTRA_TAGS", Effect: "--statsd-tags"},
-	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "--statsd-interval; Prometheus finds metrics that are up to date always"},
-	{Name: "DISABLE_STATS", Default: "false", Effect: "true: neither statsd nor PROMETHEUS_ADDR"},
-	{Name: "TRACING_ENABLED", Default: "false", Effect: "--tracing; whether those below count"},
+	{Name: "STATS_FLUSH_INTERVAL", Default: "10s", Effect: "--statsd-interval; has no effect on Prometheus"},
+	{Name: "DISABLE_STATS", Default: "false", Effect: "true: no StatsD, and no PROMETHEUS_ADDR"},
+	{Name: "TRACING_ENABLED", Default: "false", Effect: "--tracing; whether the other TRACING_… have an effect"},
 	{Name: "TRACING_SERVICE_NAME", Default: "RateLimit", Effect: "--tracing-service-name"},
 	{Name: "TRACING_SERVICE_NAMESPACE", Effect: "--tracing-service-namespace"},
 	{Name: "TRACING_SERVICE_INSTANCE_ID", Effect: "--tracing-service-instance-id"},

@@ -6,22 +6,23 @@ import (
 	"time"
 )
 
-// XDS says which server streams the configuration (CONFIG_TYPE=GRPC_XDS_SOTW).
+// XDS is the control plane that streams the configuration (CONFIG_TYPE=GRPC_XDS_SOTW).
 type XDS struct {
 	Server string // host:port
-	// NodeID and NodeMetadata are what the server knows this process by.
+	// NodeID and NodeMetadata identify this process to the control plane.
 	NodeID       string
 	NodeMetadata map[string]string
-	// Headers go with the stream.
+	// Headers are sent when the stream is opened.
 	Headers map[string]string
-	// UseTLS: with CA to trust ("": the system's), ServerName to expect ("": that of Server), and Cert
-	// and Key to show, if any. All but the name are PEM files.
+	// UseTLS enables TLS. CA, Cert and Key are PEM files; without CA the system's are trusted, and without Cert no
+	// client certificate is sent. ServerName is the expected name in the control plane's certificate; "" means the
+	// host of Server.
 	UseTLS              bool
 	CA, Cert, Key       string
 	ServerName          string
 	BackoffInitial      time.Duration
 	BackoffMax          time.Duration
-	MaxMessageSize      int // 0: as much as a file
+	MaxMessageSize      int // 0 means the default of configuration files
 	StartWithoutInitial bool
 }
 
@@ -33,7 +34,7 @@ func (r *reader) readXDS() {
 	r.XDS = &XDS{
 		Server:              r.value("CONFIG_GRPC_XDS_SERVER_URL"),
 		NodeID:              r.value("CONFIG_GRPC_XDS_NODE_ID"),
-		NodeMetadata:        r.pairs("CONFIG_GRPC_XDS_NODE_METADATA", "=:"), // = is what that server reads, : what its comment shows
+		NodeMetadata:        r.pairs("CONFIG_GRPC_XDS_NODE_METADATA", "=:"), // the reference server reads =, and its documentation shows :
 		Headers:             r.pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ":"),
 		UseTLS:              r.bool("CONFIG_GRPC_XDS_SERVER_USE_TLS"),
 		CA:                  r.value("CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
@@ -50,7 +51,7 @@ func (r *reader) readXDS() {
 	}
 }
 
-// pairs reads a list of name and value, with one of the separators between them.
+// pairs parses a list of names and values that are separated by one of separators.
 func (r *reader) pairs(name, separators string) map[string]string {
 	pairs := map[string]string{}
 	for pair := range strings.SplitSeq(r.value(name), ",") {
