@@ -11,9 +11,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The ends of messages: what was probably meant.
+// This file has the second half of messages: the suggested correction.
 
-// ownWords are the words here for what other limiters call otherwise.
+// ownWords maps the words of other rate limiters to those of this one.
 var ownWords = map[string]string{
 	"burst": "capacity", "burst_size": "capacity", "max_burst": "capacity", "bucket_size": "capacity", "max_tokens": "capacity",
 	"interval": "period", "window": "period", "per": "period", "duration": "period", "requests": "rate", "count": "rate", "tokens": "rate",
@@ -24,7 +24,7 @@ var ownWords = map[string]string{
 	"block": "deny", "memory": "local", "in_memory": "local",
 }
 
-// wordAdvice is what was probably meant by word, where one of known is.
+// wordAdvice suggests the item of known that word was probably meant to be, or "".
 func wordAdvice(word string, known []string) string {
 	if ours, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, ours) {
 		return "; write " + ours
@@ -35,7 +35,7 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
-// unknownKey is the message for a key that does not belong at level.
+// unknownKey returns the message for a key that does not belong at level here.
 func unknownKey(key string, here *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
 	for _, l := range levels {
@@ -56,11 +56,11 @@ func unknownKey(key string, here *level) string {
 	return fmt.Sprintf("%s; %s has %s", message, here.what, strings.Join(here.keys, ", "))
 }
 
-// didYouMean is "; did you mean …?" where one of known is close to word, else "".
+// didYouMean returns "; did you mean …?" if one of known is close to word, or "".
 func didYouMean(word string, known []string) string {
 	best, least := "", 0
 	if len(known) > 1000 {
-		return "" // the search is not worth its time
+		return "" // a longer search is not worth the time
 	}
 	for _, k := range known {
 		if d := distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
@@ -73,8 +73,8 @@ func didYouMean(word string, known []string) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// distance is how many letters must be put in, taken out, changed or swapped with the next to
-// make b of a. Words of more than 64 bytes are far from everything.
+// distance is the number of letters to insert, delete, replace or swap with the next to turn a into b. Words of more
+// than 64 bytes are far from everything.
 func distance(a, b string) int {
 	const most = 64
 	if len(a) > most || len(b) > most {
@@ -101,7 +101,7 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// syntaxAdvice explains the commoner messages of the YAML library.
+// syntaxAdvice explains the more common messages of the YAML library.
 func syntaxAdvice(message string) string {
 	for _, a := range []struct{ message, advice string }{
 		{"tab character", "indent with spaces"},
@@ -160,33 +160,34 @@ func unquoteAdvice(n *yaml.Node, known bool) string {
 }
 
 var (
-	// thousands is a number with a letter for thousands, and perTime one with a unit of time: 10/m, 10 per minute, 10rps.
+	// thousands matches a number with a letter for thousands; perTime matches one with a unit of time: 10/m, 10 per
+	// minute, 10rps.
 	thousands = regexp.MustCompile(`^([0-9]{1,6})([kK]|M|mio)$`)
 	perTime   = regexp.MustCompile(`^([0-9]{1,12}) *(?:/|per|r/|rp) *([smhd]|sec|second|min|minute|hour|day)s?$`)
 )
 
-// units of a rate, as a period and as a unit of the reference form.
+// rateUnits are the units of a rate, as a period and as a unit of the reference form.
 var rateUnits = map[byte][2]string{'s': {"1s", "second"}, 'm': {"1m", "minute"}, 'h': {"1h", "hour"}, 'd': {"1d", "day"}}
 
-// largest is the largest value of key.
+// largest returns the largest value of key, as text.
 func largest(key string) string {
 	switch key {
 	case "requests_per_unit", "unit_multiplier":
 		return "4294967295"
 	case "rate", "capacity", "max_reserved", "initial":
-		return "9007199254740992" // 2^53, the largest number computed exactly
+		return "9007199254740992" // 2^53, the largest number that is computed exactly
 	default:
 		return "9223372036854775807"
 	}
 }
 
-// isTooLarge reports whether n is a whole number that no key can have.
+// isTooLarge reports whether n is a whole number that exceeds every key's maximum.
 func isTooLarge(n *yaml.Node) bool {
 	digits := strings.ReplaceAll(strings.TrimPrefix(n.Value, "+"), "_", "")
 	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0 && len(digits) > 18 && strings.Trim(digits, "0123456789") == ""
 }
 
-// wholeAdvice helps with what is a number, but not a whole one in an int64.
+// wholeAdvice suggests a correction for a number that is not a whole one in an int64.
 func wholeAdvice(key string, n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""

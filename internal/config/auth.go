@@ -14,16 +14,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// The section auth: how it is read, then how it is compiled.
+// This file reads and compiles the section auth.
 
 const (
-	// maxRoutes bounds what a request may have to be compared with.
+	// maxRoutes bounds the number of routes that a request is compared with.
 	maxRoutes = 1000
-	// maxRouteDescriptors and maxRouteEntries bound what one request may ask.
+	// maxRouteDescriptors and maxRouteEntries bound the descriptors of one request.
 	maxRouteDescriptors = 64
 	maxRouteEntries     = 32
-	// ipv6Client is how much of an IPv6 address stands for one client: providers give out at least
-	// that much, and who has it can change the rest at will.
+	// ipv6Client is the length of the network that counts as one client: providers assign at least that much, and a
+	// client can change the remaining bits at will.
 	ipv6Client = 64
 )
 
@@ -41,7 +41,7 @@ func (a *authSection) read(p *parser, key string, n *yaml.Node) {
 	a.set(p, n, one, p.mistakes == before)
 }
 
-// list lists the items of a list of anything.
+// list reads the items of a list.
 func (p *parser) list(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -86,7 +86,7 @@ type matchItem struct {
 	text
 }
 
-// headerKey starts the key of a condition, and a source, that is a header.
+// headerKey is the prefix of conditions and sources that are headers.
 const headerKey = "header:"
 
 func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
@@ -130,8 +130,8 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
-// auth adds what the documents say of the HTTP door: their routes, in the order of the files, and
-// settings, which must agree.
+// auth compiles the sections auth of all documents: the routes in the order of the files, and the settings, which
+// must agree.
 func (c *compiler) auth() {
 	var trusted textList
 	var bits whole
@@ -150,7 +150,7 @@ func (c *compiler) auth() {
 		switch {
 		case !a.Trusted.stated():
 		case trusted.stated():
-			c.mistake(a.Trusted.at, "trusted_proxies are stated at %s already; state them once", trusted.at)
+			c.mistake(a.Trusted.at, "trusted_proxies is already stated at %s; state it once", trusted.at)
 		default:
 			trusted = a.Trusted
 		}
@@ -184,11 +184,11 @@ func (c *compiler) auth() {
 		c.warnSpelling(all, routes)
 	}
 	if from := c.believing(); from.at.line > 0 && !trusted.stated() {
-		c.warn(from.at, "%s is the address of the proxy that asks, as no proxy is believed; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
+		c.warn(from.at, "%s is the address of the proxy itself, because no proxy is trusted; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
 	}
 }
 
-// agreeAuth takes over what a section states, if those before did not state something else.
+// agreeAuth adopts the value of one, and reports a value that differs from earlier ones.
 func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	switch {
 	case !one.ok:
@@ -199,7 +199,7 @@ func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	}
 }
 
-// believing is the first entry whose value only a trusted proxy can tell.
+// believing returns the first entry whose value requires a trusted proxy.
 func (c *compiler) believing() text {
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
@@ -241,12 +241,12 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 		return
 	}
 	if prefix.Bits() == 0 {
-		c.warn(t.at, "%s believes everybody: who can reach this port chooses his own address, and is not limited", t.value)
+		c.warn(t.at, "%s trusts every client: each can choose its own address and so avoid its limits; list only the addresses of your proxies", t.value)
 	}
 	a.Trusted = append(a.Trusted, prefix)
 }
 
-// route compiles r, which stands in doc.
+// route compiles r, which is in doc.
 func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), Look: r.Check.value}
 	before := c.mistakes
@@ -260,7 +260,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	case out.Domain == "":
 		c.mistake(r.Domain.at, "the domain of a route must not be empty")
 	default:
-		c.mistake(r.Domain.at, "there is no domain %q, so that the route would limit nothing%s", short(out.Domain), didYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
+		c.mistake(r.Domain.at, "there is no domain %q, so the route would limit nothing%s", short(out.Domain), didYouMean(out.Domain, sortedKeys(c.snapshot.Domains)))
 	}
 	if r.Hits.ok && (r.Hits.value < 1 || r.Hits.value > math.MaxUint32) {
 		c.mistake(r.Hits.at, "hits must be from 1 to %d, is %d", uint32(math.MaxUint32), r.Hits.value)
@@ -269,11 +269,11 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	case n == 0 && !r.Descriptors.stated() && !r.doubtful || n == 0 && r.Descriptors.ok && c.mistakes == before:
 		c.mistake(r.at, "a route needs descriptors; write descriptors: [[{key: remote_address, from: client_ip}]]")
 	case n > maxRouteDescriptors:
-		c.mistake(r.Descriptors.at, "a route has %d descriptors, the most is %d", n, maxRouteDescriptors)
+		c.mistake(r.Descriptors.at, "a route has %d descriptors; the maximum is %d", n, maxRouteDescriptors)
 	}
 	for _, entries := range r.Descriptors.value {
 		if len(entries) > maxRouteEntries {
-			c.mistake(entries[0].at, "a descriptor has %d entries, the most is %d", len(entries), maxRouteEntries)
+			c.mistake(entries[0].at, "a descriptor has %d entries; the maximum is %d", len(entries), maxRouteEntries)
 			continue
 		}
 		list := make([]limiter.AuthEntry, len(entries))
@@ -282,7 +282,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 		}
 		out.Descriptors = append(out.Descriptors, list)
 		if d != nil && len(list) > 0 && c.mistakes == before && !c.meets(out.Domain, list) {
-			c.warn(entries[0].at, "no limit of domain %q is for this descriptor, so that it limits nothing", out.Domain)
+			c.warn(entries[0].at, "domain %q has no limit for this descriptor, so it limits nothing; add one, or remove the descriptor", out.Domain)
 		}
 	}
 	if d != nil && c.mistakes == before {
@@ -291,7 +291,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	a.Routes = append(a.Routes, out)
 }
 
-// warnUnmet warns of a route of which no descriptor has an entry that its domain requires.
+// warnUnmet warns of a route whose descriptors all lack an entry that their domain requires.
 func (c *compiler) warnUnmet(d *limiter.Domain, out *limiter.Route, r *route) {
 	for _, required := range d.Require {
 		has := slices.ContainsFunc(out.Descriptors, func(list []limiter.AuthEntry) bool {
@@ -320,7 +320,8 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 	}
 }
 
-// foldedCondition is path as it can match. The slash at the end of a prefix is not at the end of a path.
+// foldedCondition returns path in the form in which it can match. The slash at the end of a prefix is not at the end
+// of a path.
 func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	if prefix {
 		ignore &^= target.IgnoreTrailingSlash
@@ -328,9 +329,8 @@ func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	return target.Fold(path, ignore)
 }
 
-// warnSpelling warns of the first route that a client can leave by another spelling of its path,
-// unless path_ignores says what the application makes of such spellings. One warning is enough to
-// learn of it.
+// warnSpelling warns of the first route that a client can avoid by another spelling of its path, unless path_ignores
+// is set. One warning is enough to explain the problem.
 func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 	for i := range all.Routes {
 		r := &all.Routes[i]
@@ -352,7 +352,7 @@ func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 	}
 }
 
-// respelled are spellings of path that some applications do not tell from it.
+// respelled returns spellings of path that some applications treat as equal to it.
 func respelled(path string, prefix bool) (all []string) {
 	if path == "/" {
 		return nil
@@ -367,7 +367,7 @@ func respelled(path string, prefix bool) (all []string) {
 	return append(all, folder+";x"+path[len(folder):], `\`+path[1:])
 }
 
-// leaves reports whether a path misses route i, and meets another one after it, or is allowed.
+// leaves reports whether path misses route i, and matches a later one or is allowed.
 func leaves(all *limiter.Auth, i int, path string) bool {
 	matches := func(r *limiter.Route) bool { return r.MatchesPath(target.Fold(path, r.Ignore)) }
 	if matches(&all.Routes[i]) {
@@ -390,7 +390,7 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 	value, prefix := strings.CutSuffix(m.value, "*")
 	switch {
 	case m.value == "":
-		c.mistake(m.at, "%s is empty; remove it, or say what it must be", m.key)
+		c.mistake(m.at, "%s is empty; remove it, or write a value", m.key)
 	case strings.Contains(value, "*"):
 		c.mistake(m.at, "%s may have a * at its end only, is %q", m.key, short(m.value))
 	case isHeader:
@@ -400,9 +400,9 @@ func (c *compiler) match(r *limiter.Route, m matchItem) {
 		case !strings.HasPrefix(value, "/"):
 			c.mistake(m.at, "path must start with /, is %q", short(m.value))
 		case strings.ContainsAny(value, "?#"):
-			c.mistake(m.at, "path is compared without the query; remove what starts with ? or #")
+			c.mistake(m.at, "path is compared without the query; remove the part from ? or #")
 		case one != value:
-			c.mistake(m.at, "no path is ever spelled %q: requests are compared percent-decoded, with //, . and .. resolved; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
+			c.mistake(m.at, "no request has the path %q: paths are compared percent-decoded, with //, . and .. resolved; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
 		case foldedCondition(value, prefix, r.Ignore) != value:
 			one := foldedCondition(value, prefix, r.Ignore)
 			c.mistake(m.at, "path %q never matches, because path_ignores changes the paths that it is compared with; write %q", short(m.value), short(one+strings.Repeat("*", btoi(prefix))))
@@ -435,12 +435,12 @@ var authSources = map[string]limiter.AuthSource{
 	"client_ip": limiter.FromClientIP, "client_network": limiter.FromClientNetwork, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
 }
 
-// namedSources are those with one, as they start.
+// namedSources are the prefixes of the sources with a name.
 var namedSources = map[string]limiter.AuthSource{
 	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
 }
 
-// forgeable are headers that say where a request comes from, as long as one believes them.
+// forgeable are headers that state the origin of a request. A client can send them too.
 var forgeable = map[string]string{
 	"X-Forwarded-For": "client_ip", "X-Real-Ip": "client_ip", "Forwarded": "client_ip", "X-Original-Uri": "path",
 	"X-Forwarded-Uri": "path", "X-Original-Method": "method", "X-Forwarded-Method": "method", "X-Forwarded-Host": "host",
@@ -462,7 +462,7 @@ func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
 	return out
 }
 
-// source reads where a value comes from.
+// source parses the source of a value.
 func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	kind, name, hasName := strings.Cut(from.value, ":")
 	var known bool
@@ -482,11 +482,11 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 		c.mistake(from.at, "%q is not the name of a %s", short(name), kind)
 	case out.From == limiter.FromHeader:
 		out.Name = http.CanonicalHeaderKey(name)
-		if out.Name == "Host" { // which net/http keeps elsewhere
+		if out.Name == "Host" { // net/http keeps it in another field
 			out.From = limiter.FromHost
 		}
 		if instead := forgeable[out.Name]; instead != "" {
-			c.mistake(from.at, "any client can send a header %s of its own; write from: %s, which believes trusted_proxies only", out.Name, instead)
+			c.mistake(from.at, "any client can send a header %s; write from: %s, which trusts only trusted_proxies", out.Name, instead)
 		}
 	}
 }
@@ -503,14 +503,14 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// meets reports whether a descriptor of these entries can meet a limit.
+// meets reports whether a descriptor with these entries can meet a limit.
 func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {
 		return false
 	}
 	if c.bad[domain] {
-		return true // what is missing may be the mistake
+		return true // the missing domain may be the mistake
 	}
 	possible := make([]descriptors.Possible, len(entries))
 	for i, e := range entries {

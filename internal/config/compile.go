@@ -15,25 +15,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Compile compiles files, in the order given. It is a function of its arguments.
+// Compile compiles files, in the given order. It is a function of its arguments.
 func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 	return parseAll(files, &o).compile(o)
 }
 
-// source is a configuration that was read and not yet compiled.
+// source is a configuration that was parsed and not yet compiled.
 type source struct {
 	report
-	files []File // in their order
+	files []File // in the order of the paths
 	docs  []*document
-	hash  string // of what they say
-	// lost are the files of which a part could not be read, so that there is no telling which domains
-	// that was about; also folders. "": any file may be among them.
+	hash  string // of the content
+	// lost are files, or folders, of which a part could not be read, so that the domains of that part are unknown. ""
+	// means that it may be any file.
 	lost []string
-	// cached: a Loader read it, and what it has compiled can be used.
+	// cached means that a Loader has parsed it, whose compiled domains can be reused.
 	cached bool
 }
 
-// parseAll reads files.
+// parseAll parses files.
 func parseAll(files []File, o *Options) *source {
 	s := &source{files: files, hash: hash(files)}
 	nodes := newBudget(o)
@@ -50,13 +50,13 @@ func parseAll(files []File, o *Options) *source {
 	return s
 }
 
-// compile makes a Snapshot of all of it; nil if there is a mistake.
+// compile returns a Snapshot of all documents, or nil if there is a mistake.
 func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
 	c := newCompiler(o, s)
 	return c.compile(s.docs, s.files)
 }
 
-// hash tells configurations apart by what they say; what their files are called is not part of it.
+// hash identifies a configuration by its content; names of files have no influence.
 func hash(files []File) string {
 	h := sha256.New()
 	for _, f := range files {
@@ -66,21 +66,21 @@ func hash(files []File) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// compiler makes a Snapshot of documents.
+// compiler compiles documents to a Snapshot.
 type compiler struct {
 	report
 	o        Options
 	snapshot *limiter.Snapshot
 	shared   *shared
-	policies int      // so far
-	loader   *Loader  // of a source that is cached; nil otherwise
-	built    []*built // the domains of snapshot
-	kept     []*built // domains that are added as they are
-	full     bool     // there were more than Options.MaxLimits: no more are looked at
-	// bad are the domains in which there is a mistake; badAuth: there is one in auth.
+	policies int      // compiled until now
+	loader   *Loader  // of a cached source, else nil
+	built    []*built // domains of snapshot
+	kept     []*built // domains that are added unchanged
+	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
+	// bad are the domains that have a mistake. badAuth means that auth has one.
 	bad     map[string]bool
 	badAuth bool
-	// authDocs are those whose auth counts; nil: docs.
+	// authDocs are the documents whose auth is compiled; nil means docs.
 	authDocs []*document
 }
 
@@ -91,7 +91,7 @@ func newCompiler(o Options, s *source) *compiler {
 	return c
 }
 
-// compile makes the Snapshot of the documents of files.
+// compile compiles docs, which are the documents of files.
 func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
 	if c.authDocs == nil {
 		c.authDocs = docs
@@ -117,8 +117,8 @@ func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, P
 	return c.snapshot, c.problems
 }
 
-// tidy puts the problems in the order of the files, each once: a mistake behind an alias is met
-// at each use.
+// tidy sorts the problems by the order of the files and removes duplicates: a mistake behind an alias is found at
+// each use.
 func (c *compiler) tidy(files []File) {
 	order := map[string]int{}
 	for i, f := range files {
@@ -135,43 +135,43 @@ func (c *compiler) tidy(files []File) {
 	})
 }
 
-// domain is all that the documents say of one domain.
+// domain has the parts of all documents of one domain.
 type domain struct {
 	*limiter.Domain
 	docs    []*document
-	share   float64 // the default of local_share; 0: none
+	share   float64 // default of local_share; 0 means none
 	tag     hashTag
 	require requirements
 	limits  map[string]*named
-	names   []string // of limits, in the order of the files
+	names   []string // names of limits, in the order of the files
 	nodes   map[*descriptors.Node]place
 	uses    []use
-	// patterns are the places of steps that are met by several values.
+	// patterns are the places of steps that several values match.
 	patterns map[sibling]place
 }
 
-// sibling is a step by its composite name, among those below a node.
+// sibling identifies a step below a node by its composite name.
 type sibling struct {
 	parent    *descriptors.Node
 	composite string
 }
 
-// named is a named limit, compiled.
+// named is a compiled named limit.
 type named struct {
 	at     place
-	draft  *draft              // nil: a mistake in it has been reported
+	draft  *draft              // nil if it has a mistake, which has been reported
 	policy *descriptors.Policy // of draft
-	used   place               // where it was used first
+	used   place               // the place of the first use
 }
 
-// use is a policy and where it stands, for checks over the whole domain.
+// use is a policy and its place, for checks of the whole domain.
 type use struct {
 	policy   *descriptors.Policy
 	replaces []*replacement
 }
 
-// domains groups the documents by their domain, in the order in which domains first appear. Each
-// document without one is checked for itself.
+// domains groups the documents by domain, in the order of first appearance. A document without a domain is checked
+// alone.
 func (c *compiler) domains(docs []*document) (list []*domain) {
 	byName := map[string]*domain{}
 	for _, doc := range docs {
@@ -193,7 +193,7 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 	return list
 }
 
-// build compiles d, unless that was done before, and adds it to the Snapshot.
+// build compiles d, or reuses its compiled form, and adds it to the Snapshot.
 func (c *compiler) build(d *domain) {
 	if c.loader != nil && !c.full {
 		if b := c.loader.cached(d, c.incomplete); b != nil && c.policies+len(b.Policies) <= c.o.maxLimits() {
@@ -253,7 +253,7 @@ func (c *compiler) domain(d *domain) {
 	c.warnRequire(d)
 }
 
-// settings takes the domain's own settings from its documents, which must agree.
+// settings adopts the settings of the domain from its documents, which must agree.
 func (c *compiler) settings(d *domain) {
 	var each consume
 	var answer failure
@@ -268,19 +268,19 @@ func (c *compiler) settings(d *domain) {
 		agree(c, d, "hash_tag", &tag.given, &doc.HashTag.given)
 		agree(c, d, "http_headers", &headers.given, &doc.Headers.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
-			d.share = 1 // reported
+			d.share = 1 // the mistake is reported; this prevents further messages
 		}
 		switch {
 		case !doc.MaxOverride.ok:
 		case most.ok:
-			c.mistake(doc.MaxOverride.at, "max_override of domain %q is stated at %s already; state it once", d.Name, most.at)
+			c.mistake(doc.MaxOverride.at, "max_override of domain %q is already stated at %s; state it once", d.Name, most.at)
 		default:
 			most = doc.MaxOverride
 		}
 		switch {
 		case !doc.Require.ok:
 		case d.require.ok:
-			c.mistake(doc.Require.at, "require of domain %q is stated at %s already; state it once", d.Name, d.require.at)
+			c.mistake(doc.Require.at, "require of domain %q is already stated at %s; state it once", d.Name, d.require.at)
 		default:
 			d.require = doc.Require
 		}
@@ -296,22 +296,21 @@ func (c *compiler) settings(d *domain) {
 	switch {
 	case !answer.ok || d.OnFailure != descriptors.Local:
 	case d.share > 0:
-		c.warn(answer.at, "while the backend is away each sidecar gives out %s of each limit by itself, so that more than %d of them admit more than the limit",
+		c.warn(answer.at, "while the backend is unreachable, each sidecar allows %s of each limit, so more than %d sidecars exceed the limit",
 			percent(d.share), int(math.Floor(1/d.share)))
 	default:
 		c.mistake(answer.at, "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
-		d.share = 1 // said once is enough
+		d.share = 1 // one message is enough
 	}
 	if most.ok {
 		d.MaxOverride = c.maxOverride(d, most.value, nil)
 	}
 }
 
-// maxOverride compiles what limits that come with requests may allow at most, at the end of way; nil:
-// anywhere in the domain.
+// maxOverride compiles the bound of overrides at the end of way. way is nil for the bound of the whole domain.
 func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Policy {
 	if l.Unlimited.value {
-		c.mistake(l.Unlimited.at, "unlimited means nothing in max_override; remove it, which leaves limits that come with requests unbounded")
+		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")
@@ -329,7 +328,7 @@ func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Polic
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
-// apart settles which entries tell the buckets of p, at the end of way, apart.
+// apart sets the entries that identify the buckets of p, which is at the end of way.
 func (c *compiler) apart(d *domain, way path, p *draft, named bool) {
 	for i, s := range way {
 		switch {
@@ -342,7 +341,7 @@ func (c *compiler) apart(d *domain, way path, p *draft, named bool) {
 	p.more.Slot = d.tag.slot(d.Name, way, p.Whole)
 }
 
-// agree takes over what a document states, if the documents before did not state something else.
+// agree adopts the value of one, and reports a value that differs from earlier documents.
 func agree[T comparable](c *compiler, d *domain, key string, all, one *given[T]) {
 	switch {
 	case !one.ok:
@@ -353,17 +352,17 @@ func agree[T comparable](c *compiler, d *domain, key string, all, one *given[T])
 	}
 }
 
-// percent prints a share.
+// percent formats a share.
 func percent(share float64) string { return strconv.FormatFloat(share*100, 'g', 4, 64) + "%" }
 
-// step is one level on the way to a descriptor.
+// step is one level of the path to a descriptor.
 type step struct {
 	descriptors.Pattern
-	shared bool // share_threshold: the pattern stands for all values it matches
+	shared bool // share_threshold: all values that match the pattern share buckets
 	metric bool // value_to_metric
 }
 
-// composite is the reference server's name for the step; that server has no expressions.
+// composite is the reference server's name for the step. The reference server has no expressions.
 func (s step) composite() string {
 	switch s.How {
 	case descriptors.Any:
@@ -379,24 +378,24 @@ func (s step) composite() string {
 	return s.Key + "_" + s.Text
 }
 
-// loose reports whether the key itself is matched by a pattern.
+// loose reports whether the key itself is a pattern.
 func (s step) loose() bool { return strings.Contains(s.Key, "*") }
 
-// pattern reports whether the step is met by more than one key and value, but not by any value.
+// pattern reports whether several keys and values match the step, but not all values.
 func (s step) pattern() bool {
 	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
 }
 
-// open reports whether the request's own value tells buckets apart.
+// open reports whether the value of the request identifies the bucket.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
-// path is the way from the root to a descriptor.
+// path is the steps from the root to a descriptor.
 type path []step
 
-// name is the path for people.
+// name returns the path as text for messages.
 func (p path) name() string { return strings.Join(p.levels(), ".") }
 
-// levels is the composite of each step.
+// levels returns the composite of each step.
 func (p path) levels() []string {
 	parts := make([]string, len(p))
 	for i, s := range p {
@@ -407,8 +406,8 @@ func (p path) levels() []string {
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
 
-// id is the path as key=value,key…: other than the name it is different for different paths. What is
-// no value has a word and a second "=" before it.
+// id returns the path as key=value,key…. Unlike the name it is unique. What is not a plain value has a word and a
+// second "=" before it.
 func (p path) id() string {
 	parts := make([]string, len(p))
 	for i, s := range p {
@@ -425,7 +424,7 @@ func (p path) id() string {
 	return strings.Join(parts, ",")
 }
 
-// step is what one says of the level it stands at. Where that cannot be told the Key is empty.
+// step parses the level that a descriptor describes. Its Key is empty if it cannot be determined.
 func (c *compiler) step(one *descriptor) step {
 	s := step{shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
 	said := 0
@@ -446,19 +445,19 @@ func (c *compiler) step(one *descriptor) step {
 		var err error
 		switch {
 		case !v.ok:
-			return s // reported
+			return s // reported already
 		case said > 1:
-			c.mistake(v.at, "%s does not go with another value; remove one", v.key)
+			c.mistake(v.at, "%s cannot be combined with another value; remove one", v.key)
 			return s
 		case v.how == descriptors.Exact:
 			c.warnBlanks(v.at, v.key, v.value, v.how)
 			s.Pattern = descriptors.ValuePattern("", v.value)
 			continue
 		case v.value == "":
-			c.mistake(v.at, "%s is empty; remove it, which stands for any value, or say what it must be", v.key)
+			c.mistake(v.at, "%s is empty; remove it to match any value, or write a value", v.key)
 			return s
 		case strings.Contains(one.Key.value, "*"):
-			c.mistake(v.at, "%s does not go with a \"*\" in the key; write a value with a \"*\", or the whole key", v.key)
+			c.mistake(v.at, "%s cannot be combined with a \"*\" in the key; write a value with a \"*\", or the whole key", v.key)
 			return s
 		case v.how == descriptors.Regex:
 			if s.Pattern, err = descriptors.RegexPattern("", v.value); err != nil {
@@ -469,7 +468,7 @@ func (c *compiler) step(one *descriptor) step {
 			c.warnBlanks(v.at, v.key, v.value, v.how)
 			s.Pattern = descriptors.Pattern{How: v.how, Text: v.value}
 			if strings.Contains(v.value, "*") {
-				c.warn(v.at, "a \"*\" in %s stands for itself; remove it, or write value: %q", v.key, short(v.value))
+				c.warn(v.at, "a \"*\" in %s has no special meaning; remove it, or write value: %q", v.key, short(v.value))
 			}
 		}
 	}
@@ -491,7 +490,7 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-// descriptors adds list to the tree, below parent.
+// descriptors adds list to the tree below parent.
 func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
@@ -509,7 +508,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
-		if s.Key == "" { // reported; there is no telling what it is
+		if s.Key == "" { // reported already; the level is not known
 			node := &descriptors.Node{}
 			c.place(d, one, way, node)
 			c.descriptors(d, tree, node, way, one.Descriptors.value)
@@ -517,7 +516,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		node, added := tree.Add(parent, s.Pattern)
 		first := d.nodes[node]
-		if same := (sibling{parent, s.composite()}); s.pattern() { // a prefix is as good as a value that ends in *
+		if same := (sibling{parent, s.composite()}); s.pattern() { // a prefix equals a value that ends in *
 			if before, twice := d.patterns[same]; twice {
 				added, first = false, before
 			} else {
@@ -535,7 +534,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 	}
 }
 
-// place puts the policies of a descriptor at its node.
+// place adds the policies of a descriptor to its node.
 func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
@@ -577,14 +576,14 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 	}
 }
 
-// paidAfterwards warns of what undoes a limit with overdraw that proxies ask for.
+// paidAfterwards warns of a setting that defeats a limit with overdraw that proxies use.
 func (c *compiler) paidAfterwards(at place, p *draft) {
 	if p.Limit.Overdraw {
-		c.warn(at, "overdraw: at the end of a stream charge what was used, and never give back a constant: Envoy does so after a denial too, so that asking pays the debt off")
+		c.warn(at, "overdraw: at the end of a stream charge the units used, and never refund a constant: Envoy does so after a denial too, so that requests would pay off the debt")
 	}
 }
 
-// useAt completes p for its place and puts it at the node.
+// useAt completes p for its place and adds it to the node.
 func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -604,7 +603,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors
 	}
 	c.apart(d, way, p, named)
 	if p.Whole && sharedToo {
-		c.warn(one.at, "share_threshold has no effect here: a key with \"*\" on the way keeps the buckets of all values apart")
+		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
 	}
 	if p.Detailed || len(p.more.StatValues) > 0 {
 		p.more.StatLevels = way.levels()
@@ -629,7 +628,7 @@ func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *
 	return policy
 }
 
-// tooMany reports that there are more limits than there may be, of which the first is at.
+// tooMany reports that there are too many limits; the first one too many is at.
 func (c *compiler) tooMany(at place) {
 	if !c.full {
 		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
@@ -637,7 +636,7 @@ func (c *compiler) tooMany(at place) {
 	c.full = true
 }
 
-// owner is a domain as it starts an Owner: without a "/", which ends it.
+// owner returns the start of the Owners of a domain's limits. A "/" ends it, so the domain's own are replaced.
 func owner(domain string) string { return slashes.Replace(domain) + "/" }
 
 var slashes = strings.NewReplacer("%", "%25", "/", "%2F")

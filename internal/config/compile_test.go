@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// good compiles files a.yaml, b.yaml, … that must be accepted.
+// good compiles files a.yaml, b.yaml, …, which must be accepted.
 func good(t *testing.T, o Options, contents ...string) *limiter.Snapshot {
 	t.Helper()
 	s, problems := Compile(numbered(contents), o)
@@ -22,7 +22,7 @@ func good(t *testing.T, o Options, contents ...string) *limiter.Snapshot {
 	return s
 }
 
-// bad compiles files that must be refused, and returns what is said, a line for each problem.
+// bad compiles files that must be rejected, and returns one line for each problem.
 func bad(t *testing.T, o Options, contents ...string) string {
 	t.Helper()
 	s, problems := Compile(numbered(contents), o)
@@ -39,7 +39,7 @@ func numbered(contents []string) (files []File) {
 	return files
 }
 
-// match is the policies that a descriptor meets, written as on the command line.
+// match returns the policies that a descriptor meets. The descriptor is in the form of the command line.
 func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*descriptors.Policy {
 	t.Helper()
 	entries, err := descriptors.Parse(descriptor)
@@ -51,7 +51,7 @@ func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*desc
 	return node.Policies
 }
 
-// one is the only policy that a descriptor meets.
+// one returns the only policy that a descriptor meets.
 func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {
 	t.Helper()
 	policies := match(t, s, domain, descriptor)
@@ -61,7 +61,7 @@ func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descript
 	return policies[0]
 }
 
-func TestPoliciesAreNumberedAndSayWhereTheyStand(t *testing.T) {
+func TestPoliciesHaveNumbersAndPlaces(t *testing.T) {
 	s := good(t, Options{}, `domain: d
 limits:
   named: {algorithm: token_bucket, rate: 5, period: 1s}
@@ -133,8 +133,8 @@ func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
 	}
 }
 
-// A named limit's buckets are told apart by values alone, also where the key is matched by a pattern:
-// they are those of the API.
+// TestANamedLimitAtAPatternHasTheBucketsOfTheAPI checks that only values identify the buckets of a named limit, even
+// if a pattern matches the key.
 func TestANamedLimitAtAPatternHasTheBucketsOfTheAPI(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
@@ -169,7 +169,8 @@ func TestWindowsOfAnyLength(t *testing.T) {
 	}
 }
 
-// No two limits share buckets or bounds, whatever their names, keys and values are.
+// TestInlineLimitsHaveBucketsOfTheirOwn checks that no two limits share buckets or bounds, whatever their names, keys
+// and values.
 func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
 	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
 	s := good(t, Options{}, fmt.Sprintf(`
@@ -211,7 +212,7 @@ descriptors:
 	}
 }
 
-func TestOpenPositionsTellBucketsApart(t *testing.T) {
+func TestOpenPositionsIdentifyBuckets(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
 descriptors:
@@ -328,7 +329,7 @@ descriptors:
 	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
 		t.Errorf("a: %v", a.Extra().Metadata)
 	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
-		t.Error("of a domain that consumes each, the limits in the reference form take what they deny")
+		t.Error("of a domain that consumes each, the limits in the reference form charge denied requests")
 	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Extra().Local == nil:
 		t.Errorf("b: %+v", b[0])
 	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
@@ -367,14 +368,14 @@ func TestADomainMaySpanFiles(t *testing.T) {
 		t.Error("wrongly merged")
 	}
 	said := bad(t, Options{}, files[0], files[1], "{domain: d, limits: {x: {algorithm: token_bucket, rate: 6, period: 1s}}, descriptors: [{key: a}]}")
-	want := `c.yaml:1:22: domain "d" has a limit named "x" already, at b.yaml:1; rename or remove one
+	want := `c.yaml:1:22: domain "d" already has a limit named "x", at b.yaml:1; rename or remove one
 c.yaml:1:94: duplicate descriptor composite key 'd.a'; it is first at a.yaml:1: merge the two`
 	if said != want {
 		t.Errorf("said:\n%s\nwant:\n%s", said, want)
 	}
 }
 
-func TestMistakesOfAllFilesAreTold(t *testing.T) {
+func TestMistakesOfAllFilesAreReported(t *testing.T) {
 	said := bad(t, Options{}, "domain: a\n  b: c", "domain: b\nx: y", "domain: [", "domain: d\ndescriptors: [{key: a, limit: perhaps_in_a_broken_file}]")
 	for _, want := range []string{"a.yaml:2:", "b.yaml:2:1: config error, unknown key 'x'", "c.yaml:1:"} {
 		if !strings.Contains(said, want) {
@@ -382,7 +383,7 @@ func TestMistakesOfAllFilesAreTold(t *testing.T) {
 		}
 	}
 	if strings.Contains(said, "perhaps") {
-		t.Errorf("what may stand in a file that cannot be read is taken for missing:\n%s", said)
+		t.Errorf("what may be in an unreadable file counts as missing:\n%s", said)
 	}
 }
 
@@ -440,7 +441,7 @@ func TestMetadataIsWhatAStructCanHold(t *testing.T) {
 	}
 }
 
-// STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT of the reference server's environment.
+// TestConsumeTogetherTakesPrecedence covers STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT of the reference server.
 func TestConsumeTogetherTakesPrecedence(t *testing.T) {
 	const file = "domain: d\n%sdescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]"
 	for _, consume := range []string{"", "consume: each\n", "consume: together\n"} {
@@ -456,7 +457,7 @@ func TestConsumeTogetherTakesPrecedence(t *testing.T) {
 	}
 }
 
-func TestHashTellsConfigurationsApart(t *testing.T) {
+func TestHashIdentifiesAConfiguration(t *testing.T) {
 	first := good(t, Options{}, "domain: a", "domain: b").Hash
 	if again, renamed := good(t, Options{}, "domain: a", "domain: b").Hash, func() string {
 		s, _ := Compile([]File{{"x", []byte("domain: a")}, {"y", []byte("domain: b")}}, Options{})
@@ -503,11 +504,11 @@ func TestDistance(t *testing.T) {
 	}
 }
 
-// FuzzCompile: no bytes make it panic, and there is a Snapshot exactly if nothing is wrong.
+// FuzzCompile checks that Compile does not panic, and that there is a Snapshot exactly if there is no mistake.
 func FuzzCompile(f *testing.F) {
 	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
 		for _, file := range fixtures(f, pattern) {
-			if !strings.HasPrefix(file.Name, "alias-") { // their mutants are slow, and teach nothing
+			if !strings.HasPrefix(file.Name, "alias-") { // mutants of these are slow and find nothing
 				f.Add(file.Data, false)
 			}
 		}

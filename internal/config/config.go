@@ -1,8 +1,8 @@
-// Package config reads policy files. A file is parsed strictly: every mistake is found at once,
-// each with its place, and a configuration with a mistake is not used at all.
+// Package config reads and compiles configuration files. Parsing is strict: all mistakes are reported at once, each
+// with its place. A configuration with a mistake is not used at all.
 //
-// The files are a superset of those of envoyproxy/ratelimit. Where that server has a message for a
-// mistake, the message here starts with it.
+// The format is a superset of the one of envoyproxy/ratelimit. If that server has a message for a mistake, the
+// message here starts with it.
 package config
 
 import (
@@ -20,21 +20,21 @@ import (
 //go:embed schema.json
 var Schema []byte
 
-// Options are defaults that come from outside the files.
+// Options are defaults that the files do not state.
 type Options struct {
-	// ConsumeEach is the default of a domain's `consume`: each, as the reference server does.
+	// ConsumeEach makes each the default of a domain's `consume`, as in the reference server.
 	ConsumeEach bool
-	// ConsumeTogether takes precedence over ConsumeEach, and over `consume: each` of a domain.
+	// ConsumeTogether takes precedence over ConsumeEach and over `consume: each` of a domain.
 	ConsumeTogether bool
 	// OnFailure is the default of `on_backend_failure`.
 	OnFailure descriptors.OnFailure
-	// LocalShare goes with OnFailure local, where a limit does not say.
+	// LocalShare is the default of local_share for limits with OnFailure local.
 	LocalShare float64
 	// KeepBlanks keeps spaces and tabs at the ends of descriptor values.
 	KeepBlanks bool
-	// MaxLimits bounds the limits, each counted where it is used; 0: DefaultMaxLimits.
+	// MaxLimits bounds the number of limits, each counted at every place that uses it; 0 means DefaultMaxLimits.
 	MaxLimits int
-	// Cluster warns of what a Redis Cluster cannot charge in one step.
+	// Cluster enables warnings of what a Redis Cluster cannot charge in one step.
 	Cluster bool
 }
 
@@ -43,23 +43,23 @@ const DefaultMaxLimits = 100_000
 
 func (o *Options) maxLimits() int { return cmp.Or(o.MaxLimits, DefaultMaxLimits) }
 
-// File is one file's name and content.
+// File is the name and the content of a file.
 type File struct {
 	Name string
 	Data []byte
 }
 
-// Problem is one thing to say about a configuration.
+// Problem is a mistake or a warning about a configuration.
 type Problem struct {
 	File    string `json:"file"`
-	Line    int    `json:"line"`   // from 1; 0: the whole file
-	Column  int    `json:"column"` // from 1
+	Line    int    `json:"line"`   // counted from 1; 0 means the whole file
+	Column  int    `json:"column"` // counted from 1
 	Message string `json:"message"`
-	// Warning: the configuration is used all the same.
+	// Warning means that the configuration can be used.
 	Warning bool `json:"warning,omitempty"`
 }
 
-// String is file:line:column: message.
+// String returns file:line:column: message.
 func (p Problem) String() string {
 	place := p.File
 	if p.Line > 0 {
@@ -71,10 +71,10 @@ func (p Problem) String() string {
 	return place + ": " + p.Message
 }
 
-// Problems is all there is to say, in the order of the files.
+// Problems are in the order of the files.
 type Problems []Problem
 
-// Error has one line for each.
+// Error returns one line for each problem.
 func (p Problems) Error() string {
 	lines := make([]string, len(p))
 	for i := range p {
@@ -83,7 +83,7 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Bad reports whether any of them is more than a warning.
+// Bad reports whether any problem is more than a warning.
 func (p Problems) Bad() bool {
 	for i := range p {
 		if !p[i].Warning {
@@ -93,18 +93,17 @@ func (p Problems) Bad() bool {
 	return false
 }
 
-// Load reads paths, each a file, a folder of *.yaml (and *.yml) files, or folder/** for all files
-// under it, and compiles them. The
-// Snapshot is nil if a Problem is more than a warning; a file that cannot be read is a Problem.
+// Load reads and compiles paths. Each is a file, a folder of *.yaml (and *.yml) files, or folder/** for all files
+// below it. The Snapshot is nil if a Problem is more than a warning; a file that cannot be read is such a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	return readAll(paths, &o).compile(o)
 }
 
-// readAll reads what paths name.
+// readAll reads and parses the files of paths.
 func readAll(paths []string, o *Options) *source {
 	files, problems := read(paths)
 	s := parseAll(files, o)
-	for _, p := range problems { // none of them is a warning
+	for _, p := range problems { // no problem of read is a warning
 		s.incomplete = true
 		s.mistakes++
 		s.lost = append(s.lost, p.File)

@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write what is said of testdata/*.yaml into the *.txt beside them")
 
-// fixtures are the files of testdata that end in suffix, by name; the name in problems is short.
+// fixtures returns the files of testdata that end in suffix, by name. Their names in problems are short.
 func fixtures(tb testing.TB, suffix string) (files []File) {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))
@@ -25,7 +25,7 @@ func fixtures(tb testing.TB, suffix string) (files []File) {
 	return files
 }
 
-// golden compares what is said of a file with the .txt beside it; none: nothing is said.
+// golden compares the problems of a file with the .txt beside it; without one there must be no problem.
 func golden(t *testing.T, f File, problems Problems) {
 	t.Helper()
 	name := filepath.Join("testdata", strings.TrimSuffix(f.Name, ".yaml")+".txt")

@@ -11,17 +11,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// The shape of a file: a struct for each level, a field for each key that is allowed there. A
-// field's type says how it is read (values.go); the parser, its advice on misplaced keys and the
-// test of schema.json all go by these structs, so a new key is a new field.
+// This file has the structure of a configuration file: a struct for each level, a field for each key. A field's type
+// determines how it is read (values.go). The parser, its advice on misplaced keys and the test of schema.json use
+// these structs, so a new key is a new field.
 
-// document is one YAML document: a domain, or a part of one.
+// document is a YAML document: a domain, or a part of one.
 type document struct {
 	at          place
-	doubtful    bool           // a key could not be read, so that none counts as missing
-	bad         bool           // there is a mistake in its shape
-	part        *part          // what it was read of; nil: no Loader reads it
-	compiled    bool           // so that its limits and descriptors are not needed any more
+	doubtful    bool           // a key could not be read, so no key counts as missing
+	bad         bool           // its structure has a mistake
+	part        *part          // the part that it was parsed from; nil without a Loader
+	compiled    bool           // its limits and descriptors are no longer needed
 	Domain      text           `key:"domain"`
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`
@@ -35,7 +35,7 @@ type document struct {
 	Auth        authSection    `key:"auth"`
 }
 
-// auth is what the HTTP door asks for a request.
+// auth is the section auth, which applies to auth requests.
 type auth struct {
 	at         place
 	Trusted    textList    `key:"trusted_proxies"`
@@ -44,7 +44,7 @@ type auth struct {
 	Routes     routeList   `key:"routes"`
 }
 
-// route is one item of routes.
+// route is an item of routes.
 type route struct {
 	at          place
 	doubtful    bool
@@ -56,7 +56,7 @@ type route struct {
 	Descriptors authDescList `key:"descriptors"`
 }
 
-// authEntry is one entry of a route's descriptor.
+// authEntry is an entry of a route's descriptor.
 type authEntry struct {
 	at       place
 	doubtful bool
@@ -65,7 +65,7 @@ type authEntry struct {
 	Value    text `key:"value"`
 }
 
-// descriptor is one item of descriptors.
+// descriptor is an item of descriptors.
 type descriptor struct {
 	at             place
 	doubtful       bool
@@ -86,12 +86,12 @@ type descriptor struct {
 	Metadata       metadata       `key:"metadata"`
 }
 
-// limit is a rate_limit or a named limit. The form is that of the reference server (clock-aligned
-// fixed windows) or the one with an algorithm; keys without a form go with both. It has one field for each key.
+// limit is a rate_limit or a named limit. It has either the reference server's form (clock-aligned fixed windows) or
+// a form with an algorithm. Keys without a form belong to both.
 type limit struct {
 	at       place
 	doubtful bool
-	broken   bool // a mistake in it, or below it, has been reported: its numbers are not compiled
+	broken   bool // a mistake in it, or below it, has been reported; its numbers are not compiled
 	spec     algorithms.Spec
 
 	Unit            text    `key:"unit" form:"reference"`
@@ -122,26 +122,26 @@ type limit struct {
 	LocalShare share        `key:"local_share"`
 }
 
-// guaranteed is the rate that a token bucket gives whatever its bank holds.
+// guaranteed is the rate that a token bucket provides even if its bank is empty.
 type guaranteed struct {
 	Rate   whole `key:"rate"`
 	Period span  `key:"period"`
 }
 
-// lease is what a process may borrow of a bucket.
+// lease is the most that a process may borrow of a bucket.
 type lease struct {
 	Max share `key:"max"`
 	For span  `key:"for"`
 }
 
-// penalty blocks a bucket that is denied again and again.
+// penalty blocks a bucket that is denied repeatedly.
 type penalty struct {
 	After whole `key:"after"`
 	For   span  `key:"for"`
 	Max   span  `key:"max"`
 }
 
-// replacement is one item of replaces.
+// replacement is an item of replaces.
 type replacement struct {
 	at       place
 	doubtful bool
@@ -150,18 +150,18 @@ type replacement struct {
 
 // given is a value that a file may state.
 type given[T any] struct {
-	at    place // where it is stated; zero: it is not
+	at    place // the place of the value; zero if it is not stated
 	value T
-	ok    bool // it is stated and could be read
+	ok    bool // the value is stated and valid
 }
 
-// stated reports whether the file says anything here, be it wrong.
+// stated reports whether the file has the key, with a valid value or not.
 func (g *given[T]) stated() bool { return g.at.line > 0 }
 
-// where is at, for code that does not know T.
+// where returns at, for code that does not know T.
 func (g *given[T]) where() place { return g.at }
 
-// or is the value, or otherwise where none could be read.
+// or returns the value if it is valid, or else otherwise.
 func (g *given[T]) or(otherwise T) T {
 	if g.ok {
 		return g.value
@@ -169,7 +169,7 @@ func (g *given[T]) or(otherwise T) T {
 	return otherwise
 }
 
-// pointer is nil where none could be read.
+// pointer returns nil if there is no valid value.
 func (g *given[T]) pointer() *T {
 	if !g.ok {
 		return nil
@@ -178,14 +178,14 @@ func (g *given[T]) pointer() *T {
 }
 
 type (
-	text      struct{ given[string] }                // any scalar but a float, as it is written
+	text      struct{ given[string] }                // any scalar but a float, as written
 	boolean   struct{ given[bool] }                  // true or false, and the other words of YAML 1.1
 	whole     struct{ given[int64] }                 // an integer
 	span      struct{ given[algorithms.Micros] }     // "1h30m"; longer than 0
 	period    struct{ given[cycle] }                 // a span, or day, week, month, year
 	zone      struct{ given[*time.Location] }        // its name in the IANA database
 	moment    struct{ given[algorithms.Micros] }     // RFC 3339
-	share     struct{ given[float64] }               // "20%" or 0.2; in (0, 1]
+	share     struct{ given[float64] }               // "20%" or 0.2; more than 0, at most 1
 	algorithm struct{ given[algorithms.Kind] }       // its name
 	consume   struct{ given[bool] }                  // each (true) or together
 	failure   struct{ given[descriptors.OnFailure] } // its name
@@ -213,13 +213,13 @@ type (
 	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps
 )
 
-// cycle is a period: a span, or a unit of the calendar.
+// cycle is a period: a span or a unit of the calendar.
 type cycle struct {
-	span algorithms.Micros // 0: unit it is
+	span algorithms.Micros // 0 means that the period is unit
 	unit calendar.Unit
 }
 
-// namedLimit is one entry of limits.
+// namedLimit is an entry of limits.
 type namedLimit struct {
 	name  string
 	limit *limit
@@ -228,16 +228,16 @@ type namedLimit struct {
 // consumeNames are the values of consume.
 var consumeNames = map[string]bool{"together": false, "each": true}
 
-// level is what is allowed in a mapping.
+// level describes the keys of a mapping.
 type level struct {
 	what  string // "a descriptor"
-	where string // where its keys belong: "in an item of descriptors"
+	where string // where its keys belong, such as "in an item of descriptors"
 	typ   reflect.Type
 	keys  []string       // in the order of the struct
-	field map[string]int // key -> its field
+	field map[string]int // maps a key to its field
 }
 
-// levels are those of the file. Of those that know a misplaced key, the first is advised.
+// levels are the levels of a file. Advice on a misplaced key names the first level that has it.
 var levels = []*level{
 	newLevel[descriptor]("a descriptor", "in an item of descriptors"),
 	newLevel[limit]("a limit", "inside rate_limit or a named limit"),
@@ -262,12 +262,12 @@ func newLevel[T any](what, where string) *level {
 	return l
 }
 
-// levelOf is the level whose struct has the given type.
+// levelOf returns the level whose struct has the given type.
 func levelOf(typ reflect.Type) *level {
 	return levels[slices.IndexFunc(levels, func(l *level) bool { return l.typ == typ })]
 }
 
-// stated lists the keys of one form ("reference", "algorithm") that l states, and where.
+// stated returns the keys of one form ("reference", "algorithm") that l states, with their places.
 func (l *limit) stated(form string) (keys []string, at []place) {
 	for key, where := range l.fields() {
 		if where.line > 0 && levelOf(reflect.TypeFor[limit]()).form(key) == form {
@@ -277,10 +277,10 @@ func (l *limit) stated(form string) (keys []string, at []place) {
 	return keys, at
 }
 
-// form is the form of a limit that key belongs to; "" for both.
+// form returns the form of a limit that key belongs to, or "" for both.
 func (l *level) form(key string) string { return l.typ.Field(l.field[key]).Tag.Get("form") }
 
-// fields yields each key of a limit, in order, and where it is stated.
+// fields yields each key of a limit, in order, with its place.
 func (l *limit) fields() func(yield func(string, place) bool) {
 	return func(yield func(string, place) bool) {
 		v, level := reflect.ValueOf(l).Elem(), levelOf(reflect.TypeFor[limit]())
@@ -293,7 +293,7 @@ func (l *limit) fields() func(yield func(string, place) bool) {
 	}
 }
 
-// place is where key is stated in l, or l's own place.
+// place returns the place of key in l, or that of l.
 func (l *limit) place(key string) place {
 	for k, where := range l.fields() {
 		if k == key && where.line > 0 {
@@ -303,22 +303,22 @@ func (l *limit) place(key string) place {
 	return l.at
 }
 
-// place is a position in a file, or in a Message.
+// place is a position in a file or a Message.
 type place struct {
 	src          *origin
-	line, column int32 // from 1; 0: the whole file
+	line, column int32 // counted from 1; 0 means the whole file
 }
 
-// origin is a file, or a part of a Message. All places in a file share it: a place is at every value.
+// origin is a file, or a part of a Message. All places in a file share it, because every value has a place.
 type origin struct {
 	file string
-	path string // in a Message; "" in a file
+	path string // the place in a Message; "" in a file
 }
 
-// inFile is a place that stands for all of a file.
+// inFile returns the place of a file as a whole.
 func inFile(name string) place { return place{src: &origin{file: name}} }
 
-// file is the name of the file or Message that p is in.
+// file returns the name of the file or Message that contains p.
 func (p place) file() string {
 	if p.src == nil {
 		return ""
@@ -326,7 +326,7 @@ func (p place) file() string {
 	return p.src.file
 }
 
-// shown is p as a Policy has it: file and line, or where in a Message it is.
+// shown returns p in the form of a Policy: file and line, or the place in a Message.
 func (p place) shown() descriptors.Place {
 	switch {
 	case p.src == nil:
@@ -338,5 +338,5 @@ func (p place) shown() descriptors.Place {
 	}
 }
 
-// String is shown as text.
+// String returns shown as text.
 func (p place) String() string { return p.shown().String() }

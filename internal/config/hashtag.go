@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// hashTag is what the buckets that a Redis Cluster keeps in one slot have in common: the domain, or
-// the value of one entry. The zero hashTag is none.
+// hashTag determines which buckets a Redis Cluster keeps in one slot: those of the domain, or those with the same
+// value of one entry. The zero hashTag sets nothing.
 type hashTag struct {
 	domain bool
 	entry  string
@@ -29,7 +29,7 @@ func (c *compiler) hashTag(t text) hashTag {
 	}
 }
 
-// slot is where the buckets of p, at the end of way, are kept.
+// slot returns the Slot of the buckets of p, which is at the end of way.
 func (t hashTag) slot(domain string, way path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:
@@ -53,8 +53,8 @@ func (t hashTag) slot(domain string, way path, whole bool) descriptors.Slot {
 	return descriptors.Slot{}
 }
 
-// sameSlot sees to it that a named limit has one bucket for a key, wherever it is used: by hash_tag
-// its buckets would otherwise be in different slots.
+// sameSlot reports a named limit whose buckets depend on where it is used. With hash_tag these buckets would be in
+// different slots.
 func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	switch {
 	case l.used == place{}:
@@ -66,7 +66,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	}
 }
 
-// warnSlots warns of limits of one descriptor that are taken together, but not in one slot.
+// warnSlots warns of limits of one descriptor that form a group but are not in one slot.
 func (c *compiler) warnSlots(one *descriptor, way path, node *descriptors.Node) {
 	apart := 0
 	for _, p := range node.Policies {
@@ -84,5 +84,5 @@ func (c *compiler) warnSlots(one *descriptor, way path, node *descriptors.Node) 
 			break
 		}
 	}
-	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, for each has a slot of its own; add %s to the domain", apart, add)
+	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, because each has its own slot; add %s to the domain", apart, add)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Inline compiles a limit of d that comes with a request: a JSON object with the numbers that a named
-// limit has in a file, read as strictly. How it is treated is not its own to say: it has the domain's
-// defaults. Its buckets are not those of a limit in a file, whatever its name.
+// Inline compiles a limit of d that comes with a request. It is a JSON object with the numbers of a named limit,
+// parsed as strictly as a file. Its other settings are the defaults of the domain. It never shares buckets with a
+// limit in a file, whatever its name.
 func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error) {
 	if err := numbersOnly(text); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 	return &p, nil
 }
 
-// numbersOnly finds keys that a limit in a request cannot have.
+// numbersOnly returns an error for keys that a limit in a request cannot have.
 func numbersOnly(text []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(text, &keys); err != nil {
@@ -59,7 +59,7 @@ func numbersOnly(text []byte) error {
 	return nil
 }
 
-// numberKeys are the keys of a limit with an algorithm that say what it is, not how it is treated.
+// numberKeys returns the keys that state the numbers of a limit with an algorithm.
 func numberKeys() (list []string) {
 	for field := range reflect.TypeFor[limit]().Fields() {
 		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" {

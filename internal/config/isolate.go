@@ -10,31 +10,31 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Keeper compiles configurations that follow one another, each domain for itself: one with a mistake
-// keeps its last good version, the others go live. It is for one goroutine.
+// Keeper compiles successive configurations, each domain on its own: a domain with a mistake keeps its last valid
+// version, and the others are replaced. It is not safe for concurrent use.
 type Keeper struct {
 	loader *Loader
-	// used are the domains in use, auth the documents whose auth is.
+	// used are the domains in use; auth are the documents whose auth is in use.
 	used []*built
 	auth []*document
 }
 
-// NewKeeper makes a Keeper that has nothing to keep yet.
+// NewKeeper returns a Keeper without a configuration.
 func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 
-// Load is as the method of Loader, domain by domain. stale are the domains with a mistake: they are as
-// they were before or, where they never were without one, Broken. The Snapshot is nil where there is
-// no telling which domains a mistake is about, and nothing to keep; or where it is about all of them.
+// Load is like Loader.Load, for each domain on its own. stale are the domains with a mistake. They keep their last
+// valid version; a domain that never had one is Broken. The Snapshot is nil if all domains have a mistake, or if the
+// domains of a mistake are unknown and there is no earlier configuration.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
 	read := k.loader.read(read(paths))
 	defer k.loader.tidy(read)
 	return k.compile(read)
 }
 
-// Bytes is how many bytes of files the last Load read.
+// Bytes returns the number of bytes that the last Load read.
 func (k *Keeper) Bytes() int { return k.loader.Bytes() }
 
-// CompileMessages is Load for what a control plane sends. Problems are those found so far.
+// CompileMessages is Load for messages of a control plane. found are the problems found before.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))
 	return s, append(found, problems...), stale
@@ -49,12 +49,12 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 		return snapshot, problems, nil
 	}
 	keepAuth := c.badAuth
-	for { // each time more domains are left as they were, so that it ends
+	for { // each round keeps more domains, so that this ends
 		if k.used == nil && (!known || keepAuth) {
 			return nil, problems, nil
 		}
 		maps.Copy(stale, c.bad)
-		delete(stale, "") // of a document that names no domain
+		delete(stale, "") // a document that names no domain
 		c = k.loader.compiler(&source{hash: s.hash, cached: s.cached})
 		docs := k.mixed(c, s.docs, stale)
 		c.broken(docs, stale)
@@ -86,8 +86,7 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 	}
 }
 
-// touched lists the domains of which something could not be read, and tells whether that is all of
-// them.
+// touched returns the domains of which a part could not be read. known reports whether that is all of them.
 func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	stale, known = map[string]bool{}, true
 	lost := slices.Clone(s.lost)
@@ -110,13 +109,13 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	return stale, known
 }
 
-// within reports whether file is root, or below it.
+// within reports whether file is root or below it.
 func within(file, root string) bool {
 	way, err := filepath.Rel(root, file)
 	return err == nil && way != ".." && !strings.HasPrefix(way, ".."+string(filepath.Separator))
 }
 
-// broken adds the stale domains of which there is nothing.
+// broken adds the stale domains that have no valid version.
 func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	for name := range stale {
 		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) &&
@@ -126,8 +125,8 @@ func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	}
 }
 
-// mixed returns the documents read of the domains that are fine, and has c keep the stale ones that are in use. The
-// auth of all of them counts.
+// mixed returns the documents of the domains without mistakes, and makes c keep the stale domains in use. The auth
+// sections of all of them are compiled.
 func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (docs []*document) {
 	for _, d := range read {
 		if name := d.Domain.value; name != "" && !stale[name] {
@@ -144,7 +143,7 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	return docs
 }
 
-// leadNowhere reports whether a route asks a domain that is not there, and so would limit nothing.
+// leadNowhere reports whether a route has a domain that does not exist, and so would limit nothing.
 func (c *compiler) leadNowhere() bool {
 	if c.snapshot.Auth == nil {
 		return false

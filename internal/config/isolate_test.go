@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// keeper loads a folder again and again.
+// keeper loads a folder repeatedly.
 type keeper struct {
 	*Keeper
 	t      *testing.T
@@ -23,8 +23,8 @@ func newKeeper(t *testing.T) *keeper {
 	return &keeper{NewKeeper(Options{}), t, t.TempDir()}
 }
 
-// load writes files, name=content; a name alone removes one. It returns the domains that are in use,
-// each with its limits, and those that are stale.
+// load writes files, given as name=content; a name alone removes the file. It returns the domains in use, each with
+// its limits, and the stale ones.
 func (k *keeper) load(files ...string) (domains, stale string, problems Problems) {
 	k.t.Helper()
 	for _, f := range files {
@@ -40,7 +40,7 @@ func (k *keeper) load(files ...string) (domains, stale string, problems Problems
 	return shown(s), strings.Join(names, " "), problems
 }
 
-// shown is the domains of s, each with its rates; "": there is no s.
+// shown returns the domains of s, each with its rates, or "" if s is nil.
 func shown(s *limiter.Snapshot) string {
 	if s == nil {
 		return ""
@@ -68,7 +68,7 @@ func shown(s *limiter.Snapshot) string {
 	return strings.Join(list, "; ")
 }
 
-// of is a domain with one limit of a rate; a rate of -1 is a mistake.
+// of returns a domain with one limit of this rate; a rate of -1 is a mistake.
 func of(domain string, rate int) string {
 	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", domain, rate, rate)
 }
@@ -170,7 +170,8 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 	}
 }
 
-// Routes are kept as the limits are: those of the second configuration, not of the first.
+// TestTheLastGoodRoutesAreKept checks that routes are kept like limits: those of the second configuration, not of the
+// first.
 func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)
@@ -178,7 +179,7 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	k := newKeeper(t)
 	for _, step := range []struct {
 		what, auth string
-		b          int // the rate of another domain
+		b          int // rate of another domain
 		want       string
 	}{
 		{"good", route("/one"), 1, "/one"},

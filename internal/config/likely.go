@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// likelyDomains are the names of the domains that a file seems to have documents of: what stands after "domain:" at
-// the start of a line. A file can be written so that there are others; then a domain is compiled twice, or later.
+// likelyDomains returns the domains that a file seems to have documents of: the text after "domain:" at the start of
+// a line. A file can be written so that it has others. Then a domain is compiled twice, or later.
 func likelyDomains(data []byte) (names []string) {
 	const key = "domain:"
 	for rest := data; ; {

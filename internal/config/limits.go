@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// units are those of the reference form. A month is 30 days, a year 365, and all windows start at
-// a multiple of their length since 1970: a week on a Thursday.
+// units are the units of the reference form. A month has 30 days, a year 365. All windows start at a multiple of
+// their length since 1970; a week starts on a Thursday.
 var units = map[string]algorithms.Micros{
 	"second": algorithms.Second,
 	"minute": 60 * algorithms.Second,
@@ -25,8 +25,8 @@ var units = map[string]algorithms.Micros{
 	"year":   365 * algorithms.Day,
 }
 
-// window is how long l's window is, in the reference form: unit_multiplier units, of which one may be
-// a duration.
+// window returns the length of l's window in the reference form: unit_multiplier units, one of which may be a
+// duration.
 func (l *limit) window() (period algorithms.Micros, known bool) {
 	period, known = units[strings.ToLower(l.Unit.value)]
 	if !known {
@@ -34,17 +34,17 @@ func (l *limit) window() (period algorithms.Micros, known bool) {
 		period, err = parseSpan(l.Unit.value)
 		known = err == nil
 	}
-	n := max(1, l.UnitMultiplier.or(1)) // less is reported
+	n := max(1, l.UnitMultiplier.or(1)) // smaller values are reported elsewhere
 	if int64(period) > math.MaxInt64/n {
-		return math.MaxInt64, known // too long to be compiled
+		return math.MaxInt64, known // too long to compile
 	}
 	return period * algorithms.Micros(n), known
 }
 
-// named compiles a named limit: once for use by its name, and as what descriptors copy.
+// named compiles a named limit once, for use by name and as a template for descriptors.
 func (c *compiler) named(d *domain, l namedLimit) {
 	if before := d.limits[l.name]; before != nil {
-		c.mistake(l.limit.at, "domain %q has a limit named %q already, at %s; rename or remove one", d.Name, l.name, before.at)
+		c.mistake(l.limit.at, "domain %q already has a limit named %q, at %s; rename or remove one", d.Name, l.name, before.at)
 		return
 	}
 	n := &named{at: l.limit.at}
@@ -69,15 +69,15 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	d.Named[l.name] = n.policy
 }
 
-// badName says what is wrong with a limit's name; "": nothing. Names stand in URLs (so no "/") and
-// in headers and logs (so nothing that cannot be printed).
+// badName returns what is wrong with a limit's name, or "". Names occur in URLs (so no "/") and in headers and logs
+// (so only printable characters).
 func badName(name string) string {
 	const most = 128
 	switch {
 	case name == "":
 		return "is empty"
 	case len(name) > most:
-		return fmt.Sprintf("has %d bytes, the most is %d", len(name), most)
+		return fmt.Sprintf("has %d bytes; the maximum is %d", len(name), most)
 	case strings.Contains(name, "/"):
 		return fmt.Sprintf("has a \"/\": %q", name)
 	case strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r >= 0x7f }):
@@ -86,12 +86,12 @@ func badName(name string) string {
 	return ""
 }
 
-// limit compiles the numbers and the treatment of a limit; name is that of a named one. It fails
-// where a mistake is, or has been, reported.
+// limit compiles the numbers and settings of a limit; name is that of a named one, or "". ok is false if a mistake
+// has been reported.
 func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	before := c.mistakes
 	p.Domain, p.RateName, p.Shadow, p.Quota, p.Alone = d.Name, l.Name.value, l.Shadow.value, l.Quota.value, d.Alone
-	p.Limit = c.shared.limit(algorithms.Limit{}) // where none is compiled
+	p.Limit = c.shared.limit(algorithms.Limit{}) // a Policy needs one, even if the numbers are not compiled
 	p.more.Replaces = c.replaces(l, name)
 	switch isReference, ok := c.form(l, name != ""); {
 	case !ok:
@@ -107,7 +107,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	return p, !l.broken && c.mistakes == before
 }
 
-// replaces lists the names that l replaces.
+// replaces returns the names that l replaces.
 func (c *compiler) replaces(l *limit, name string) (list []string) {
 	for _, r := range l.Replaces.value {
 		switch r.Name.value {
@@ -124,7 +124,7 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	return list
 }
 
-// form reports whether l is in the reference form; ok is false for a mixture, which it reports.
+// form reports whether l has the reference form. ok is false for a mixture, which it reports.
 func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	reference, atReference := l.stated("reference")
 	own, atOwn := l.stated("algorithm")
@@ -145,7 +145,7 @@ func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	return false, false
 }
 
-// does lists keys, and the verb that fits their number.
+// does lists keys, with the verb "does" or "do".
 func does(keys []string) string {
 	if len(keys) == 1 {
 		return keys[0] + " does"
@@ -153,7 +153,7 @@ func does(keys []string) string {
 	return strings.Join(keys, " and ") + " do"
 }
 
-// rewritten is a limit with reference keys as one with an algorithm, as far as its numbers are
+// rewritten converts a limit with keys of the reference form to one with an algorithm, as far as its numbers are
 // given.
 func (l *limit) rewritten() string {
 	kind, rate, period := algorithms.FixedWindow, "N", "DURATION"
@@ -179,14 +179,14 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	case p.Unlimited && known:
 		c.mistake(unitAt, "should not specify rate limit unit when unlimited; remove unit, or unlimited")
 	case p.Unlimited && l.Unit.value != "":
-		c.warn(unitAt, "invalid rate limit unit '%s', which unlimited makes meaningless; remove it", short(l.Unit.value))
+		c.warn(unitAt, "invalid rate limit unit '%s', which has no meaning with unlimited; remove it", short(l.Unit.value))
 	case p.Unlimited, known:
-	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported
+	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported already
 	default:
 		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
 	}
 	if p.Unlimited && l.Penalty.stated() {
-		c.mistake(l.Penalty.at, "penalty does not go with unlimited, which never denies; remove one")
+		c.mistake(l.Penalty.at, "penalty cannot be combined with unlimited, which never denies; remove one")
 	}
 	switch n := l.UnitMultiplier; {
 	case n.ok && p.Unlimited:
@@ -216,37 +216,37 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	c.numbers(l, p, s)
 }
 
-// zoned checks that l has a time_zone where its unit, or its period, is of the calendar.
+// zoned checks that l has a time_zone if its unit or period belongs to the calendar.
 func (c *compiler) zoned(l *limit, isReference bool) {
 	unit, period := strings.ToLower(l.Unit.value), l.Period.value
 	_, ofCalendar := calendarUnits[unit]
 	switch {
-	case l.TimeZone.stated() && !l.TimeZone.ok: // reported
+	case l.TimeZone.stated() && !l.TimeZone.ok: // reported already
 	case isReference && l.TimeZone.ok && l.Unlimited.value:
-		c.mistake(l.TimeZone.at, "time_zone does not go with unlimited; remove it")
+		c.mistake(l.TimeZone.at, "time_zone cannot be combined with unlimited; remove it")
 	case isReference && l.TimeZone.ok && l.UnitMultiplier.or(1) != 1:
-		c.mistake(l.TimeZone.at, "time_zone does not go with unit_multiplier; remove one")
+		c.mistake(l.TimeZone.at, "time_zone cannot be combined with unit_multiplier; remove one")
 	case isReference && l.TimeZone.ok && l.Unit.ok && !ofCalendar:
-		c.mistake(l.TimeZone.at, "time_zone goes with unit day, week, month or year, not with %s; remove it", short(unit))
+		c.mistake(l.TimeZone.at, "time_zone needs unit day, week, month or year, not %s; remove it", short(unit))
 	case isReference, !l.Period.ok:
 	case l.TimeZone.ok && period.span > 0:
-		c.mistake(l.TimeZone.at, "time_zone goes with period day, week, month or year, which the calendar sets; write one of these, or remove time_zone")
+		c.mistake(l.TimeZone.at, "time_zone needs period day, week, month or year; write one of these, or remove time_zone")
 	case !l.TimeZone.ok && period.span == 0:
-		c.mistake(l.Period.at, "period %s is one of the calendar, and needs the time_zone of a place; add \"time_zone: UTC\" or another, or write %s", period.unit, descriptors.Span(units[period.unit.String()]))
+		c.mistake(l.Period.at, "period %s is a calendar unit and needs a time_zone; add \"time_zone: UTC\" or another, or write %s", period.unit, descriptors.Span(units[period.unit.String()]))
 	}
 }
 
-// calendarOf is the one Calendar of a unit and a zone, so that limits with it are equal.
+// calendarOf returns the one Calendar of a unit and a zone, so that equal limits have the same pointer.
 func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 	c := unit.In(zone)
 	one, _ := calendars.LoadOrStore(c.Unit+" "+c.Zone, c)
 	return one.(*algorithms.Calendar)
 }
 
-// calendars are those in use: at most one for each unit and time zone there is.
+// calendars are the Calendars in use: at most one for each unit and time zone.
 var calendars sync.Map
 
-// own compiles the form that names its algorithm.
+// own compiles the form with an algorithm.
 func (c *compiler) own(l *limit, p *draft) {
 	before := c.mistakes
 	c.missing(l)
@@ -280,7 +280,7 @@ func (c *compiler) own(l *limit, p *draft) {
 	}
 }
 
-// penalty is that of l; nil: none.
+// penalty returns the penalty of l, or nil.
 func (l *limit) penalty() *algorithms.Penalty {
 	if !l.Penalty.ok {
 		return nil
@@ -289,7 +289,7 @@ func (l *limit) penalty() *algorithms.Penalty {
 	return &algorithms.Penalty{After: terms.After.value, For: terms.For.value, Max: terms.Max.value}
 }
 
-// missing reports what a limit with an algorithm cannot do without.
+// missing reports required keys that a limit with an algorithm lacks.
 func (c *compiler) missing(l *limit) {
 	if l.doubtful {
 		return
@@ -298,21 +298,21 @@ func (c *compiler) missing(l *limit) {
 		c.mistake(l.at, "algorithm is missing; write one of %s", strings.Join(sortedKeys(algorithmNames), ", "))
 	}
 	if !l.Rate.stated() {
-		c.mistake(l.at, "rate is missing; write how many units a period brings: \"rate: 100\"")
+		c.mistake(l.at, "rate is missing; write the units of each period: \"rate: 100\"")
 	}
 	if !l.Period.stated() {
 		c.mistake(l.at, "period is missing; write a duration: \"period: 1m\"")
 	}
 }
 
-// numbers compiles s, and puts what is wrong with it where the field stands.
+// numbers compiles s, and reports mistakes at the place of the key.
 func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	l.spec = s
 	compiled, err := algorithms.Compile(s)
 	p.Limit = c.shared.limit(compiled)
 	for _, w := range specErrors(err) {
 		if w.Field == "capacity" && !l.Capacity.stated() {
-			c.mistake(l.place("rate"), "rate, which is the capacity as well where none is given, %s", w.Problem)
+			c.mistake(l.place("rate"), "rate, which is also the capacity if none is given, %s", w.Problem)
 		} else {
 			c.mistake(l.place(w.Field), "%s %s", w.Field, w.Problem)
 		}
@@ -332,7 +332,8 @@ func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// The times a loan may last: less is over before it is of use, and more withholds units from others.
+// minLease and maxLease bound the duration of a lease: a shorter one ends before it is useful, and a longer one
+// withholds units from others.
 const minLease, maxLease = 1000, 60 * algorithms.Second
 
 // lease checks that p can be leased.
@@ -344,7 +345,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	case l.Overdraw.value:
 		c.mistake(l.Lease.at, "lease cannot be combined with overdraw")
 	case l.Penalty.ok:
-		c.mistake(l.Lease.at, "lease cannot be combined with penalty: what is served from a loan knows of no block; remove one")
+		c.mistake(l.Lease.at, "lease cannot be combined with penalty, because a lease does not see blocks; remove one")
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:
@@ -353,7 +354,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	}
 }
 
-// warnLease says what a lease costs that does not fit its limit.
+// warnLease warns of a lease whose size does not suit its limit.
 func (c *compiler) warnLease(l *limit, p *draft) {
 	terms := l.Lease.value
 	if p.more.Lease.Most < 2 {
@@ -362,7 +363,7 @@ func (c *compiler) warnLease(l *limit, p *draft) {
 	const much = 0.05
 	brought := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
 	if share := brought / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
-		c.warn(terms.For.at, "while units are on loan (for) %.0f more flow in, %s of capacity: any span may admit so much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
+		c.warn(terms.For.at, "during a lease (for) %.0f more units are added, %s of capacity: any span may admit this much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
 	}
 }
 
@@ -371,7 +372,7 @@ func specErrors(err error) algorithms.SpecErrors {
 	return wrong
 }
 
-// failure settles what p answers when the store cannot decide.
+// failure sets the behavior of p if the store cannot decide.
 func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
 	if p.OnFailure != descriptors.Local {
@@ -386,7 +387,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 		return
 	}
 	local, err := algorithms.Compile(l.spec.Part(share))
-	if err != nil { // what is wrong with the whole has been said
+	if err != nil { // a mistake of the whole limit has been reported
 		return
 	}
 	p.more.Local, p.more.LocalShare = c.shared.limit(local), share
@@ -395,10 +396,10 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	}
 }
 
-// warnLocal says by how much sidecars that answer by themselves may exceed the limit together.
+// warnLocal warns that sidecars that decide locally may together exceed the limit.
 func (c *compiler) warnLocal(l *limit, p *draft, share float64) {
 	most, part := p.Limit.Most(false), max(1, p.more.Local.Most(false))
-	c.warn(l.place("on_backend_failure"), "while the backend is away each sidecar gives out %d of %d by itself (local_share %s), so that more than %d of them admit more than the limit",
+	c.warn(l.place("on_backend_failure"), "while the backend is unreachable, each sidecar allows %d of %d (local_share %s), so more than %d sidecars exceed the limit",
 		part, most, percent(share), most/part)
 }
 
@@ -408,7 +409,7 @@ func (c *compiler) checkReplaces(d *domain) {
 		return
 	}
 	known := map[string]bool{}
-	replaces := map[[2]string]bool{} // a name, and one that a limit of that name replaces
+	replaces := map[[2]string]bool{} // a name, and a name that it replaces
 	for _, u := range d.uses {
 		name := u.policy.RateName
 		known[name] = true
@@ -430,9 +431,9 @@ func (c *compiler) checkReplaces(d *domain) {
 	}
 }
 
-// giveNames makes the name that a person gave a rate_limit the name of that limit everywhere. The reference server
-// allows several limits with one name: these keep the names of their places, and so does one with the name of a
-// limit under limits. Buckets and the reference server's counters depend on the place alone, as ever.
+// giveNames makes the name of a rate_limit the name of the limit everywhere. The reference server allows several
+// limits with one name. Such limits keep the names of their places, and so does a limit with the name of one under
+// limits. Buckets and the reference server's counters depend only on the place.
 func (d *domain) giveNames() {
 	named := map[string]bool{} // by Owner
 	for _, p := range d.Named {
@@ -451,7 +452,7 @@ func (d *domain) giveNames() {
 	}
 }
 
-// limitAdvice helps where a name is of no limit of d.
+// limitAdvice suggests a correction for a name that d has no limit of.
 func (c *compiler) limitAdvice(d *domain, name string) string {
 	if guess := didYouMean(name, d.names); guess != "" {
 		return guess

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// below ends a path that stands for all files under a folder, at any depth and of any extension.
+// below ends a path that stands for all files below a folder, at any depth and with any extension.
 const below = "**"
 
-// Root is the file or folder that path is about.
+// Root returns the file or folder of path, without "/**".
 func Root(path string) string {
 	if filepath.Base(path) == below {
 		return filepath.Dir(path)
@@ -22,8 +22,8 @@ func Root(path string) string {
 	return path
 }
 
-// read reads the files that paths name: files as they are, of folders the *.yaml and *.yml files,
-// of folder/** all files under it, by name. A file named twice is read once.
+// read reads the files of paths: files themselves, the *.yaml and *.yml files of folders, and all files below
+// folder/**, sorted by name. A file that is named twice is read once.
 func read(paths []string) (files []File, problems Problems) {
 	seen := map[string]bool{}
 	trouble := func(name, message string) {
@@ -53,12 +53,12 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// list names the files that path stands for.
+// list returns the files that path stands for.
 func list(path string) ([]string, error) {
 	if root := Root(path); root != path {
 		names, err := walk(root)
 		if err == nil && len(names) == 0 {
-			err = errors.New("there is no file in the folder or under it")
+			err = errors.New("there is no file in the folder or below it")
 		}
 		return names, err
 	}
@@ -85,12 +85,11 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// maxFolders is how deep walk goes.
+// maxFolders bounds the depth of walk.
 const maxFolders = 16
 
-// walk lists the files under folder, those of a folder by name, but for hidden ones. above are the
-// folders on the way: a link can lead back to one of them, and some such links would lead to any number
-// of names.
+// walk returns the files below folder, sorted by name, without hidden ones. above are the folders on the way: a
+// symbolic link can lead back to one of them, and such links could produce any number of names.
 func walk(folder string, above ...os.FileInfo) (names []string, err error) {
 	here, err := os.Stat(folder)
 	if err != nil {
@@ -115,28 +114,28 @@ func walk(folder string, above ...os.FileInfo) (names []string, err error) {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 			names = append(names, inside...)
-		case err != nil || info.Mode().IsRegular(): // a link to nowhere is a Problem when it is read
+		case err != nil || info.Mode().IsRegular(): // reading a broken link is a Problem later
 			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-// hidden files are what editors and Kubernetes leave beside the others.
+// hidden reports whether base is a file that editors or Kubernetes leave beside the others.
 func hidden(base string) bool {
 	return strings.HasPrefix(base, ".") || strings.HasPrefix(base, "#") || strings.HasSuffix(base, "~")
 }
 
-// isConfig reports whether a file in a folder is meant as configuration. What editors leave behind
-// while they save (.x.yaml.swp, x.yaml~, #x.yaml#) is not, nor are the "..data" folders of a
-// Kubernetes ConfigMap; the links to the files in there are.
+// isConfig reports whether a file in a folder is configuration. Files that editors leave while they save
+// (.x.yaml.swp, x.yaml~, #x.yaml#) are not. Neither is the "..data" folder of a Kubernetes ConfigMap, but the links
+// to its files are.
 func isConfig(name string) bool {
 	base := filepath.Base(name)
 	if hidden(base) || !hasExtension(base) {
 		return false
 	}
 	info, err := os.Stat(name)
-	return err != nil || info.Mode().IsRegular() // a link to nowhere is a Problem when it is read
+	return err != nil || info.Mode().IsRegular() // reading a broken link is a Problem later
 }
 
 func hasExtension(base string) bool {
@@ -144,8 +143,7 @@ func hasExtension(base string) bool {
 	return extension == ".yaml" || extension == ".yml"
 }
 
-// readFile reads a file of at most maxFileSize bytes; of a larger one, one byte more, which parse
-// refuses.
+// readFile reads a file of at most maxFileSize bytes. Of a larger one it reads one more byte, which parse rejects.
 func readFile(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -159,7 +157,7 @@ func readFile(name string) ([]byte, error) {
 	return data, nil
 }
 
-// cause is err without the path, which the Problem names already.
+// cause returns err without the path, which the Problem has.
 func cause(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// loaded is the domains that Load finds, and what it says, with the folder cut from names.
+// loaded returns the domains that Load finds, and its problems without the name of the folder.
 func loaded(t *testing.T, folder string, names ...string) (domains []string, said string) {
 	t.Helper()
 	paths := make([]string, len(names))
@@ -40,7 +40,7 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		write(t, filepath.Join(folder, "deep", name), content)
 	}
 	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))
-	for _, name := range []string{"one", "two", "three"} { // 3^16 ways
+	for _, name := range []string{"one", "two", "three"} { // 3^16 paths
 		must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", name)))
 	}
 	for _, c := range []struct {
@@ -71,7 +71,7 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	}
 }
 
-func TestLoadSaysWhatCannotBeRead(t *testing.T) {
+func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 	folder := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(folder, "empty"), 0o700))
 	must(t, os.Mkdir(filepath.Join(folder, "dangling"), 0o700))
@@ -80,7 +80,7 @@ func TestLoadSaysWhatCannotBeRead(t *testing.T) {
 	for name, want := range map[string]string{
 		"nowhere":  "~/nowhere: cannot be read: no such file or directory",
 		"empty":    "~/empty: the folder has no *.yaml or *.yml file",
-		"empty/**": "~/empty/**: there is no file in the folder or under it",
+		"empty/**": "~/empty/**: there is no file in the folder or below it",
 		"gone/**":  "~/gone/**: the folder cannot be listed: no such file or directory",
 		"dangling": "~/dangling/a.yaml: cannot be read: no such file or directory",
 	} {

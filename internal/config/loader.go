@@ -9,66 +9,68 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Loader compiles configurations that follow one another. A file that did not change is not parsed again, and a
-// domain of which no file changed keeps its compiled form, to the pointer. What it returns is what a Load of its own
-// would. It is for one goroutine.
+// Loader compiles successive configurations. It parses only changed files, and reuses the compiled form of a domain
+// whose files have not changed, so that pointers stay the same. The result equals that of Load. It is not safe for
+// concurrent use.
 type Loader struct {
 	o      Options
 	shared *shared
 	parts  map[string]*part  // by file
 	built  map[string]*built // by domain
-	parsed int               // how many files the last Load parsed
-	bytes  int               // of files that the last Load read
+	parsed int               // number of files that the last Load parsed
+	bytes  int               // size of the files that the last Load read
 }
 
-// part is what was read of a file.
+// part is the parsed form of a file.
 type part struct {
-	file  File // with its Data during a Load only
+	file  File // has its Data only during a Load
 	sum   [sha256.Size]byte
-	nodes int64 // that it has, aliases followed
+	nodes int64 // number of YAML nodes, with aliases followed
 	report
 	docs []*document
 	lost bool // a part of it could not be read
-	at   int  // its place among the files of a Load
-	// bare: the docs have neither limits nor descriptors any more. These take a hundred times the room of the file,
-	// and a domain of which no file changes does not need them.
+	at   int  // index among the files of a Load
+	// bare means that the docs no longer have limits and descriptors. These take a hundred times the memory of the
+	// file, and a domain without changed files does not need them.
 	bare bool
 }
 
-// built is a domain that was compiled of docs.
+// built is a compiled domain, with its documents.
 type built struct {
 	*limiter.Domain
 	docs     []*document
 	problems Problems
 	mistakes int
-	// late are warnings that could be wrong while something cannot be read.
+	// late are warnings that may be wrong while a file cannot be read.
 	late Problems
-	// incomplete: it was compiled while something could not be read, so that mistakes may not have been found.
+	// incomplete means that a file could not be read when it was compiled, so that mistakes may have been missed.
 	incomplete bool
 }
 
-// lightly is how many bytes of files may be in memory in parsed form at a time, beyond those that one domain needs.
+// lightly is how many bytes of files may be in memory in parsed form at a time, in addition to those that one domain
+// needs.
 const lightly = 1 << 20
 
-// NewLoader makes a Loader that has loaded nothing yet.
+// NewLoader returns a Loader without a configuration.
 func NewLoader(o Options) *Loader {
 	return &Loader{o: o, shared: newShared(), parts: map[string]*part{}, built: map[string]*built{}}
 }
 
-// Load is as the function Load.
+// Load is like the function Load.
 func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 	s := l.read(read(paths))
 	defer l.tidy(s)
 	return l.compiler(s).compile(s.docs, s.files)
 }
 
-// Parsed is how many files the last Load parsed: those that had changed, and those with parts of their domains.
+// Parsed returns the number of files that the last Load parsed: the changed ones, and those with other parts of their
+// domains.
 func (l *Loader) Parsed() int { return l.parsed }
 
-// Bytes is how many bytes of files the last Load read.
+// Bytes returns the number of bytes that the last Load read.
 func (l *Loader) Bytes() int { return l.bytes }
 
-// compiler makes a compiler for s that uses what l has compiled.
+// compiler returns a compiler for s that reuses compiled domains of l.
 func (l *Loader) compiler(s *source) *compiler {
 	c := newCompiler(l.o, s)
 	if l != nil && s.cached {
@@ -77,7 +79,7 @@ func (l *Loader) compiler(s *source) *compiler {
 	return c
 }
 
-// read parses what changed in files, in the reading of which there were problems.
+// read parses the changed files. problems were found while the files were read.
 func (l *Loader) read(files []File, problems Problems) *source {
 	l.parsed, l.bytes = 0, 0
 	s := &source{files: files, hash: hash(files), cached: true}
@@ -95,7 +97,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 		p.file, p.at, parts[i] = f, i, p
 	}
 	l.parse(parts, changed, nodes)
-	if nodes.usedUp() { // which file is too much depends on those before it
+	if nodes.usedUp() { // which file exceeds the budget depends on the files before it
 		l.built, s.cached = map[string]*built{}, false
 		nodes = newBudget(&l.o)
 		for _, p := range parts {
@@ -104,7 +106,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 		}
 	}
 	s.problems = problems
-	for _, p := range problems { // none of them is a warning
+	for _, p := range problems { // no problem of read is a warning
 		s.incomplete = true
 		s.mistakes++
 		s.lost = append(s.lost, p.File)
@@ -142,8 +144,8 @@ func (p *part) parse(nodes *budget) {
 	}
 }
 
-// parse parses the changed parts, as many at a time as there are processors. A domain is compiled as soon as the
-// last file that seems to have a part of it was parsed, so that not all files are in memory in parsed form.
+// parse parses the changed parts, as many at a time as there are CPUs. It compiles a domain as soon as the last file
+// that seems to have a part of it is parsed, so that not all files are in memory in parsed form.
 func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	l.parsed += len(changed)
 	size := 0
@@ -154,15 +156,15 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 		inTurn(changed, func(p *part) { p.parse(nodes) }, func(*part) {})
 		return
 	}
-	waiting := map[string]int{} // by domain, as far as it can be told: files that were not parsed yet
+	waiting := map[string]int{} // by domain, as far as known: number of files not parsed yet
 	for _, p := range changed {
 		for _, name := range likelyDomains(p.file.Data) {
 			waiting[name]++
 		}
 	}
-	docs := map[string][]*document{} // by domain, of what was parsed
+	docs := map[string][]*document{} // parsed documents, by domain
 	for _, p := range all {
-		for _, d := range p.docs { // none of those that changed
+		for _, d := range p.docs { // unchanged ones
 			docs[d.Domain.value] = append(docs[d.Domain.value], d)
 		}
 	}
@@ -181,8 +183,8 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	})
 }
 
-// inTurn calls first for each part, on several goroutines, and then for each, in their order, calls then. Few parts are
-// between the two calls.
+// inTurn calls first for each part, on several goroutines, and then calls then for each part in order. Few parts are
+// between the two calls at a time.
 func inTurn(parts []*part, first, then func(*part)) {
 	workers := runtime.GOMAXPROCS(0)
 	room := make(chan struct{}, 2*workers)
@@ -208,7 +210,7 @@ func inTurn(parts []*part, first, then func(*part)) {
 	wg.Wait()
 }
 
-// ahead compiles the domain of docs, which were parsed so far. If they are not all of it, it is compiled again.
+// ahead compiles the domain of docs, the documents parsed until now. If the domain has more, it is compiled again.
 func (l *Loader) ahead(docs []*document) {
 	slices.SortStableFunc(docs, func(a, b *document) int { return a.part.at - b.part.at })
 	if len(docs) == 0 {
@@ -234,7 +236,7 @@ func (p *part) strip() {
 	}
 }
 
-// refill gives docs back what strip dropped.
+// refill parses again what strip dropped from docs.
 func (l *Loader) refill(docs []*document) {
 	var bare []*part
 	for _, d := range docs {
@@ -258,7 +260,7 @@ func (l *Loader) tidy(s *source) {
 	there := make(map[string]bool, len(l.built))
 	for _, d := range s.docs {
 		there[d.Domain.value] = true
-		d.compiled = true // or it never will be
+		d.compiled = true // from now on only changed domains are compiled
 	}
 	for name := range l.built {
 		if !there[name] {
@@ -271,13 +273,13 @@ func (l *Loader) tidy(s *source) {
 	}
 }
 
-// cached is d as it was compiled before; nil: it must be compiled.
+// cached returns the compiled form of d, or nil if it must be compiled.
 func (l *Loader) cached(d *domain, incomplete bool) *built {
 	b := l.built[d.Name]
 	if d.Name == "" || b == nil || !slices.Equal(b.docs, d.docs) {
 		return nil
 	}
-	if b.incomplete != incomplete && (b.incomplete || b.mistakes > 0) { // others, or more, or fewer mistakes
+	if b.incomplete != incomplete && (b.incomplete || b.mistakes > 0) { // the mistakes may differ
 		return nil
 	}
 	return b

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// pieces are documents: good ones, parts of domains, and ones with every kind of mistake. %d is a number that may
-// change without anything else.
+// pieces are documents: valid ones, parts of domains, and ones with every kind of mistake. %d is a number that may
+// change alone.
 var pieces = []string{
 	"domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
 	"domain: a\ndescriptors: [{key: other, value: x*, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
@@ -36,7 +36,7 @@ var pieces = []string{
 	"# %d\n",
 }
 
-// edit draws files that follow others: some are added, removed, changed, broken or repaired.
+// edit draws the next version of files: some are added, removed, changed, broken or repaired.
 func edit(t *rapid.T, before []File) []File {
 	after := slices.Clone(before)
 	for range rapid.IntRange(1, 3).Draw(t, "edits") {
@@ -63,7 +63,7 @@ func edit(t *rapid.T, before []File) []File {
 	return after
 }
 
-// unread draws what could not be read.
+// unread draws problems of files that cannot be read.
 func unread(t *rapid.T) Problems {
 	if rapid.IntRange(0, 5).Draw(t, "unreadable") > 0 {
 		return nil
@@ -71,7 +71,7 @@ func unread(t *rapid.T) Problems {
 	return Problems{{File: "f9.yaml", Message: "cannot be read"}}
 }
 
-// fresh is the source that a first Load would read.
+// fresh returns the source that a first Load would parse.
 func fresh(files []File, problems Problems, o *Options) *source {
 	s := parseAll(files, o)
 	for _, p := range problems {
@@ -93,7 +93,7 @@ func same(t *rapid.T, step int, got, want *limiter.Snapshot, said, wantSaid Prob
 	}
 }
 
-// TestLoadingWhatChangedIsLoadingAll for any sequence of edits.
+// TestLoadingWhatChangedIsLoadingAll compares Loader with Load over any sequence of edits.
 func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -111,7 +111,7 @@ func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
 	})
 }
 
-// TestIsolatingWhatChangedIsIsolatingAll: the same for configurations in which mistakes stay in their domains.
+// TestIsolatingWhatChangedIsIsolatingAll does the same for a Keeper.
 func TestIsolatingWhatChangedIsIsolatingAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -132,8 +132,8 @@ func TestIsolatingWhatChangedIsIsolatingAll(t *testing.T) {
 	})
 }
 
-// TestLargeFilesAreReadAhead: files that are too large to be in memory in parsed form all at once make the same
-// configuration, with domains in one file, in several, and with names that are hard to find.
+// TestLargeFilesAreReadAhead checks that files too large to be in memory all at once yield the same configuration.
+// Domains are in one file, in several, and have names that are hard to find.
 func TestLargeFilesAreReadAhead(t *testing.T) {
 	var files []File
 	for i := range 40 {
@@ -160,7 +160,7 @@ func TestLargeFilesAreReadAhead(t *testing.T) {
 		return got
 	}
 	first := load()
-	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // of d5, with f05.yaml
+	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // also has a part of d5, with f05.yaml
 	second := load()
 	if l.Parsed() != 2 {
 		t.Errorf("%d files were parsed, want the changed one, and the other one of its domain", l.Parsed())
@@ -172,13 +172,13 @@ func TestLargeFilesAreReadAhead(t *testing.T) {
 	}
 	for _, p := range l.parts {
 		if !p.bare || p.file.Data != nil {
-			t.Errorf("%s: what was parsed is still there", p.file.Name)
+			t.Errorf("%s: the parsed form is still in memory", p.file.Name)
 		}
 	}
 }
 
-// TestAChangedFileIsParsedAlone: of 200 files with a domain each one is parsed again, and the other domains stay as
-// they are, to the pointer.
+// TestAChangedFileIsParsedAlone changes one of 200 files with one domain each. Only that file is parsed again, and
+// the other domains keep their pointers.
 func TestAChangedFileIsParsedAlone(t *testing.T) {
 	var files []File
 	for i := range 200 {

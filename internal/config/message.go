@@ -10,29 +10,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Message is a domain, or a part of one, as a control plane sends it: a RateLimitConfig.
+// Message is a domain, or a part of one, in the form of a control plane: a RateLimitConfig.
 type Message struct {
-	Name        string // of the resource
+	Name        string // name of the resource
 	Domain      string
 	Descriptors []MessageDescriptor
-	// Unreadable: the resource could not be decoded, which a Problem says. Of its names one may be known.
+	// Unreadable means that the resource could not be decoded, which has been reported. One of its names may be
+	// known.
 	Unreadable bool
 }
 
 // MessageDescriptor is a descriptor of a Message.
 type MessageDescriptor struct {
 	Key, Value              string
-	Limit                   *MessageLimit // nil: none
+	Limit                   *MessageLimit // nil means none
 	Descriptors             []MessageDescriptor
 	Shadow, Quota, Detailed bool
-	Metadata                map[string]any // as of a protobuf Struct
+	Metadata                map[string]any // the value of a protobuf Struct
 	// Unknown are the numbers of fields that this program does not know. They have no effect.
 	Unknown []int32
 }
 
 // MessageLimit is the limit of a descriptor, in the reference form.
 type MessageLimit struct {
-	Unit            string // "": not given
+	Unit            string // "" means not given
 	RequestsPerUnit uint32
 	Unlimited       bool
 	Name            string
@@ -40,23 +41,22 @@ type MessageLimit struct {
 	Unknown         []int32
 }
 
-// maxMessageDepth is how many descriptors may stand inside each other: as many as in a file.
+// maxMessageDepth is the maximum nesting of descriptors, the same as in a file.
 const maxMessageDepth = (maxDepth - 4) / 2
 
-// CompileMessages is Compile for what a control plane sends. In Problems the File is xds:DOMAIN, and
-// the Message starts with the descriptor's place. The order of messages does not matter: control
-// planes have none.
+// CompileMessages is Compile for messages of a control plane. The File of a Problem is xds:DOMAIN, and its Message
+// starts with the descriptor's place. The order of messages has no influence, because control planes have none.
 func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
 	return readMessages(messages).compile(o)
 }
 
-// readMessages reads messages. Those that are Unreadable have been reported.
+// readMessages converts messages. Unreadable ones have been reported already.
 func readMessages(messages []Message) *source {
 	messages = slices.Clone(messages)
 	slices.SortStableFunc(messages, func(a, b Message) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
 	})
-	// The error is of numbers that no JSON has, which are refused below.
+	// The error concerns numbers that JSON cannot represent, which are rejected below.
 	text, _ := json.Marshal(messages)
 	s := &source{hash: hash([]File{{Data: text}})}
 	for i := range messages {
@@ -78,17 +78,16 @@ func readMessages(messages []Message) *source {
 	return s
 }
 
-// MessageFile is what problems call the message of a domain, or where it names none, of a resource.
+// MessageFile returns the name of a message in problems: its domain or, without one, its resource.
 func MessageFile(domain, resource string) string { return "xds:" + short(cmp.Or(domain, resource)) }
 
-// reader turns one Message into the shape of a file.
+// reader converts one Message to the structure of a file.
 type reader struct {
 	*report
 	file string
 }
 
-// at is the place of path in the message. Lines mean nothing there, but a place that is given has
-// one.
+// at returns the place of path in the message. Messages have no lines, but the place of a given value needs one.
 func (r *reader) at(path string) place { return place{src: &origin{r.file, path}, line: 1} }
 
 func (r *reader) document(m *Message) *document {
@@ -131,7 +130,7 @@ func (r *reader) descriptor(path string, depth int, m *MessageDescriptor) *descr
 	if m.Metadata != nil {
 		at := r.at(path + ".metadata")
 		if !finite(m.Metadata) {
-			r.mistake(at, "error parsing metadata: a number that is not finite cannot be passed on; send it as text")
+			r.mistake(at, "error parsing metadata: a number that is not finite cannot be sent; send it as text")
 		}
 		d.Metadata.given = given[map[string]any]{at, m.Metadata, true}
 	}
@@ -156,7 +155,7 @@ func (r *reader) limit(path string, m *MessageLimit) *limit {
 	return l
 }
 
-// text notes s, which is not given where it is empty: protobuf does not tell the two apart.
+// text sets t to s. An empty s means not given, because protobuf does not distinguish the two.
 func (r *reader) text(t *text, path, s string) {
 	if s != "" {
 		t.given = given[string]{r.at(path), s, true}
@@ -169,14 +168,14 @@ func (r *reader) flag(f *boolean, path string, value bool) {
 	}
 }
 
-// unknown warns of fields that a later version of the protocol may have.
+// unknown warns of fields that a later version of the protocol may define.
 func (r *reader) unknown(path string, fields []int32) {
 	for _, field := range fields {
 		r.warn(r.at(path), "field %d is not known to this version and has no effect", field)
 	}
 }
 
-// finite reports whether all numbers in v are.
+// finite reports whether all numbers in v are finite.
 func finite(v any) bool {
 	switch v := v.(type) {
 	case float64:

@@ -15,24 +15,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bounds on what is read, so that no file can make the process grow without end.
+// These bounds limit the memory that any file can take.
 const (
 	maxFileSize = 16 << 20 // bytes
-	// maxDepth counts mappings and lists inside each other: a descriptor needs two.
+	// maxDepth bounds the nesting of mappings and lists. A descriptor needs two levels.
 	maxDepth = 2*32 + 4
-	// leastNodes and nodesPerLimit bound how many nodes all files together may come to once aliases are
-	// followed: what Options.MaxLimits limits need, with room. It stops alias bombs.
+	// leastNodes and nodesPerLimit bound the number of YAML nodes of all files, with aliases followed: enough for
+	// Options.MaxLimits limits. This stops alias bombs.
 	leastNodes, nodesPerLimit = 4 << 20, 41
 )
 
-// budget is how many nodes may be read. Files that are read at the same time share it.
+// budget is the number of nodes that may still be read. Files that are read concurrently share it.
 type budget struct {
 	most int64
-	left atomic.Int64 // below 0: it is used up, and that was reported
-	all  *budget      // what else the nodes are of; nil: nothing
+	left atomic.Int64 // below 0 means that it is used up, which has been reported
+	all  *budget      // the budget that this one is a part of, or nil
 }
 
-// spend takes n nodes, and tells whether they were there.
+// spend takes n nodes, and reports whether they were available.
 func (b *budget) spend(n int) bool {
 	there := b.all == nil || b.all.spend(n)
 	return b.left.Add(-int64(n)) >= 0 && there
@@ -46,11 +46,11 @@ func newBudget(o *Options) *budget {
 
 func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.all.usedUp() }
 
-// report collects what there is to say.
+// report collects problems.
 type report struct {
 	problems Problems
-	mistakes int // those that are no warnings
-	// incomplete: something could not be read at all, so that what is not found may be there.
+	mistakes int // number of problems that are not warnings
+	// incomplete means that something could not be read, so that missing things may be there.
 	incomplete bool
 }
 
@@ -71,11 +71,11 @@ func (r *report) add(at place, warning bool, message string) {
 	r.problems = append(r.problems, Problem{File: at.file(), Line: int(at.line), Column: int(at.column), Message: message, Warning: warning})
 }
 
-// parser turns the nodes of one file into its shape.
+// parser converts the nodes of one file to its structure.
 type parser struct {
 	*report
 	src   *origin
-	depth int // mappings and lists entered
+	depth int // depth of mappings and lists
 	nodes *budget
 }
 
@@ -83,8 +83,8 @@ func (p *parser) at(n *yaml.Node) place {
 	return place{src: p.src, line: int32(n.Line), column: int32(n.Column)}
 }
 
-// parse reads the documents of a file. Mistakes are reported; what could be read is returned all
-// the same, so that its other mistakes are found too.
+// parse parses the documents of a file. It reports mistakes, and also returns the parts without mistakes, in which
+// others are found later.
 func parse(f File, r *report, nodes *budget) (docs []*document) {
 	p := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}
 	if len(f.Data) > maxFileSize {
@@ -109,7 +109,7 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 	return docs
 }
 
-// decode splits a file into documents, up to the first error of syntax.
+// decode splits a file into documents, up to the first syntax error.
 func decode(data []byte) (roots []*yaml.Node, err error) {
 	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
@@ -123,11 +123,11 @@ func decode(data []byte) (roots []*yaml.Node, err error) {
 	}
 }
 
-// libraryLine is what the YAML library puts before a message. The line is often that of the block
-// that was open, not that of the mistake.
+// libraryLine is the prefix of the YAML library's messages. The line is often that of the open block, not that of the
+// mistake.
 var libraryLine = regexp.MustCompile(`^yaml: (line \d+: )?`)
 
-// syntax reports an error of the YAML library, in the first line that brings it about.
+// syntax reports a syntax error of the YAML library, at the first line that causes it.
 func (p *parser) syntax(data []byte, err error) {
 	text := libraryLine.ReplaceAllString(err.Error(), "")
 	lines := bytes.SplitAfter(data, []byte("\n"))
@@ -145,7 +145,7 @@ func (p *parser) syntax(data []byte, err error) {
 	p.mistake(place{src: p.src, line: int32(line + 1), column: int32(column + 1)}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
 }
 
-// enter counts n's children and tells whether they may be read. Each enter that did needs a leave.
+// enter counts n's children and reports whether they may be read. Each successful enter needs a leave.
 func (p *parser) enter(n *yaml.Node) bool {
 	if p.depth == maxDepth {
 		p.mistake(p.at(n), "nested more than %d levels deep; make it flatter", maxDepth)
@@ -158,13 +158,13 @@ func (p *parser) enter(n *yaml.Node) bool {
 	return true
 }
 
-// spend counts nodes that are read at n, and tells whether they may be.
+// spend counts nodes that are read at n, and reports whether they may be.
 func (p *parser) spend(n *yaml.Node, nodes int) bool {
-	if p.nodes.usedUp() { // reported before
+	if p.nodes.usedUp() { // reported already
 		return false
 	}
 	if !p.nodes.spend(nodes) {
-		p.mistake(p.at(n), "the configuration comes to more than %d YAML nodes, aliases followed; make it smaller", p.nodes.most)
+		p.mistake(p.at(n), "the configuration has more than %d YAML nodes, with aliases followed; make it smaller", p.nodes.most)
 		return false
 	}
 	return true
@@ -172,13 +172,13 @@ func (p *parser) spend(n *yaml.Node, nodes int) bool {
 
 func (p *parser) leave() { p.depth-- }
 
-// field is a value of the shape that can be read from a node.
+// field is a value that can be read from a node.
 type field interface {
 	read(p *parser, key string, n *yaml.Node)
 }
 
-// object reads the mapping n, which what names, into the fields of the struct that into points
-// to. A null value is as good as none. It tells whether all keys could be read, if not all values.
+// object reads the mapping n into the fields of the struct that into points to; what names n in messages. A null
+// value counts as none. It reports whether all keys could be read, even if some values could not.
 func (p *parser) object(n *yaml.Node, what string, into any) bool {
 	v := reflect.ValueOf(into).Elem()
 	level := levelOf(v.Type())
@@ -200,11 +200,11 @@ func (p *parser) object(n *yaml.Node, what string, into any) bool {
 	return read
 }
 
-// entry is one key of a mapping, with its value.
+// entry is a key of a mapping, with its value.
 type entry struct{ key, value *yaml.Node }
 
-// entries lists the entries of a mapping. Keys are strings (or, if anyKey, scalars), each there
-// once; those of a "<<" come last, and only where the mapping itself does not have them.
+// entries returns the entries of a mapping. Keys are strings (or, if anyKey, scalars), each once. Those of a "<<"
+// come last, and only if the mapping itself does not have them.
 func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
@@ -215,7 +215,7 @@ func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) 
 		return nil
 	}
 	defer p.leave()
-	written := map[string]int{} // key -> its index in n.Content
+	written := map[string]int{} // maps a key to its index in n.Content
 	var merges []int
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := follow(n.Content[i])
@@ -225,7 +225,7 @@ func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) 
 		case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str" && !anyKey:
 			p.mistake(p.at(n.Content[i]), "config error, key is not of type string: %s%s", plain(key), quoteAdvice(key))
 		case twice:
-			p.mistake(p.at(n.Content[i]), "key %q is given twice in one mapping, first at %s; remove one", key.Value, p.at(n.Content[before]))
+			p.mistake(p.at(n.Content[i]), "key %q occurs twice in one mapping, first at %s; remove one", key.Value, p.at(n.Content[before]))
 		default:
 			written[key.Value] = i
 			list = append(list, entry{key, n.Content[i+1]})
@@ -242,15 +242,15 @@ func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) 
 				written[e.key.Value] = i
 				list = append(list, e)
 			case before < i && n.Content[before].Value == e.key.Value:
-				p.warn(p.at(n.Content[before]), "key %q stands before a \"<<\" that has it too: here the one written out counts, with the reference server the merged one; put \"<<\" first", e.key.Value)
+				p.warn(p.at(n.Content[before]), "key %q is before a \"<<\" that has it too: rlsidecar uses the key itself, and the reference server the merged one; put \"<<\" first", e.key.Value)
 			}
 		}
 	}
 	return list
 }
 
-// merged lists what a "<<" brings: the entries of a mapping, or of several in a list, the first
-// of which counts.
+// merged returns the entries that a "<<" adds: those of a mapping, or of several in a list, of which the first takes
+// precedence.
 func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -286,7 +286,7 @@ func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	}
 }
 
-// follow is what an alias stands for.
+// follow returns the node that an alias stands for.
 func follow(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -299,7 +299,7 @@ func isNull(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
-// describe says what a node is, to people.
+// describe returns what a node is, for messages.
 func describe(n *yaml.Node) string {
 	n = follow(n)
 	switch tag := n.ShortTag(); {
@@ -320,7 +320,7 @@ func describe(n *yaml.Node) string {
 	}
 }
 
-// plain is a node as the reference server prints it in its messages.
+// plain formats a node as the reference server does in its messages.
 func plain(n *yaml.Node) string {
 	n = follow(n)
 	switch {
@@ -335,7 +335,7 @@ func plain(n *yaml.Node) string {
 	}
 }
 
-// short cuts text to a length that suits a message.
+// short truncates text to a length that suits a message.
 func short(s string) string {
 	const most = 80
 	if len(s) <= most {

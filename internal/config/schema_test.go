@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// asJSON is what YAML stands for, as a JSON Schema sees it.
+// asJSON converts a YAML value to the JSON value that a JSON Schema validates.
 func asJSON(v any) (any, error) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -31,7 +31,7 @@ func asJSON(v any) (any, error) {
 		m := map[string]any{}
 		for key, value := range v {
 			name, isText := key.(string)
-			if !isText && fmt.Sprint(key) != "7" { // the one that metadata in testdata may have
+			if !isText && fmt.Sprint(key) != "7" { // metadata in testdata may have this one
 				return nil, fmt.Errorf("key %v is not text", key)
 			}
 			if !isText {
@@ -68,7 +68,7 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// validate checks each document of a file; what YAML itself refuses is refused.
+// validate validates each document of a file. It returns an error for what YAML rejects.
 func validate(s *jsonschema.Schema, f File) error {
 	roots, err := decode(f.Data)
 	for _, root := range roots {
@@ -95,7 +95,7 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".good.yaml") {
 		if f.Name == "warnings.good.yaml" {
-			continue // half of it is what the schema is stricter with
+			continue // the schema is stricter on purpose with half of it
 		}
 		if err := validate(s, f); err != nil {
 			t.Errorf("%s: %#v", f.Name, err)
@@ -103,13 +103,13 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 	}
 }
 
-// A bad file of which a schema cannot tell says so in its first line.
+// TestSchemaRefusesBadFiles: the first line of a bad file states if a schema cannot detect its mistake.
 func TestSchemaRefusesBadFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".bad.yaml") {
 		cannotTell := strings.HasPrefix(string(f.Data), "# A schema cannot tell.\n")
 		if strings.HasPrefix(f.Name, "alias-") || f.Name == "metadata.bad.yaml" {
-			continue // neither do these have a form in JSON
+			continue // these have no form in JSON either
 		}
 		err := validate(s, f)
 		if refused := err != nil; refused == cannotTell {
@@ -118,7 +118,7 @@ func TestSchemaRefusesBadFiles(t *testing.T) {
 	}
 }
 
-// schemaAt is the part of the schema at $defs/name, or the whole one; references are followed.
+// schemaAt returns the part of the schema at $defs/name, or the whole schema. It follows references.
 func schemaAt(t *testing.T, name string) map[string]any {
 	t.Helper()
 	var whole map[string]any
@@ -133,7 +133,7 @@ func schemaAt(t *testing.T, name string) map[string]any {
 	return part
 }
 
-// property is what the schema says of one key, a reference followed.
+// property returns the schema of one key. It follows references.
 func property(t *testing.T, level map[string]any, key string) map[string]any {
 	t.Helper()
 	p := level["properties"].(map[string]any)[key].(map[string]any)
@@ -143,7 +143,7 @@ func property(t *testing.T, level map[string]any, key string) map[string]any {
 	return p
 }
 
-// schemaLevels are the levels of the schema, and the keys that the parser knows there.
+// schemaLevels are the levels of the schema, with the keys of the parser.
 func schemaLevels() map[string][]string {
 	limitLevel := levelOf(reflect.TypeFor[limit]())
 	return map[string][]string{
@@ -209,7 +209,8 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 	}
 }
 
-// Stating a default changes nothing, and every key with a fixed default has it in the schema.
+// TestSchemaDefaultsAreThoseOfTheCode checks that stating a default changes nothing, and that every key with a fixed
+// default has it in the schema.
 func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	policies := func(doc map[string]any) (list []any) {
 		t.Helper()
@@ -269,7 +270,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// levelField is the type that the parser reads a key with.
+// levelField returns the type that the parser reads a key with.
 func levelField(name, key string) reflect.Type {
 	typ := map[string]reflect.Type{
 		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),

@@ -7,17 +7,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// draft is a policy that is being compiled.
+// draft is a policy while it is compiled.
 type draft struct {
 	descriptors.Policy
 	more descriptors.Extras
 }
 
-// mostShared bounds each table of shared. Limits beyond it have copies of their own.
+// mostShared bounds each table of shared. Limits beyond it get copies of their own.
 const mostShared = 4096
 
-// shared keeps one copy of what policies have in common, since a configuration of 100,000 limits has few
-// different numbers. Nothing in it is ever changed.
+// shared keeps one copy of equal parts of policies, because a configuration of 100,000 limits has few different
+// numbers. The copies are immutable.
 type shared struct {
 	numbers map[algorithms.Limit]*algorithms.Limit
 	extra   map[extrasKey]*descriptors.Extras
@@ -30,9 +30,9 @@ type extrasKey struct {
 	openKeys, replaces     string
 	statValues, statLevels string
 	slot                   descriptors.Slot
-	lease                  algorithms.Lease // zero: none
+	lease                  algorithms.Lease // the zero value means none
 	shards                 int
-	of                     *algorithms.Limit // with shards, which follow from it
+	of                     *algorithms.Limit // if there are shards, which follow from it
 	local                  *algorithms.Limit
 	localShare             float64
 	maxDelay               algorithms.Micros
@@ -44,7 +44,7 @@ func newShared() *shared {
 	}
 }
 
-// oneOf returns the value of key in table, made if it is missing.
+// oneOf returns the value of key in table, and makes it if it is missing.
 func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 	if have, ok := table[key]; ok {
 		return have
@@ -62,12 +62,12 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 	return oneOf(s.numbers, l, func() *algorithms.Limit { return &l })
 }
 
-// policy returns what d has become.
+// policy converts d to its final form.
 func (s *shared) policy(d *draft) *descriptors.Policy {
 	p := d.Policy
 	p.Owner = p.Prefix // one prefix means one set of buckets
 	if rest, ok := strings.CutPrefix(p.StatKey, p.Domain+"."); ok && rest == p.Name {
-		p.Name = rest // the same bytes
+		p.Name = rest // shares the memory
 	}
 	if len(p.Open) > 0 {
 		p.Open = oneOf(s.open, positions(p.Open), func() []int { return d.Open })
@@ -76,7 +76,7 @@ func (s *shared) policy(d *draft) *descriptors.Policy {
 	return &p
 }
 
-// extras returns those of d; nil: they are zero.
+// extras returns the Extras of d, or nil if they are zero.
 func (s *shared) extras(d *draft) *descriptors.Extras {
 	m := &d.more
 	if m.Metadata != nil {
@@ -100,7 +100,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 	return oneOf(s.extra, key, func() *descriptors.Extras { own := *m; return &own })
 }
 
-// positions is list as text; no descriptor has more than 255 entries.
+// positions encodes list as text. No descriptor has more than 255 entries.
 func positions(list []int) string {
 	b := make([]byte, len(list))
 	for i, n := range list {
@@ -109,7 +109,7 @@ func positions(list []int) string {
 	return string(b)
 }
 
-// joined is list as text that no other list has.
+// joined encodes list as text, uniquely.
 func joined(list []string) string {
 	var b strings.Builder
 	for _, s := range list {

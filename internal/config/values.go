@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	_ "time/tzdata" // the image has no files
+	_ "time/tzdata" // the image has no time zone files
 
 	"go.yaml.in/yaml/v3"
 
@@ -17,16 +17,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// set notes what was read from n; ok is false where a mistake was reported instead.
+// set records the value read from n. ok is false if a mistake was reported instead.
 func (g *given[T]) set(p *parser, n *yaml.Node, value T, ok bool) {
 	*g = given[T]{value: value, at: p.at(n), ok: ok}
 }
 
-// quoted are the styles of a scalar that is text whatever it looks like.
+// quoted are the styles of a scalar that is always text.
 const quoted = yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 
-// scalar is the text of a scalar as it is written. Numbers and booleans count as text, but not
-// floats, which the reference server refuses as well.
+// scalar returns the text of a scalar as written. Numbers and booleans count as text. Floats do not; the reference
+// server rejects them too.
 func (p *parser) scalar(key string, n *yaml.Node) (string, bool) {
 	at := p.at(n)
 	n = follow(n)
@@ -57,7 +57,7 @@ func (t *text) read(p *parser, key string, n *yaml.Node) {
 	t.set(p, n, s, ok)
 }
 
-// words are the booleans of YAML 1.1, which the reference server reads.
+// words are the booleans of YAML 1.1, which the reference server accepts.
 var words = map[string]bool{
 	"true": true, "True": true, "TRUE": true, "false": false, "False": false, "FALSE": false,
 	"yes": true, "Yes": true, "YES": true, "no": false, "No": false, "NO": false,
@@ -138,16 +138,16 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 	var location *time.Location
 	if ok {
 		var err error
-		// "" and "Local" are the zone of the machine: what a limit means must not depend on that.
+		// "" and "Local" mean the zone of the machine, which must not influence a limit.
 		if location, err = time.LoadLocation(name); err != nil || name == "" || name == "Local" {
-			p.mistake(p.at(n), "%s %q is not known; write a name of the IANA database: Europe/Berlin, America/New_York, UTC", key, short(name))
+			p.mistake(p.at(n), "%s %q is unknown; write a name of the IANA database, such as Europe/Berlin, America/New_York, UTC", key, short(name))
 			ok = false
 		}
 	}
 	z.set(p, n, location, ok)
 }
 
-// parseSpan reads a duration. Its errors name it.
+// parseSpan parses a duration. Its errors quote it.
 func parseSpan(text string) (algorithms.Micros, error) {
 	span, err := descriptors.ParseSpan(text)
 	if err != nil {
@@ -263,8 +263,7 @@ func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value
 	return value, false
 }
 
-// read takes a name or a list of names. Nothing at all is a mistake: a limit that was meant must
-// not be missing in silence.
+// read reads a name or a list of names. An empty list is a mistake, because a missing limit must not go unnoticed.
 func (l *names) read(p *parser, key string, n *yaml.Node) {
 	v, before := follow(n), p.mistakes
 	items := []*yaml.Node{n}
@@ -282,9 +281,9 @@ func (l *names) read(p *parser, key string, n *yaml.Node) {
 		switch {
 		case !t.ok:
 		case t.value == "":
-			p.mistake(p.at(item), "%s names nothing; write the name of a limit, or remove %q", key, key)
+			p.mistake(p.at(item), "%s is empty; write the name of a limit, or remove %q", key, key)
 		case slices.ContainsFunc(list, func(have text) bool { return have.value == t.value }):
-			p.mistake(p.at(item), "%s names %q twice, which would charge it twice; remove one", key, t.value)
+			p.mistake(p.at(item), "%s contains %q twice, which would charge it twice; remove one", key, t.value)
 		default:
 			list = append(list, t)
 		}
@@ -313,7 +312,7 @@ func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
 	o.set(p, n, p.limit(n, key), true)
 }
 
-// limit reads a limit, which what names.
+// limit reads a limit; what names it in messages.
 func (p *parser) limit(n *yaml.Node, what string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes
 	l.doubtful = !p.object(n, what, l)
@@ -387,7 +386,7 @@ func (m *metadata) read(p *parser, key string, n *yaml.Node) {
 	m.set(p, n, value, p.mistakes == before)
 }
 
-// tree is metadata as a protobuf Struct can hold it: numbers are float64, keys text.
+// tree converts metadata to the values of a protobuf Struct: numbers are float64, keys are text.
 func (p *parser) tree(n *yaml.Node) any {
 	n = follow(n)
 	if n.Kind == yaml.MappingNode {
@@ -413,7 +412,7 @@ func (p *parser) tree(n *yaml.Node) any {
 	case "!!int", "!!float":
 		var number float64
 		if err := n.Decode(&number); err != nil || math.IsNaN(number) || math.IsInf(number, 0) {
-			p.mistake(p.at(n), "error parsing metadata: %s cannot be passed on; quote it", describe(n))
+			p.mistake(p.at(n), "error parsing metadata: %s cannot be sent; quote it", describe(n))
 		}
 		return number
 	default:

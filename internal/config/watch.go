@@ -14,30 +14,30 @@ import (
 )
 
 const (
-	// quiet is how long nothing must happen before the files are looked at: an editor or a
-	// kubelet makes several changes for one.
+	// quiet is how long no event must happen before the files are read: an editor or a kubelet makes several changes
+	// for one update.
 	quiet = 100 * time.Millisecond
-	// patience is how long the files are left alone at most while they keep changing.
+	// patience is the longest delay while files keep changing.
 	patience = time.Second
-	// poll is how often the files are looked at unasked, for file systems that tell nothing.
+	// poll is how often the files are read without an event, for file systems that report none.
 	poll = 30 * time.Second
 )
 
-// Watcher follows files.
+// Watcher watches files.
 type Watcher struct {
 	paths []string
 	last  [sha256.Size]byte
 }
 
-// NewWatcher takes note of the content that the files that paths name have now: make it before the
-// first Load, so that no change is missed.
+// NewWatcher records the present content of the files of paths. Make it before the first Load, so that no change is
+// missed.
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
-// Run calls changed each time the content of the files has become different. It returns when ctx
-// ends, and leaves nothing running. Where the system cannot watch files it looks at them every 30 s.
+// Run calls changed whenever the content of the files has changed. It returns when ctx ends, and leaves no goroutine
+// behind. If the system cannot watch files, it reads them every 30 s.
 //
-// Files are watched by way of their folders, so that a file that is replaced, as most editors do,
-// and a link that is turned to another folder, as Kubernetes does with a ConfigMap, are seen.
+// It watches the folders of the files. So it notices replaced files, as most editors write them, and replaced
+// symbolic links, as Kubernetes makes them for a ConfigMap.
 func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	paths := watcher.paths
 	look := func() {
@@ -55,7 +55,7 @@ func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	events := make(chan struct{}, 1)
 	follow := func() { watchFolders(w, folders(paths)) }
 	follow()
-	events <- struct{}{} // what changed since the first look counts as an event
+	events <- struct{}{} // a change after the first read counts as an event
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -69,8 +69,8 @@ func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	<-done
 }
 
-// drain passes on that something happened, until w is closed. Errors count as events: after an
-// overflow there is no telling what happened.
+// drain sends an event for each relevant change, until w is closed. Errors count as events, because after an overflow
+// the changes are unknown.
 func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- struct{}) {
 	for {
 		select {
@@ -88,14 +88,14 @@ func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- s
 		}
 		select {
 		case events <- struct{}{}:
-		default: // one is waiting already
+		default: // an event is pending already
 		}
 	}
 }
 
-// concerns makes a function that tells whether a change of a file or folder may be one of the
-// configuration, so that a busy folder that holds it costs nothing: *.yaml and *.yml, the "..data"
-// of a ConfigMap, whatever has the name of a part of a path, and any name where a path ends in **.
+// concerns returns a function that reports whether a change of a file or folder may affect the configuration, so that
+// a busy folder costs nothing. Relevant are *.yaml and *.yml, the "..data" of a ConfigMap, each part of a path, and
+// any name if a path ends in **.
 func concerns(paths []string) func(name string) bool {
 	parts := map[string]bool{}
 	all := false
@@ -111,10 +111,10 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls look once events have been quiet for a while, or have gone on for too long, and
-// every poll. It returns when ctx ends.
+// settle calls look once events have been quiet for a while or have gone on for too long, and at every poll. It
+// returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, look func()) {
-	var first time.Time // of the events not yet looked at
+	var first time.Time // time of the first unhandled event
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
 	for {
@@ -134,7 +134,7 @@ func settle(ctx context.Context, events <-chan struct{}, look func()) {
 	}
 }
 
-// digest is a hash of all that Load would read, and of what it could not.
+// digest returns a hash of all that Load would read, and of all read errors.
 func digest(paths []string) [sha256.Size]byte {
 	files, problems := read(paths)
 	h := sha256.New()
@@ -145,8 +145,8 @@ func digest(paths []string) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// folders lists the folders in which a change can change what paths mean: that of each file, each
-// folder and the one above it, with ** those under it, and those of the links on the way.
+// folders returns the folders in which a change can affect paths: the folder of each file, each folder and its
+// parent, all folders below a **, and those of the symbolic links on the way.
 func folders(paths []string) (list []string) {
 	add := func(folder string) {
 		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {
@@ -156,7 +156,7 @@ func folders(paths []string) (list []string) {
 	for _, path := range paths {
 		if root := Root(path); root != path {
 			path = root
-			names, _ := walk(root) // an error is told by Load
+			names, _ := walk(root) // Load reports the error
 			for _, name := range names {
 				add(filepath.Dir(name))
 			}
@@ -181,7 +181,7 @@ func folders(paths []string) (list []string) {
 	return list
 }
 
-// watchFolders makes w watch exactly list. Folders that cannot be watched are left to the poll.
+// watchFolders makes w watch exactly list. Folders that cannot be watched are read by polling.
 func watchFolders(w *fsnotify.Watcher, list []string) {
 	for _, folder := range w.WatchList() {
 		if !slices.Contains(list, folder) {
@@ -189,6 +189,6 @@ func watchFolders(w *fsnotify.Watcher, list []string) {
 		}
 	}
 	for _, folder := range list {
-		_ = w.Add(folder) // again where it is watched: another folder may have its name now
+		_ = w.Add(folder) // even if it is watched: another folder may have its name now
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// seen runs Watch on paths and returns a function that waits for the next change; it fails the
-// test if none comes in time.
+// seen runs Watch on paths. next waits for the next change, and fails the test if none comes in time; none fails it
+// if one comes.
 func seen(t *testing.T, paths ...string) (next func(what string), none func(what string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
@@ -31,14 +31,14 @@ func seen(t *testing.T, paths ...string) (next func(what string), none func(what
 		select {
 		case <-changes:
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: not seen", what)
+			t.Fatalf("%s: not noticed", what)
 		}
 	}
 	none = func(what string) {
 		t.Helper()
 		select {
 		case <-changes:
-			t.Fatalf("%s: taken for a change", what)
+			t.Fatalf("%s: counted as a change", what)
 		case <-time.After(3 * quiet):
 		}
 	}
@@ -98,7 +98,7 @@ func TestWatchSeesAFileThatIsReplaced(t *testing.T) {
 	next("the file back again")
 }
 
-func TestWatchSeesAConfigMapTurned(t *testing.T) {
+func TestWatchNoticesAnUpdatedConfigMap(t *testing.T) {
 	folder := t.TempDir()
 	version := func(name, content string) {
 		must(t, os.Mkdir(filepath.Join(folder, name), 0o700))
@@ -190,13 +190,12 @@ func TestSettleWaitsForQuietButNotForever(t *testing.T) {
 		<-done
 		want := []time.Duration{190 * time.Millisecond, 6 * time.Second, 36 * time.Second}
 		if !slices.Equal(looks, want) {
-			t.Errorf("looked at %v, want %v", looks, want)
+			t.Errorf("reads at %v, want %v", looks, want)
 		}
 	})
 }
 
-// TestWatchSeesTheReferenceLayout: all files under a folder that a link leads to, edited in place
-// and replaced by turning the link.
+// TestWatchSeesTheReferenceLayout edits files below a symbolic link in place, and replaces the link.
 func TestWatchSeesTheReferenceLayout(t *testing.T) {
 	root := t.TempDir()
 	for _, version := range []string{"v1", "v2"} {

@@ -288,7 +288,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"algorithm":"token_bucket","rate":0,"period":"1m"}`:                    `rate must be at least 1, is 0`,
 		`{"rate":1,"period":"1m"}`:                                               `algorithm is missing; write one of fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket`,
-		`{"algorithm":"fixed_window","rate":1,"period":"1m","rate":2}`:           `key "rate" is given twice`,
+		`{"algorithm":"fixed_window","rate":1,"period":"1m","rate":2}`:           `key "rate" occurs twice`,
 		`{"algorithm":"sliding_log","rate":20000,"period":"1m"}`:                 `rate must be at most 10000 for sliding_log`,
 		`{"algorithm":"token_bucket","rate":1,"period":"1m","shadow_mode":true}`: `unknown field "shadow_mode"`,
 		`{"unit":"minute","requests_per_unit":1}`:                                `unknown field "requests_per_unit"`,

@@ -62,7 +62,7 @@ const (
 // expression by unusual bytes. The error describes the mistake in the expression.
 func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
-		return Pattern{}, fmt.Errorf("has %d bytes, the most is %d", len(expression), maxRegex)
+		return Pattern{}, fmt.Errorf("has %d bytes; the maximum is %d", len(expression), maxRegex)
 	}
 	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // alone, or "a)(b" would be taken
 		return Pattern{}, fmt.Errorf("is no regular expression (RE2): %s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
@@ -77,7 +77,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 		return Pattern{}, fmt.Errorf("cannot be compiled: %w", err)
 	}
 	if n := len(program.Inst); n > maxRegexSteps {
-		return Pattern{}, fmt.Errorf("comes to %d steps, the most is %d: each repetition such as {1,36} counts as often", n, maxRegexSteps)
+		return Pattern{}, fmt.Errorf("needs %d steps; the maximum is %d, and a repetition such as {1,36} counts 36 times", n, maxRegexSteps)
 	}
 	regex, err := regexp.Compile(whole)
 	return Pattern{Key: key, How: Regex, Text: expression, regex: regex}, err
