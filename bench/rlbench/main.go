@@ -27,6 +27,7 @@ type commands struct {
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
+	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
 }
 
 // app is what a command works with.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -29,6 +30,7 @@ type conn struct {
 	now     time.Time // the earliest time at which the bytes of the last read can have arrived
 	empty   time.Time // the last time at which the socket had no more to read
 	behind  bool      // the connection was not read for some time since then
+	buffer  *[readBuffer]byte
 
 	share  share // guarded by outstanding.mu
 	source backend.Source
@@ -100,6 +102,9 @@ type life struct {
 	pinged   time.Time
 	strikes  int
 	answered bool // a part of an answer was written since the last ping
+
+	reading bool // the client has been greeted
+	resting bool // nothing was read since an idle connection gave its memory back
 
 	draining  bool
 	drained   time.Time // when draining began
@@ -184,22 +189,28 @@ var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
 // read reads frames until the connection ends. All requests of one read are submitted before the next read, because
 // they refer to the read buffer until then.
 func (c *conn) read() error {
-	buffer := readBuffers.Get().(*[readBuffer]byte)
-	defer readBuffers.Put(buffer)
-	in, have := buffer[:], 0
-	for {
+	c.buffer = readBuffers.Get().(*[readBuffer]byte)
+	defer func() { readBuffers.Put(c.buffer) }()
+	c.mu.Lock()
+	c.reading = true
+	c.mu.Unlock()
+	for have := 0; ; {
 		var began time.Time
 		if c.behind {
 			began = time.Now()
 		}
-		n, err := c.nc.Read(in[have:])
+		n, err := c.nc.Read(c.buffer[have:])
 		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) && c.rest(have) == nil {
+				continue
+			}
 			return err
 		}
+		in := c.buffer[:]
 		have += n
 		c.mu.Lock()
 		c.date(n, began)
-		c.heard, c.asked = c.now, false
+		c.heard, c.asked, c.resting = c.now, false, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
 		if c.fresh.id != 0 {
@@ -214,6 +225,29 @@ func (c *conn) read() error {
 		c.awaitRoom()
 	}
 }
+
+// rest waits for the client without a buffer, after the read was ended for that. An error means that the connection
+// ends. With have > 0 bytes of an incomplete frame the buffer is kept.
+func (c *conn) rest(have int) error {
+	c.mu.Lock()
+	if !c.resting || c.leaving || c.closed {
+		c.mu.Unlock()
+		return os.ErrDeadlineExceeded
+	}
+	err := c.nc.SetReadDeadline(time.Time{})
+	c.mu.Unlock()
+	if err != nil || have > 0 {
+		return err
+	}
+	readBuffers.Put(c.buffer)
+	c.buffer = nil
+	err = c.nc.(awaiter).Await()
+	c.buffer = readBuffers.Get().(*[readBuffer]byte)
+	return err
+}
+
+// awaiter is a connection that can wait for its client without a buffer, such as a nonblock.Conn.
+type awaiter interface{ Await() error }
 
 // date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have arrived.
 // Deadlines of requests count from that time, because requests that waited unread would otherwise be answered too late.

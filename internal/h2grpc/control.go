@@ -238,6 +238,8 @@ func (c *conn) tick(now time.Time) {
 	}
 	if c.busy() || c.last != c.seenLast {
 		c.seenLast, c.usedAt = c.last, now
+	} else if late(c.heard, c.server.config.Tick) {
+		c.giveBack()
 	}
 	age, idle := c.age > 0 && late(c.born, c.age), c.server.config.MaxConnectionIdle
 	end := !c.draining && (age || idle > 0 && late(c.usedAt, idle))
@@ -245,6 +247,18 @@ func (c *conn) tick(now time.Time) {
 	c.flushSoon()
 	if end {
 		c.drain()
+	}
+}
+
+// giveBack returns the memory of a connection that has been idle for a tick. c.mu is held.
+func (c *conn) giveBack() {
+	if c.resting || !c.reading || c.writing || c.draining {
+		return
+	}
+	c.resting = true
+	c.out, c.spare, c.arrived, c.free = nil, nil, nil, nil
+	if _, can := c.nc.(awaiter); can {
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // conn.rest follows
 	}
 }
 

@@ -93,6 +93,15 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return c.in.n, nil
 }
 
+// Await waits until there is something to read, the end of the stream and errors included. It does not read it. Like
+// Read, it obeys the deadline.
+func (c *Conn) Await() error {
+	c.in = call{b: c.one[:], flags: syscall.MSG_PEEK}
+	err := c.raw.Read(func(fd uintptr) bool { return c.in.do(sysRecvfrom, fd) })
+	c.in.b = nil
+	return err
+}
+
 // Quiet reports whether there is nothing to read: no bytes, no end of the stream, no error. It must not be called
 // during a Read.
 func (c *Conn) Quiet() bool {

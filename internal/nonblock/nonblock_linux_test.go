@@ -217,3 +217,26 @@ func TestWhatIsNoSocketIsNotWrapped(t *testing.T) {
 		t.Error("a pipe")
 	}
 }
+
+// TestAwait: it returns when there is something to read, and leaves that there.
+func TestAwait(t *testing.T) {
+	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if err := c.Await(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("after the deadline: %v", err)
+		}
+		_ = c.SetReadDeadline(time.Time{})
+		time.AfterFunc(10*time.Millisecond, func() { _, _ = peer.Write([]byte("ab")) })
+		if err := c.Await(); err != nil {
+			t.Error(err)
+		}
+		b := make([]byte, 4)
+		if n, err := c.Read(b); n != 2 || err != nil || string(b[:2]) != "ab" {
+			t.Errorf("%q, %v", b[:n], err)
+		}
+		peer.Close()
+		if err := c.Await(); err != nil {
+			t.Errorf("it has ended: %v", err)
+		}
+	})
+}

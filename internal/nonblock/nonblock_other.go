@@ -15,6 +15,9 @@ func Wrap(net.Conn) *Conn { return nil }
 
 func (*Conn) takeTurns() {}
 
+// Await is never called on this system.
+func (*Conn) Await() error { return net.ErrClosed }
+
 // Quiet is never called on this system.
 func (*Conn) Quiet() bool { return false }
 

@@ -254,7 +254,7 @@ func (c *boundedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// boundedSocket is a boundedConn that can be written to without waiting.
+// boundedSocket is a boundedConn with the methods of nonblock.Conn.
 type boundedSocket struct {
 	*boundedConn
 	socket *nonblock.Conn
@@ -262,6 +262,9 @@ type boundedSocket struct {
 
 // WriteOnce is nonblock.Conn's.
 func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
+
+// Await is nonblock.Conn's.
+func (c *boundedSocket) Await() error { return c.socket.Await() }
 
 type spareKey struct{}
 

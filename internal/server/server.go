@@ -492,9 +492,11 @@ func (o *opening) http() error {
 		Handler: httpapi.New(c), ReadTimeout: 10 * time.Second,
 		WriteTimeout: 75 * time.Second, // longer than an answer may be held
 	})
+	plain := d.serve
 	if s.config.HTTPProxyProtocol {
-		plain := d.serve
 		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
+	} else {
+		d.serve = func(l net.Listener) error { return plain(newParkingListener(l)) }
 	}
 	return o.add("http", s.config.HTTP, &o.running.HTTP, d)
 }
@@ -562,6 +564,7 @@ func (s *server) httpDoor(h *http.Server) door {
 		// The address tells connections apart, and means nothing: c could have to read it from the client.
 		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
+	h.ConnState = parkIdle
 	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
 	var leaving atomic.Bool

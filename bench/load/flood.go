@@ -1,0 +1,325 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// FloodConfig describes an open loop that does not slow down when the server does, as many proxies together.
+// Each request has a deadline, after which its answer is worthless.
+type FloodConfig struct {
+	Target      string
+	Connections int
+	Domain      string   // default "bench"
+	Descriptors []string // as in Config
+	Keys        int
+
+	Rate     float64 // requests/s of all connections together
+	Deadline time.Duration
+	Resets   bool // reset a request whose deadline has passed, as Envoy does
+	Duration time.Duration
+}
+
+// FloodResult counts what became of the requests that were due.
+type FloodResult struct {
+	Seconds float64 `json:"seconds"`
+	Due     int64   `json:"due"`
+	// Unsent requests could not be sent before their deadline: the server did not read, or this process was too slow.
+	Unsent int64 `json:"unsent"`
+	OK     int64 `json:"ok"`     // answered OK before the deadline
+	Denied int64 `json:"denied"` // answered OVER_LIMIT before the deadline
+	Late   int64 `json:"late"`   // sent, and not answered before the deadline
+	Failed int64 `json:"failed"` // answered with an error
+	Broken int64 `json:"broken"` // connections that the server ended
+}
+
+// Goodput is the number of requests that were decided in time, in a second.
+func (r *FloodResult) Goodput() float64 { return float64(r.OK) / r.Seconds }
+
+// Answered is the number of requests that were answered in time, in a second.
+func (r *FloodResult) Answered() float64 { return float64(r.OK+r.Denied) / r.Seconds }
+
+// Flood sends requests as c says.
+func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
+	if c.Domain == "" {
+		c.Domain = "bench"
+	}
+	q, err := newQuestion(c.Domain, c.Descriptors)
+	if err != nil {
+		return FloodResult{}, err
+	}
+	f := &flood{FloodConfig: c, headers: floodHeaders(c.Deadline)}
+	connections := make([]*floodConnection, c.Connections)
+	for i := range connections {
+		if connections[i], err = f.connect(ctx, q, i); err != nil {
+			return FloodResult{}, fmt.Errorf("connect to %s: %w", c.Target, err)
+		}
+		defer connections[i].conn.Close()
+	}
+	f.start = time.Now()
+	var all sync.WaitGroup
+	for _, conn := range connections {
+		all.Go(conn.read)
+		all.Go(conn.write)
+	}
+	all.Wait()
+	r := FloodResult{Seconds: c.Duration.Seconds(), Due: f.due.Load(), Unsent: f.unsent.Load(), OK: f.ok.Load(), Denied: f.denied.Load(), Late: f.late.Load(), Failed: f.failed.Load()}
+	for _, conn := range connections {
+		if conn.broken.Load() {
+			r.Broken++
+		}
+	}
+	return r, nil
+}
+
+// flood is what its connections share.
+type flood struct {
+	FloodConfig
+	headers [2][]byte // header blocks: of the first request, and of the others
+	start   time.Time
+
+	due, unsent, ok, denied, late, failed atomic.Int64
+}
+
+func (f *flood) now() time.Duration { return time.Since(f.start) }
+
+// floodHeaders encodes the headers of requests: the first puts them into the server's table, the later ones refer to it.
+func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	for i := range blocks {
+		b.Reset()
+		for _, h := range [][2]string{
+			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "rlbench"},
+			{"te", "trailers"}, {"content-type", "application/grpc"}, {"grpc-timeout", fmt.Sprintf("%du", deadline.Microseconds())},
+		} {
+			_ = e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
+		}
+		blocks[i] = bytes.Clone(b.Bytes())
+	}
+	return blocks
+}
+
+// floodConnection sends requests whether or not the server answers, as far as the socket and the server's window allow.
+// One goroutine writes, another reads.
+type floodConnection struct {
+	*flood
+	conn     net.Conn
+	question question // behind the frames' heads and gRPC's prefix
+
+	keys  keys
+	every time.Duration
+	next  time.Duration // when the next request is due
+	wake  time.Duration // between two looks of the writer
+
+	out    []byte
+	head   uint32   // the next stream, halved; the writer's
+	tail   uint32   // the oldest stream whose deadline has not passed; the writer's
+	slots  []uint64 // atomically; by stream: its number and the time when it was due, in us; 0: answered, or given up
+	window atomic.Int64
+	acks   atomic.Int64 // SETTINGS to acknowledge
+	broken atomic.Bool
+	over   atomic.Bool
+}
+
+const (
+	dueBits   = 40
+	frameHead = 9
+)
+
+// slotOf is the value of a slot.
+func slotOf(n uint32, due time.Duration) uint64 {
+	return uint64(n+1)<<dueBits | uint64(max(1, due.Microseconds()))
+}
+
+func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnection, error) {
+	conn, err := Dial(ctx, f.Target)
+	if err != nil {
+		return nil, err
+	}
+	size := 1024
+	for float64(size) < 4*f.Rate/float64(f.Connections)*f.Deadline.Seconds() {
+		size *= 2
+	}
+	c := &floodConnection{
+		flood: f, conn: conn, slots: make([]uint64, size), wake: time.Millisecond,
+		keys:  newKeys(&run{Config: Config{Keys: f.Keys}}),
+		every: time.Duration(float64(f.Connections) / f.Rate * float64(time.Second)),
+	}
+	if f.Connections > 16 {
+		c.wake = f.Deadline / 4
+	}
+	c.next = c.every * time.Duration(i) / time.Duration(f.Connections)
+	n := len(q.message)
+	c.question = q.clone(0, byte(n>>24), byte(n>>16), byte(n>>8), byte(n))
+	c.window.Store(firstWindow)
+	var b bytes.Buffer
+	to := http2.NewFramer(&b, nil)
+	b.WriteString(http2.ClientPreface)
+	_ = to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	_ = to.WriteWindowUpdate(0, 1<<30)
+	_, err = conn.Write(b.Bytes())
+	return c, err
+}
+
+// write sends the requests when they are due, until the end; then it waits for the last deadline.
+func (c *floodConnection) write() {
+	defer c.conn.Close()
+	for {
+		time.Sleep(c.wake)
+		now := c.now()
+		c.out = c.out[:0]
+		for range c.acks.Swap(0) {
+			c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
+		}
+		c.expire(now)
+		c.ask(min(now, c.Duration))
+		if len(c.out) > 0 && !c.broken.Load() {
+			if _, err := c.conn.Write(c.out); err != nil {
+				c.broken.Store(true)
+			}
+		}
+		if now > c.Duration+c.Deadline && c.tail == c.head {
+			c.over.Store(true)
+			return
+		}
+	}
+}
+
+// ask appends the requests that are due at now.
+func (c *floodConnection) ask(now time.Duration) {
+	for ; c.next < now; c.next += c.every {
+		c.due.Add(1)
+		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
+		if full && now-c.next <= c.Deadline && !c.broken.Load() && now < c.Duration {
+			c.due.Add(-1) // there may be room at the next look
+			return
+		}
+		if full || now-c.next > c.Deadline || c.broken.Load() {
+			c.unsent.Add(1)
+			continue
+		}
+		n := c.head
+		c.head++
+		c.window.Add(-int64(len(c.question.message)))
+		atomic.StoreUint64(&c.slots[n%uint32(len(c.slots))], slotOf(n, c.next))
+		block := c.headers[min(n, 1)]
+		c.frame(len(block), http2.FrameHeaders, http2.FlagHeadersEndHeaders, 2*n+1)
+		c.out = append(c.out, block...)
+		c.question.about(c.keys.next())
+		c.frame(len(c.question.message), http2.FrameData, http2.FlagDataEndStream, 2*n+1)
+		c.out = append(c.out, c.question.message...)
+	}
+}
+
+func (c *floodConnection) frame(n int, kind http2.FrameType, flags http2.Flags, stream uint32) {
+	c.out = append(c.out, byte(n>>16), byte(n>>8), byte(n), byte(kind), byte(flags))
+	c.out = binary.BigEndian.AppendUint32(c.out, stream)
+}
+
+// expire gives up the requests whose deadline has passed.
+func (c *floodConnection) expire(now time.Duration) {
+	for ; c.tail != c.head; c.tail++ {
+		slot := &c.slots[c.tail%uint32(len(c.slots))]
+		v := atomic.LoadUint64(slot)
+		if v == 0 {
+			continue
+		}
+		if due := time.Duration(v&(1<<dueBits-1)) * time.Microsecond; now-due <= c.Deadline && !c.broken.Load() {
+			return
+		}
+		if atomic.CompareAndSwapUint64(slot, v, 0) {
+			c.late.Add(1)
+			if c.Resets {
+				c.frame(4, http2.FrameRSTStream, 0, 2*c.tail+1)
+				c.out = binary.BigEndian.AppendUint32(c.out, uint32(http2.ErrCodeCancel))
+			}
+		}
+	}
+}
+
+// read counts the answers until the connection ends.
+func (c *floodConnection) read() {
+	b, have := make([]byte, 64<<10), 0
+	for {
+		n, err := c.conn.Read(b[have:])
+		if err != nil {
+			if !c.over.Load() {
+				c.broken.Store(true)
+			}
+			return
+		}
+		have += n
+		used, now := 0, c.now()
+		for have-used >= frameHead {
+			length := int(b[used])<<16 | int(b[used+1])<<8 | int(b[used+2])
+			end := used + frameHead + length
+			if end > len(b) {
+				c.broken.Store(true) // longer than a server may send
+				_, _ = io.Copy(io.Discard, c.conn)
+				return
+			}
+			if end > have {
+				break
+			}
+			c.handle(http2.FrameType(b[used+3]), http2.Flags(b[used+4]), binary.BigEndian.Uint32(b[used+5:]), b[used+frameHead:end], now)
+			used = end
+		}
+		have = copy(b, b[used:have])
+	}
+}
+
+func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte, now time.Duration) {
+	switch kind { //nolint:exhaustive // nothing else matters here
+	case http2.FrameData:
+		v := senseless
+		if len(payload) >= prefixLen {
+			v = verdictOf(payload[prefixLen:])
+		}
+		c.answered(stream, v, now)
+	case http2.FrameHeaders:
+		if flags.Has(http2.FlagHeadersEndStream) {
+			c.answered(stream, senseless, now) // nothing, if DATA came before
+		}
+	case http2.FrameRSTStream:
+		c.answered(stream, senseless, now)
+	case http2.FrameWindowUpdate:
+		if stream == 0 {
+			c.window.Add(int64(binary.BigEndian.Uint32(payload)))
+		}
+	case http2.FrameSettings:
+		if !flags.Has(http2.FlagSettingsAck) {
+			c.acks.Add(1)
+		}
+	}
+}
+
+func (c *floodConnection) answered(stream uint32, v verdict, now time.Duration) {
+	n := stream / 2
+	slot := &c.slots[n%uint32(len(c.slots))]
+	was := atomic.LoadUint64(slot)
+	if was>>dueBits != uint64(n+1)&(1<<(64-dueBits)-1) || !atomic.CompareAndSwapUint64(slot, was, 0) {
+		return
+	}
+	due := time.Duration(was&(1<<dueBits-1)) * time.Microsecond
+	switch {
+	case v == senseless:
+		c.failed.Add(1)
+	case now-due > c.Deadline:
+		c.late.Add(1)
+	case v == ok:
+		c.ok.Add(1)
+	default:
+		c.denied.Add(1)
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+type idleCmd struct {
+	sidecar
+
+	Connections int           `short:"c" default:"10000" help:"How many to open."`
+	Settle      time.Duration `default:"3s" help:"How long to wait before memory is measured."`
+}
+
+// Run measures what idle connections cost: those that have never sent a request, and those that have sent one.
+func (c *idleCmd) Run(a *app) error {
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "%d idle connections\tMiB before\tMiB with them\tKiB each\t\n", c.Connections)
+	for _, protocol := range []string{"grpc", "http"} {
+		for what, used := range map[string]bool{"new": false, "after a request": true} {
+			if err := c.row(a, w, dir, protocol, what, used); err != nil {
+				return err
+			}
+		}
+	}
+	return w.Flush()
+}
+
+func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, what string, used bool) error {
+	listen, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	most := fmt.Sprint(c.Connections + 16)
+	server, err := c.serve(a, dir, configured([]string{"user_id={}"}), listen, "--"+protocol+"-listen", listen,
+		"--grpc-max-connections", most, "--http-max-connections", most)
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+	first, err := load.Idle(a, listen, protocol, 8, used) // so that what the first request makes is not counted
+	if err != nil {
+		return err
+	}
+	before, _, err := load.Memory(server.pid())
+	if err != nil {
+		return err
+	}
+	connections, err := load.Idle(a, listen, protocol, c.Connections, used)
+	if err != nil {
+		return err
+	}
+	time.Sleep(c.Settle)
+	after, _, err := load.Memory(server.pid())
+	for _, conn := range append(connections, first...) {
+		_ = conn.Close()
+	}
+	fmt.Fprintf(w, "%s, %s\t%d\t%d\t%.1f\t\n", protocol, what, before>>20, after>>20, float64(after-before)/float64(c.Connections)/1024)
+	return err
+}

@@ -1,0 +1,166 @@
+package server
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// parkAfter is how long an HTTP connection is idle before it is parked. Tests change it.
+var parkAfter = time.Second
+
+// parkingListener saves the memory of idle HTTP connections. Package net/http keeps two buffers and a large stack for
+// each, 18 KiB. So it is made to end a connection that is idle for parkAfter, without closing the socket: that is
+// parked. When the client sends something, the listener returns the socket as a new connection.
+type parkingListener struct {
+	net.Listener
+	accepted chan acceptance
+	closing  chan struct{}
+	close    func() error // called once
+	running  sync.WaitGroup
+
+	mu     sync.Mutex
+	parked map[*boundedSocket]struct{} // guarded by mu; nil when closed
+}
+
+// acceptance is what Accept returns.
+type acceptance struct {
+	conn net.Conn
+	err  error
+}
+
+func newParkingListener(inner net.Listener) *parkingListener {
+	l := &parkingListener{
+		Listener: inner, accepted: make(chan acceptance), closing: make(chan struct{}), parked: map[*boundedSocket]struct{}{},
+	}
+	l.close = sync.OnceValue(func() error {
+		close(l.closing)
+		err := inner.Close()
+		l.mu.Lock()
+		for socket := range l.parked {
+			socket.Close()
+		}
+		l.parked = nil
+		l.mu.Unlock()
+		l.running.Wait()
+		return err
+	})
+	l.running.Go(func() {
+		for {
+			c, err := inner.Accept()
+			if socket, ok := c.(*boundedSocket); ok {
+				c = &parkable{boundedSocket: socket, listener: l}
+			}
+			if !l.pass(acceptance{c, err}) {
+				return
+			}
+		}
+	})
+	return l
+}
+
+// Accept implements net.Listener.
+func (l *parkingListener) Accept() (net.Conn, error) {
+	select {
+	case a := <-l.accepted:
+		return a.conn, a.err
+	case <-l.closing:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener. It closes the parked connections, as net/http closes idle ones.
+func (l *parkingListener) Close() error { return l.close() }
+
+// pass gives a to Accept. It returns false if the listener is closed; then it has closed the connection.
+func (l *parkingListener) pass(a acceptance) bool {
+	select {
+	case l.accepted <- a:
+		return true
+	case <-l.closing:
+		if a.conn != nil {
+			a.conn.Close()
+		}
+		return false
+	}
+}
+
+// park keeps a socket until its client sends something, or until the idle timeout.
+func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.parked == nil {
+		return socket.Close()
+	}
+	l.parked[socket] = struct{}{}
+	l.running.Go(func() {
+		_ = socket.SetReadDeadline(timeout)
+		err := socket.Await()
+		l.mu.Lock()
+		delete(l.parked, socket)
+		l.mu.Unlock()
+		if err != nil {
+			socket.Close()
+			return
+		}
+		_ = socket.SetReadDeadline(time.Time{})
+		l.pass(acceptance{conn: &parkable{boundedSocket: socket, listener: l}})
+	})
+	return nil
+}
+
+// parkable is a connection that may be parked. Net/http reads it from one goroutine at a time.
+type parkable struct {
+	*boundedSocket
+	listener *parkingListener
+	buffer   int       // the length of net/http's buffer
+	idle     bool      // net/http waits for another request
+	timeout  time.Time // the end of that wait
+	parked   atomic.Bool
+}
+
+// parkIdle is the ConnState of an http.Server.
+func parkIdle(nc net.Conn, state http.ConnState) {
+	if c, ok := nc.(*parkable); ok {
+		c.idle = state == http.StateIdle
+	}
+}
+
+// SetReadDeadline implements net.Conn. Net/http sets the idle timeout before it waits for another request.
+func (c *parkable) SetReadDeadline(t time.Time) error {
+	if c.idle {
+		c.timeout = t
+		if soon := time.Now().Add(parkAfter); t.IsZero() || soon.Before(t) {
+			t = soon
+		}
+	}
+	return c.boundedSocket.SetReadDeadline(t)
+}
+
+// Read implements net.Conn. A connection is not parked while net/http has bytes of a request in its buffer, which shows
+// by less room than that of the first read.
+func (c *parkable) Read(b []byte) (int, error) {
+	c.buffer = max(c.buffer, len(b))
+	n, err := c.boundedSocket.Read(b)
+	if n > 0 || !c.idle || !errors.Is(err, os.ErrDeadlineExceeded) || !c.timeout.IsZero() && !time.Now().Before(c.timeout) {
+		return n, err
+	}
+	if len(b) == c.buffer {
+		c.parked.Store(true) // net/http closes the connection now
+		return n, err
+	}
+	_ = c.boundedSocket.SetReadDeadline(c.timeout)
+	return c.boundedSocket.Read(b)
+}
+
+// Close implements net.Conn.
+func (c *parkable) Close() error {
+	if c.parked.Swap(false) {
+		return c.listener.park(c.boundedSocket, c.timeout)
+	}
+	return c.boundedSocket.Close()
+}
