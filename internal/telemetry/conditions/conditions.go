@@ -20,10 +20,9 @@ type Severity uint8
 const (
 	// Warning: requests are decided as configured, but that may end, or may not be what was meant.
 	Warning Severity = iota + 1
-	// Degraded: some requests are answered otherwise than their limits would answer them, or by an old
-	// configuration.
+	// Degraded: some requests are decided otherwise than by their limits, or by an old configuration.
 	Degraded
-	// Critical: most requests are answered otherwise than their limits would answer them.
+	// Critical: most requests are decided otherwise than by their limits.
 	Critical
 )
 
@@ -42,13 +41,13 @@ func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil
 
 // Condition is one thing that is wrong.
 type Condition struct {
-	// Name identifies the condition: lower case words joined by hyphens, and after a slash what it is
-	// about where there can be several, as in "redis-breaker-open/10.0.0.1:6379".
+	// Name identifies the condition: lower case words joined by hyphens. If there can be several, a slash and the
+	// subject follow, as in "redis-breaker-open/10.0.0.1:6379".
 	Name     string   `json:"name"`
 	Severity Severity `json:"severity"`
 	// Since is when it was set first.
 	Since time.Time `json:"since"`
-	// Summary says what is wrong, and what requests get meanwhile; Remedy what to do about it. Both are
+	// Summary says what is wrong and how requests are answered meanwhile. Remedy says what to do about it. Both are
 	// sentences. They may quote texts from the network, and are printable.
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
@@ -62,8 +61,8 @@ const (
 	maxName, maxText = 256, 1024
 )
 
-// Registry is the conditions of a process. It is safe for concurrent use; the nil Registry ignores what is
-// reported to it and is empty.
+// Registry has the conditions of a process. It is safe for concurrent use. The nil Registry is empty and ignores
+// reports.
 type Registry struct {
 	now func() time.Time
 
@@ -139,7 +138,7 @@ func (r *Registry) list() []Condition {
 	return list
 }
 
-// printable is text without control characters and invalid UTF-8, cut to about most bytes.
+// printable returns text without control characters and invalid UTF-8, cut to about most bytes.
 func printable(text string, most int) string {
 	if len(text) > most {
 		cut := most

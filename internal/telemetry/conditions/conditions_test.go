@@ -41,8 +41,8 @@ func TestConditionsAreListedWorstFirst(t *testing.T) {
 	}
 }
 
-// TestConditionsAreBounded: no report makes the registry grow without end, and a worse condition is never the
-// one left out.
+// TestConditionsAreBounded checks that no report makes the registry grow without end, and that the worst conditions
+// stay.
 func TestConditionsAreBounded(t *testing.T) {
 	r := New(time.Now)
 	for i := range 3 * maxConditions {
@@ -58,7 +58,7 @@ func TestConditionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestTextsFromTheNetworkArePrintable: an error of a server may hold anything.
+// TestTextsFromTheNetworkArePrintable: a server's error may contain any bytes.
 func TestTextsFromTheNetworkArePrintable(t *testing.T) {
 	r := New(time.Now)
 	r.Set(Condition{Name: "redis", Severity: Critical, Summary: "ERR a\nb\x1b[31m\xff é", Remedy: "do\r\nthis"})
@@ -75,7 +75,7 @@ func TestConditionAsJSON(t *testing.T) {
 	}
 }
 
-// TestNoRegistry: parts report without asking whether somebody listens.
+// TestNoRegistry checks that a nil Registry accepts reports.
 func TestNoRegistry(t *testing.T) {
 	var r *Registry
 	if r.Set(Condition{Name: "n"}) || r.Clear("n") || len(r.List()) != 0 {

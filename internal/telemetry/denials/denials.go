@@ -1,5 +1,5 @@
-// Package denials counts for operators which keys are denied most, and why. It counts in bounded memory (package
-// topk), and for the last minutes only.
+// Package denials counts which keys are denied most, and why. It counts the last five to ten minutes, in bounded
+// memory (package topk).
 package denials
 
 import (
@@ -23,7 +23,7 @@ const (
 	Limit    = "limit"              // the limit was reached
 	Penalty  = "penalty"            // the limit's penalty blocks the key, whatever its bucket holds
 	Blocked  = "blocked"            // an operator's adjustment blocks the key
-	Never    = "never"              // the cost exceeds the most that the limit can ever give
+	Never    = "never"              // the cost exceeds the most that the limit can ever allow
 	Backend  = "backend-failure"    // the store could not decide, and on_backend_failure denies
 	Full     = "no-room"            // there was no room for another bucket in memory
 	NoConfig = "no-config"          // there is no configuration of its domain yet
@@ -47,7 +47,7 @@ type Denied struct {
 	// Times is the number of denials, at least. Exact reports whether the number is exact.
 	Times int64
 	Exact bool
-	// First and Last are when it was denied first and last, of the times that are counted.
+	// First and Last are the times of the first and the last counted denial.
 	First, Last time.Time
 	// Recent are the last denials, newest first.
 	Recent []Event
@@ -66,10 +66,10 @@ type Event struct {
 // Events are the last few events of a key.
 type Events struct {
 	ring [8]Event
-	n    int // how many there were
+	n    int // number of events
 }
 
-// Add adds an event, in place of the oldest one.
+// Add adds an event. It replaces the oldest one if there is no room.
 func (e *Events) Add(one Event) {
 	e.ring[e.n%len(e.ring)] = one
 	e.n++
@@ -124,7 +124,7 @@ func New(now func() time.Time) *Recorder {
 
 // Observe counts the denials of c.
 func (r *Recorder) Observe(c *limiter.Call) {
-	now := c.Arrived // close enough; reading the clock would cost a tenth of a denial
+	now := c.Arrived // close enough; reading the clock would take a tenth of the time of a denial
 	if now.IsZero() {
 		now = r.now()
 	}
@@ -197,7 +197,8 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	d.Value.events.Add(event)
 }
 
-// Describe returns the domain, limit, key and descriptor of result. It copies their texts, which belong to the listener.
+// Describe returns the domain, limit, key and descriptor of result. It copies their texts, which belong to the
+// listener.
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
 // describe copies the description of result from c, because the texts in c belong to the listener.
@@ -236,8 +237,8 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, the most first, and the time since when they are counted: five to
-// ten minutes ago.
+// Top returns the n keys with the most denials, the highest first, and the start of the counted time: the last five
+// to ten minutes.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()
 	for i := range r.shards {

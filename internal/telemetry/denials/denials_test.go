@@ -29,7 +29,7 @@ descriptors:
   - {key: "any*", rate_limit: {unit: year, requests_per_unit: 0}}
 `
 
-// asker asks a limiter, and tells a Recorder of denials.
+// asker sends requests to a limiter and their denials to a Recorder.
 type asker struct {
 	*Recorder
 	limiter *limiter.Limiter
@@ -52,7 +52,7 @@ func newAsker(tb testing.TB, store backend.Store) *asker {
 	return a
 }
 
-// ask asks about a descriptor, key=value,…, or about send by name where there is none.
+// ask charges a descriptor, key=value,…, or a limit by name if text is "NAME KEY".
 func (a *asker) ask(tb testing.TB, text string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
@@ -73,7 +73,7 @@ func (a *asker) ask(tb testing.TB, text string, cost int64) {
 	}
 }
 
-// told is what Top says, a line each.
+// told returns the result of Top, one line for each key.
 func (a *asker) told(n int) string {
 	var lines []string
 	_, top := a.Top(n)
@@ -94,14 +94,14 @@ func (a *asker) want(tb testing.TB, when string, lines ...string) {
 	}
 }
 
-func TestWhatIsDeniedIsTold(t *testing.T) {
+func TestTopListsDenials(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	a.want(t, "nothing asked")
 	for range 4 {
 		a.ask(t, "user=bob", 1)
 	}
 	a.ask(t, "user=eve", 1) // allowed
-	a.ask(t, "user=eve", 0) // a look
+	a.ask(t, "user=eve", 0) // a dry run
 	a.ask(t, "path=/login,ip=192.0.2.1", 1)
 	a.clock = a.clock.Add(time.Second)
 	a.ask(t, "path=/login,ip=192.0.2.1", 1)
@@ -124,7 +124,7 @@ func TestWhatIsDeniedIsTold(t *testing.T) {
 		t.Errorf("since %v, last %v", since, top[0].Last)
 	}
 
-	a.clock = a.clock.Add(5 * time.Minute) // the next window: both are told
+	a.clock = a.clock.Add(5 * time.Minute) // the next window: both count
 	a.ask(t, "user=bob", 1)
 	a.want(t, "over two windows", append([]string{`5 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
 	a.clock = a.clock.Add(5 * time.Minute)
@@ -132,14 +132,14 @@ func TestWhatIsDeniedIsTold(t *testing.T) {
 	if since, _ := a.Top(1); !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
 		t.Errorf("since %v", since)
 	}
-	a.clock = a.clock.Add(-time.Hour) // a clock that goes back loses nothing
+	a.clock = a.clock.Add(-time.Hour) // a clock that steps back loses nothing
 	a.ask(t, "user=bob", 1)
 	a.clock = a.clock.Add(2 * time.Hour)
 	a.want(t, "long after")
 }
 
-// A door that knows when a request arrived spares asking for the time.
-func TestADenialIsOfWhenTheRequestArrived(t *testing.T) {
+// TestADenialHasTheTimeOfTheRequest: a listener that knows when a request arrived saves reading the clock.
+func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
 	a.Observe(&limiter.Call{Request: limiter.Request{Domain: "d", Arrived: a.clock}})
@@ -148,7 +148,7 @@ func TestADenialIsOfWhenTheRequestArrived(t *testing.T) {
 	}
 }
 
-// What clients chose is kept as bytes, and not more of it than fits.
+// TestKeysAreCut checks that texts of clients are kept as bytes, up to a bound.
 func TestKeysAreCut(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	long := strings.Repeat("x", 16<<10)
@@ -173,8 +173,8 @@ func TestKeysAreCut(t *testing.T) {
 	}
 }
 
-// Where it is not the key's fault, each limit is counted as one.
-func TestFailuresAreTold(t *testing.T) {
+// TestFailuresAreCountedByLimit: failures do not depend on the key, so each limit counts as one.
+func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newAsker(t, away{err})
 		for i := range 100 {
@@ -191,7 +191,8 @@ func TestFailuresAreTold(t *testing.T) {
 	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 
-// However many keys are denied, what is kept is bounded, and who is denied most is found.
+// TestItIsBounded checks that memory is bounded, and that the key with the most denials is found, however many keys
+// are denied.
 func TestItIsBounded(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	for i := range 20_000 {
@@ -227,7 +228,7 @@ func TestManyAtOnce(t *testing.T) {
 	a.want(t, "all", `8000 d/send limit ["bob"] [{"user" "bob"}] false`)
 }
 
-func TestOfAKeyThatIsThereNothingIsAllocated(t *testing.T) {
+func TestCountingAKnownKeyAllocatesNothing(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	c := denied(t, a, "user=bob")
 	a.Observe(c)
@@ -236,7 +237,7 @@ func TestOfAKeyThatIsThereNothingIsAllocated(t *testing.T) {
 	}
 }
 
-// denied is a Call that was.
+// denied returns a denied Call.
 func denied(tb testing.TB, a *asker, text string) *limiter.Call {
 	tb.Helper()
 	entries, err := descriptors.Parse(text)
@@ -272,7 +273,7 @@ func BenchmarkObserve(b *testing.B) {
 	})
 }
 
-// TestTheLastDenialsOfAKey has a key denied twelve times, a minute apart, so that it is counted in two windows and more.
+// TestTheLastDenialsOfAKey denies a key twelve times, a minute apart, so that several windows count it.
 func TestTheLastDenialsOfAKey(t *testing.T) {
 	a := newAsker(t, memory.New(memory.Config{}))
 	a.ask(t, "user=bob", 1)

@@ -67,16 +67,16 @@ type Recorder struct {
 	mu       sync.Mutex
 	step     int64            // the step of the last sample, counted from began; guarded by mu, as the rest is
 	all      *series          // of all requests
-	limits   map[uint64]entry // by the hash of a Key: it holds no names, and only limits that ever counted something
+	limits   map[uint64]entry // by the hash of a Key; only limits with counters, and no names
 	kept     int              // entries that have a series
 	dropped  int              // limits that counted something in the last sample and found no room for a series
 	sequence uint32           // of the sample
 }
 
-// entry is what is known of one limit.
+// entry is the state of one limit.
 type entry struct {
 	last     Totals
-	series   *series // nil: nothing was counted in the last fifteen minutes, or there was no room
+	series   *series // nil if there was no traffic for fifteen minutes, or no room
 	sequence uint32  // of the sample that saw it last
 }
 
@@ -106,7 +106,7 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	r.all.totals = requests
 	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
 	for hash, e := range r.limits {
-		if e.sequence != r.sequence { // the limit is gone
+		if e.sequence != r.sequence { // the limit was removed
 			r.forget(&e)
 			delete(r.limits, hash)
 		}

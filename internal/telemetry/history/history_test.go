@@ -55,7 +55,7 @@ func TestAfterFifteenMinutesNothingIsLeft(t *testing.T) {
 	}
 	one(r, 21*time.Minute, Totals{4, 1})
 	if left := sum(r); left != (Totals{3, 0}) {
-		t.Errorf("a limit that comes back has %v, want what is new", left)
+		t.Errorf("a limit that is added again has %v, want only its new decisions", left)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestClocksAndCountersThatGoBack(t *testing.T) {
 	}
 }
 
-// However many limits have traffic, MaxSeries have a series; those that are removed leave nothing.
+// TestMemoryIsBounded checks that at most MaxSeries limits have a series, and that removed limits leave nothing.
 func TestMemoryIsBounded(t *testing.T) {
 	const limits = 20_000
 	r := New(began)
@@ -104,7 +104,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// A quantile is never below the true one, and at most a quarter above it.
+// TestQuantiles checks that a quantile is never below the true one, and at most a quarter above it.
 func TestQuantiles(t *testing.T) {
 	var times Times
 	for us := range 10_000 {

@@ -14,8 +14,8 @@ const (
 	timeBuckets = perDoubling * doublings
 )
 
-// Times counts how long decisions took. Add is a few atomic operations and allocates nothing; whoever calls it for a
-// sample of the decisions gets the quantiles of all.
+// Times measures the durations of decisions. Add takes a few atomic operations and allocates nothing. A caller that
+// adds a random sample gets the quantiles of all decisions.
 type Times struct {
 	current [timeBuckets]atomic.Uint32
 
@@ -37,8 +37,8 @@ func (t *Times) Turn() {
 	t.next = (t.next + 1) % recent
 }
 
-// Quantiles returns the times below which the given shares of the decisions of the last minute were made, and of how
-// many decisions that is.
+// Quantiles returns the durations of the last minute below which the given shares of the decisions were, and the
+// number of these decisions.
 func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +76,7 @@ func bucketOf(d time.Duration) int {
 	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
 }
 
-// upperEdge is the time below which all of bucket i are.
+// upperEdge is the upper bound of bucket i.
 func upperEdge(i int) time.Duration {
 	if i < perDoubling {
 		return time.Duration(i+1) * time.Microsecond

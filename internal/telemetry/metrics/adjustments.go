@@ -6,18 +6,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// AdjustmentStats is how the adjustments of this process are.
+// AdjustmentStats describes the adjustments of this process.
 type AdjustmentStats struct {
 	// Applied adjustments change a limit; Ignored ones do not, because their limit is not configured or cannot
 	// have their numbers.
 	Applied, Ignored int
 	Version          uint64
-	// Age is how long ago the place answered where adjustments are kept.
+	// Age is the time since the store of adjustments last answered.
 	Age        time.Duration
 	PollErrors uint64
 }
 
-// WatchAdjustments adds the metrics of adjustments; once.
+// WatchAdjustments adds the metrics of adjustments. Call it once.
 func (m *Metrics) WatchAdjustments(stats func() AdjustmentStats) {
 	gauge := func(name, help string, constant prometheus.Labels, value func(AdjustmentStats) float64) prometheus.Collector {
 		o := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: constant}

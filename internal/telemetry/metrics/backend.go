@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Backend is a Store that counts and times what next answers; failed is told why next could not
-// decide. timeout is how long next may take. It is called once.
+// Backend returns a Store that counts and times the answers of next. It calls failed with the reason whenever next
+// could not decide. timeout is the deadline of next. Call it once.
 func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
 	b := &timed{
 		next: next, timeout: timeout, failed: failed,
@@ -24,7 +24,7 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_failures_total",
-			Help: "Questions that the backend could not answer in time; whether they were charged is not known for those that were sent.",
+			Help: "Batches that the backend did not decide in time. It is not known whether the ones that were sent have been charged.",
 		}),
 		abandoned: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_abandoned_total",
@@ -54,7 +54,7 @@ type timed struct {
 	failures, abandoned prometheus.Counter
 }
 
-// timing is a Batch under way.
+// timing is a Batch in flight.
 type timing struct {
 	timed *timed
 	outer *backend.Batch
@@ -72,7 +72,7 @@ func (b *timed) Submit(outer *backend.Batch) {
 	b.next.Submit(&t.inner)
 }
 
-// ended follows the end of inner.
+// ended is called when inner ends.
 func (t *timing) ended(*backend.Batch) {
 	outer := t.outer
 	defer outer.Done(outer) // even if counting panics
@@ -81,7 +81,7 @@ func (t *timing) ended(*backend.Batch) {
 	t.timed.timings.Put(t)
 }
 
-// failure is why the backend could not decide; nil: it did.
+// failure returns the reason for which the backend could not decide, or nil if it did.
 func failure(decisions []backend.Decision) error {
 	for i := range decisions {
 		err := decisions[i].Err
@@ -92,7 +92,7 @@ func failure(decisions []backend.Decision) error {
 	return nil
 }
 
-// took counts the answer to a Batch that was submitted at start. One that only resets buckets is no question.
+// took counts the answer to a Batch that was submitted at start. A Batch that only resets buckets is not counted.
 func (b *timed) took(batch *backend.Batch, start time.Time) {
 	err := failure(batch.Decisions)
 	if b.wasAbandoned(batch, start, err) {
@@ -108,20 +108,20 @@ func (b *timed) took(batch *backend.Batch, start time.Time) {
 	}
 }
 
-// wasAbandoned reports whether the caller, and not the backend, is the reason for err: it cancelled its request, or its
-// deadline came clearly before the backend's time was up.
+// wasAbandoned reports whether err was caused by the caller: it canceled its request, or its deadline was clearly
+// earlier than the backend's.
 func (b *timed) wasAbandoned(batch *backend.Batch, start time.Time, err error) bool {
-	const most = 7. / 8 // of the timeout, part of which may have passed before start
+	const most = 7. / 8 // of the timeout, a part of which may have passed before start
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) &&
 		!batch.Deadline.IsZero() && batch.Deadline.Sub(start).Seconds() < most*b.timeout.Seconds()
 }
 
-// isAnswer reports whether err is about the request, and the store is well.
+// isAnswer reports whether err concerns the request, so that the store works.
 func isAnswer(err error) bool {
 	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
 }
 
-// WatchLeases adds the metrics of what this process borrows of the backend's buckets; once.
+// WatchLeases adds the metrics of leases. Call it once.
 func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 	gauge := func(name, help string, value func(stores.LeaseStats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
@@ -132,13 +132,13 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 	m.registry.MustRegister(
 		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) }),
 		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) }),
-		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that had flowed in meanwhile.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
+		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that were added to the bucket meanwhile.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
 		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) }),
 		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
 	)
 }
 
-// WatchUndos adds a counter of the refunds and clean-ups that were not sent to the backend; once.
+// WatchUndos adds a counter of the refunds and clean-ups that were not sent to the backend. Call it once.
 func (m *Metrics) WatchUndos(dropped func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rlsidecar_backend_undos_dropped_total",
@@ -146,8 +146,8 @@ func (m *Metrics) WatchUndos(dropped func() int64) {
 	}, func() float64 { return float64(dropped()) }))
 }
 
-// WatchBreakers adds a gauge for each server of the backend: 1 while it is not asked because it
-// fails. It is called once; what it returns is told when that starts and ends.
+// WatchBreakers adds a gauge for each server of the backend, which is 1 while its circuit breaker is open. The
+// returned functions must be called when a breaker opens and closes. Call it once.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 	open := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_breaker_open",
@@ -158,8 +158,8 @@ func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 		func(server string) { open.WithLabelValues(server).Set(0) }
 }
 
-// Examined says whether a check of the backend's settings found them fine; of several servers one
-// that is not counts.
+// Examined records whether a check of the backend's settings passed. If it fails for one of several servers, it
+// fails.
 func (m *Metrics) Examined(check string, fine bool) {
 	g := m.examined.WithLabelValues(check)
 	if fine {
@@ -169,12 +169,12 @@ func (m *Metrics) Examined(check string, fine bool) {
 	}
 }
 
-// WatchControlPlane adds a gauge: 1 while a stream brings the configuration. It is called once; what
-// it returns is told when that starts and ends.
+// WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. The returned function must be
+// called when that changes. Call it once.
 func (m *Metrics) WatchControlPlane() (connected func(bool)) {
 	up := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rlsidecar_xds_connected",
-		Help: "1 while there is a stream from the xDS server. Without one the configuration does not change.",
+		Help: "1 while a stream to the xDS server is open. Without one the configuration does not change.",
 	})
 	m.registry.MustRegister(up)
 	return func(is bool) {

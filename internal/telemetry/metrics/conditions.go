@@ -9,18 +9,18 @@ import (
 )
 
 var conditionsDesc = prometheus.NewDesc("rlsidecar_conditions",
-	"What is wrong now, as /api/conditions lists it: how many conditions of each name, whatever server or domain they are about.",
+	"Problems that exist now, as listed by /api/conditions: the number of conditions of each name, for all servers and domains.",
 	[]string{"condition", "severity"}, nil)
 
-// WatchConditions adds the conditions that list returns; once. Their names come from the program; what follows a
-// slash, such as the address of a server, is left out, so that the series are few.
+// WatchConditions adds the conditions that list returns. Call it once. Names of conditions come from the program. The
+// part after a slash, such as the address of a server, is left out to bound the number of series.
 func (m *Metrics) WatchConditions(list func() []conditions.Condition) {
 	m.registry.MustRegister(conditionCollector(list))
 }
 
 type conditionCollector func() []conditions.Condition
 
-// Describe implements prometheus.Collector: which conditions there will be is not known.
+// Describe implements prometheus.Collector. It sends nothing, because the conditions are not known in advance.
 func (conditionCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -8,12 +8,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 )
 
-// TestConditionsAreCountedByName: two servers that fail are one series.
+// TestConditionsAreCountedByName checks that two failing servers make one series.
 func TestConditionsAreCountedByName(t *testing.T) {
 	m, registry := New("v", "r"), conditions.New(time.Now)
 	m.WatchConditions(registry.List)
 	if got := scrape(t, m, "rlsidecar_conditions"); len(got) != 0 {
-		t.Errorf("all is well, and yet: %v", got)
+		t.Errorf("without conditions: %v", got)
 	}
 	registry.Set(conditions.Condition{Name: "redis-away/10.0.0.1:6379", Severity: conditions.Critical})
 	registry.Set(conditions.Condition{Name: "redis-away/10.0.0.2:6379", Severity: conditions.Critical})

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// outcomes number the counters of a limit: limiter.Outcome, and never for a denial for good. What a
-// penalty denies is counted apart: a stripe has no more room.
+// outcomes index the counters of a limit: limiter.Outcome, and never for a denial that no wait can change. Denials by
+// a penalty are counted elsewhere, because a stripe has no room for more.
 type outcomes uint8
 
 const (
@@ -35,16 +35,16 @@ const (
 	requestOK = iota
 	requestOver
 	requestError
-	requestUnmatched // counted as one of the others too, as is
+	requestUnmatched // also counted as allowed
 	requestMissing
 )
 
 var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", requestError: "error"}
 
-// limitCounts are the decisions of one limit. They outlive reloads that keep its domain and name.
+// limitCounts are the decisions of one limit. They survive reloads that keep its domain and name.
 type limitCounts struct {
 	counter
-	blocked       atomic.Pointer[counter] // of which only the first is used; nil: nothing was blocked
+	blocked       atomic.Pointer[counter] // only its first value is used; nil if nothing was blocked
 	domain, limit string
 }
 
@@ -59,7 +59,7 @@ func (l *limitCounts) block(at, stripes int) {
 	(*c)[at][0].Add(1)
 }
 
-// blockedSum is how many decisions a penalty made.
+// blockedSum returns the number of decisions made by a penalty.
 func (l *limitCounts) blockedSum() uint64 {
 	if c := l.blocked.Load(); c != nil {
 		return c.sum(0)
@@ -73,20 +73,20 @@ type domainCounts struct {
 	domain string
 }
 
-// Swapped implements limiter.Observer. Limits that s has as well keep their counters, those of others are
-// dropped. It makes none: a limit has counters from its first decision on.
+// Swapped implements limiter.Observer. Limits that are also in s keep their counters; those of other limits are
+// removed. It makes no counters: a limit gets them at its first decision.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.current.Store(m.next(s))
 }
 
-// Observe implements limiter.Observer. It allocates nothing for a limit that was counted before.
+// Observe implements limiter.Observer. It allocates nothing for a limit that has counters.
 func (m *Metrics) Observe(c *limiter.Call) {
-	// Which stripe does not matter, only that it is seldom another processor's: a random one does
-	// as well as the processor's own, which Go does not tell.
+	// Any stripe is correct; it should rarely be one that another CPU is using. A random one is as good as the CPU's
+	// own, which Go does not expose.
 	at := int(rand.Uint32()) & (m.stripes - 1)
-	if c.Snapshot == nil { // answered before there was one
+	if c.Snapshot == nil { // answered before there was a configuration
 		m.Refused("no_config")
 		return
 	}
@@ -101,7 +101,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	t := m.current.Load().of(c.Verdict.Domain)
 	if t == nil {
 		if t = m.late(c); t == nil {
-			return // the domain is not there any more
+			return // the domain has been removed
 		}
 	}
 	domain := t.counts.Load()
@@ -123,10 +123,10 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	}
 	for i := range c.Results {
 		r := &c.Results[i]
-		place := &t.overrides // also of one that could not be read, which has no policy
+		place := &t.overrides // also an override that could not be parsed, which has no policy
 		if r.Policy != nil && r.Policy.Index >= 0 {
 			if place = t.place(r.Policy); place == nil {
-				continue // the limit is not there any more
+				continue // the limit has been removed
 			}
 		}
 		one := place.Load()
@@ -157,7 +157,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 	hits.add(at, r, m.nearRatio)
 }
 
-// entries are those of r's descriptor; nil where the limit was asked for by its name.
+// entries returns the entries of r's descriptor, or nil if the limit was called by name.
 func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 	if r.Descriptor >= len(c.Descriptors) {
 		return nil
@@ -167,10 +167,10 @@ func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 
 var (
 	decisionsDesc = prometheus.NewDesc("rlsidecar_decisions_total",
-		"What each limit decided. Only denied, never, blocked and failed_denied stand against a request. A limit has series from its first decision on; limits beyond the bound share domain and limit (overflow).",
+		"Decisions of each limit. Only denied, never, blocked and failed_denied cause a denial. A limit has series from its first decision on; limits beyond the bound share domain and limit (overflow).",
 		[]string{"domain", "limit", "outcome"}, nil)
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
-		"Requests answered, by the answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
+		"Requests, by answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
 	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
 		"Requests that met no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
 	missingDesc = prometheus.NewDesc("rlsidecar_requests_missing_descriptor_total",
@@ -179,8 +179,7 @@ var (
 		"Requests for a domain that is not configured. They are allowed.", nil, nil)
 )
 
-// Describe implements prometheus.Collector: as what there is changes with the configuration, it
-// names nothing.
+// Describe implements prometheus.Collector. It sends nothing, because the series change with the configuration.
 func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -206,7 +205,7 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	m.series.collect(send)
 }
 
-// collectDecisions adds up the limits with equal labels: two names that are not UTF-8 may become one.
+// collectDecisions adds up limits with equal labels: two names that are not valid UTF-8 can become equal.
 func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
 	sums := make(map[[2]string]*[outcomeCount + 1]uint64, len(m.limits))
 	for _, l := range m.limits {
@@ -227,8 +226,8 @@ func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string
 			if o < int(outcomeCount) {
 				name = outcomeNames[o]
 			}
-			// The two that alerts are made of are there from the limit's first decision on, the others once they
-			// happen.
+			// Alerts use these two, so they exist from the limit's first decision on. The others exist when they are
+			// not zero.
 			if n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
 				send(decisionsDesc, n, labels[0], labels[1], name)
 			}

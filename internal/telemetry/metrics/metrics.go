@@ -1,9 +1,8 @@
-// Package metrics counts what the program decides, for Prometheus. Counting a decision costs a few
-// uncontended additions: counters are found by the number of a policy, and are striped so that
-// processors do not share cache lines.
+// Package metrics counts the program's decisions for Prometheus. Counting a decision takes a few uncontended
+// additions: counters are indexed by the number of a policy, and striped so that CPUs do not share cache lines.
 //
-// Labels come from the configuration. The only exception are limits that ask for it
-// (value_to_metric, detailed_metric), whose series are bounded.
+// Label values come from the configuration. The only exceptions are limits with value_to_metric or detailed_metric,
+// whose series are bounded.
 package metrics
 
 import (
@@ -21,10 +20,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// maxStripes bounds what a counter costs on a machine of many processors: 64 bytes each.
+// maxStripes bounds the memory of a counter on a machine with many CPUs: 64 bytes for each stripe.
 const maxStripes = 8
 
-// Metrics is the counters of one instance of the program. It is a limiter.Observer.
+// Metrics has the counters of one instance of the program. It is a limiter.Observer.
 type Metrics struct {
 	registry *prometheus.Registry
 	stripes  int // a power of two
@@ -40,26 +39,25 @@ type Metrics struct {
 	examined       *prometheus.GaugeVec
 
 	series    seriesSet
-	nearRatio float32 // of a limit: hits above it count as near_limit
+	nearRatio float32 // share of a limit; hits above it count as near_limit
 	service   *service
 
 	most    int // maxLimits
 	folding atomic.Bool
 
 	mu      sync.Mutex
-	limits  map[[2]string]*limitCounts // by domain and name: those that decided something; guarded by mu
-	domains map[string]*domainCounts   // that had a request; guarded by mu
+	limits  map[[2]string]*limitCounts // by domain and name, from the first decision on; guarded by mu
+	domains map[string]*domainCounts   // from the first request on; guarded by mu
 }
 
-// New makes empty Metrics, with those of the process and of Go. version and revision are of the
-// program.
+// New makes Metrics, with those of the process and of Go. version and revision are those of the program.
 func New(version, revision string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were not put to any limit. Reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section) are answered with a denial, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
+			Help: "Requests that were answered without any limit. Reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section) are answered with a denial, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
 		}, []string{"reason"}),
 		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_too_large_total",
@@ -67,11 +65,11 @@ func New(version, revision string) *Metrics {
 		}, []string{"bound"}),
 		loads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_config_reloads_total",
-			Help: "Configurations loaded or refused, including the first.",
+			Help: "Configurations loaded or rejected, including the first.",
 		}, []string{"result"}),
 		loadOK: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_successful",
-			Help: "1 if the last configuration was valid, 0 if the former one is still in use, for all domains or for some.",
+			Help: "1 if the last configuration was valid, 0 if an earlier one is still in use for some or all domains.",
 		}),
 		loadedAt: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "rlsidecar_config_last_reload_success_timestamp_seconds",
@@ -80,15 +78,15 @@ func New(version, revision string) *Metrics {
 	}
 	m.stale = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_config_stale",
-		Help: "1 for each domain that is not as it is configured, because there is a mistake in it (--reload isolate).",
+		Help: "1 for each domain that keeps an earlier version, because its configuration has a mistake (--reload isolate).",
 	}, []string{"domain"})
 	m.examined = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_unfit",
-		Help: "1 for each check of the backend's settings, at the start, that found limits at risk: check \"eviction\" means that live buckets may be evicted.",
+		Help: "1 for each check of the backend's settings, at the start, that failed: check \"eviction\" means that Redis may evict live buckets.",
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
-	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // as many as there are labels
+	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // as many levels as there are labels
 	m.most, m.series.mostStatic, m.series.folding = maxLimits, maxLimits, &m.folding
 	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
 	m.current.Store(&table{})
@@ -106,7 +104,7 @@ func New(version, revision string) *Metrics {
 	return m
 }
 
-// stripesFor is the power of two that procs needs, up to maxStripes.
+// stripesFor returns the power of two for procs, at most maxStripes.
 func stripesFor(procs int) int {
 	n := 1
 	for n < procs && n < maxStripes {
@@ -120,7 +118,7 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
 }
 
-// WatchMemory adds the metrics of a memory store; once.
+// WatchMemory adds the metrics of a memory store. Call it once.
 func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 	gauge := func(name, help string, value func(memory.Stats) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return value(stats()) })
@@ -142,7 +140,7 @@ type ConnectionStats struct {
 	Evicted, Refused uint64
 }
 
-// WatchConnections adds the metrics of the connections of a listener; once for each.
+// WatchConnections adds the metrics of a listener's connections. Call it once for each listener.
 func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats) {
 	labels := prometheus.Labels{"listener": listener}
 	gauge := func(name, help string, value func(ConnectionStats) float64) prometheus.Collector {
@@ -159,7 +157,7 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 	)
 }
 
-// Loaded counts a configuration that was loaded at time at: used, or refused.
+// Loaded counts a configuration that was loaded at time at, and either used or rejected.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {
 		m.service.refused.Add(1)
@@ -173,7 +171,7 @@ func (m *Metrics) Loaded(used bool, at time.Time) {
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
 }
 
-// Stale says which domains are not as they are configured.
+// Stale records which domains keep an earlier version because of a mistake.
 func (m *Metrics) Stale(domains []string) {
 	m.stale.Reset()
 	for _, name := range domains {
@@ -181,7 +179,7 @@ func (m *Metrics) Stale(domains []string) {
 	}
 }
 
-// Refused counts a request that was not put to any limit.
+// Refused counts a request that was answered without any limit.
 func (m *Metrics) Refused(reason string) {
 	m.refused.WithLabelValues(reason).Inc()
 	m.service.refuse(reason)
@@ -190,17 +188,17 @@ func (m *Metrics) Refused(reason string) {
 // TooLarge counts a request that was denied because it exceeds a bound.
 func (m *Metrics) TooLarge(bound string) { m.tooLarge.WithLabelValues(bound).Inc() }
 
-// label is s as a label's value, which must be UTF-8.
+// label returns s as the value of a label, which must be UTF-8.
 func label(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
-// counter is counters that are added to together. A stripe is a cache line.
+// counter is a group of counters that are incremented together. A stripe is a cache line.
 type counter []stripe
 
 type stripe [8]atomic.Uint64
 
 func newCounter(stripes int) counter { return make(counter, stripes) }
 
-// sum is the value of the i-th.
+// sum returns the value of counter i.
 func (c counter) sum(i int) (n uint64) {
 	for s := range c {
 		n += c[s][i].Load()

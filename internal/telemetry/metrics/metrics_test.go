@@ -29,7 +29,7 @@ func limit(tb testing.TB, rate int64) *algorithms.Limit {
 	return &l
 }
 
-// snapshot has one domain "d", with each policy at the key of its name.
+// snapshot has one domain "d", in which each policy has its name as the key.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
 	for i, p := range policies {
@@ -51,7 +51,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 }
 
-// ask puts cost on key=value of domain.
+// ask charges cost to key=value of domain.
 func ask(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -63,7 +63,7 @@ func ask(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int6
 	}
 }
 
-// scrape returns the samples whose name starts with prefix.
+// scrape returns the samples whose names start with prefix.
 func scrape(tb testing.TB, m *Metrics, prefix string) map[string]string {
 	tb.Helper()
 	w := httptest.NewRecorder()
@@ -92,7 +92,7 @@ func want(t *testing.T, got map[string]string, want map[string]string) {
 	}
 }
 
-// broken is a Store that never answers.
+// broken is a Store that always fails.
 type broken struct{}
 
 func (broken) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -116,7 +116,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 	for range 3 {
 		ask(t, l, "d", "plain", "v", 1)
 	}
-	for range 6 { // 2 allowed, 2 denied, the last of which blocks
+	for range 6 { // 2 allowed, 2 denied; the second denial blocks
 		ask(t, l, "d", "penalty", "v", 1)
 	}
 	ask(t, l, "d", "plain", "v", 9)
@@ -189,12 +189,12 @@ func TestFailuresAreCounted(t *testing.T) {
 	}
 }
 
-func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
+func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(
 		&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
-		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // differs further down only
+		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // differs only at a deeper level
 		&descriptors.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
 	))
 	ask(t, l, "d", "k", "v", 9) // one of them near the limit
@@ -216,7 +216,7 @@ func TestHitsAreCountedAsByTheReferenceServer(t *testing.T) {
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
 }
 
-// TestHitsAreSplit counts with a counter that denials raise, as the reference server has it.
+// TestHitsAreSplit compares with a simple counter that denials increment, as in the reference server.
 func TestHitsAreSplit(t *testing.T) {
 	epoch := algorithms.Micros(0)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -275,7 +275,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	}
 	l.Swap(snapshot(policies()...))
 	if total("k_bob\ufffd") != "2" {
-		t.Error("a reload forgot what it kept")
+		t.Error("a reload removed a series that it must keep")
 	}
 	for i := range m.series.most + 5 {
 		ask(t, l, "d", "k", fmt.Sprint("v", i), 1)
@@ -301,12 +301,12 @@ func TestCountersSurviveReloads(t *testing.T) {
 	ask(t, l, "d", "b", "v", 1)
 	l.Swap(snapshot(&descriptors.Policy{Name: "b", Limit: limit(t, 3)}, &descriptors.Policy{Name: "c", Limit: limit(t, 9)}))
 	ask(t, l, "d", "b", "v", 1)
-	// A call that was under way when the configuration changed.
+	// This call was in flight when the configuration changed.
 	late := &limiter.Call{}
 	late.Snapshot, late.Verdict.Domain = first, first.Domains["d"]
 	late.Results = []limiter.Result{{Policy: first.Policies[1]}}
 	m.Observe(late)
-	// What is gone is not counted, and does no harm.
+	// A removed limit is not counted, and causes no error.
 	late.Results = []limiter.Result{{Policy: first.Policies[0]}}
 	m.Observe(late)
 	late.Verdict.Domain = &limiter.Domain{Name: "gone"}
@@ -316,7 +316,7 @@ func TestCountersSurviveReloads(t *testing.T) {
 		t.Errorf("%s", n)
 	}
 	if _, there := got[`rlsidecar_decisions_total{domain="d",limit="a",outcome="allowed"}`]; there {
-		t.Error("a limit that is gone has counters")
+		t.Error("a removed limit has counters")
 	}
 	if n := scrape(t, m, "rlsidecar_requests_total")[`rlsidecar_requests_total{code="ok",domain="d"}`]; n != "5" {
 		t.Errorf("%s requests", n)
@@ -370,7 +370,7 @@ func TestStateOfTheProgram(t *testing.T) {
 		}
 	}
 	if len(scrape(t, m, "go_goroutines")) != 1 || len(scrape(t, m, "process_")) == 0 {
-		t.Error("nothing of Go or the process")
+		t.Error("no metrics of Go or the process")
 	}
 }
 

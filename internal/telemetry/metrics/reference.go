@@ -14,9 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// The counters of the reference server, under the names that its Prometheus exporter gives them,
-// for dashboards made for it. They count hits, not requests. What is within the limit is not counted
-// under totalHits as well: sum adds it.
+// The counters of the reference server, under the names of its Prometheus exporter, so that its dashboards work. They
+// count hits, not requests. totalHits excludes the hits within the limit; sum adds them.
 const (
 	totalHits = iota
 	withinLimit
@@ -28,8 +27,8 @@ const (
 var hitDescs = [...]*prometheus.Desc{
 	totalHits:   hitDesc("total_hits", "Hits requested."),
 	withinLimit: hitDesc("within_limit", "Hits allowed."),
-	nearLimit:   hitDesc("near_limit", "Hits among the last of a limit: the last fifth, or what --near-limit-ratio leaves."),
-	overLimit:   hitDesc("over_limit", "Hits beyond a limit. Of a denied request, only the hits that did not fit are counted."),
+	nearLimit:   hitDesc("near_limit", "Hits near the limit: in its last fifth, or as --near-limit-ratio sets."),
+	overLimit:   hitDesc("over_limit", "Hits above a limit. Of a denied request, only the hits that did not fit count."),
 	shadowMode:  hitDesc("shadow_mode", "Hits that would have been denied without shadow mode."),
 }
 
@@ -38,24 +37,24 @@ func hitDesc(name, help string) *prometheus.Desc {
 }
 
 const (
-	// maxRuntimeSeries bounds the series whose labels come from requests; what exceeds it is
-	// counted under the labels that the configuration gives.
+	// maxRuntimeSeries bounds the series with labels from requests. Further hits count under the labels of the
+	// configuration.
 	maxRuntimeSeries = 10_000
-	// maxRuntimeKey bounds the bytes of such labels.
+	// maxRuntimeKey bounds the length of such labels.
 	maxRuntimeKey = 256
 )
 
-// labels are domain, key1 and key2. As with the reference server what is further down is left
-// out, and limits that differ only there are added up.
+// labels are domain, key1 and key2. As in the reference server, deeper levels are left out, and limits that differ
+// only there are added up.
 type labels [3]string
 
-// series is the hits of one limit, or of one value of it.
+// series counts the hits of one limit, or of one value of it.
 type series struct {
 	counter
 	labels labels
 }
 
-// sum is the value of the i-th counter.
+// sum returns the value of counter i.
 func (s *series) sum(i int) uint64 {
 	n := s.counter.sum(i)
 	if i == totalHits {
@@ -64,20 +63,20 @@ func (s *series) sum(i int) uint64 {
 	return n
 }
 
-// seriesSet is all series, by their full names: domain.key_value.key_value…
+// seriesSet has all series, by their full names: domain.key_value.key_value….
 type seriesSet struct {
 	stripes    int
-	most       int          // of runtime
-	mostStatic int          // others
-	levels     int          // of a descriptor whose values are told apart
-	folding    *atomic.Bool // set when what exceeds mostStatic is counted as overflow
+	most       int          // maximum number of runtime series
+	mostStatic int          // maximum number of other series
+	levels     int          // of a descriptor whose values are distinguished
+	folding    *atomic.Bool // set when hits beyond mostStatic count as overflow
 
 	mu      sync.RWMutex
 	all     map[string]*series // guarded by mu
 	runtime map[string]*series // by the raw keys of requests; guarded by mu
 }
 
-// static returns the series called name, made if need be, or that of overflow.
+// static returns the series called name, or that of overflow. It makes the series if necessary.
 func (s *seriesSet) static(name string, l labels) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +88,7 @@ func (s *seriesSet) static(name string, l labels) *series {
 	return s.get(name, l)
 }
 
-// have returns the series called name; nil: there is none.
+// have returns the series called name, or nil.
 func (s *seriesSet) have(name string) *series {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -109,7 +108,7 @@ func (s *seriesSet) get(name string, l labels) *series {
 	return one
 }
 
-// keep drops all series but those in used, that of overflow, and those that requests to one of policies made.
+// keep removes all series except those in used, that of overflow, and the runtime series of policies.
 func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +134,7 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) 
 	}
 }
 
-// of is the series for a request with these entries, or static where it would be one too many.
+// of returns the series of a request with these entries, or static if there is no room for another one.
 func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, static *series) *series {
 	entries = entries[:min(s.levels, len(entries))]
 	var room [maxRuntimeKey]byte
@@ -163,8 +162,8 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	return one
 }
 
-// appendRuntimeKey appends what tells the runtime series of p apart: its stat key, and the values
-// that go into the name. It fails where they are longer than a label should be.
+// appendRuntimeKey appends the key of p's runtime series: its stat key, and the values that are part of the name. ok
+// is false if they are longer than maxRuntimeKey.
 func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Entry) ([]byte, bool) {
 	if len(p.StatKey) > cap(b) {
 		return b, false
@@ -183,12 +182,12 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 	return b, true
 }
 
-// fromRequest reports whether the value of entry i goes into the name.
+// fromRequest reports whether the value of entry i is part of the name.
 func fromRequest(p *descriptors.Policy, i int) bool {
 	return p.Detailed || slices.Contains(p.Extra().StatValues, i)
 }
 
-// labelsOf are the labels that the configuration gives p.
+// labelsOf returns the labels of p according to the configuration.
 func labelsOf(p *descriptors.Policy) labels {
 	key, ok := strings.CutPrefix(p.StatKey, p.Domain+".")
 	if !ok {
@@ -202,7 +201,7 @@ func labelsOf(p *descriptors.Policy) labels {
 	return l
 }
 
-// runtimeLabels are labelsOf p with the values of a request put in.
+// runtimeLabels returns labelsOf(p) with the values of a request.
 func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	l := labelsOf(p)
 	for i := range min(2, len(entries)) {
@@ -213,7 +212,7 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	return l
 }
 
-// runtimeName is the name of p's series with the values of a request put in.
+// runtimeName returns the name of p's series with the values of a request.
 func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
 	parts := append([]string{p.Domain}, p.Extra().StatLevels...)
 	for i := range entries {
@@ -224,7 +223,7 @@ func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
 	return statName(strings.Join(parts, "."))
 }
 
-// composite is the reference server's name for an entry.
+// composite returns the reference server's name for an entry.
 func composite(e *descriptors.Entry) string {
 	if e.Value == "" {
 		return e.Key
@@ -234,8 +233,8 @@ func composite(e *descriptors.Entry) string {
 
 var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
-// statName is s as the reference server names a counter. What would end a name, or a line, where it
-// is sent to statsd is replaced too: clients had a say in it.
+// statName returns s in the form of the reference server's counter names. It also replaces what would end a name or a
+// line in the StatsD protocol, because s may contain text from clients.
 func statName(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r == ':' || r == '|' || unicode.IsControl(r) {
@@ -270,11 +269,11 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to[totalHits].Add(hits)
 }
 
-// parts are how many of the hits of a Result were above the limit, and how many near it.
+// parts are the numbers of hits of a Result that were above the limit, and near it.
 type parts struct{ near, over uint64 }
 
-// split tells the hits of r apart by where in its limit they fell, as the reference server does:
-// those of a denial that would still have fitted were not over it.
+// split divides the hits of r by their position in the limit, as the reference server does. Hits of a denied request
+// that would still have fitted are not over the limit.
 func split(r *limiter.Result, nearRatio float32) parts {
 	if r.Policy == nil {
 		return parts{over: uint64(r.Cost)}

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
-// TestReference sets every metric there is, for docs/reference/metrics.md.
+// TestReference sets every metric, for docs/reference/metrics.md.
 func TestReference(t *testing.T) {
 	m := New("v1", "rev")
 	store := memory.New(memory.Config{})

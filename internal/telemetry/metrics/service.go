@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// service is what the reference server counts of itself, under the names that its Prometheus
-// exporter gives them. None of its labels come from requests.
+// service has the counters that the reference server keeps of itself, under the names of its Prometheus exporter. No
+// label comes from requests.
 type service struct {
 	seconds               *prometheus.HistogramVec
 	answered              prometheus.Observer // seconds of ShouldRateLimit
@@ -20,14 +20,14 @@ type service struct {
 	spared                atomic.Uint64
 	badRequests, failures atomic.Uint64
 
-	times *timings // nil: nobody asks for them
+	times *timings // nil if they are not used
 }
 
 func newService() *service {
 	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "ratelimit_service_response_time_seconds",
 		Help: "Duration of gRPC calls.",
-		// Envoy waits 20 ms by default: a later answer is one that it no longer waits for.
+		// Envoy's default timeout is 20 ms; it ignores later answers.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 	}, []string{"grpc_method"})}
 	s.answered = s.seconds.WithLabelValues(shouldRateLimit)
@@ -45,10 +45,10 @@ func (m *Metrics) Answered(d time.Duration) {
 	}
 }
 
-// defaultNearRatio is the reference server's.
+// defaultNearRatio is the default of the reference server.
 const defaultNearRatio = 0.8
 
-// SetNearLimit says above which part of a limit hits count as near it; before the first Call.
+// SetNearLimit sets the share of a limit above which hits count as near_limit. Call it before the first Call.
 func (m *Metrics) SetNearLimit(ratio float64) { m.nearRatio = float32(ratio) }
 
 // refuse counts a request that was answered with an error.
@@ -59,7 +59,7 @@ func (s *service) refuse(reason string) {
 	}
 }
 
-// observe counts what c says of the service.
+// observe counts the outcome of c.
 func (s *service) observe(c *limiter.Call) {
 	if c.Spared {
 		s.spared.Add(1)
@@ -73,11 +73,11 @@ var (
 	callsDesc = prometheus.NewDesc("ratelimit_service_total_requests",
 		"gRPC calls answered.", []string{"grpc_method"}, nil)
 	errorsDesc = prometheus.NewDesc("ratelimit_service_should_rate_limit_error",
-		"Requests that were refused (service_error), and those that the backend could not decide (redis_error), whatever answered them.", []string{"err_type"}, nil)
+		"Requests that were rejected (service_error), and those that the backend could not decide (redis_error), whatever their answer was.", []string{"err_type"}, nil)
 	loadedDesc = prometheus.NewDesc("ratelimit_service_config_load_success",
 		"Configurations loaded.", nil, nil)
 	refusedDesc = prometheus.NewDesc("ratelimit_service_config_load_error",
-		"Configurations refused.", nil, nil)
+		"Configurations rejected.", nil, nil)
 	sparedDesc = prometheus.NewDesc("ratelimit_service_global_shadow_mode",
 		"Requests that would have been denied without the global shadow mode.", nil, nil)
 )

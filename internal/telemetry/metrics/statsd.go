@@ -8,16 +8,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// Statsd is what a statsd server is sent: the reference server's counters under its own names. It
-// is called once, before the first Call; from then on hits are told apart by all levels of a
-// descriptor, and not by those only that have a label.
+// Statsd returns the counters to send to a StatsD server: the reference server's, under its own names. Call it once,
+// before the first Call. From then on series are distinguished by all levels of a descriptor, not only by those with
+// a label.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.service.times = &timings{}
 	return source{m}
 }
 
-// maxLevels bounds the levels whose values are told apart; no configuration is as deep.
+// maxLevels bounds the levels that are distinguished; no configuration is that deep.
 const maxLevels = 64
 
 type source struct{ m *Metrics }
@@ -35,7 +35,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
 	m := s.m
-	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // the domain's name is the client's
+	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // the domain's name comes from the client
 	add(own+"config_load_success", m.service.loaded.Load())
 	add(own+"config_load_error", m.service.refused.Load())
 	add(own+"global_shadow_mode", m.service.spared.Load())
@@ -46,7 +46,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {
 		if name == overflow {
-			name = "overflow" // others have a dot
+			name = "overflow" // other names contain a dot
 		}
 		for i, what := range hitNames {
 			add(limits+name+what, one.sum(i))
@@ -60,11 +60,10 @@ func (s source) Timings() (string, []time.Duration) {
 	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
 }
 
-// timings keeps some of what it is told, each as likely as any other, so that their distribution is
-// that of all.
+// timings keeps a random sample of durations, so that their distribution is that of all.
 type timings struct {
 	told atomic.Uint64
-	kept [1000]atomic.Int64 // 0: none
+	kept [1000]atomic.Int64 // 0 means none
 }
 
 func (t *timings) add(d time.Duration) {
@@ -77,7 +76,7 @@ func (t *timings) add(d time.Duration) {
 	}
 }
 
-// take returns those kept, and starts anew.
+// take returns the sample and starts a new one.
 func (t *timings) take() (list []time.Duration) {
 	t.told.Store(0)
 	for i := range t.kept {

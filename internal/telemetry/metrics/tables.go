@@ -10,25 +10,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// The counters of a limit are made when it decides for the first time, so that a configuration of 100,000
-// limits costs what its busy ones cost.
+// The counters of a limit are made at its first decision, so that the cost of a configuration of 100,000 limits is
+// that of the limits in use.
 
 const (
-	// maxLimits bounds the limits, the domains, and the limits' series of hits that have counters of their
-	// own. What exceeds it is counted together, as overflow: 10,000 limits are 70,000 lines of metrics.
+	// maxLimits bounds the limits, the domains, and the series of hits that have counters of their own. Everything
+	// beyond it counts as overflow: 10,000 limits are 70,000 lines of metrics.
 	maxLimits = 10_000
 	overflow  = "(overflow)"
 )
 
 var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
-	"What is counted as (overflow), because 10,000 others have series of their own: places of limits (limits, and hits for ratelimit_service_rate_limit_*) and domains.",
+	"What is counted as (overflow), because 10,000 others have series of their own: limits at each place of use (limits; hits for ratelimit_service_rate_limit_*) and domains.",
 	[]string{"what"}, nil)
 
-// table finds the counters of one Snapshot. It is never edited, but for counters that are made.
+// table maps a Snapshot to its counters. It is immutable, except that counters are added.
 type table struct {
 	domains map[*limiter.Domain]*domainTable
 	byName  map[string]*domainTable
-	first   *domainTable // one of domains, often the only one; a comparison is cheaper than a lookup
+	first   *domainTable // one of domains, often the only one; comparing is cheaper than a lookup
 }
 
 // of returns the table of d, or nil.
@@ -39,22 +39,22 @@ func (t *table) of(d *limiter.Domain) *domainTable {
 	return t.domains[d]
 }
 
-// domainTable finds the counters of one compiled domain. Snapshots that share the domain share its table.
+// domainTable maps a compiled domain to its counters. Snapshots that share the domain share its table.
 type domainTable struct {
 	domain    *limiter.Domain
-	counts    atomic.Pointer[domainCounts] // nil: no request was counted yet
+	counts    atomic.Pointer[domainCounts] // nil until the first request
 	overrides atomic.Pointer[counted]
-	policies  []atomic.Pointer[counted]        // by Policy.Index; nil: the limit has decided nothing yet
+	policies  []atomic.Pointer[counted]        // by Policy.Index; nil until the first decision
 	late      map[int]*atomic.Pointer[counted] // instead of policies, for one Call
 }
 
-// counted is the counters of a policy: those of its limit, and those of its own hits.
+// counted has the counters of a policy: those of its limit, and those of its hits.
 type counted struct {
 	*limitCounts
 	hits *series
 }
 
-// place is where the counters of p are; nil: nowhere.
+// place returns where the counters of p are stored, or nil.
 func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
 	switch {
 	case t.late != nil:
@@ -70,7 +70,7 @@ func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
 func (m *Metrics) next(s *limiter.Snapshot) *table {
 	before := m.current.Load()
 	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
-	changed := map[string]map[string]bool{} // by domain: the limits with counters, and whether they are still there
+	changed := map[string]map[string]bool{} // by domain: the limits with counters, and whether they still exist
 	for name, d := range s.Domains {
 		of := before.domains[d]
 		if of == nil {
@@ -104,8 +104,8 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	return t
 }
 
-// inherit gives the policies of t the counters that their limits and places had before, and notes which of names,
-// the limits with counters, it has.
+// inherit gives the policies of t the counters that their limits and descriptors had before. It marks the limits of t
+// in names, the limits with counters.
 func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 	if len(names) == 0 {
 		return
@@ -121,7 +121,7 @@ func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 	}
 }
 
-// series are those that the table refers to.
+// series returns the series that the table refers to.
 func (t *table) series() map[*series]bool {
 	used := map[*series]bool{}
 	for _, d := range t.byName {
@@ -130,7 +130,7 @@ func (t *table) series() map[*series]bool {
 	return used
 }
 
-// each visits the counters that there are.
+// each calls visit for all existing counters.
 func (t *domainTable) each(visit func(*counted)) {
 	if c := t.overrides.Load(); c != nil {
 		visit(c)
@@ -142,7 +142,7 @@ func (t *domainTable) each(visit func(*counted)) {
 	}
 }
 
-// first makes the counters of p, or of overrides, at place, which is of t: the limit decides for the first time.
+// first makes the counters of p, or of overrides, at place in t, at the limit's first decision.
 func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descriptors.Policy) *counted {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -166,10 +166,10 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descr
 	return c
 }
 
-// overflowLimit is the key of the limit that stands for those beyond the bound.
+// overflowLimit is the key of the limit that counts all limits beyond the bound.
 var overflowLimit = [2]string{overflow, overflow}
 
-// limit returns the counters of a limit, made if need be, or those of overflow. It requires m.mu.
+// limit returns the counters of a limit, or those of overflow. It makes the counters if necessary. It requires m.mu.
 func (m *Metrics) limit(domain, name string) *limitCounts {
 	key := [2]string{domain, name}
 	l := m.limits[key]
@@ -204,8 +204,8 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	return d
 }
 
-// late finds the counters for c, which was in flight when the configuration of its domain changed. Limits that
-// the domain does not have any more are not counted. The table is for this Call alone.
+// late returns the counters for c, which was in flight when the configuration of its domain changed. Removed limits
+// are not counted. The table is used for this Call only.
 func (m *Metrics) late(c *limiter.Call) *domainTable {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,16 +225,16 @@ func (m *Metrics) late(c *limiter.Call) *domainTable {
 	return t
 }
 
-// has reports whether t, which may be nil, has the limit that p stands for. It requires m.mu.
+// has reports whether t, which may be nil, has the limit of p. It requires m.mu.
 func (m *Metrics) has(t *domainTable, p *descriptors.Policy) bool {
-	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // the usual case, and quicker
+	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // the usual case, and faster
 		slices.ContainsFunc(t.domain.Policies, func(other *descriptors.Policy) bool { return other.Name == p.Name }))
 }
 
-// Folding reports whether some limit or domain is counted as overflow since the start.
+// Folding reports whether any limit or domain has counted as overflow since the start.
 func (m *Metrics) Folding() bool { return m.folding.Load() }
 
-// folded is how many places of limits, domains and places of hits are counted as overflow now. It requires m.mu.
+// folded returns the numbers of limits, domains and series of hits that count as overflow now. It requires m.mu.
 func (m *Metrics) folded() (limits, domains, hits uint64) {
 	if !m.Folding() {
 		return 0, 0, 0

@@ -27,7 +27,7 @@ func manyLimits(t *testing.T, n int) (list []*descriptors.Policy) {
 	return list
 }
 
-// ofLimits is how many samples there are of domains, limits and their hits.
+// ofLimits returns the number of samples of domains, limits and their hits.
 func ofLimits(t *testing.T, m *Metrics) int {
 	t.Helper()
 	n := 0
@@ -47,7 +47,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="allowed"}`: "1",
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="denied"}`:  "0",
 	})
-	// Another domain's reload, and one of the domain, keep what was counted, and add nothing.
+	// A reload of another domain, or of this one, keeps the counters and adds none.
 	n := ofLimits(t, m)
 	l.Swap(snapshot(manyLimits(t, 2000)...))
 	if again := ofLimits(t, m); again != n {
@@ -99,7 +99,7 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		t.Errorf("%s hits of overflow", n)
 	}
 	if !m.Folding() {
-		t.Error("it does not say that it folds")
+		t.Error("Folding does not report it")
 	}
 	overflows := 0
 	for _, c := range m.Statsd().Counters() {
@@ -108,9 +108,9 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		}
 	}
 	if overflows != 1 {
-		t.Error("statsd is not sent the overflow")
+		t.Error("StatsD does not get the overflow")
 	}
-	// With fewer limits there is room again, and what is gone is gone.
+	// With fewer limits there is room again, and removed limits have no counters.
 	l.Swap(snapshot(manyLimits(t, 12)[8:]...))
 	for i := 8; i < 12; i++ {
 		ask(t, l, "d", fmt.Sprint("k", i), "v", 1)
@@ -150,7 +150,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 	}
 }
 
-// TestCountingAllocatesOnce: after a limit's first decision counting allocates nothing.
+// TestCountingAllocatesOnce checks that counting allocates nothing after a limit's first decision.
 func TestCountingAllocatesOnce(t *testing.T) {
 	m, l := started(t, 2)
 	ask(t, l, "d", "k1", "v", 1)

@@ -5,13 +5,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Tally is what one limit decided since the program started, wherever it is used.
+// Tally has the decisions of one limit since the program started, at all places that use it.
 type Tally struct {
-	// Shadowed is how often shadow mode allowed what the limit would have denied. Allowed does not contain it.
+	// Shadowed is the number of requests that shadow mode allowed although the limit was reached. Allowed does not
+	// include them.
 	Allowed, Denied, Shadowed uint64
 }
 
-// Sum is how often the limit decided.
+// Sum returns the number of decisions of the limit.
 func (t Tally) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
 
 // tally adds the counters of l.
@@ -30,7 +31,7 @@ func (l *limitCounts) tally() (t Tally) {
 	return t
 }
 
-// Tally returns the Tally of the limit that p stands for.
+// Tally returns the Tally of the limit of p.
 func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	m.mu.Lock()
 	l := m.limits[[2]string{p.Domain, p.Name}]
@@ -41,7 +42,7 @@ func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	return l.tally()
 }
 
-// Tallies calls visit for each limit that decided something. It must be quick: a reload waits for it.
+// Tallies calls visit for each limit that has decided. visit must be quick, because a reload waits for it.
 func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,7 +51,8 @@ func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 	}
 }
 
-// Requests returns how many requests were allowed and denied since the program started; failed ones count as denied.
+// Requests returns the numbers of requests that were allowed and denied since the program started. Failed requests
+// count as denied.
 func (m *Metrics) Requests() (allowed, denied uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package unmatched remembers which requests met no limit, so that a typo in a domain or in the key of a descriptor
-// is seen. It keeps the shapes of descriptors, their keys without the values, counts them in bounded memory (package
-// topk), and only for the last five to ten minutes. A request never waits for it.
+// Package unmatched records which requests met no limit, so that a typo in a domain or in the key of a descriptor is
+// noticed. It keeps only the keys of descriptors, without the values, for the last five to ten minutes and in bounded
+// memory (package topk). It never delays a request.
 package unmatched
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Shape is what requests that met no limit have in common.
+// Shape is the common part of requests that met no limit.
 type Shape struct {
 	Domain string
 	// Configured reports whether there is a configuration of the domain.
 	Configured bool
 	// Keys are those of the entries of each descriptor. They are bytes that a client may have chosen.
 	Keys [][]string
-	// Cut: Domain and Keys are not all of it, being too long.
+	// Cut means that Domain and Keys were too long and are incomplete.
 	Cut bool
-	// Requests is how many there were, at least.
+	// Requests is the number of requests, at least.
 	Requests int64
 	Last     time.Time
 }
@@ -65,8 +65,8 @@ func Is(c *limiter.Call) bool {
 	return len(c.Results) == 0 && c.Missing == nil && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
 
-// Observe counts c, of which Is is true. While another request is being counted, c is left out: the shapes seen most
-// are found all the same.
+// Observe counts c, for which Is is true. If another goroutine is in Observe, it returns without counting c; frequent
+// shapes are found anyway.
 func (r *Recorder) Observe(c *limiter.Call) {
 	if !r.mu.TryLock() {
 		return
@@ -89,7 +89,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 }
 
-// appendKey makes r.key what tells shapes apart; it reports whether that is not all of it.
+// appendKey sets r.key to the key of the shape. cut reports whether the key is incomplete.
 func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
 	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxText)]...)
 	cut = len(c.Request.Domain) > maxText
@@ -108,7 +108,7 @@ func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
 	return cut
 }
 
-// describe copies what c says: its texts are the listener's.
+// describe copies the texts of c, which belong to the listener.
 func describe(c *limiter.Call, cut bool) Shape {
 	s := Shape{Domain: strings.Clone(c.Request.Domain[:min(len(c.Request.Domain), maxText)]), Configured: c.Verdict.Domain != nil, Cut: cut}
 	left := maxText
@@ -130,7 +130,7 @@ func describe(c *limiter.Call, cut bool) Shape {
 	return s
 }
 
-// mayWarn reports whether r.key is to be warned of now.
+// mayWarn reports whether to log a warning about r.key now.
 func (r *Recorder) mayWarn(now time.Time) bool {
 	if last, warned := r.warned[string(r.key)]; warned && now.Sub(last) < warnAgain {
 		return false
@@ -145,13 +145,13 @@ func (r *Recorder) mayWarn(now time.Time) bool {
 func (r *Recorder) warn(s *Shape) {
 	fields := []zap.Field{zap.String("domain", descriptors.Printable(s.Domain)), zap.String("descriptors", s.Text())}
 	if s.Configured {
-		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain says why, rlsidecar top --unmatched how many", fields...)
+		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain shows why, rlsidecar top --unmatched how many", fields...)
 	} else {
-		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched says how many", fields...)
+		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched shows how many", fields...)
 	}
 }
 
-// Text is the keys of s for people: key,key | key.
+// Text returns the keys of s in the form key,key | key.
 func (s *Shape) Text() string {
 	texts := make([]string, len(s.Keys))
 	for i, keys := range s.Keys {
@@ -168,8 +168,8 @@ func (s *Shape) Text() string {
 	return text
 }
 
-// Top returns the n shapes with the most requests, the most first, and since when they are counted: the last five to
-// ten minutes.
+// Top returns the n shapes with the most requests, the highest first, and the start of the counted time: the last
+// five to ten minutes.
 func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

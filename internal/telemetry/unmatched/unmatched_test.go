@@ -54,7 +54,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	if got := shown(r); got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
-	now = start.Add(6 * time.Minute) // the window before counts too
+	now = start.Add(6 * time.Minute) // the previous window counts too
 	r.Observe(call(t, "edge", "path=x,remote_addres=y", "user=z"))
 	if got := shown(r); !strings.HasPrefix(got, "4 edge") {
 		t.Errorf("in the next window: %s", got)
@@ -63,7 +63,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	if got := shown(r); got != "" {
 		t.Errorf("later: %s", got)
 	}
-	// One warning a minute, and of each shape once an hour.
+	// There is at most one warning a minute, and one an hour for each shape.
 	if got := logs.Len(); got != 1 {
 		t.Errorf("%d warnings, want 1", got)
 	}
@@ -78,7 +78,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	}
 }
 
-// TestClientsCannotFillIt: shapes, texts and warnings are bounded, whatever comes.
+// TestClientsCannotFillIt checks that shapes, texts and warnings are bounded for any input.
 func TestClientsCannotFillIt(t *testing.T) {
 	r := New(func() time.Time { return start }, zap.NewNop())
 	for i := range 10_000 {

@@ -14,10 +14,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Used is a key, and an estimate of what it used.
+// Used is a key, with an estimate of the units it consumed.
 type Used struct {
 	Domain, Limit string
-	// Key, Entries and Cut are as those of a denials.Denied.
+	// Key, Entries and Cut have the meaning of those of denials.Denied.
 	Key     []string
 	Entries []descriptors.Entry
 	Cut     bool
@@ -27,7 +27,7 @@ type Used struct {
 	Recent []denials.Event
 }
 
-// kept is how many keys a window has at most. One that uses more than a five-hundredth of all is among them.
+// kept is the maximum number of keys in a window. A key with more than one five-hundredth of all units is among them.
 const kept = 512
 
 // Recorder estimates usage. It is safe for concurrent use.
@@ -45,12 +45,12 @@ type counted struct {
 	events denials.Events
 }
 
-// New makes a Recorder that is called for one in every requests.
+// New makes a Recorder that observes one of every requests.
 func New(now func() time.Time, every int64) *Recorder {
 	return &Recorder{now: now, began: now(), weight: every, keys: topk.NewWindows[counted](kept)}
 }
 
-// Observe counts what c consumed. It waits for no other caller: then c is not counted.
+// Observe counts what c consumed. If another goroutine is in Observe, it returns without counting c.
 func (r *Recorder) Observe(c *limiter.Call) {
 	if c.Look || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
@@ -77,7 +77,8 @@ func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result) {
 	one.Value.events.Add(denials.Event{At: now, Cost: result.Cost, Outcome: result.Outcome, Remaining: result.Decision.Remaining})
 }
 
-// Top returns the keys that used most, the most first, and since when they are counted: the last five to ten minutes.
+// Top returns the keys that consumed most, the highest first, and the start of the counted time: the last five to ten
+// minutes.
 func (r *Recorder) Top() (since time.Time, top []Used) {
 	now := r.now()
 	r.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// call is a request of a key of limit send that was answered.
+// call is an answered request of a key of limit send.
 func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: key}}}}}}
 	policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}
@@ -19,7 +19,7 @@ func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 	return c
 }
 
-func TestKeysThatUsedMost(t *testing.T) {
+func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	r := New(func() time.Time { return now }, 64)
 	for range 10 {
@@ -46,7 +46,7 @@ func TestKeysThatUsedMost(t *testing.T) {
 	}
 }
 
-// However many keys there are, as many are kept, and the one that uses most is among them.
+// TestMemoryIsBounded checks that the number of keys is bounded, and that the key that consumes most is among them.
 func TestMemoryIsBounded(t *testing.T) {
 	r := New(time.Now, 64)
 	var before, after runtime.MemStats
