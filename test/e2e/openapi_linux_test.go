@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,29 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
+
+// TestTheOperatorsAPIIsAsDescribed does the same with the description at the admin listener.
+func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
+	t.Parallel()
+	program := tooltest.Path(t, "schemathesis")
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("s3cret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	addr := loopback()
+	sidecar := start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml", "--grpc-listen", addr+":8081",
+		"--http-listen", "", "--admin-listen", addr+":6070", "--admin-token-file", token, "--drain-delay", "0s")
+	awaitPort(t, sidecar, "tcp", addr+":6070")
+	cmd := exec.Command(program, "run", "http://"+addr+":6070/api/openapi.json", "--header", "Authorization: Bearer s3cret",
+		// Valid requests are refused for good reasons too: an unknown limit, an adjustment without numbers.
+		"--exclude-checks", "positive_data_acceptance",
+		"--max-examples", "20", "--seed", "1", "--generation-database", "none", "--max-response-time", "5", "--no-color")
+	cmd.Dir = t.TempDir() // it leaves reports
+	out, err := cmd.CombinedOutput()
+	if said := string(out); err != nil || !strings.Contains(said, "Tested: 12") {
+		t.Errorf("%v\n%s", err, said)
+	}
+}
 
 // TestTheAPIIsAsDescribed lets Schemathesis make up requests of the description that a sidecar serves,
 // and of what is next to it, and compare the answers: no 5xx, and nothing that is not described.

@@ -1,0 +1,42 @@
+"""Consumes units of a limit: python3 limit.py URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN."""
+
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+
+def limit(url, name, key, count=1, wait=0.0):
+    """Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds.
+
+    All repetitions have one request_id, so the sidecar charges them once.
+    """
+    body = json.dumps({"name": name, "key": key, "count": count, "request_id": str(uuid.uuid4())}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("RLSIDECAR_API_TOKEN", "")}
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url + "/v1/limit", body, headers), timeout=2) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            retry = float(error.headers.get("Retry-After", "inf"))  # 429, 503, and 409 while another repetition runs
+            if time.monotonic() + retry > deadline:
+                if error.code == 429:
+                    return json.load(error)
+                raise
+        except OSError:  # no answer
+            retry = 0.2
+            if time.monotonic() + retry > deadline:
+                raise
+        time.sleep(retry)
+
+
+if __name__ == "__main__":
+    decision = limit(sys.argv[1], sys.argv[3], sys.argv[4:], wait=float(sys.argv[2]))
+    if decision["ok"]:
+        print("allowed,", decision["limits"][0]["remaining"], "left")
+    else:
+        print("denied, retry after", decision["retry_after_ms"], "ms")

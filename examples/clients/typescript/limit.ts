@@ -1,0 +1,41 @@
+// Consumes units of a limit: node limit.js URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
+import { randomUUID } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
+
+interface Decision {
+  ok: boolean;
+  retry_after_ms?: number;
+  wait_ms?: number;
+  limits: { name: string; ok: boolean; remaining?: number }[];
+}
+
+/**
+ * Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds.
+ * All repetitions have one request_id, so the sidecar charges them once.
+ */
+export async function limit(url: string, name: string, key: string[], count = 1, wait = 0): Promise<Decision> {
+  const request = {
+    method: "POST",
+    headers: { "Content-Type": "application/json", Authorization: `Bearer ${process.env.RLSIDECAR_API_TOKEN ?? ""}` },
+    body: JSON.stringify({ name, key, count, request_id: randomUUID() }),
+  };
+  const deadline = performance.now() + wait * 1000;
+  for (;;) {
+    const answer = await fetch(url + "/v1/limit", { ...request, signal: AbortSignal.timeout(2000) }).catch((e: Error) => e);
+    if (answer instanceof Response && answer.ok) return (await answer.json()) as Decision;
+    // Seconds: 429, 503, and 409 while another repetition runs, name a time; there may also be no answer at all.
+    const retry = answer instanceof Response ? Number(answer.headers.get("Retry-After") ?? Infinity) : 0.2;
+    if (performance.now() + retry * 1000 > deadline) {
+      if (answer instanceof Error) throw answer;
+      if (answer.status === 429) return (await answer.json()) as Decision;
+      throw new Error(`${answer.status}: ${await answer.text()}`);
+    }
+    await sleep(retry * 1000);
+  }
+}
+
+if (process.argv.length > 4) {
+  const [url, wait, name, ...key] = process.argv.slice(2);
+  const decision = await limit(url, name, key, 1, Number(wait));
+  console.log(decision.ok ? `allowed, ${decision.limits[0].remaining} left` : `denied, retry after ${decision.retry_after_ms} ms`);
+}

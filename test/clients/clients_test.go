@@ -1,0 +1,302 @@
+package clients
+
+import (
+	"bytes"
+	"context"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+const (
+	root      = "../.."
+	documents = root + "/internal/httpapi/"
+	patience  = 2 * time.Minute // for other processes on a busy machine
+	token     = "s3cret"
+)
+
+// sidecarProgram is rlsidecar as TestMain built it.
+var sidecarProgram string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "rlsidecar-clients")
+	if err != nil {
+		log.Fatal(err)
+	}
+	sidecarProgram = filepath.Join(dir, "rlsidecar")
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar").CombinedOutput(); err != nil {
+		log.Fatalf("build rlsidecar: %v\n%s", err, out)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// run returns the output of a program, without the standard error.
+func run(t *testing.T, dir, program string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "RLSIDECAR_API_TOKEN="+token)
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", program, strings.Join(args, " "), err, out, problems.String())
+	}
+	return string(out)
+}
+
+var addresses = regexp.MustCompile(`(?s)is ready.* HTTP +(http://\S+).* admin +(http://\S+)`)
+
+// serve starts a sidecar with limits and returns the addresses of its listeners.
+func serve(t *testing.T, limits string) (api, admin string) {
+	t.Helper()
+	var said lockedBuffer
+	cmd := exec.Command(sidecarProgram, "serve", "--config", limits, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
+		"--admin-listen", "127.0.0.1:0", "--api-token", token, "--drain-delay", "0s")
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		if err := <-exited; err != nil {
+			t.Errorf("the sidecar ended with %v:\n%s", err, said.String())
+		}
+	})
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if found := addresses.FindStringSubmatch(said.String()); found != nil {
+			return found[1], found[2]
+		}
+	}
+	t.Fatalf("the sidecar is not ready:\n%s", said.String())
+	return "", ""
+}
+
+// lockedBuffer is a buffer that a process writes and a test reads.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// node returns the folder of the npm packages and a program of theirs.
+func node(t *testing.T, program string) (modules, path string) {
+	t.Helper()
+	modules, err := filepath.Abs(root + "/.tools/openapi-typescript/node_modules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(modules, ".bin", program)
+	if _, err := os.Stat(path); err != nil {
+		tooltest.Missing(t, "openapi-typescript")
+	}
+	return modules, path
+}
+
+func copyTo(t *testing.T, dir, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, filepath.Base(file)), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// names has the OpenAPI documents by the names of their clients.
+var names = map[string]string{"rlsidecar": "openapi.json", "operators": "openapi-operators.json"}
+
+func TestTheDocumentsAreValid(t *testing.T) {
+	python := tooltest.Path(t, "python-openapi")
+	for _, file := range names {
+		if said := run(t, documents, python, "-m", "openapi_spec_validator", file); !strings.HasSuffix(said, ": OK\n") {
+			t.Errorf("%s: %s", file, said)
+		}
+	}
+}
+
+// generated is what the programs in testdata print, each with the client of its language.
+const generated = `[200,true,[["send_message_to",true,0]],false]
+[200,true,[["send_message_to",true,0]],false]
+[429,false,[["send_message_to",false,0]],true]
+[200,true,[["send_message",true,9],["send_message_to",true,1]],false]
+[400,"urn:rlsidecar:problem:never-fits","limit \"send_message\": asks for 1000, the most it can ever get is 10"]
+[404,"urn:rlsidecar:problem:unknown-limit","no limit is named \"nope\""]
+[200,true,[["llm_tokens",true,10000]],false]
+[200,true,[["llm_tokens",true,39000]],false]
+["check",true,8]
+["bucket","send_message","fixed_window",31536000000000,9]
+["reset",true]
+["limits",["llm_tokens","send_message","send_message_to"]]
+["unauthorized","urn:rlsidecar:problem:unauthorized"]
+["operators",[10]]
+["adjust",403,"urn:rlsidecar:problem:forbidden"]
+["adjustments",[]]
+`
+
+func TestAGeneratedPythonClient(t *testing.T) {
+	python := tooltest.Path(t, "python-openapi")
+	dir := t.TempDir()
+	config := filepath.Join(dir, "config.yaml")
+	// A warning means that a part of the document has no client. Its formatter would be one more program.
+	if err := os.WriteFile(config, []byte("post_hooks: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range names {
+		run(t, documents, python, "-m", "openapi_python_client", "generate", "--fail-on-warning", "--meta", "none",
+			"--config", config, "--path", file, "--output-path", filepath.Join(dir, name))
+	}
+	copyTo(t, dir, "testdata/generated.py")
+	api, admin := serve(t, "testdata/limits.yaml")
+	if said := run(t, dir, python, "generated.py", api, admin); said != generated {
+		t.Errorf("it printed\n%s, want\n%s", said, generated)
+	}
+}
+
+// compile type-checks a TypeScript program and returns the folder with its JavaScript.
+func compile(t *testing.T, file string, prepare func(dir, generator string)) (dir string) {
+	t.Helper()
+	modules, tsc := node(t, "tsc")
+	_, generator := node(t, "openapi-typescript")
+	dir = t.TempDir()
+	if err := os.Symlink(modules, filepath.Join(dir, "node_modules")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "package.json"), []byte(`{"type": "module"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	prepare(dir, generator)
+	copyTo(t, dir, file)
+	run(t, dir, tsc, "--strict", "--skipLibCheck", "--target", "es2022", "--module", "nodenext", "--types", "node",
+		filepath.Base(file))
+	return dir
+}
+
+func TestAGeneratedTypeScriptClient(t *testing.T) {
+	dir := compile(t, "testdata/generated.ts", func(dir, generator string) {
+		for name, file := range names {
+			run(t, documents, generator, file, "-o", filepath.Join(dir, name+".ts"))
+		}
+	})
+	api, admin := serve(t, "testdata/limits.yaml")
+	if said := run(t, dir, "node", "generated.js", api, admin); said != generated {
+		t.Errorf("it printed\n%s, want\n%s", said, generated)
+	}
+}
+
+// unreliable forwards requests to a sidecar, and spoils the first: it closes the connection after the sidecar has
+// answered, or reports that the sidecar is unavailable.
+type unreliable struct {
+	forward http.Handler
+	spoil   string
+
+	mu       sync.Mutex
+	attempts []time.Time // guarded by mu
+}
+
+func (u *unreliable) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	u.mu.Lock()
+	u.attempts = append(u.attempts, time.Now())
+	first := len(u.attempts) == 1
+	u.mu.Unlock()
+	switch {
+	case first && u.spoil == "answer lost":
+		u.forward.ServeHTTP(httptest.NewRecorder(), r)
+		panic(http.ErrAbortHandler)
+	case first && u.spoil == "unavailable":
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusServiceUnavailable)
+	default:
+		u.forward.ServeHTTP(w, r)
+	}
+}
+
+const exampleLimits = `
+domain: d
+limits:
+  few: {algorithm: token_bucket, rate: 2, period: 1h}
+  fast: {algorithm: token_bucket, rate: 1, period: 1s}
+`
+
+// TestTheExampleClients runs each client of examples/clients against a sidecar that it reaches through an unreliable
+// network.
+func TestTheExampleClients(t *testing.T) {
+	limits := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(limits, []byte(exampleLimits), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api, _ := serve(t, limits)
+	to, err := url.Parse(api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := httputil.NewSingleHostReverseProxy(to)
+	for language, command := range exampleClients(t) {
+		t.Run(language, func(t *testing.T) {
+			call := func(spoil, wait, limit string) (said string, attempts []time.Time) {
+				u := &unreliable{forward: forward, spoil: spoil}
+				s := httptest.NewServer(u)
+				defer s.Close()
+				said = run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, wait, limit, language)...)
+				return strings.TrimSpace(said), u.attempts
+			}
+			if said, _ := call("", "0", "few"); said != "allowed, 1 left" {
+				t.Errorf("the first unit: %s", said)
+			}
+			if said, n := call("answer lost", "60", "few"); said != "allowed, 0 left" || len(n) != 2 {
+				t.Errorf("the answer was lost, and the repetition consumed a unit again: %s, in %d attempts", said, len(n))
+			}
+			if said, n := call("", "60", "few"); !regexp.MustCompile(`^denied, retry after 1\d{6} ms$`).MatchString(said) || len(n) != 1 {
+				t.Errorf("half an hour is more than 60 seconds: %s, in %d attempts", said, len(n))
+			}
+			if said, n := call("unavailable", "60", "fast"); said != "allowed, 0 left" || len(n) != 2 || n[1].Sub(n[0]) < time.Second {
+				t.Errorf("Retry-After is 1: %s, attempts at %v", said, n)
+			}
+			if said, n := call("", "60", "fast"); said != "allowed, 0 left" || len(n) > 1 && n[1].Sub(n[0]) < time.Second {
+				t.Errorf("denied for less than a second: %s, attempts at %v", said, n)
+			}
+		})
+	}
+}
+
+// exampleClients returns the command of each client.
+func exampleClients(t *testing.T) map[string][]string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "limit")
+	run(t, "", "go", "build", "-o", program, root+"/examples/clients/go")
+	dir := compile(t, root+"/examples/clients/typescript/limit.ts", func(string, string) {})
+	return map[string][]string{
+		"go":         {program},
+		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/limit.py"},
+		"typescript": {"node", filepath.Join(dir, "limit.js")},
+	}
+}
