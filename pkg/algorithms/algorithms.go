@@ -93,6 +93,8 @@ type State struct {
 	Log []Micros
 	// Denials is the state of the limit's Penalty; nil if there is none.
 	Denials *Denials
+	// Peaks are those of a limit that settles. They are nil if it does not, or if they are unknown.
+	Peaks *Peaks
 }
 
 // Ask is a request for units of one bucket.
@@ -274,6 +276,9 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 			if s.By.Calendar != nil && l.Kind == FixedWindow && !l.Calendar.same(s.By.Calendar) {
 				s.By = s.By.outlived(s.At)
 			}
+			if l.Settles {
+				s.Peaks = s.By.passed(s.At, now)
+			}
 			s.At = s.By.tickOf(now)
 			if n := len(s.Log); n > 0 && s.Log[n-1] > now {
 				s.Log = slices.Clone(s.Log)
@@ -308,6 +313,9 @@ func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 // fresh is the State of a new bucket, filled at time now.
 func (l *Limit) fresh(now Micros) State {
 	s := State{By: l, At: l.tickOf(now)}
+	if l.Settles {
+		s.Peaks = noPeaks
+	}
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
 		s.Value, s.Prev = l.V-(l.Capacity-l.Initial)*l.Q, l.V1
@@ -340,6 +348,9 @@ func (s State) FreshAt() Micros {
 	}
 	if s.Denials != nil {
 		at = max(at, l.forgottenAt(s.Denials))
+	}
+	if p := s.Peaks.All(); len(p) > 0 { // beyond At where the clock has stepped back
+		at = max(at, p[len(p)-1].Until)
 	}
 	return at
 }

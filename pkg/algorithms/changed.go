@@ -41,10 +41,13 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	switch {
 	case l.sameScale(s.By, hash):
-		s.By = l
+		if s.By = l; !l.Settles {
+			s.Peaks = nil
+		}
 	case l.Kind == SlidingWindow || l.Kind == SlidingLog:
 	case l.Kind == FixedWindow:
 		if k := l.keptWindow(s, now, hash); k.used <= l.Capacity {
+			s.Peaks = l.adoptPeaks(s, hash)
 			s.By, s.Value, s.At = l, l.Capacity-k.used, l.tickOf(now)
 		}
 	default:
@@ -53,6 +56,7 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 		if units := k.units(l); units > l.V || k1.units(l) > l.V1 {
 			return
 		}
+		s.Peaks = l.adoptPeaks(s, hash)
 		s.By, s.Value, s.Prev, s.At = l, l.V-k.units(l), l.V1-k1.units(l), k.now
 	}
 }
@@ -63,6 +67,7 @@ type kept struct {
 	unit int64 // how many of used make one unit
 	most int64 // the largest consumption, in units
 	used int64
+	room int64 // of a limit that settles: the most that a refund which names its charge returns
 
 	// Token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
 	now  Micros
@@ -170,10 +175,14 @@ func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.
 // moment is the start of the n-th tick after now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
-// giveBack subtracts units of l from used. The undo of a charge returns less by the tokens that have flowed in since.
+// giveBack subtracts units of l from used. The undo of a charge returns less by the tokens that have flowed in since; of a
+// limit that settles, at most room.
 func (k *kept) giveBack(l *Limit, units int64, p int64, a *Ask) {
 	given := k.of(l, units)
-	if a.Of > 0 && k.tick > 0 {
+	switch {
+	case a.Of > 0 && l.Settles:
+		given = min(given, k.room)
+	case a.Of > 0 && k.tick > 0:
 		given = returned(given, p, int64(k.now/k.tick-a.Of/k.tick))
 	}
 	k.used = max(0, k.used-given)
@@ -189,14 +198,23 @@ func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros)
 		return
 	case FixedWindow:
 		k = l.keptWindow(s, now, a.Hash)
-		l.decideKept(&k, now, a, d)
-		s.By = k.old
-	case LeakyBucket:
-		k = l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
-		l.decideKeptTurn(&k, now, a, d, back)
+		s.Peaks = l.peaksOf(s, a.Hash)
+		if s.By != k.old { // the calendar of its windows is gone
+			s.By, s.Peaks = k.old, nil
+		}
 	default:
 		k = l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
+		s.Peaks = l.peaksOf(s, a.Hash)
+	}
+	had := k.used
+	k.room = k.old.roomSince(s, a.Of, had)
+	if l.Kind == LeakyBucket {
+		l.decideKeptTurn(&k, now, a, d, back)
+	} else {
 		l.decideKept(&k, now, a, d)
+	}
+	if l.Settles && !a.Look {
+		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
 	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
 	d.Value = l.full() - k.units(l)
@@ -224,6 +242,12 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
 			k.giveBack(l, -cost, k.p, a)
 		}
 		d.Allowed = true
+	case l.beyond(a):
+		most := (l.Capacity + min(l.MaxDebt, k.most-l.Capacity)) * k.unit
+		most, had := max(k.used, most), k.used
+		wanted, _ := mulDiv(min(a.Cost, l.Capacity+l.MaxDebt), k.unit, 1)
+		k.used = min(most, k.used+wanted)
+		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
 		debt := max(k.of(l, goal), k.old.full()) // more than that is a debt by the old numbers too
 		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {

@@ -13,6 +13,8 @@ package algorithms
 // capacity, so that no debt carries over. The same holds for PerRequest, where the count may exceed the limit of the
 // next request.
 //
+// A limit that settles refunds within the window of the charge only, and charges settlements down to -MaxDebt; see Peaks.
+//
 // A Calendar replaces these window starts by its own. Its windows have no phase.
 
 // windowOf is the number of the window that contains t.
@@ -65,13 +67,21 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 		r = l.MaxReserved
 	}
 	value, window, phase := l.roll(s, now, a.Hash)
+	had := value
 	// until is the time to the n-th window start from now on.
 	until := func(n int64) Micros { return l.windowStart(window+n, phase) - now }
 	switch {
 	case cost < 0 && l.windowOver(a, now):
 		d.Allowed = true
 	case cost < 0:
-		value = min(l.Capacity, value+l.giveBack(cost))
+		given := l.giveBack(cost)
+		if l.Settles && a.Of > 0 {
+			given = min(given, l.roomSince(s, a.Of, l.Capacity-value))
+		}
+		value = min(l.Capacity, value+given)
+		d.Allowed = true
+	case l.beyond(a):
+		value, d.Lost = l.charged(value, 1, cost)
 		d.Allowed = true
 	case cost <= l.Capacity+r && value-cost >= -r:
 		value -= cost
@@ -93,6 +103,9 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 		d.RetryAfter = until(1)
 	default:
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
+	}
+	if l.Settles && !a.Look {
+		s.Peaks = l.peaked(s.Peaks, now, l.Capacity-had, l.Capacity-value, a)
 	}
 	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)

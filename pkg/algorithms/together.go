@@ -48,7 +48,7 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 // of the group denied: Remaining and ResetAfter become those of the bucket without the charge.
 func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
 	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
-	d.Value, d.Remaining, d.ResetAfter, d.Wait = is.Value, is.Remaining, is.ResetAfter, 0
+	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0
 	return d
 }
 

@@ -13,7 +13,7 @@ import "math/bits"
 //	allow:  value'' = min(V, value' - cost*q);  wait = ceil(-value''/p) below zero
 //	reset_after = ceil((V - value'') / p)
 //
-// Most admitted in any span T: capacity + floor(T*rate/period).
+// Most admitted in any span T: capacity + floor(T*rate/period). Where estimates are settled, see Peaks.
 
 func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
@@ -76,10 +76,16 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
 	}
 	s.Value = l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
-	s.At = l.tickOf(now)
+	had := s.Value
 	switch {
+	case cost < 0 && l.Settles && a.Of > 0:
+		s.Value += min(-cost, l.roomSince(s, a.Of, l.V-s.Value))
+		d.Allowed = true
 	case cost < 0:
 		s.Value = min(l.V, s.Value+l.back(-cost, now, a))
+		d.Allowed = true
+	case l.beyond(a):
+		s.Value, d.Lost = l.charged(s.Value, l.Q, a.Cost)
 		d.Allowed = true
 	case cost <= most && s.Value-cost >= least:
 		s.Value -= cost
@@ -97,6 +103,10 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.P))
 	}
+	if l.Settles && !a.Look {
+		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
+	}
+	s.At = l.tickOf(now)
 	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))
 	d.ResetAfter = l.span(now, ceilDiv(l.V-s.Value, l.P))
 }

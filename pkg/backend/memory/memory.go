@@ -126,7 +126,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	}
 	c.Limit.TakeAt(&state, now, &c.Ask, &d.Decision)
 	switch {
-	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil: // the entry does not grow
+	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil && state.Peaks == nil: // the entry does not grow
 		e.set(&state)
 	case s.makeRoom(st, c, e, &state, now, e):
 		s.put(st, hash, c, e, &state)

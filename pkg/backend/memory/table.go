@@ -78,13 +78,14 @@ func (e *entry) setName(s string) {
 type more struct {
 	log     []algorithms.Micros // of a sliding log
 	denials *algorithms.Denials // of a limit with a penalty
+	peaks   *algorithms.Peaks   // of a limit that settles
 }
 
 // copy writes the stored state to s, which is empty.
 func (e *entry) copy(s *algorithms.State) {
 	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
-		s.Log, s.Denials = e.more.log, e.more.denials
+		s.Log, s.Denials, s.Peaks = e.more.log, e.more.denials, e.more.peaks
 	}
 }
 
@@ -97,20 +98,26 @@ func (e *entry) state() (s algorithms.State) {
 func (e *entry) set(s *algorithms.State) {
 	e.by, e.value, e.prev, e.at = s.By, s.Value, s.Prev, s.At
 	switch {
-	case len(s.Log) == 0 && s.Denials == nil:
+	case len(s.Log) == 0 && s.Denials == nil && s.Peaks == nil:
 		e.more = nil
 	case e.more != nil:
-		e.more.log, e.more.denials = s.Log, s.Denials
+		*e.more = more{s.Log, s.Denials, s.Peaks}
 	default:
-		e.more = &more{s.Log, s.Denials}
+		e.more = &more{s.Log, s.Denials, s.Peaks}
 	}
 }
+
+// peaksRoom is the room for the peaks of a limit that settles: 136 bytes, and a bucket without them needs about 70.
+const peaksRoom = 2
 
 // extra is the room that s needs beyond one bucket.
 func extra(s *algorithms.State) int {
 	n := len(s.Log)
 	if s.Denials != nil {
 		n += 1 + len(s.Denials.Times)
+	}
+	if s.Peaks != nil {
+		n += peaksRoom
 	}
 	return n
 }
