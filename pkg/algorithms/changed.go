@@ -41,9 +41,7 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	switch {
 	case l.sameScale(s.By, hash):
-		if s.By = l; !l.Settles {
-			s.Peaks = nil
-		}
+		s.By = l
 	case l.Kind == SlidingWindow || l.Kind == SlidingLog:
 	case l.Kind == FixedWindow:
 		if k := l.keptWindow(s, now, hash); k.used <= l.Capacity {

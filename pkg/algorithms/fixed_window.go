@@ -104,8 +104,10 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
 	}
-	if l.Settles && !a.Look {
+	if l.Settles {
 		s.Peaks = l.peaked(s.Peaks, now, l.Capacity-had, l.Capacity-value, a)
+	} else {
+		s.Peaks = nil
 	}
 	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)

@@ -103,8 +103,10 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.P))
 	}
-	if l.Settles && !a.Look {
+	if l.Settles {
 		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
+	} else {
+		s.Peaks = nil
 	}
 	s.At = l.tickOf(now)
 	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))

@@ -227,12 +227,12 @@ func (t *trip) near(now algorithms.Micros) {
 // usual reports whether the script decides plain charges of l in its loop. All others take the general form.
 func usual(l *algorithms.Limit) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
-		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
+		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0 && !l.Settles
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
 	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l)} {
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l), l.Settles} {
 		if set {
 			flags += float64(int(1) << i)
 		}
@@ -240,6 +240,9 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	dst = doubles(dst, float64(l.Kind), flags, float64(l.Capacity), float64(l.MaxReserved),
 		float64(l.Rate), float64(l.Period), float64(l.P), float64(l.Q), float64(l.V),
 		float64(l.Tick), float64(l.Initial), float64(l.P1), float64(l.V1))
+	if l.Settles {
+		dst = doubles(dst, float64(l.MaxDebt))
+	}
 	if p := l.Penalty; p.After > 0 {
 		dst = doubles(dst, float64(p.After), float64(p.For), float64(p.Max))
 	}
@@ -395,6 +398,8 @@ func decode(text string) backend.Decision {
 	case flags&noLast != 0:
 	case flags&32 != 0:
 		d.Blocked = moment(text)
+	case flags&4 != 0:
+		d.Lost = number(text)
 	default:
 		d.Wait = moment(text)
 	}
@@ -412,6 +417,8 @@ func encode(dst []byte, d *backend.Decision) []byte {
 	}
 	if d.Blocked > 0 {
 		flags, last = flags+32, d.Blocked
+	} else if d.Lost > 0 {
+		flags, last = flags+4, algorithms.Micros(d.Lost)
 	}
 	return doubles(append(dst, flags), float64(d.Value), float64(d.Remaining),
 		float64(d.RetryAfter), float64(d.ResetAfter), float64(last))

@@ -6,7 +6,8 @@
 -- ARGV[4…]
 -- ARGV[1]  the time in us, packed as a double; 0: the server's own
 -- ARGV[2]  the limits, 13 doubles each, and of a calendar 8 more: its number, that of the first window,
--- the longest a window can be, and the starts of five windows; of one with a penalty 3 more before these
+-- the longest a window can be, and the starts of five windows; of one with a penalty 3 more before these, and of one
+-- that settles 1 more, max_debt
 -- ARGV[3]  the charges, 4 doubles each: the number of the key, that of the limit and 2^20 times the flags, the
 -- cost, and the phase. Flag 1: the next charge is of the same group, which is taken together or not at all;
 -- 2: two doubles more follow, max_wait and of; 4 reserve, 8 look, 16 raw, 32 settle. One of limit 0 heads a group
@@ -14,8 +15,8 @@
 -- tell what is asked. Two doubles 0 are the end
 -- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
 -- flag 16 the three times are counted in windows of a calendar, and with flag 32 the last of them is for
--- how long a penalty blocks the bucket, in us; with flag 64 the last is 0 and left out, with flag
--- 128 that of a retry. Nothing but the time: it is not among the windows given, and nothing is charged
+-- how long a penalty blocks the bucket, in us, and with flag 4 how many units a settlement lost; with flag 64 the last
+-- is 0 and left out, with flag 128 that of a retry. Nothing but the time: it is not among the windows given, and nothing is charged
 --
 -- All is read first and all is written last, so an error on the way leaves nothing behind; the
 -- first write is one that a server out of memory refuses.
@@ -134,9 +135,10 @@ local function general(now, given, names, stored, lives, answers)
     until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
+    peaked, push, lower, closest, beyond, charged, room_since, passed, peaks_of, adopt_peaks,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
-    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials
+    log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
   -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
   -- those of the charge that it is left by.
@@ -149,7 +151,7 @@ local function general(now, given, names, stored, lives, answers)
   -- state, whatever was denied before.
   function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
-    d.blocked, d.timed = 0, not l.edges
+    d.blocked, d.lost, d.timed = 0, 0, not l.edges
     if l.rate == 0 then
       d.allowed, d.never = a.cost <= 0, a.cost > 0
       return s
@@ -157,7 +159,7 @@ local function general(now, given, names, stored, lives, answers)
     local kept, at, seen = begin(l, phase, s, now)
     local next
     if kept.by ~= l then
-      next = take_kept(l, kept, at, a, d, at - now)
+      next = take_kept(l, phase, kept, at, a, d, at - now)
     elseif l.kind == TOKEN then
       next = take_tokens(l, kept, at, a, d)
     elseif l.kind == LEAKY then
@@ -207,6 +209,7 @@ local function general(now, given, names, stored, lives, answers)
         s = {
           by = s.by, value = s.value, prev = s.prev, at = t - t % s.by.tick, log = s.log, phase = s.phase,
           window = s.window, next = s.next, period = s.period, denials = s.denials,
+          peaks = l.settles and passed(s.by, s.at, t) or nil,
         }
         if l.calendar == s.by.calendar then
           locate(l, s)
@@ -225,7 +228,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
   function fresh(l, t, log)
-    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0 }
+    local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and {} or nil }
     if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
       s.value, s.prev = l.v - (l.capacity - l.initial) * l.q, l.v1
     elseif l.kind == WINDOW then
@@ -341,14 +344,14 @@ local function general(now, given, names, stored, lives, answers)
     elseif l.kind == WINDOW then
       local k = kept_window(l, s, t)
       if k.used > l.capacity then return s end
-      c.value = l.capacity - k.used
+      c.value, c.peaks = l.capacity - k.used, adopt_peaks(l, phase, s)
       return locate(l, c)
     end
     local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
     local bank, sure = units(k, l), 0
     if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
     if bank > l.v or sure > l.v1 then return s end
-    c.value, c.prev, c.at = l.v - bank, l.v1 - sure, k.now
+    c.value, c.prev, c.at, c.peaks = l.v - bank, l.v1 - sure, k.now, adopt_peaks(l, phase, s)
     return c
   end
 
@@ -439,7 +442,9 @@ local function general(now, given, names, stored, lives, answers)
   -- give_units takes units of l off what is used, less what has flowed in since.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
-    if a.of > 0 and k.tick then
+    if a.of > 0 and l.settles then
+      given = min(given, k.room)
+    elseif a.of > 0 and k.tick then
       given = returned(given, p, floor(k.now / k.tick) - floor(a.of / k.tick))
     end
     k.used = max(0, k.used - given)
@@ -447,7 +452,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- take_kept answers a of s, which is kept in other numbers than l's, at time t, which is behind ahead of a clock
   -- that stepped back. Of a calendar that l does not have it tells times, not windows.
-  function take_kept(l, s, t, a, d, behind)
+  function take_kept(l, phase, s, t, a, d, behind)
     if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
     local k
     if l.kind == WINDOW then
@@ -456,12 +461,16 @@ local function general(now, given, names, stored, lives, answers)
     else
       k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
     end
+    local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
+    k.room = room_since(k.old, s.at, peaks, a.of, had)
     if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
+    if l.settles then peaks = peaked(k.old, peaks, k.now, had, k.used, a.of) end
     d.value = full_of(l) - units(k, l)
     d.remaining = max(0, floor(d.value / unit_of(l)))
     d.reset = until_units(k, l, t, 0)
     local next = {
       by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+      peaks = peaks,
     }
     if k.edges then locate(l, next) end
     return next
@@ -483,6 +492,11 @@ local function general(now, given, names, stored, lives, answers)
         and window_of(k.edges and l or k.old, k.phase, a.of) ~= k.window
       if not over then give_units(k, l, -cost, k.p, a) end
       d.allowed = true
+    elseif beyond(l, a) then
+      local most, had = (l.capacity + min(l.max_debt, k.most - l.capacity)) * k.unit, k.used
+      local wanted = mul_div(min(a.cost, l.capacity + l.max_debt), k.unit, 1)
+      k.used = min(max(had, most), had + wanted)
+      d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
     elseif cost == 0 then
       local room = of(k, l, goal)
       local debt = max(room, full_of(k.old))
@@ -654,8 +668,23 @@ local function general(now, given, names, stored, lives, answers)
       given = over and 0 or give_back(l, a.cost)
     end
     local starts = window - (s.window or window_of(l, phase, s.at))
-    local flags, value, remaining, retry, reset, wait =
-      charge_window(l, s.value, starts, a.cost, a.reserve and l.max_reserved or 0, given)
+    local cost, reserve, peaks, had = a.cost, a.reserve and l.max_reserved or 0, l.settles and s.peaks or nil
+    if l.settles then
+      local _
+      _, had = charge_window(l, s.value, starts, 0, EXACT)
+      if given and a.of > 0 then
+        given = min(given, room_since(l, s.at, peaks, a.of, l.capacity - had))
+      elseif beyond(l, a) then
+        local to
+        to, d.lost = charged(l, had, 1, cost)
+        cost, reserve = had - to, -to
+      end
+    end
+    local flags, value, remaining, retry, reset, wait = charge_window(l, s.value, starts, cost, reserve, given)
+    if l.settles then
+      peaks = peaked(l, peaks, t, l.capacity - had, l.capacity - value, a.of)
+      if beyond(l, a) then wait = 0 end
+    end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
     -- starts_in is the time until the n-th window start; of a calendar, how many windows that is from now.
     local function starts_in(n)
@@ -664,7 +693,7 @@ local function general(now, given, names, stored, lives, answers)
       return (phase + (window + n) * l.period) * l.tick - t
     end
     d.retry, d.reset, d.wait = starts_in(retry), starts_in(reset), starts_in(wait)
-    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0 })
+    return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
   end
 
   -- windows_to_full is how many window starts fill a bucket that holds value.
@@ -737,6 +766,114 @@ local function general(now, given, names, stored, lives, answers)
     local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
     if windows <= floor(most / rate) then return windows * rate end
     return most
+  end
+
+  -- peaks.go -----------------------------------------------------------------------------------------
+
+  -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first. They are made anew, never
+  -- changed; nil: they are unknown.
+
+  -- peaked are the peaks of a bucket of l that lacked room before a charge or a refund at time t, and lacks left now.
+  function peaked(l, peaks, t, room, left, since)
+    t = t - t % l.tick
+    if room == left then return peaks end
+    if not peaks then
+      if left < room then return nil end
+      return push({}, t + l.tick, 0)
+    elseif #peaks == 0 then
+      if left < room then return peaks end
+      return push({}, t, 0)
+    elseif l.kind == WINDOW then
+      return peaks
+    elseif left < room then
+      if since > 0 then peaks = lower(peaks, since - since % l.tick, room - left) end
+      return push({ unpack(peaks) }, t + l.tick, left)
+    end
+    return push({ unpack(peaks) }, t, room)
+  end
+
+  -- push adds a peak to peaks, which it changes and returns.
+  function push(peaks, till, room)
+    local n = #peaks
+    if n > 0 and peaks[n - 1] >= till then
+      if peaks[n] <= room then return peaks end
+      till = peaks[n - 1]
+    end
+    while n > 0 and peaks[n] >= room do
+      peaks[n], peaks[n - 1] = nil, nil
+      n = n - 2
+    end
+    peaks[n + 1], peaks[n + 2] = till, room
+    if n == 8 then
+      local i = closest(peaks)
+      table.remove(peaks, i + 3)
+      table.remove(peaks, i)
+    end
+    return peaks
+  end
+
+  -- lower is peaks as if units that were consumed at time since had never been.
+  function lower(peaks, since, units)
+    local next = {}
+    for i = 1, #peaks, 2 do push(next, peaks[i], peaks[i] > since and peaks[i + 1] - units or peaks[i + 1]) end
+    return next
+  end
+
+  -- closest is where, of five peaks, the one stands that is merged with the next.
+  function closest(peaks)
+    local at, least = 0, math.huge
+    for i = 1, 7, 2 do
+      local ratio = peaks[i + 3] / peaks[i + 1]
+      if ratio <= least then at, least = i, ratio end
+    end
+    return at
+  end
+
+  -- beyond tells whether a charges, in a settlement, what the estimate left out.
+  function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
+
+  -- charged is value less a cost that is charged down to -max_debt, and how many units are lost beyond that.
+  function charged(l, value, unit, cost)
+    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
+    return to, cost - floor((value - to) / unit)
+  end
+
+  -- room_since is how much a bucket with these peaks, last charged at a time, has lacked at least since another.
+  function room_since(l, at, peaks, since, room)
+    since = since - since % l.tick
+    if since > at or not peaks or #peaks == 0 then return 0 end
+    for i = 1, #peaks, 2 do
+      if peaks[i] > since then return min(room, peaks[i + 1]) end
+    end
+    return room
+  end
+
+  -- passed are the peaks of a bucket last charged at a time, whose clock has stepped back to t.
+  function passed(l, at, t)
+    t = t + HOUR
+    return push({}, min(at, t - t % l.tick) + l.tick, 0)
+  end
+
+  -- peaks_of are the peaks of s as far as they are of use for l.
+  function peaks_of(l, phase, s)
+    local old = s.by
+    if not l.settles or l.tick ~= old.tick then return nil end
+    if l.kind == WINDOW and (l.period ~= old.period or phase ~= phase_of(s) or l.calendar ~= old.calendar) then
+      return nil
+    end
+    return s.peaks
+  end
+
+  -- adopt_peaks are the peaks of s in the numbers of l.
+  function adopt_peaks(l, phase, s)
+    local peaks = peaks_of(l, phase, s)
+    if not peaks or l.kind == WINDOW then return peaks end
+    local next = {}
+    for i = 1, #peaks, 2 do
+      local room = mul_div(peaks[i + 1], l.q, s.by.q)
+      push(next, peaks[i], room)
+    end
+    return next
   end
 
   -- penalty.go ---------------------------------------------------------------------------------------
@@ -843,7 +980,7 @@ local function general(now, given, names, stored, lives, answers)
     if not s or s.denials == denials then return s end
     return {
       by = s.by, value = s.value, prev = s.prev, at = s.at, log = s.log, phase = s.phase,
-      window = s.window, next = s.next, period = s.period, denials = denials,
+      window = s.window, next = s.next, period = s.period, denials = denials, peaks = s.peaks,
     }
   end
 
@@ -975,7 +1112,8 @@ local function general(now, given, names, stored, lives, answers)
       if not all and c.allowed and not l.charges_denied then
         local is = {}
         take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-        c.value, c.remaining, c.reset, c.wait, c.timed = is.value, is.remaining, is.reset, 0, is.timed
+        c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
+        c.wait, c.lost = 0, 0
       end
     end
   end
@@ -1018,11 +1156,24 @@ local function general(now, given, names, stored, lives, answers)
 
   function take_tokens(l, s, t, a, d)
     local cost, ticks = cost_in(l, l.q, a), elapsed(l, s.at, t)
-    local least, given = a.reserve and -l.max_reserved * l.q or 0, cost < 0 and back(l, -cost, t, a) or nil
+    local least, given, peaks, had = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
+    if l.settles then had = flow(s.value, l.v, l.p, ticks) end
+    if cost < 0 and l.settles and a.of > 0 then
+      given = min(-cost, room_since(l, s.at, peaks, a.of, l.v - had))
+    elseif cost < 0 then
+      given = back(l, -cost, t, a)
+    elseif beyond(l, a) then
+      least, d.lost = charged(l, had, l.q, a.cost)
+      cost = had - least
+    end
     local flags, value, remaining, retry, reset, wait = charge_tokens(l, s.value, ticks, cost, least, given)
+    if l.settles then
+      peaks = peaked(l, peaks, t, l.v - had, l.v - value, a.of)
+      if beyond(l, a) then wait = 0 end
+    end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
     d.retry, d.reset, d.wait = span(l, t, retry), span(l, t, reset), span(l, t, wait)
-    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0 }
+    return { by = l, value = value, prev = 0, at = l.tick == 1 and t or t - t % l.tick, phase = 0, peaks = peaks }
   end
 
   -- The log ------------------------------------------------------------------------------------------
@@ -1118,7 +1269,7 @@ local function general(now, given, names, stored, lives, answers)
       if byte(b) == 2 then
         local value, at, rate, capacity, calendar, window, next, pos = unpack_at('<ddddddd', b, 2)
         last = pos
-        s = { by = l, value = value, prev = 0, at = at, window = window, next = next }
+        s = { by = l, value = value, prev = 0, at = at, phase = 0, window = window, next = next }
         local hours = next % 1000000
         s.next = next - hours
         if l.calendar ~= calendar or l.rate ~= rate or l.capacity ~= capacity then
@@ -1154,7 +1305,9 @@ local function general(now, given, names, stored, lives, answers)
           s.by = { kind = l.kind, tick = tick, p = p, q = q, v = v, p1 = 0, v1 = 0 }
         end
       end
-      if last <= #b then s.denials = unpack_denials(b, last) end
+      if last <= #b then
+        if unpack_at('<d', b, last) < 0 then s.peaks = unpack_peaks(b, last) else s.denials = unpack_denials(b, last) end
+      end
     end
     state[k] = s
     return s
@@ -1162,7 +1315,7 @@ local function general(now, given, names, stored, lives, answers)
 
   function remember(c, s)
     if s and s ~= state[c.key] then
-      s.phase = s.by.phase or c.phase
+      if s.by == c.limit then s.phase = c.phase end -- else it is kept in the windows of another limit
       state[c.key], dirty[c.key] = s, c.limit
     elseif s and s.log and not c.look then
       denied_logs[c.key] = c.limit
@@ -1193,6 +1346,7 @@ local function general(now, given, names, stored, lives, answers)
       b = pack('<Bdddddddd', ms, s.value, s.prev, s.at, l.p, l.q, l.v, l.p1, l.v1)
     end
     if s.denials then b = b .. pack_denials(s.denials) end
+    if s.peaks then b = b .. pack_peaks(s.peaks) end
     stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
@@ -1201,6 +1355,8 @@ local function general(now, given, names, stored, lives, answers)
     local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
+    local peaks = s.peaks
+    if peaks and #peaks > 0 then ttl = max(ttl, floor((peaks[#peaks - 1] - now) / 1000) + 2) end
     if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
     return ttl
   end
@@ -1219,6 +1375,24 @@ local function general(now, given, names, stored, lives, answers)
     return d
   end
 
+  -- pack_peaks makes bytes of peaks, unpack_peaks reads them where they start in b. The first double is below 0,
+  -- which that of denials never is.
+  function pack_peaks(peaks)
+    local b = pack('<d', -1)
+    for i = 1, #peaks, 2 do b = b .. pack('<dd', peaks[i], peaks[i + 1]) end
+    return b
+  end
+
+  function unpack_peaks(b, at)
+    local peaks = {}
+    at = at + 8
+    while at <= #b do
+      local n = #peaks
+      peaks[n + 1], peaks[n + 2], at = unpack_at('<dd', b, at)
+    end
+    return peaks
+  end
+
   -- The call ----------------------------------------------------------------------------------------
 
   local limits, at = {}, 1
@@ -1226,11 +1400,12 @@ local function general(now, given, names, stored, lives, answers)
     local l, flags = {}
     l.kind, flags, l.capacity, l.max_reserved, l.rate, l.period, l.p, l.q, l.v,
       l.tick, l.initial, l.p1, l.v1, at = unpack_at('<ddddddddddddd', ARGV[2], at)
-    flags = flags % 32
+    l.settles, flags = flags >= 64, flags % 32
     l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
     l.per_request = floor(flags / 4) % 2 == 1
     l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
     l.after = 0
+    if l.settles then l.max_debt, at = unpack_at('<d', ARGV[2], at) end
     if flags >= 16 then l.after, l.block, l.longest_block, at = unpack_at('<ddd', ARGV[2], at) end
     if floor(flags / 8) % 2 == 1 then
       local e = {}
@@ -1262,8 +1437,9 @@ local function general(now, given, names, stored, lives, answers)
   local function answer(c)
     n = n + 1
     local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.timed and 0 or 16)
-      + (c.blocked > 0 and 32 or 0)
-    answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, c.blocked > 0 and c.blocked or c.wait)
+      + (c.blocked > 0 and 32 or 0) + (c.lost > 0 and 4 or 0)
+    local last = c.blocked > 0 and c.blocked or c.lost > 0 and c.lost or c.wait
+    answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, last)
   end
 
   -- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the
@@ -1373,9 +1549,9 @@ do
   while at <= size do
     local kind, flags, capacity, max_reserved, rate, period, p, q, v = unpack_at('<ddddddddd', limits, at)
     i = i + 1
-    if flags < 32 then
+    if flags % 64 < 32 then
       usual[i] = false
-      at = at + (flags >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
+      at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
     elseif kind == 1 then
       usual[i] = { capacity = capacity, p = p, q = q, v = v }
     else
