@@ -164,8 +164,7 @@ func newAttempts(now func() time.Time) *attempts {
 	if err != nil {
 		panic(err) // the numbers are constants
 	}
-	clock := func() algorithms.Micros { return algorithms.Micros(now().UnixMicro()) }
-	return &attempts{memory.New(memory.Config{Clock: clock, MaxKeys: maxClients}), limit}
+	return &attempts{memory.New(memory.Config{Clock: now, MaxKeys: maxClients}), limit}
 }
 
 // allow counts an attempt and reports whether it may be made.

@@ -23,6 +23,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -71,7 +72,7 @@ func newDesk(t *testing.T) *desk {
 	}
 	clock := func() time.Time { return d.now }
 	micros := func() algorithms.Micros { return algorithms.Micros(d.now.UnixMicro()) }
-	d.limiter = limiter.New(memory.New(memory.Config{Clock: micros}), limiter.Config{})
+	d.limiter = limiter.New(memory.New(memory.Config{Clock: storetest.Times(micros)}), limiter.Config{})
 	d.limiter.Swap(s)
 	d.denials, d.usage = denials.New(clock), usage.New(clock, 1)
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), clock)

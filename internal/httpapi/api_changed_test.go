@@ -42,7 +42,7 @@ func TestALimitPutBackForgetsNothing(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	var l *limiter.Limiter
-	h := apiOver(t, memory.New(memory.Config{Clock: clock.Now}), func(a *API) { l = a.Limiter })
+	h := apiOver(t, memory.New(memory.Config{Clock: clock.Time}), func(a *API) { l = a.Limiter })
 	reload := func(capacity int) {
 		t.Helper()
 		text := fmt.Sprintf("domain: edge\nlimits:\n  send: {algorithm: token_bucket, rate: 100, period: 1h, capacity: %d}\n", capacity)

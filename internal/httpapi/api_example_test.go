@@ -59,7 +59,7 @@ func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
 	t.Helper()
 	c := &console{t: t}
 	c.clock.Set(storetest.Start)
-	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Now}), limiter.Config{})
+	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Time}), limiter.Config{})
 	l.Swap(snapshot)
 	h := New(Config{API: &API{
 		Limiter: l, Inline: config.Inline, Now: func() time.Time { return time.UnixMicro(int64(c.clock.Now())) },

@@ -22,7 +22,7 @@ func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock)
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	edit = append(edit, func(a *API) { a.Now = func() time.Time { return time.UnixMicro(int64(clock.Now())) } })
-	return apiOver(tb, memory.New(memory.Config{Clock: clock.Now}), edit...), clock
+	return apiOver(tb, memory.New(memory.Config{Clock: clock.Time}), edit...), clock
 }
 
 func TestARequestWithAnIDIsTakenOnce(t *testing.T) {
@@ -175,7 +175,7 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	with := func(token string) func(*API) { return func(a *API) { a.Token = httpauth.FixedToken(token) } }
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	store := memory.New(memory.Config{Clock: clock.Now})
+	store := memory.New(memory.Config{Clock: clock.Time})
 	one, other, stranger := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
 	ask := func(h http.Handler, token, body string) (int, string) {
 		w := call(h, "POST", "/v1/limit", body, "Authorization", "Bearer "+token)
@@ -236,7 +236,7 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	var l *limiter.Limiter
-	h := apiOver(t, memory.New(memory.Config{Clock: clock.Now}), func(a *API) { l = a.Limiter })
+	h := apiOver(t, memory.New(memory.Config{Clock: clock.Time}), func(a *API) { l = a.Limiter })
 	id := reserve(t, h, `{"name":"tokens","key":"a","count":5,"reserve":true}`)
 	changed := strings.Replace(apiLimits, "tokens: {algorithm: token_bucket", "tokens: {algorithm: fixed_window", 1)
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(changed)}}, config.Options{})

@@ -66,7 +66,7 @@ func apiInMemory(tb testing.TB) (http.Handler, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	return apiOver(tb, memory.New(memory.Config{Clock: clock.Now})), clock
+	return apiOver(tb, memory.New(memory.Config{Clock: clock.Time})), clock
 }
 
 func call(h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {

@@ -65,7 +65,7 @@ func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
 func TestOperatorsLookAndReset(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	h, l, logs := operator(t, memory.New(memory.Config{Clock: clock.Now}))
+	h, l, logs := operator(t, memory.New(memory.Config{Clock: clock.Time}))
 	take(t, l, "user=bob", 4)
 	take(t, l, "path=/login,ip=::1", 2)
 	bytes := "user=" + "a&b\xff\r\n"

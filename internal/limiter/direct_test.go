@@ -10,6 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -46,9 +47,9 @@ func TestDirectDecidesLikeACall(t *testing.T) {
 		clock := func() algorithms.Micros { return now }
 		named := directLimits(t)
 		snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Named: named}}}
-		l := limiter.New(memory.New(memory.Config{Clock: clock}), limiter.Config{})
+		l := limiter.New(memory.New(memory.Config{Clock: storetest.Times(clock)}), limiter.Config{})
 		l.Swap(snapshot)
-		store := memory.New(memory.Config{Clock: clock})
+		store := memory.New(memory.Config{Clock: storetest.Times(clock)})
 		var d limiter.Direct
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			now += algorithms.Micros(rapid.Int64Range(0, 700_000).Draw(t, "after"))

@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -56,8 +57,8 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
-	b.store = &faulty{Store: memory.New(memory.Config{Clock: clock})}
-	c := limiter.Config{Local: memory.New(memory.Config{Clock: clock})}
+	b.store = &faulty{Store: memory.New(memory.Config{Clock: storetest.Times(clock)})}
+	c := limiter.Config{Local: memory.New(memory.Config{Clock: storetest.Times(clock)})}
 	for _, m := range modes {
 		c.Modes = m
 	}

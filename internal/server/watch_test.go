@@ -20,7 +20,7 @@ import (
 func TestMemoryThatFillsIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
-	s.stack.memory = memory.New(memory.Config{MaxKeys: 1000, Clock: func() algorithms.Micros { return algorithms.Micros(now.UnixMicro()) }})
+	s.stack.memory = memory.New(memory.Config{MaxKeys: 1000, Clock: func() time.Time { return now }})
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second})
 	if err != nil {
 		t.Fatal(err)

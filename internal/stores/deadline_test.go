@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 func TestDeadlineIsTheEarlierOne(t *testing.T) {
@@ -131,7 +132,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 // At the deadline only what is not known fails.
 func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		next := memory.New(memory.Config{Clock: wall})
+		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var slow atomic.Bool
 		s := stores.Deadline(stores.Denied(batchFunc(func(b *backend.Batch) {
 			if slow.Load() {

@@ -21,7 +21,7 @@ import (
 // remembering is a DeniedStore over memory, on the time of a synctest bubble; asked counts what
 // memory was asked.
 func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
-	asked = &recorder{next: memory.New(memory.Config{Clock: wall})}
+	asked = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 	return stores.Denied(asked, c), asked
 }
 
@@ -69,7 +69,7 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 // What is known is answered before Submit returns; only the rest is asked of next, and is remembered too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: wall}))}
+		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
 		s := stores.Denied(asked, stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
@@ -206,7 +206,7 @@ func TestGiveBackForgets(t *testing.T) {
 // A denial that was under way while something came back may be out of date already.
 func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: wall})
+		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Ask.Cost > 0 {
@@ -386,7 +386,7 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 // A denial that was in flight while this process consumed units of its bucket may be out of date.
 func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		buckets := memory.New(memory.Config{Clock: wall})
+		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
 			if charges[0].Ask.Cost == 8 {
@@ -438,7 +438,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
 			s, asked := remembering(stores.DeniedConfig{MaxGroups: 7})
-			twin := memory.New(memory.Config{Clock: wall})
+			twin := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			rng := rand.New(rand.NewPCG(seed, 3))
 			specs := storetest.Specs()
 			limits := make([]*algorithms.Limit, len(specs))

@@ -26,7 +26,7 @@ func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 func TestDividedIsNeverOver(t *testing.T) {
 	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
-		return dividedStore(t, memory.New(memory.Config{Clock: now}), memory.New(memory.Config{Clock: now}))
+		return dividedStore(t, memory.New(memory.Config{Clock: storetest.Times(now)}), memory.New(memory.Config{Clock: storetest.Times(now)}))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // suspendable is a machine whose monotonic clock stands still while it is suspended. Its time is that
@@ -39,7 +40,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				machine := &suspendable{began: time.Now()}
-				store := memory.New(memory.Config{Clock: wall})
+				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 				s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
 				before(machine)
 				limit := fixed(t, 1000, 10*algorithms.Second)
@@ -64,7 +65,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(store, stores.LeaseConfig{Clocks: machine.clocks})
 		c := leased(fixed(t, 100_000, algorithms.Day), "a", 1, 50_000)
 		warm(t, s, c)

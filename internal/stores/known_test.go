@@ -9,12 +9,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // A denial that is remembered, and what is leased, are answered before Submit returns, without asking next.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		below := memory.New(memory.Config{Clock: wall})
+		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: below}
 		denied := stores.Denied(asked, stores.DeniedConfig{})
 		lease := stores.Lease(denied, stores.LeaseConfig{})

@@ -16,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation of leases alone")
@@ -102,7 +103,7 @@ func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
 		t: t, seed: seed, skew: time.Duration(rng.Int64N(int64(time.Hour))) - 30*time.Minute,
 		charges: map[string]int64{}, gone: map[string]int64{}, asked: map[*backend.Source]map[string]bool{},
 	}
-	w.store = memory.New(memory.Config{Clock: w.storeNow})
+	w.store = memory.New(memory.Config{Clock: storetest.Times(w.storeNow)})
 	play(w, rng)
 	for k := range w.keys {
 		w.check(k)

@@ -18,7 +18,7 @@ import (
 // requesting is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
 // asked.
 func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
-	below = memory.New(memory.Config{Clock: wall})
+	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	asked = &recorder{next: below}
 	return stores.Lease(asked, stores.LeaseConfig{}), below, asked
 }
@@ -62,7 +62,7 @@ func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
-		exact := memory.New(memory.Config{Clock: wall})
+		exact := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for i := range 100_000 {
 			got, want := take(t.Context(), s, c)[0], take(t.Context(), exact, c)[0]
@@ -94,7 +94,7 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const late, from = 40 * ms, 500 * ms
 					began := time.Now()
-					store := memory.New(memory.Config{Clock: wall})
+					store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 					s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 						if time.Since(began) > from {
 							time.Sleep(late)
@@ -174,7 +174,7 @@ func TestLoansFollowTheRate(t *testing.T) {
 func TestNoMoreIsLentThanMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var n atomic.Int64
 		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two come at the same time
@@ -216,7 +216,7 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				born := time.Now()
-				asked := &recorder{next: memory.New(memory.Config{Clock: wall})}
+				asked := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 				s := stores.Lease(asked, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
 					slow := time.Since(born) * 9995 / 10_000
 					return slow, slow
@@ -243,7 +243,7 @@ func TestLoansEndInTimeByASlowClock(t *testing.T) {
 // back, or here, though denials are remembered below.
 func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
 		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
 		c := leased(compile(t, spec), "a", 1, 500)
@@ -263,7 +263,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, store, charges, decisions)
 			if detached(ctx) {
@@ -293,7 +293,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 func TestAnOutageCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if backend.Take(ctx, store, charges, decisions); down.Load() { // it is charged, and nobody is told
 				fail(decisions)
@@ -359,7 +359,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 // own lease's time: they do not live on in another.
 func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if backend.Take(ctx, store, charges, decisions); string(charges[0].Key) == "other" {
 				time.Sleep(100 * ms)
@@ -568,7 +568,7 @@ func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 func TestLoansOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if down.Load() {
 				fail(decisions)
@@ -622,7 +622,7 @@ func TestChangedNumbersDropLoans(t *testing.T) {
 // A bucket that is reset is as one never seen, and its lease is forgotten.
 func TestResetDropsTheLoan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(store, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
@@ -650,7 +650,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 // What is being borrowed ahead when a bucket is reset, and what waits to be given back, are not the new one's.
 func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(lateAhead{store}, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		for range warm(t, s, c) * 30 {
@@ -787,7 +787,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
-		s := stores.Lease(memory.New(memory.Config{Clock: now}), stores.LeaseConfig{})
+		s := stores.Lease(memory.New(memory.Config{Clock: storetest.Times(now)}), stores.LeaseConfig{})
 		return s
 	})
 }

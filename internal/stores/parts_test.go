@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // submitFunc is a Store that is a function.
@@ -65,7 +66,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 				undos := stores.NewUndos(time.Minute)
 				defer undos.Close()
 				time.Sleep(time.Until(time.Now().Truncate(time.Second).Add(1500 * ms))) // the middle of a window
-				store := memory.New(memory.Config{Clock: wall})
+				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 				five := fixed(t, 5, algorithms.Second)
 				a, b := of(five, "a", 4), of(five, "b", 6)
 				decisions := takeByParts(t, undos, part(slowUndo(store, late), a), part(store, b))
@@ -96,7 +97,7 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)
 		defer undos.Close()
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		day := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day}
 		plain := compile(t, day)
 		day.Overdraw = true

@@ -11,11 +11,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 func TestResetForgetsDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := stores.Denied(memory.New(memory.Config{Clock: wall}), stores.DeniedConfig{})
+		s := stores.Denied(memory.New(memory.Config{Clock: storetest.Times(wall)}), stores.DeniedConfig{})
 		a, b := of(tokens(t, 1, algorithms.Day, 1), "a", 1), of(tokens(t, 1, algorithms.Day, 1), "b", 1)
 		take(t.Context(), s, a)
 		take(t.Context(), s, b)

@@ -11,6 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // held is a Store that keeps batches until a test decides them.
@@ -69,7 +70,7 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-		store := memory.New(memory.Config{Clock: wall})
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		parts := [3]*held{{next: store}, {next: store}, {next: store}}
 		router := byFirstByte(parts[0], parts[1], parts[2])
 		// Groups that are apart may have the same number. One of two charges is too large for its bucket.
@@ -122,7 +123,7 @@ func TestADividedBatchPassesItsTermsOn(t *testing.T) {
 func TestManyPartsInMemory(t *testing.T) {
 	undos := stores.NewUndos(time.Minute)
 	defer undos.Close()
-	store := memory.New(memory.Config{Clock: wall})
+	store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 	s := stores.Parts(store, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	limit := tokens(t, 10_000, algorithms.Day, 10_000)
 	for range 5_000 {
@@ -154,7 +155,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	const keys, limited = 6, 20
 	undos := stores.NewUndos(time.Minute)
 	now := 1000 * algorithms.Second
-	store := memory.New(memory.Config{Clock: func() algorithms.Micros { return now }})
+	store := memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})
 	h := &held{next: store}
 	routes := [3]stores.Route{{Store: h}, {Store: h}, {Store: h}}
 	number := func(c *backend.Charge) int { return int(c.Key[0]) % len(routes) }

@@ -43,7 +43,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			storetest.Vectors(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 				t.Helper()
-				return wrap(t, memory.New(memory.Config{Clock: now}), func() time.Time { return time.UnixMicro(int64(now())) })
+				return wrap(t, memory.New(memory.Config{Clock: storetest.Times(now)}), func() time.Time { return time.UnixMicro(int64(now())) })
 			})
 		})
 	}
@@ -51,6 +51,6 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 
 func TestDeadlineChangesNoAnswer(t *testing.T) {
 	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-		return stores.Deadline(memory.New(memory.Config{Clock: now}), time.Minute, ms, nil)
+		return stores.Deadline(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute, ms, nil)
 	})
 }

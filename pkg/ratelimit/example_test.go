@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
@@ -14,11 +13,8 @@ import (
 // newLimiter makes a Limiter for the examples. The clock of its Store stands still, so that the output is always the
 // same; programs use memory.Config{}.
 func newLimiter(limits ratelimit.Limits) *ratelimit.Limiter {
-	clock := func() algorithms.Micros { return 1_767_225_600 * algorithms.Second }
-	l, err := ratelimit.New(ratelimit.Config{
-		Store: memory.New(memory.Config{Clock: clock}), Limits: limits,
-		Clock: func() time.Time { return time.UnixMicro(int64(clock())) },
-	})
+	clock := func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
+	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock}), Limits: limits, Clock: clock})
 	if err != nil {
 		panic(err)
 	}

@@ -38,7 +38,7 @@ func onClock(tb testing.TB) (*ratelimit.Limiter, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	return over(tb, memory.New(memory.Config{Clock: clock.Now}), clock), clock
+	return over(tb, memory.New(memory.Config{Clock: clock.Time}), clock), clock
 }
 
 func over(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit.Limiter {
@@ -198,7 +198,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	l, err := ratelimit.New(ratelimit.Config{
-		Store: memory.New(memory.Config{Clock: clock.Now}), Limits: testLimits(), MaxWait: 30 * time.Second,
+		Store: memory.New(memory.Config{Clock: clock.Time}), Limits: testLimits(), MaxWait: 30 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -361,7 +361,7 @@ func TestAReservationTravelsAsText(t *testing.T) {
 func TestForeignReservationsAreRefused(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	store := memory.New(memory.Config{Clock: clock.Now})
+	store := memory.New(memory.Config{Clock: clock.Time})
 	made := func(domain, secret string) *ratelimit.Limiter {
 		l, err := ratelimit.New(ratelimit.Config{
 			Store: store, Domain: domain, Secret: secret, Limits: testLimits(),

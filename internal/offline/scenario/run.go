@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -30,7 +31,7 @@ type run struct {
 // answer that is not as expected; the steps after it are run all the same.
 func (s *Scenario) Run(ctx context.Context, snapshot *limiter.Snapshot) (failures []Failure) {
 	r := &run{}
-	r.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }}), limiter.Config{})
+	r.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }}), limiter.Config{})
 	r.limiter.Swap(snapshot)
 	for i := range s.Steps {
 		if f := r.step(ctx, s.Start, &s.Steps[i]); f != nil {

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -121,7 +122,7 @@ func newReplay(c Config) (*replay, error) {
 	default:
 		return nil, fmt.Errorf("format %q is not known", c.Format)
 	}
-	r.store = memory.New(memory.Config{Clock: func() algorithms.Micros { return r.now }, MaxKeys: c.MaxKeys, Repeatable: true})
+	r.store = memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }, MaxKeys: c.MaxKeys, Repeatable: true})
 	r.store.SetOwners(r.tally.owners)
 	r.limiter = limiter.New(r.store, limiter.Config{})
 	r.limiter.Swap(c.Snapshot)

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -37,7 +38,7 @@ type asked struct {
 func newAsked(t *testing.T, s *limiter.Snapshot) *asked {
 	t.Helper()
 	a := &asked{}
-	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() algorithms.Micros { return a.now }}), limiter.Config{})
+	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(a.now)) }}), limiter.Config{})
 	a.limiter.Swap(s)
 	return a
 }

@@ -25,8 +25,8 @@ const stripeCount = 128
 
 // Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
 type Config struct {
-	// Clock returns the time; nil means the wall clock.
-	Clock func() algorithms.Micros
+	// Clock returns the time; nil means time.Now. A test can set it.
+	Clock func() time.Time
 	// MaxKeys bounds the number of buckets, entries of sliding logs, and denials counted by penalties.
 	MaxKeys int
 	// Repeatable makes the Store sweep the same buckets whenever it gets the same requests. It is for replays only:
@@ -57,13 +57,14 @@ type stripe struct {
 // New makes an empty Store.
 func New(c Config) *Store {
 	if c.Clock == nil {
-		c.Clock = func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
+		c.Clock = time.Now
 	}
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
 	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half, because stripes are not filled equally
-	s := &Store{clock: c.Clock, room: newRoom(c.MaxKeys), records: newRecords()}
+	now := func() algorithms.Micros { return algorithms.Micros(c.Clock().UnixMicro()) }
+	s := &Store{clock: now, room: newRoom(c.MaxKeys), records: newRecords()}
 	if !c.Repeatable {
 		s.seed = new(maphash.MakeSeed())
 	}

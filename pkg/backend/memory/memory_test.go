@@ -18,7 +18,7 @@ import (
 
 func TestExact(t *testing.T) {
 	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-		return New(Config{Clock: now})
+		return New(Config{Clock: storetest.Times(now)})
 	})
 }
 
@@ -26,7 +26,7 @@ func TestExact(t *testing.T) {
 func at(maxKeys int) (*storetest.Clock, *Store) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	return clock, New(Config{Clock: clock.Now, MaxKeys: maxKeys})
+	return clock, New(Config{Clock: clock.Time, MaxKeys: maxKeys})
 }
 
 func limit(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {

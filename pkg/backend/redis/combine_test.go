@@ -13,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
 // heldShards is a Store of shards in memory that keeps batches until a test decides them.
@@ -64,7 +65,7 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
 	now := 1000 * algorithms.Second
 	clock := func() algorithms.Micros { return now }
-	h = &heldShards{memory: memory.New(memory.Config{Clock: clock})}
+	h = &heldShards{memory: memory.New(memory.Config{Clock: storetest.Times(clock)})}
 	undos = stores.NewUndos(time.Minute)
 	s = newShardStore(h, undos, clock)
 	s.memory.clock = func() time.Time { return time.UnixMicro(int64(now)) }

@@ -38,7 +38,7 @@ func TestLaneChangesNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
-				l := over(memory.New(memory.Config{Clock: now}), time.Minute)
+				l := over(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
 				return &way{l, l}
 			})

@@ -455,7 +455,7 @@ func shardsAdmitMore(t *testing.T, url string) {
 func shardsAreLookedAtWhole(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
-	whole := memory.New(memory.Config{Clock: clock.Now})
+	whole := memory.New(memory.Config{Clock: clock.Time})
 	number := func(n int64) *int64 { return &n }
 	for name, spec := range map[string]algorithms.Spec{
 		"token bucket":             {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Second},

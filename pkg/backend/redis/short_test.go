@@ -40,7 +40,7 @@ func TestLoopEqualsMemory(t *testing.T) {
 	server := redistest.Start(t)
 	now, clock := storetest.Start, &storetest.Clock{}
 	ours := open(t, Config{URL: "redis://" + server.Addr, Clock: clock.Now, Timeout: 5 * time.Second})
-	want := memory.New(memory.Config{Clock: clock.Now, MaxKeys: 10_000})
+	want := memory.New(memory.Config{Clock: clock.Time, MaxKeys: 10_000})
 	rng := rand.New(rand.NewPCG(1, 2))
 	limits := make([]*algorithms.Limit, len(specs))
 	denied := 0

@@ -23,6 +23,14 @@ type Clock struct{ now atomic.Int64 }
 // Now is the time.
 func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load()) }
 
+// Time is the same as a time.Time.
+func (c *Clock) Time() time.Time { return time.UnixMicro(c.now.Load()) }
+
+// Times converts a clock.
+func Times(now func() algorithms.Micros) func() time.Time {
+	return func() time.Time { return time.UnixMicro(int64(now())) }
+}
+
 // Set sets it.
 func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
 

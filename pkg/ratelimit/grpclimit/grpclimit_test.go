@@ -32,7 +32,7 @@ func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 func dial(t *testing.T, store backend.Store, c grpclimit.Config) healthgrpc.HealthClient {
 	t.Helper()
 	if store == nil {
-		store = memory.New(memory.Config{Clock: func() algorithms.Micros { return 1_767_225_600 * algorithms.Second }})
+		store = memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(1_767_225_600 * algorithms.Second)) }})
 	}
 	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"calls": ratelimit.TokenBucket(2, 3*time.Second)}})
 	if err != nil {

@@ -22,7 +22,7 @@ var trusted = netip.MustParsePrefix("10.0.0.0/8")
 func limited(tb testing.TB, store backend.Store, c httplimit.Config) http.Handler {
 	tb.Helper()
 	if store == nil {
-		store = memory.New(memory.Config{Clock: func() algorithms.Micros { return 1_767_225_600 * algorithms.Second }})
+		store = memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(1_767_225_600 * algorithms.Second)) }})
 	}
 	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"requests": ratelimit.TokenBucket(2, 3*time.Second)}})
 	if err != nil {
