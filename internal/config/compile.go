@@ -142,6 +142,7 @@ type domain struct {
 	share   float64 // default of local_share; 0 means none
 	tag     hashTag
 	require requirements
+	headers headerSets
 	limits  map[string]*named
 	names   []string // names of limits, in the order of the files
 	nodes   map[*descriptors.Node]place
@@ -251,6 +252,10 @@ func (c *compiler) domain(d *domain) {
 		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
 	}
 	c.warnRequire(d)
+	if headers := d.headers; headers.value.OpenAI && len(d.Policies) > 0 && !c.incomplete &&
+		!slices.ContainsFunc(d.Policies, func(p *descriptors.Policy) bool { return p.Extra().Unit != descriptors.NoUnit }) {
+		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
+	}
 }
 
 // settings adopts the settings of the domain from its documents, which must agree.
@@ -260,13 +265,14 @@ func (c *compiler) settings(d *domain) {
 	var part share
 	var tag text
 	var most oneLimit
-	var headers headerSets
+	var body denyBody
 	for _, doc := range d.docs {
 		agree(c, d, "consume", &each.given, &doc.Consume.given)
 		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
 		agree(c, d, "local_share", &part.given, &doc.LocalShare.given)
 		agree(c, d, "hash_tag", &tag.given, &doc.HashTag.given)
-		agree(c, d, "http_headers", &headers.given, &doc.Headers.given)
+		agree(c, d, "http_headers", &d.headers.given, &doc.Headers.given)
+		agree(c, d, "deny_body", &body.given, &doc.DenyBody.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
 			d.share = 1 // the mistake is reported; this prevents further messages
 		}
@@ -288,7 +294,8 @@ func (c *compiler) settings(d *domain) {
 	d.Require = d.require.compiled()
 	d.tag = c.hashTag(tag)
 	d.Slot = d.tag.slot(d.Name, nil, true)
-	d.Headers = headers.pointer()
+	d.Headers = d.headers.pointer()
+	d.DenyBody = body.value
 	d.Alone = each.or(c.o.ConsumeEach) && !c.o.ConsumeTogether
 	d.OnFailure = answer.or(c.o.OnFailure)
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))

@@ -29,6 +29,7 @@ type document struct {
 	HashTag     text           `key:"hash_tag"`
 	MaxOverride oneLimit       `key:"max_override"`
 	Require     requirements   `key:"require"`
+	DenyBody    denyBody       `key:"deny_body"`
 	Headers     headerSets     `key:"http_headers"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
@@ -120,6 +121,8 @@ type limit struct {
 	Quota      boolean      `key:"quota_mode"`
 	OnFailure  failure      `key:"on_backend_failure"`
 	LocalShare share        `key:"local_share"`
+	UnitName   unitName     `key:"unit_name"`
+	DenyBody   denyBody     `key:"deny_body"`
 }
 
 // guaranteed is the rate that a token bucket provides even if its bank is empty.
@@ -193,6 +196,8 @@ type (
 
 	requirements struct{ given[[][]text] } // a list of keys, and of lists of alternative keys
 
+	denyBody   struct{ given[descriptors.Body] }   // its name
+	unitName   struct{ given[descriptors.Unit] }   // its name
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
 	minimum        struct{ given[*guaranteed] }

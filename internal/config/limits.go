@@ -93,6 +93,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	p.Domain, p.RateName, p.Shadow, p.Quota, p.Alone = d.Name, l.Name.value, l.Shadow.value, l.Quota.value, d.Alone
 	p.Limit = c.shared.limit(algorithms.Limit{}) // a Policy needs one, even if the numbers are not compiled
 	p.more.Replaces = c.replaces(l, name)
+	p.more.DenyBody, p.more.Unit = l.DenyBody.value, l.UnitName.value
 	switch isReference, ok := c.form(l, name != ""); {
 	case !ok:
 	case isReference:

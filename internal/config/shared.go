@@ -36,6 +36,8 @@ type extrasKey struct {
 	local                  *algorithms.Limit
 	localShare             float64
 	maxDelay               algorithms.Micros
+	denyBody               descriptors.Body
+	unit                   descriptors.Unit
 }
 
 func newShared() *shared {
@@ -87,6 +89,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 		named:    m.Named,
 		openKeys: joined(m.OpenKeys), replaces: joined(m.Replaces), statValues: positions(m.StatValues), statLevels: joined(m.StatLevels),
 		slot: m.Slot, local: m.Local, localShare: m.LocalShare, maxDelay: m.MaxDelay,
+		denyBody: m.DenyBody, unit: m.Unit,
 	}
 	if m.Lease != nil {
 		key.lease = *m.Lease

@@ -208,6 +208,16 @@ func (f *failure) read(p *parser, key string, n *yaml.Node) {
 	f.set(p, n, answer, ok)
 }
 
+func (b *denyBody) read(p *parser, key string, n *yaml.Node) {
+	format, ok := pick(p, key, n, bodyNames)
+	b.set(p, n, format, ok)
+}
+
+func (u *unitName) read(p *parser, key string, n *yaml.Node) {
+	unit, ok := pick(p, key, n, unitNames)
+	u.set(p, n, unit, ok)
+}
+
 func (h *headerSets) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
 	items := []*yaml.Node{n}
@@ -249,6 +259,14 @@ var failureNames = func() map[string]descriptors.OnFailure {
 	}
 	return byName
 }()
+
+// bodyNames are the values of deny_body, and unitNames those of unit_name.
+var (
+	bodyNames = map[string]descriptors.Body{
+		"openai": descriptors.OpenAIBody, "anthropic": descriptors.AnthropicBody, "problem+json": descriptors.ProblemBody, "text": descriptors.TextBody,
+	}
+	unitNames = map[string]descriptors.Unit{"requests": descriptors.Requests, "tokens": descriptors.Tokens}
+)
 
 // pick reads one of a few words.
 func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {

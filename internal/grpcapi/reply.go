@@ -16,6 +16,7 @@ const (
 	responseCode     = 1
 	responseStatuses = 2
 	responseHeaders  = 3
+	responseBody     = 5
 	responseMetadata = 6
 
 	statusCode      = 1
@@ -61,11 +62,14 @@ func (s *status) tell(v *limiter.Verdict, i int) {
 		return // the state of the bucket is unknown, and invented numbers would appear in headers
 	}
 	p, limit := r.Policy, r.Policy.Limit
+	if v.Denied && !p.Reference && !v.Denies(r) {
+		return // Envoy's headers must be of a limit that denied; the reference server shows every limit
+	}
 	if p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
 		limit = p.Extra().Local // the remaining units are those of this process's own bucket
 	}
 	s.policy, s.limit = p, limit
-	if r.Outcome != limiter.Shadowed {
+	if r.Outcome != limiter.Shadowed && !(v.Denied && spoken.Denied) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch {
@@ -73,6 +77,7 @@ func (s *status) tell(v *limiter.Verdict, i int) {
 		s.reset = seconds(limit.WindowEnd(r.Decision.At))
 	case !spoken.Denied:
 		s.reset = max(1, seconds(r.Decision.ResetAfter))
+	case v.Denied && v.Never && !p.Reference: // no time helps, whatever this limit says
 	case !r.Decision.Never:
 		s.reset = max(1, seconds(r.Decision.RetryAfter))
 	case p.Alone && p.Reference: // like the reference server, which has no such case

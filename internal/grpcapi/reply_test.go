@@ -70,7 +70,9 @@ func TestStatus(t *testing.T) {
 		{"over in shadow", result(plain, limiter.Shadowed, algorithms.Decision{Remaining: 2, RetryAfter: 1, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"never", result(plain, limiter.Denied, algorithms.Decision{Never: true, Remaining: 5, ResetAfter: 9e6}),
-			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, LimitRemaining: 5}},
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
+		{"over with units left", result(plain, limiter.Denied, algorithms.Decision{Remaining: 3, RetryAfter: 1500e3}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 2}}},
 		{"never, as the reference server", result(&descriptors.Policy{Limit: perMinute, Alone: true, Reference: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
 		{"unlimited", result(&descriptors.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
@@ -102,6 +104,41 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// Envoy makes its headers of the status with the fewest units left, so a denial must show no limit that passed.
+func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
+	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
+	p, quota := &descriptors.Policy{Limit: perMinute}, &descriptors.Policy{Limit: perMinute, Quota: true}
+	reference := &descriptors.Policy{Limit: perMinute, Reference: true}
+	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
+	in := func(seconds int64) *durationpb.Duration { return &durationpb.Duration{Seconds: seconds} }
+	passed := algorithms.Decision{Allowed: true, ResetAfter: 9e6}
+	longer := algorithms.Decision{Remaining: 4, RetryAfter: 30e6, ResetAfter: 9e6}
+	for _, c := range []struct {
+		name    string
+		results []limiter.Result
+		never   bool
+		want    []*rls.RateLimitResponse_DescriptorStatus
+	}{
+		{"one passed with nothing left", []limiter.Result{result(p, limiter.Allowed, passed), result(p, limiter.Denied, longer)}, false,
+			[]*rls.RateLimitResponse_DescriptorStatus{{Code: ok}, {Code: over, CurrentLimit: shown, DurationUntilReset: in(30)}}},
+		{"one would deny in shadow mode", []limiter.Result{result(p, limiter.Shadowed, passed), result(p, limiter.Denied, longer)}, false,
+			[]*rls.RateLimitResponse_DescriptorStatus{{Code: ok}, {Code: over, CurrentLimit: shown, DurationUntilReset: in(30)}}},
+		{"a quota denies, and not all of them", []limiter.Result{result(quota, limiter.Denied, longer), result(p, limiter.Denied, algorithms.Decision{RetryAfter: 1})}, false,
+			[]*rls.RateLimitResponse_DescriptorStatus{{Code: over}, {Code: over, CurrentLimit: shown, DurationUntilReset: in(1)}}},
+		{"one denies for good", []limiter.Result{result(p, limiter.Denied, longer), result(p, limiter.Denied, algorithms.Decision{Never: true})}, true,
+			[]*rls.RateLimitResponse_DescriptorStatus{{Code: over, CurrentLimit: shown}, {Code: over, CurrentLimit: shown}}},
+		{"as the reference server", []limiter.Result{result(reference, limiter.Allowed, passed), result(reference, limiter.Denied, longer)}, false,
+			[]*rls.RateLimitResponse_DescriptorStatus{{Code: ok, CurrentLimit: shown, DurationUntilReset: in(9)}, {Code: over, CurrentLimit: shown, DurationUntilReset: in(30)}}},
+	} {
+		v := verdict(true, c.results...)
+		v.Never = c.never
+		got := reread(t, appendVerdict(nil, v, nil))
+		if diff := cmp.Diff(&rls.RateLimitResponse{OverallCode: over, Statuses: c.want}, got, protocmp.Transform()); diff != "" {
+			t.Errorf("%s:\n%s", c.name, diff)
+		}
+	}
+}
+
 func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
 	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}, nil))
 	bare := &rls.RateLimitResponse_DescriptorStatus{Code: ok}
@@ -121,9 +158,10 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 	}
 }
 
+// With the limits of the reference server, charged as it does.
 func TestHeadersAreOfTheTightestLimit(t *testing.T) {
 	limit := func(rate int64) *descriptors.Policy {
-		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute})}
+		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
 	}
 	quota := limit(30)
 	quota.Quota = true
@@ -142,11 +180,11 @@ func TestHeadersAreOfTheTightestLimit(t *testing.T) {
 	}{
 		{"the least left", []limiter.Result{allowed(10, 9), allowed(11, 3), allowed(12, 4)}, "x-limit=11 x-left=3 x-reset=11"},
 		{"of equals the first", []limiter.Result{allowed(10, 3), allowed(11, 3)}, "x-limit=10 x-left=3 x-reset=10"},
-		{"a denial before a pass", []limiter.Result{allowed(10, 0), denied(limit(20)), allowed(11, 1)}, "x-limit=20 x-left=2 x-reset=20"},
-		{"the last denial", []limiter.Result{denied(limit(20)), denied(limit(21))}, "x-limit=21 x-left=2 x-reset=21"},
-		{"a quota's denial counts by what is left", []limiter.Result{allowed(10, 1), denied(quota)}, "x-limit=10 x-left=1 x-reset=10"},
-		{"a quota's denial after another's", []limiter.Result{denied(limit(20)), denied(quota)}, "x-limit=20 x-left=2 x-reset=20"},
-		{"a quota's denial before another's", []limiter.Result{denied(quota), denied(limit(20))}, "x-limit=20 x-left=2 x-reset=20"},
+		{"a denial before a pass", []limiter.Result{allowed(10, 0), denied(limit(20)), allowed(11, 1)}, "x-limit=20 x-left=0 x-reset=20"},
+		{"the last denial", []limiter.Result{denied(limit(20)), denied(limit(21))}, "x-limit=21 x-left=0 x-reset=21"},
+		{"a quota's denial counts by what is left", []limiter.Result{allowed(10, 1), denied(quota)}, "x-limit=30 x-left=0 x-reset=30"},
+		{"a quota's denial after another's", []limiter.Result{denied(limit(20)), denied(quota)}, "x-limit=20 x-left=0 x-reset=20"},
+		{"a quota's denial before another's", []limiter.Result{denied(quota), denied(limit(20))}, "x-limit=20 x-left=0 x-reset=20"},
 		{"no time that helps", []limiter.Result{never}, "x-limit=40 x-left=0"},
 		{"nothing is known", []limiter.Result{away}, "x-ratelimit-reason=backend-failure"},
 		{"no limit", []limiter.Result{result(&descriptors.Policy{}, limiter.Unlimited, algorithms.Decision{})}, ""},

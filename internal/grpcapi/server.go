@@ -256,6 +256,7 @@ func (s *Server) appendReply(b []byte, x *exchange, known *knownLimits) []byte {
 	if s.options.Headers != nil {
 		b = s.options.Headers.append(b, &x.call.Verdict)
 	}
+	b = appendForClient(b, &x.call.Verdict)
 	if s.options.Metadata {
 		b = appendMetadata(b, x)
 	}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -142,7 +143,7 @@ func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 			reserve = reserve && c.Limits[other.Descriptor].Reserve
 		}
 	}
-	return cost, shownLimit(r).Most(reserve)
+	return cost, replies.Limit(r).Most(reserve)
 }
 
 // failed reports whether on_backend_failure determined the result.
@@ -204,7 +205,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 		return l
 	}
 	l.OK = d.Allowed || r.Outcome == limiter.Unlimited
-	l.Limit, _ = limiter.Shown(shownLimit(r))
+	l.Limit, _ = limiter.Shown(replies.Limit(r))
 	reset := millis(d.ResetAfter)
 	l.Remaining, l.ResetAfter = &d.Remaining, &reset
 	l.RetryAfter = millis(d.RetryAfter)

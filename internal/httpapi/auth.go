@@ -12,9 +12,11 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // authPath is the endpoint for proxies. Paths below it are not cleaned: ext_authz appends the path of its client's
@@ -218,8 +220,7 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 		w.WriteHeader(a.code)
 		return
 	}
-	x.body = appendProblem(x.body[:0], l, a)
-	w.Header()["Content-Type"] = problemType
+	x.body, w.Header()["Content-Type"] = a.appendBody(x.body[:0], l.noRetryAfter)
 	w.Header().Set("Content-Length", strconv.Itoa(len(x.body)))
 	w.WriteHeader(a.code)
 	if r.Method != http.MethodHead {
@@ -227,33 +228,30 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	}
 }
 
-// noBody and problemType are header values.
-var noBody, problemType = []string{"0"}, []string{"application/problem+json"}
-
-// appendProblem appends problem details (RFC 9457). They contain no bytes from the client.
-func appendProblem(b []byte, l *lines, a authAnswer) []byte {
-	if a.reason == reasonMissing {
-		return append(b, `{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}`+"\n"...)
-	}
-	kind := "quota-exceeded"
-	if a.reason == reasonFailure || a.reason == reasonPanic {
-		kind = "temporary-reduced-capacity"
-	}
-	b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#`...)
-	b = append(append(b, kind...), `","title":"Too Many Requests","status":429`...)
-	if a.v != nil && kind == "quota-exceeded" {
-		l.text = l.text[:0] // its headers are written already
-		for i := range a.v.Results {
-			r := &a.v.Results[i]
-			if r.Policy == nil || r.Outcome != limiter.Denied || !a.v.Denies(r) {
-				continue
-			}
-			if len(l.text) > 0 {
-				l.text = append(l.text, ',')
-			}
-			l.name(r.Policy)
+// noBody is a header value, and contentTypes are those of the formats of a body.
+var (
+	noBody       = []string{"0"}
+	contentTypes = func() (all [descriptors.TextBody + 1][]string) {
+		for f := range all {
+			all[f] = []string{replies.ContentType(descriptors.Body(f))}
 		}
-		b = append(append(append(b, `,"violated-policies":[`...), l.text...), ']')
+		return all
+	}()
+)
+
+// appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from the
+// client. quiet omits when to retry.
+func (a *authAnswer) appendBody(b []byte, quiet bool) (body []byte, contentType []string) {
+	switch format := descriptors.ProblemBody; {
+	case a.v != nil:
+		if own := replies.Format(a.v); own != descriptors.NoBody {
+			format = own
+		}
+		return replies.AppendBody(b, format, a.v, quiet), contentTypes[format]
+	case a.reason == reasonFailure || a.reason == reasonPanic:
+		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`+"\n"...)
+	default:
+		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429}`+"\n"...)
 	}
-	return append(b, "}\n"...)
+	return b, contentTypes[descriptors.ProblemBody]
 }

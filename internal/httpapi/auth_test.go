@@ -373,11 +373,11 @@ func TestAnswers(t *testing.T) {
 		}{
 			{"GET /v1/auth/a", 200, policies + `RateLimit="pair";r=1;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=1 X-RateLimit-Reset=30 Content-Length=0`, ""},
 			{"HEAD /v1/auth/a", 200, policies + `RateLimit="pair";r=0;t=60 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0`, ""},
-			{"GET /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=144 Content-Type=application/problem+json`,
-				body + `,"violated-policies":["pair"]}` + "\n"},
-			{"HEAD /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=144 Content-Type=application/problem+json`, ""},
-			{"GET /v1/auth/never", 429, `RateLimit-Policy="never";q=2;w=60 RateLimit="never";r=2 X-RateLimit-Limit=2 X-RateLimit-Remaining=2 X-RateLimit-Reason=never Content-Length=145 Content-Type=application/problem+json`,
-				body + `,"violated-policies":["never"]}` + "\n"},
+			{"GET /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=213 Content-Type=application/problem+json`,
+				body + `,"detail":"Rate limit reached for \"pair\". Please try again in 30s.","violated-policies":["pair"]}` + "\n"},
+			{"HEAD /v1/auth/a", 429, policies + `RateLimit="pair";r=0;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=30 Retry-After=30 X-RateLimit-Reason=limit Content-Length=213 Content-Type=application/problem+json`, ""},
+			{"GET /v1/auth/never", 429, `RateLimit-Policy="never";q=2;w=60 RateLimit="never";r=2 X-RateLimit-Limit=2 X-RateLimit-Remaining=2 X-RateLimit-Reason=never Content-Length=213 Content-Type=application/problem+json`,
+				body + `,"detail":"The request needs more than limit \"never\" ever allows.","violated-policies":["never"]}` + "\n"},
 			{"GET /v1/auth/unnamed", 200, `RateLimit-Policy="limit-9";q=7;w=1 RateLimit="limit-9";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`, ""},
 			{"GET /v1/auth/odd", 200, `RateLimit-Policy="q\"\\___";q=7;w=1 RateLimit="q\"\\___";r=6;t=1 X-RateLimit-Limit=7 X-RateLimit-Remaining=6 X-RateLimit-Reset=1 Content-Length=0`, ""},
 			{"GET /v1/auth/free", 200, `Content-Length=0`, ""},
@@ -811,8 +811,9 @@ auth:
 			headers = append(headers, "X-User: "+step.user)
 		}
 		w := put(d.handler(), proxy, "GET /v1/auth", headers...)
-		reason, after := w.Header().Get("X-RateLimit-Reason"), w.Header().Get("Retry-After")
-		if w.Code != step.code || w.Body.String() != step.body || (step.code == 429) != (reason == "missing-descriptor") || after != "" {
+		reason, after := w.Header()["X-RateLimit-Reason"], w.Header()["Retry-After"]
+		missing := len(reason) == 1 && reason[0] == "missing-descriptor"
+		if w.Code != step.code || w.Body.String() != step.body || (step.code == 429) != missing || len(after) > 0 {
 			t.Errorf("%s for user %q: %d, reason %q, Retry-After %q\n%s", step.path, step.user, w.Code, reason, after, w.Body)
 		}
 	}
@@ -822,4 +823,57 @@ auth:
 	if w := put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-Method: GET", "X-Original-URI: /one"); w.Code != 403 {
 		t.Errorf("for NGINX: %d, want 403", w.Code)
 	}
+}
+
+// A domain and a limit choose what the client's SDK understands.
+func TestBodiesAndHeadersForSDKs(t *testing.T) {
+	const config = `
+domain: ai
+http_headers: [openai, retry_after]
+deny_body: openai
+descriptors:
+  - key: user
+    rate_limit:
+      - {name: calls, unit_name: requests, algorithm: token_bucket, rate: 2, period: 1m}
+      - {name: tokens, unit_name: tokens, algorithm: token_bucket, rate: 100, period: 10m, deny_body: anthropic}
+auth:
+  trusted_proxies: [127.0.0.1]
+  routes:
+    - {match: {path: /long}, path_ignores: [], hits: 51, descriptors: [[{key: user, from: "header:X-User"}]]}
+    - {match: {path: /never}, path_ignores: [], hits: 101, descriptors: [[{key: user, from: "header:X-User"}]]}
+    - {descriptors: [[{key: user, from: "header:X-User"}]]}
+`
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := authDoor(t, config)
+		const both = "x-ratelimit-limit-requests=2 x-ratelimit-remaining-requests=%d x-ratelimit-reset-requests=%s " +
+			"x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=%d x-ratelimit-reset-tokens=%s"
+		for i, step := range []struct {
+			user, path, headers, body string
+			code                      int
+		}{
+			{"bob", "/", fmt.Sprintf(both, 1, "30s", 99, "6s"), "", 200},
+			{"bob", "/", fmt.Sprintf(both, 0, "1m0s", 98, "12s"), "", 200},
+			{"bob", "/", fmt.Sprintf(both, 0, "1m0s", 98, "12s") + " retry-after-ms=30000 Retry-After=30",
+				`{"error":{"message":"Rate limit reached for \"calls\". Please try again in 30s.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`, 429},
+			{"eve", "/never", fmt.Sprintf(both, 2, "0s", 100, "0s") + " x-should-retry=false",
+				`{"error":{"message":"The request needs more than limit \"calls\" ever allows.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`, 429},
+		} {
+			w := put(d.handler(), proxy, "GET /v1/auth", "X-Original-Method: GET", "X-Original-URI: "+step.path, "X-User: "+step.user)
+			var headers []string
+			for _, name := range []string{
+				"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens",
+				"x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens", "retry-after-ms", "x-should-retry", "Retry-After",
+			} {
+				if value := sent(w, name); value != "" {
+					headers = append(headers, name+"="+value)
+				}
+			}
+			if got := strings.Join(headers, " "); w.Code != step.code || got != step.headers || strings.TrimSpace(w.Body.String()) != step.body {
+				t.Errorf("%d: %d\n%s\n%s\nwant %d\n%s\n%s", i, w.Code, got, w.Body, step.code, step.headers, step.body)
+			}
+			if step.code == 429 && w.Header().Get("Content-Type") != "application/json" {
+				t.Errorf("%d: content type %q", i, w.Header().Get("Content-Type"))
+			}
+		}
+	})
 }

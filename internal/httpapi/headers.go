@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -28,8 +29,6 @@ const (
 const (
 	// maxShown bounds the policies in one header.
 	maxShown = 8
-	// maxName bounds a name in a header.
-	maxName = 128
 	// maxInteger is the largest integer of a structured field (RFC 9651).
 	maxInteger = 999_999_999_999_999
 )
@@ -39,8 +38,8 @@ const retryAfter = "Retry-After"
 // lines collects headers. Their values share one buffer, so that all of them need two allocations.
 type lines struct {
 	text  []byte
-	names [8]string
-	ends  [8]int
+	names [8 + replies.MaxHeaders]string
+	ends  [8 + replies.MaxHeaders]int
 	n     int
 	// noRetryAfter omits Retry-After.
 	noRetryAfter bool
@@ -80,12 +79,18 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 		s = *v.Domain.Headers
 	}
 	l.noRetryAfter = s.NoRetryAfter
-	tightest := tightest(v)
+	if s.OpenAI {
+		replies.OpenAIHeaders(v, s.NoRetryAfter, func(name string, value []byte) {
+			l.text = append(l.text, value...)
+			l.end(name)
+		})
+	}
+	tightest := replies.Tightest(v)
 	if tightest < 0 {
 		return
 	}
 	r := &v.Results[tightest]
-	limit := shownLimit(r)
+	limit := replies.Limit(r)
 	left, reset := clamp(r.Decision.Remaining), int64(-1)
 	switch {
 	case !r.Outcome.Denies():
@@ -116,7 +121,7 @@ func (l *lines) policies(v *limiter.Verdict, tightest int) {
 	l.policy(&v.Results[tightest])
 	shown := 1
 	for i := range v.Results {
-		if r := &v.Results[i]; shown < maxShown && speaks(r) && !shownBefore(v, i, tightest) {
+		if r := &v.Results[i]; shown < maxShown && replies.Describes(r) && !shownBefore(v, i, tightest) {
 			l.text = append(l.text, ", "...)
 			l.policy(r)
 			shown++
@@ -132,7 +137,7 @@ func shownBefore(v *limiter.Verdict, i, tightest int) bool {
 		return true
 	}
 	for j := range i {
-		if r := &v.Results[j]; speaks(r) && r.Policy.Owner == owner {
+		if r := &v.Results[j]; replies.Describes(r) && r.Policy.Owner == owner {
 			return true
 		}
 	}
@@ -141,7 +146,7 @@ func shownBefore(v *limiter.Verdict, i, tightest int) bool {
 
 func (l *lines) policy(r *limiter.Result) {
 	l.name(r.Policy)
-	units, window := limiter.Shown(shownLimit(r))
+	units, window := limiter.Shown(replies.Limit(r))
 	l.parameter("q", clamp(units))
 	if window > 0 {
 		l.parameter("w", clamp(window))
@@ -153,72 +158,10 @@ func (l *lines) parameter(name string, n int64) {
 	l.text = strconv.AppendInt(l.text, n, 10)
 }
 
-// name adds the name of p's limit as a String of RFC 9651, which is valid JSON too. A limit without a name gets a
-// number, because its path in the configuration would reveal the keys of descriptors.
-func (l *lines) name(p *descriptors.Policy) {
-	l.text = append(l.text, '"')
-	if p.RateName == "" {
-		l.text = strconv.AppendInt(append(l.text, "limit-"...), int64(p.Index)+1, 10)
-	}
-	for i := 0; i < min(len(p.RateName), maxName); i++ {
-		switch c := p.RateName[i]; {
-		case c < ' ' || c > '~':
-			l.text = append(l.text, '_')
-		case c == '"' || c == '\\':
-			l.text = append(l.text, '\\', c)
-		default:
-			l.text = append(l.text, c)
-		}
-	}
-	l.text = append(l.text, '"')
-}
-
-// speaks reports whether the headers may describe r. Shadow limits and failures are not described.
-func speaks(r *limiter.Result) bool {
-	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
-}
-
-// shownLimit returns the limit to which the numbers in r belong.
-func shownLimit(r *limiter.Result) *algorithms.Limit {
-	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
-		return p.Extra().Local
-	}
-	return r.Policy.Limit
-}
-
-// tightest returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
-// never allow the cost, or else the one with the longest retry time. Otherwise it is the one with the fewest units
-// left.
-func tightest(v *limiter.Verdict) int {
-	best, bestDenies := -1, false
-	for i := range v.Results {
-		r := &v.Results[i]
-		if !speaks(r) {
-			continue
-		}
-		denies := v.Denies(r)
-		better := best < 0
-		if !better {
-			was := &v.Results[best]
-			switch {
-			case denies != bestDenies:
-				better = denies
-			case denies:
-				better = !was.Decision.Never && (r.Decision.Never || r.Decision.RetryAfter > was.Decision.RetryAfter)
-			default:
-				better = r.Decision.Remaining < was.Decision.Remaining
-			}
-		}
-		if better {
-			best, bestDenies = i, denies
-		}
-	}
-	return best
-}
+// name adds the name of p's limit.
+func (l *lines) name(p *descriptors.Policy) { l.text = replies.AppendName(l.text, p) }
 
 // wholeSeconds returns d in whole seconds, rounded up.
-func wholeSeconds(d algorithms.Micros) int64 {
-	return clamp(int64((d-1)/algorithms.Second) + 1)
-}
+func wholeSeconds(d algorithms.Micros) int64 { return clamp(replies.Seconds(d)) }
 
 func clamp(n int64) int64 { return max(0, min(n, maxInteger)) }

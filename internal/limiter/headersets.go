@@ -12,14 +12,16 @@ type HeaderSets struct {
 	IETF bool
 	// X: X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in seconds.
 	X bool
+	// OpenAI: x-ratelimit-limit-requests, x-ratelimit-limit-tokens and others, as the OpenAI API has them.
+	OpenAI bool
 	// NoRetryAfter: a denial does not tell when to come back.
 	NoRetryAfter bool
 }
 
 // headerSetNames are the sets in the order in which they are listed.
-var headerSetNames = []string{"ietf", "x", "retry_after"}
+var headerSetNames = []string{"ietf", "x", "openai", "retry_after"}
 
-// ParseHeaderSets reads ietf, x and retry_after, or none of them.
+// ParseHeaderSets reads ietf, x, openai and retry_after, or none of them.
 func ParseHeaderSets(words []string) (HeaderSets, error) {
 	if len(words) == 1 && words[0] == "none" {
 		words = nil
@@ -32,6 +34,7 @@ func ParseHeaderSets(words []string) (HeaderSets, error) {
 		}
 	}
 	return HeaderSets{
-		IETF: slices.Contains(words, "ietf"), X: slices.Contains(words, "x"), NoRetryAfter: !slices.Contains(words, "retry_after"),
+		IETF: slices.Contains(words, "ietf"), X: slices.Contains(words, "x"), OpenAI: slices.Contains(words, "openai"),
+		NoRetryAfter: !slices.Contains(words, "retry_after"),
 	}, nil
 }

@@ -51,7 +51,9 @@ type Domain struct {
 	LocalShare float64
 	// Require is what a request must have, or it is denied.
 	Require []Requirement
-	// Headers of the HTTP listener; nil: the defaults of the listener.
+	// DenyBody is the body of denials, for limits that have none of their own.
+	DenyBody descriptors.Body
+	// Headers of the HTTP listener; nil: the defaults of the listener. OpenAI is sent to Envoy too.
 	Headers *HeaderSets
 	// MaxOverride is what limits that come with requests may allow at most, where the place that the
 	// descriptor meets has no bound of its own; nil: there is none. Bounded tells whether there is

@@ -86,6 +86,10 @@ type Extras struct {
 	// StatLevels are the parts of StatKey below the domain, one for each entry. They are there only if runtime values
 	// go into the stat key.
 	StatLevels []string
+	// DenyBody is the body of denials by this limit; NoBody: that of the domain.
+	DenyBody Body
+	// Unit is what the limit counts; NoUnit: clients are not told.
+	Unit Unit
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
@@ -195,3 +199,35 @@ func ParseOnFailure(s string) (OnFailure, bool) {
 	}
 	return Deny, false
 }
+
+// Body is the format of the body of a denial.
+type Body uint8
+
+// The formats.
+const (
+	NoBody        Body = iota
+	OpenAIBody         // an error object of the OpenAI API
+	AnthropicBody      // an error object of the Anthropic API
+	ProblemBody        // problem details, RFC 9457
+	TextBody           // a sentence
+)
+
+var bodyNames = [...]string{"none", "openai", "anthropic", "problem+json", "text"}
+
+// String returns the name used in configurations.
+func (b Body) String() string { return bodyNames[b] }
+
+// Unit is what a limit counts, for clients.
+type Unit uint8
+
+// The units.
+const (
+	NoUnit Unit = iota
+	Requests
+	Tokens
+)
+
+var unitNames = [...]string{"none", "requests", "tokens"}
+
+// String returns the name used in configurations.
+func (u Unit) String() string { return unitNames[u] }

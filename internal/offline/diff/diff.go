@@ -87,6 +87,7 @@ func domain(name string, was, is *limiter.Domain) []Change {
 	c.Details = differences(
 		part{"consume", consume(was.Alone), consume(is.Alone)},
 		part{"require", required(was.Require), required(is.Require)},
+		part{"deny_body", was.DenyBody.String(), is.DenyBody.String()},
 		part{"http_headers", headers(was.Headers), headers(is.Headers)},
 		part{"max_override", boundOf(was.MaxOverride), boundOf(is.MaxOverride)},
 		part{"on_backend_failure of limits that come with requests", was.OnFailure.String(), is.OnFailure.String()},
@@ -120,7 +121,7 @@ func headers(h *limiter.HeaderSets) string {
 	for _, set := range []struct {
 		has  bool
 		name string
-	}{{h.IETF, "ietf"}, {h.X, "x"}, {!h.NoRetryAfter, "retry_after"}} {
+	}{{h.IETF, "ietf"}, {h.X, "x"}, {h.OpenAI, "openai"}, {!h.NoRetryAfter, "retry_after"}} {
 		if set.has {
 			sets = append(sets, set.name)
 		}

@@ -1,0 +1,33 @@
+package grpcapi
+
+import (
+	"strconv"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// appendForClient appends what the domain of v sends to the client through the proxy: the header set openai, and the
+// body of a denial. Most domains send nothing.
+func appendForClient(b []byte, v *limiter.Verdict) []byte {
+	d := v.Domain
+	if d == nil {
+		return b
+	}
+	quiet := d.Headers != nil && d.Headers.NoRetryAfter
+	if d.Headers != nil && d.Headers.OpenAI {
+		replies.OpenAIHeaders(v, quiet, func(name string, value []byte) { b = appendHeader(b, name, string(value)) })
+		if v.Denied && !v.Never && !quiet { // Envoy adds none of its own then
+			b = appendHeader(b, "retry-after", strconv.FormatInt(replies.RetryAfter(v), 10))
+		}
+	}
+	format := replies.Format(v)
+	if format == descriptors.NoBody {
+		return b
+	}
+	b = appendHeader(b, "content-type", replies.ContentType(format))
+	return protowire.AppendBytes(protowire.AppendTag(b, responseBody, protowire.BytesType), replies.AppendBody(nil, format, v, quiet))
+}

@@ -1,0 +1,190 @@
+package replies
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// cause is why a request is denied.
+type cause uint8
+
+const (
+	reached cause = iota // a limit is
+	never                // the cost is more than a limit can ever give
+	missing              // the request has no entry that its domain requires
+	failed               // the store could not decide
+)
+
+// denial is what the body of a denial says.
+type denial struct {
+	cause cause
+	// result explains it; nil: none does.
+	result *limiter.Result
+	// wait is in seconds; 0: the body has none.
+	wait int64
+}
+
+// explain finds what the body of v, a denial, says. quiet omits when to retry.
+func explain(v *limiter.Verdict, quiet bool) denial {
+	var d denial
+	d.result = denier(v)
+	switch {
+	case v.Missing != nil:
+		d.cause = missing
+	case v.Never:
+		d.cause = never
+	case d.result == nil:
+		d.cause = failed
+	}
+	if !quiet {
+		d.wait = RetryAfter(v)
+	}
+	return d
+}
+
+// denier is the Result that explains v: a limit that denies by itself; nil: there is none.
+func denier(v *limiter.Verdict) *limiter.Result {
+	at := tightest(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
+	if at < 0 {
+		return nil
+	}
+	return &v.Results[at]
+}
+
+// Format returns the format of the body of v: that of the limit that explains the denial, or of its domain. NoBody:
+// neither has one, or v is no denial.
+func Format(v *limiter.Verdict) descriptors.Body {
+	if !v.Denied || v.Domain == nil {
+		return descriptors.NoBody
+	}
+	if r := denier(v); r != nil && r.Policy.Extra().DenyBody != descriptors.NoBody {
+		return r.Policy.Extra().DenyBody
+	}
+	return v.Domain.DenyBody
+}
+
+// ContentType is that of a body.
+func ContentType(f descriptors.Body) string {
+	switch f {
+	case descriptors.OpenAIBody, descriptors.AnthropicBody:
+		return "application/json"
+	case descriptors.ProblemBody:
+		return "application/problem+json"
+	case descriptors.TextBody, descriptors.NoBody:
+	}
+	return "text/plain; charset=utf-8"
+}
+
+// AppendBody appends the body of v, a denial. quiet omits when to retry.
+func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []byte {
+	d := explain(v, quiet)
+	switch f {
+	case descriptors.OpenAIBody:
+		return d.appendOpenAI(b)
+	case descriptors.AnthropicBody:
+		return d.appendAnthropic(b)
+	case descriptors.ProblemBody:
+		return d.appendProblem(b, v)
+	case descriptors.TextBody, descriptors.NoBody:
+	}
+	return append(d.appendMessage(b), '\n')
+}
+
+// appendMessage appends a sentence for people, in printable ASCII.
+func (d *denial) appendMessage(b []byte) []byte {
+	switch d.cause {
+	case missing:
+		return append(b, "The request lacks a value that is required."...)
+	case never:
+		if d.result == nil {
+			return append(b, "The request needs more than its limit ever allows."...)
+		}
+		b = AppendName(append(b, "The request needs more than limit "...), d.result.Policy)
+		return append(b, " ever allows."...)
+	case failed:
+		b = append(b, "Rate limits cannot be checked at the moment."...)
+	case reached:
+		b = AppendName(append(b, "Rate limit reached for "...), d.result.Policy)
+		b = append(b, '.')
+	}
+	if d.wait > 0 {
+		b = appendSpan(append(b, " Please try again in "...), time.Duration(d.wait)*time.Second)
+		b = append(b, '.')
+	}
+	return b
+}
+
+// appendOpenAI appends an error object of the OpenAI API.
+func (d *denial) appendOpenAI(b []byte) []byte {
+	kind, code := "requests", "rate_limit_exceeded"
+	switch d.cause {
+	case missing:
+		kind, code = "invalid_request_error", "missing_descriptor"
+	case failed:
+		kind, code = "server_error", "rate_limit_unavailable"
+	case reached, never:
+		if d.result != nil && d.result.Policy.Extra().Unit != descriptors.NoUnit {
+			kind = d.result.Policy.Extra().Unit.String()
+		}
+	}
+	b = d.appendQuoted(append(b, `{"error":{"message":`...))
+	b = append(append(b, `,"type":"`...), kind...)
+	b = append(append(b, `","param":null,"code":"`...), code...)
+	return append(b, `"}}`+"\n"...)
+}
+
+// appendAnthropic appends an error object of the Anthropic API.
+func (d *denial) appendAnthropic(b []byte) []byte {
+	kind := "rate_limit_error"
+	switch d.cause {
+	case missing:
+		kind = "invalid_request_error"
+	case failed:
+		kind = "overloaded_error"
+	case reached, never:
+	}
+	b = append(append(b, `{"type":"error","error":{"type":"`...), kind...)
+	b = d.appendQuoted(append(b, `","message":`...))
+	return append(b, "}}\n"...)
+}
+
+// appendProblem appends problem details (RFC 9457) with the types of draft-ietf-httpapi-ratelimit-headers.
+func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
+	kind, title := "https://iana.org/assignments/http-problem-types#quota-exceeded", "Too Many Requests"
+	switch d.cause {
+	case missing:
+		kind, title = "urn:rlsidecar:problem:missing-descriptor", "The request lacks a value that is required"
+	case failed:
+		kind = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+	case reached, never:
+	}
+	b = append(append(b, `{"type":"`...), kind...)
+	b = append(append(b, `","title":"`...), title...)
+	b = append(b, `","status":429`...)
+	if d.cause == reached || d.cause == never {
+		b = append(d.appendQuoted(append(b, `,"detail":`...)), `,"violated-policies":[`...)
+		first := true
+		for i := range v.Results {
+			r := &v.Results[i]
+			if r.Policy == nil || r.Outcome != limiter.Denied || !v.Denies(r) {
+				continue
+			}
+			if !first {
+				b = append(b, ',')
+			}
+			first = false
+			b = AppendName(b, r.Policy)
+		}
+		b = append(b, ']')
+	}
+	return append(b, "}\n"...)
+}
+
+// appendQuoted appends the message as a JSON string.
+func (d *denial) appendQuoted(b []byte) []byte {
+	var room [256]byte
+	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // printable ASCII is quoted as JSON does
+}

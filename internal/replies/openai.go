@@ -1,0 +1,58 @@
+package replies
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// headerNames are the headers of one unit of the set openai.
+type headerNames struct{ limit, remaining, reset string }
+
+var unitHeaders = [...]struct {
+	unit descriptors.Unit
+	headerNames
+}{
+	{descriptors.Requests, headerNames{"x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"}},
+	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
+}
+
+// longestWait is the longest time, in seconds, that the openai package waits when a denial asks for it. Older versions
+// would call again within seconds, and the anthropic package would sleep until next month if told to.
+const longestWait = 120
+
+// MaxHeaders is the most headers that OpenAIHeaders passes on.
+const MaxHeaders = 3*len(unitHeaders) + 2
+
+// OpenAIHeaders passes the header set openai of v to add: for each unit its most restrictive limit, and for a denial
+// how to retry unless quiet. The value is valid only during the call.
+func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value []byte)) {
+	var room [32]byte
+	for i := range unitHeaders {
+		u := &unitHeaders[i]
+		at := tightest(v, func(r *limiter.Result) bool { return r.Policy.Extra().Unit == u.unit })
+		if at < 0 {
+			continue
+		}
+		r := &v.Results[at]
+		add(u.limit, strconv.AppendInt(room[:0], Limit(r).Capacity, 10))
+		add(u.remaining, strconv.AppendInt(room[:0], max(0, r.Decision.Remaining), 10))
+		reset := (r.Decision.ResetAfter + 999) / 1000
+		add(u.reset, appendSpan(room[:0], time.Duration(reset)*time.Millisecond))
+	}
+	if !v.Denied {
+		return
+	}
+	if !v.Never && !quiet {
+		wait := (v.RetryAfter + 999) / 1000
+		if wait == 0 { // the store could not decide
+			wait = 1000
+		}
+		add("retry-after-ms", strconv.AppendInt(room[:0], int64(wait), 10))
+	}
+	if v.Never || RetryAfter(v) > longestWait {
+		add("x-should-retry", append(room[:0], "false"...))
+	}
+}

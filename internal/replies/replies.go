@@ -1,0 +1,98 @@
+// Package replies makes the parts of an answer that are meant for the client behind the proxy: which limit explains
+// the answer, the body of a denial, and the headers that the SDKs of language models read. Nothing in them comes from
+// a client. It does no I/O.
+package replies
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// MaxName bounds the name of a limit in headers and bodies.
+const MaxName = 128
+
+// Describes reports whether headers may describe r. Shadow limits and failures are not described.
+func Describes(r *limiter.Result) bool {
+	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
+}
+
+// Limit returns the limit to which the numbers in r belong.
+func Limit(r *limiter.Result) *algorithms.Limit {
+	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
+		return p.Extra().Local
+	}
+	return r.Policy.Limit
+}
+
+// Tightest returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
+// never allow the cost, or else the one with the longest retry time. Otherwise it is the one with the fewest units
+// left.
+func Tightest(v *limiter.Verdict) int { return tightest(v, func(*limiter.Result) bool { return true }) }
+
+// tightest is Tightest of the Results that of accepts.
+func tightest(v *limiter.Verdict, of func(*limiter.Result) bool) int {
+	best, bestDenies := -1, false
+	for i := range v.Results {
+		r := &v.Results[i]
+		if !Describes(r) || !of(r) {
+			continue
+		}
+		denies := v.Denies(r)
+		better := best < 0
+		if !better {
+			was := &v.Results[best]
+			switch {
+			case denies != bestDenies:
+				better = denies
+			case denies:
+				better = !was.Decision.Never && (r.Decision.Never || r.Decision.RetryAfter > was.Decision.RetryAfter)
+			default:
+				better = r.Decision.Remaining < was.Decision.Remaining
+			}
+		}
+		if better {
+			best, bestDenies = i, denies
+		}
+	}
+	return best
+}
+
+// AppendName appends the name of p's limit as a String of RFC 9651, which is valid JSON too. A limit without a name
+// gets a number, because its path in the configuration would reveal the keys of descriptors.
+func AppendName(b []byte, p *descriptors.Policy) []byte {
+	b = append(b, '"')
+	if p.RateName == "" {
+		b = strconv.AppendInt(append(b, "limit-"...), int64(p.Index)+1, 10)
+	}
+	for i := 0; i < min(len(p.RateName), MaxName); i++ {
+		switch c := p.RateName[i]; {
+		case c < ' ' || c > '~':
+			b = append(b, '_')
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		default:
+			b = append(b, c)
+		}
+	}
+	return append(b, '"')
+}
+
+// Seconds returns d in whole seconds, rounded up.
+func Seconds(d algorithms.Micros) int64 {
+	return int64((d + algorithms.Second - 1) / algorithms.Second)
+}
+
+// RetryAfter returns the seconds after which the client of a denied request may try again; 0: never.
+func RetryAfter(v *limiter.Verdict) int64 {
+	if v.Never {
+		return 0
+	}
+	return max(1, Seconds(v.RetryAfter))
+}
+
+// appendSpan appends d as Go and OpenAI write it: 1s, 6m0s, 1.5s.
+func appendSpan(b []byte, d time.Duration) []byte { return append(b, d.String()...) }

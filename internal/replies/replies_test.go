@@ -1,0 +1,139 @@
+package replies
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+const (
+	ms     = algorithms.Micros(1000)
+	second = algorithms.Second
+)
+
+// policy is a token bucket of 100 units an hour.
+func policy(t *testing.T, name string, unit descriptors.Unit, body descriptors.Body) *descriptors.Policy {
+	t.Helper()
+	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 3600 * second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &descriptors.Policy{RateName: name, Index: 6, Limit: &l, Extras: &descriptors.Extras{Unit: unit, DenyBody: body}}
+}
+
+func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) limiter.Result {
+	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
+}
+
+// denied is a verdict of a domain whose denials have a body.
+func denied(body descriptors.Body, retry algorithms.Micros, results ...limiter.Result) *limiter.Verdict {
+	return &limiter.Verdict{Domain: &limiter.Domain{DenyBody: body}, Denied: true, RetryAfter: retry, Results: results}
+}
+
+func TestBodies(t *testing.T) {
+	tokens := result(policy(t, "tokens", descriptors.Tokens, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 359_100 * ms})
+	shorter := result(policy(t, "calls", descriptors.Requests, descriptors.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	longer := result(policy(t, "", descriptors.NoUnit, descriptors.TextBody), limiter.Denied, algorithms.Decision{RetryAfter: 3600 * second})
+	hostile := result(policy(t, "a\"\\\r\n\xff{", descriptors.Tokens, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	local := result(policy(t, "local", descriptors.NoUnit, descriptors.NoBody), limiter.FailedDenied, algorithms.Decision{RetryAfter: 7200 * second})
+	away := limiter.Result{Policy: tokens.Policy, Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: backend.ErrUnavailable}}
+	never := result(tokens.Policy, limiter.Denied, algorithms.Decision{Never: true})
+	unreadable := limiter.Result{Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}}
+	forGood := func(v *limiter.Verdict) *limiter.Verdict { v.Never = true; return v }
+	missing := func(f descriptors.Body) *limiter.Verdict {
+		v := forGood(denied(f, 0))
+		v.Missing = limiter.Requirement{"user"}
+		return v
+	}
+	for _, c := range []struct {
+		name  string
+		v     *limiter.Verdict
+		quiet bool
+		want  string
+	}{
+		{"openai", denied(descriptors.OpenAIBody, 359_100*ms, tokens), false,
+			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 6m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
+		{"openai, of the limit that denies longest", denied(descriptors.OpenAIBody, 359_100*ms, shorter, tokens), false,
+			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 6m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
+		{"openai, for good", forGood(denied(descriptors.OpenAIBody, 0, never)), false,
+			`{"error":{"message":"The request needs more than limit \"tokens\" ever allows.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
+		{"openai, a limit that cannot be read", forGood(denied(descriptors.OpenAIBody, 0, unreadable)), false,
+			`{"error":{"message":"The request needs more than its limit ever allows.","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
+		{"openai, missing", missing(descriptors.OpenAIBody), false,
+			`{"error":{"message":"The request lacks a value that is required.","type":"invalid_request_error","param":null,"code":"missing_descriptor"}}`},
+		{"openai, the store is away", denied(descriptors.OpenAIBody, 0, away), false,
+			`{"error":{"message":"Rate limits cannot be checked at the moment. Please try again in 1s.","type":"server_error","param":null,"code":"rate_limit_unavailable"}}`},
+		{"a limit that denies comes before a bucket of the process", denied(descriptors.OpenAIBody, 7200*second, local, tokens), false,
+			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 2h0m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
+		{"anthropic", denied(descriptors.AnthropicBody, 1, tokens), false,
+			`{"type":"error","error":{"type":"rate_limit_error","message":"Rate limit reached for \"tokens\". Please try again in 1s."}}`},
+		{"anthropic, missing", missing(descriptors.AnthropicBody), false,
+			`{"type":"error","error":{"type":"invalid_request_error","message":"The request lacks a value that is required."}}`},
+		{"anthropic, the store is away", denied(descriptors.AnthropicBody, 0, away), true,
+			`{"type":"error","error":{"type":"overloaded_error","message":"Rate limits cannot be checked at the moment."}}`},
+		{"problem+json", denied(descriptors.ProblemBody, second, tokens), true,
+			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"detail":"Rate limit reached for \"tokens\".","violated-policies":["tokens"]}`},
+		{"problem+json, the store is away", denied(descriptors.ProblemBody, 0, away), false,
+			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`},
+		{"the body of the limit", denied(descriptors.OpenAIBody, 3600*second, tokens, longer), false,
+			`Rate limit reached for "limit-7". Please try again in 1h0m0s.`},
+		{"a hostile name", denied(descriptors.OpenAIBody, second, hostile), false,
+			`{"error":{"message":"Rate limit reached for \"a\\\"\\\\___{\". Please try again in 1s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
+	} {
+		f := Format(c.v)
+		got := string(AppendBody(nil, f, c.v, c.quiet))
+		if got != c.want+"\n" {
+			t.Errorf("%s: %s\n%swant\n%s", c.name, f, got, c.want)
+		}
+		if strings.HasSuffix(ContentType(f), "json") && !json.Valid([]byte(got)) {
+			t.Errorf("%s: not JSON: %s", c.name, got)
+		}
+	}
+	if f := Format(&limiter.Verdict{Domain: &limiter.Domain{DenyBody: descriptors.TextBody}}); f != descriptors.NoBody {
+		t.Errorf("an allowed request has a body: %s", f)
+	}
+	if f := Format(denied(descriptors.NoBody, second, tokens)); f != descriptors.NoBody {
+		t.Errorf("nothing is configured, and there is a body: %s", f)
+	}
+}
+
+func TestOpenAIHeaders(t *testing.T) {
+	tokens := func(left int64, reset algorithms.Micros) limiter.Result {
+		return result(policy(t, "t", descriptors.Tokens, descriptors.NoBody), limiter.Allowed, algorithms.Decision{Allowed: true, Remaining: left, ResetAfter: reset})
+	}
+	other := result(policy(t, "o", descriptors.NoUnit, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: 121 * second})
+	calls := result(policy(t, "c", descriptors.Requests, descriptors.NoBody), limiter.Denied, algorithms.Decision{Remaining: 0, RetryAfter: 1, ResetAfter: second})
+	shadow := tokens(0, second)
+	shadow.Outcome = limiter.Shadowed
+	for _, c := range []struct {
+		name string
+		v    limiter.Verdict
+		want string
+	}{
+		{"the least left", limiter.Verdict{Results: []limiter.Result{tokens(50, 2*second), tokens(7, 360*second), shadow}},
+			"x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=7 x-ratelimit-reset-tokens=6m0s"},
+		{"rounded up", limiter.Verdict{Results: []limiter.Result{tokens(50, 1)}},
+			"x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=50 x-ratelimit-reset-tokens=1ms"},
+		{"both units", limiter.Verdict{Denied: true, RetryAfter: 1, Results: []limiter.Result{tokens(100, 0), calls}},
+			"x-ratelimit-limit-requests=100 x-ratelimit-remaining-requests=0 x-ratelimit-reset-requests=1s " +
+				"x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=100 x-ratelimit-reset-tokens=0s retry-after-ms=1"},
+		{"longer than SDKs wait", limiter.Verdict{Denied: true, RetryAfter: 121 * second, Results: []limiter.Result{other}}, "retry-after-ms=121000 x-should-retry=false"},
+		{"as long as SDKs wait", limiter.Verdict{Denied: true, RetryAfter: 120 * second, Results: []limiter.Result{other}}, "retry-after-ms=120000"},
+		{"for good", limiter.Verdict{Denied: true, Never: true, Results: []limiter.Result{other}}, "x-should-retry=false"},
+		{"the store is away", limiter.Verdict{Denied: true, Failed: true}, "retry-after-ms=1000"},
+		{"no unit", limiter.Verdict{Results: []limiter.Result{other}}, ""},
+	} {
+		var got []string
+		OpenAIHeaders(&c.v, false, func(name string, value []byte) { got = append(got, fmt.Sprintf("%s=%s", name, value)) })
+		if s := strings.Join(got, " "); s != c.want || len(got) > MaxHeaders {
+			t.Errorf("%s: %s\nwant %s", c.name, s, c.want)
+		}
+	}
+	OpenAIHeaders(&limiter.Verdict{Denied: true, RetryAfter: second}, true, func(name string, _ []byte) { t.Errorf("quiet, and there is %s", name) })
+}

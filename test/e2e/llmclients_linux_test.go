@@ -1,0 +1,105 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// pageFiles are the files of a page, by their names.
+func pageFiles(t *testing.T, page string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps, _ := parsePage(string(text))
+	files := map[string]string{}
+	for _, s := range steps {
+		if s.file != "" {
+			files[s.file] = s.content
+		}
+	}
+	return files
+}
+
+// replaced is text with a change that it must have a place for.
+func replaced(t *testing.T, text, from, to string) string {
+	t.Helper()
+	if !strings.Contains(text, from) {
+		t.Fatalf("there is no longer %q", from)
+	}
+	return strings.ReplaceAll(text, from, to)
+}
+
+// TestOpenAIPackage runs the openai package for Python against docs/howto/answer-llm-clients.md, with calls that come
+// back after 2 s instead of 20.
+func TestOpenAIPackage(t *testing.T) {
+	t.Parallel()
+	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
+	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
+	addr, dir := loopback(), t.TempDir()
+	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 6s")
+	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // nothing comes back meanwhile
+	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
+	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serveAt(t, addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("content-type", "application/json")
+		w.Header().Set("x-ratelimit-limit-tokens", "7") // the model's own
+		_, _ = io.WriteString(w, `{"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
+			{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}]}`)
+	})
+	sidecar := start(t, sidecarProgram, "serve", "--config", filepath.Join(dir, "limits.yaml"), "--grpc-listen", addr+":8081",
+		"--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--backend-timeout", "2s")
+	awaitPort(t, sidecar, "tcp", addr+":8081")
+	p := start(t, envoy, "-c", filepath.Join(dir, "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
+	awaitPort(t, p, "tcp", addr+":10000")
+
+	said := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
+	lines := strings.Split(said, "\n")
+	if len(lines) < 6 {
+		t.Fatalf("it says\n%s", said)
+	}
+	for i, left := range []int{98500, 97000, 95500} {
+		if want := fmt.Sprintf("bob: hello x-ratelimit-limit-tokens=100000 x-ratelimit-remaining-tokens=%d x-ratelimit-limit-requests=3", left); lines[i] != want {
+			t.Errorf("call %d: %s\nwant %s", i, lines[i], want)
+		}
+	}
+	for i, want := range map[int]string{
+		3: `bob, no retries: RateLimitError rate_limit_exceeded requests: Rate limit reached for "calls".`,
+		4: `bob, retries: hello`,
+		5: `nobody: RateLimitError missing_descriptor invalid_request_error: The request lacks a value that is required.`,
+	} {
+		if lines[i] != want {
+			t.Errorf("%s\nwant %s", lines[i], want)
+		}
+	}
+	// Who was denied waited and came back once, and did not come back at all where that does not help.
+	resp, err := http.Get("http://" + addr + ":6070/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	metrics, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`rlsidecar_requests_total{code="over_limit",domain="ai"} 3`, `rlsidecar_requests_total{code="ok",domain="ai"} 4`,
+		`rlsidecar_requests_missing_descriptor_total{domain="ai"} 1`,
+	} {
+		if !strings.Contains(string(metrics), want+"\n") {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+}
