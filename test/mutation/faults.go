@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// fault is one change of one file that at least one test must notice.
+type fault struct {
+	Area  string `yaml:"-"`
+	Fault string `yaml:"fault"` // what goes wrong
+	File  string `yaml:"file"`
+	Old   string `yaml:"old"` // occurs exactly once in File
+	New   string `yaml:"new"`
+	// Tests are the packages whose tests run, and Run the pattern of these tests; empty means those of the area.
+	Tests []string `yaml:"tests"`
+	Run   string   `yaml:"run"`
+}
+
+func (f fault) String() string { return f.Area + ": " + f.Fault }
+
+// area is the content of one file of faults.
+type area struct {
+	Area   string   `yaml:"area"`
+	Tests  []string `yaml:"tests"`
+	Run    string   `yaml:"run"`
+	Faults []fault  `yaml:"faults"`
+}
+
+// load reads the faults of all files in a folder.
+func load(folder string) (all []fault, err error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		return nil, fmt.Errorf("no files of faults in %s: %w", folder, err)
+	}
+	seen := map[string]bool{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var a area
+		decoder := yaml.NewDecoder(bytes.NewReader(data))
+		decoder.KnownFields(true)
+		if err := decoder.Decode(&a); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for _, f := range a.Faults {
+			f.Area = a.Area
+			if len(f.Tests) == 0 {
+				f.Tests = a.Tests
+				if f.Run == "" {
+					f.Run = a.Run
+				}
+			}
+			switch {
+			case f.Area == "" || f.Fault == "" || f.File == "" || f.Old == "" || len(f.Tests) == 0:
+				return nil, fmt.Errorf("%s: the fault %q needs an area, a description, file, old and tests", file, f.Fault)
+			case f.Old == f.New:
+				return nil, fmt.Errorf("%s: the fault %q changes nothing", file, f.Fault)
+			case seen[f.String()]:
+				return nil, fmt.Errorf("%s: there are two faults %q", file, f.Fault)
+			}
+			seen[f.String()] = true
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+var errGone = errors.New("the text to replace is not there, or more than once: change the fault as the code has changed")
+
+// apply returns data with the fault.
+func (f *fault) apply(data []byte) ([]byte, error) {
+	if bytes.Count(data, []byte(f.Old)) != 1 {
+		return nil, fmt.Errorf("%s: %w", f.File, errGone)
+	}
+	return bytes.Replace(data, []byte(f.Old), []byte(f.New), 1), nil
+}

@@ -1,0 +1,15 @@
+//go:build unix
+
+package main
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// ownGroup puts cmd into a process group of its own. The result ends the group: go test, the test, and the servers that
+// the test has started.
+func ownGroup(cmd *exec.Cmd) (end func() error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+}

@@ -1,0 +1,95 @@
+// Command mutation tests the tests: it plants the faults of faults/*.yaml one at a time into a copy of the tree, runs
+// the tests that should notice, and reports which test did and after how long. It fails if a fault is not noticed, if
+// the text that a fault replaces is not there any more, or if the tests fail without a fault.
+//
+//	go run ./test/mutation              all faults (an hour and more)
+//	go run ./test/mutation -run lease   those whose area, description or file matches
+//	go run ./test/mutation -write       all faults; writes the table in docs/trust.md
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	pattern := flag.String("run", "", "plant only the faults whose area, description or file matches this `pattern`")
+	write := flag.Bool("write", false, "write the table in docs/trust.md")
+	timeout := flag.Duration("timeout", 5*time.Minute, "how long the tests of one fault may take; a longer run counts as noticed")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, ".", os.Stdout, *pattern, *write, *timeout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// run plants the faults of the tree at root that match pattern.
+func run(ctx context.Context, root string, out io.Writer, pattern string, write bool, timeout time.Duration) error {
+	if write && pattern != "" {
+		return fmt.Errorf("-write needs all faults: leave out -run")
+	}
+	all, err := load(filepath.Join(root, "test/mutation/faults"))
+	if err != nil {
+		return err
+	}
+	chosen, err := choose(all, pattern)
+	if err != nil {
+		return err
+	}
+	tree, err := copyTree(ctx, root)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(filepath.Dir(tree))
+	if err := checkUnchanged(ctx, out, tree, chosen, timeout); err != nil {
+		return err
+	}
+	var results []result
+	var wrong []string
+	for i, f := range chosen {
+		r := plant(ctx, tree, f, timeout)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		fmt.Fprintf(out, "%3d/%d %s\n        %s\n", i+1, len(chosen), f, r)
+		if !r.noticed() {
+			wrong = append(wrong, fmt.Sprintf("%s: %s", f, r))
+		}
+		results = append(results, r)
+	}
+	fmt.Fprintf(out, "%d faults planted, %d noticed\n", len(results), len(results)-len(wrong))
+	if len(wrong) > 0 {
+		return fmt.Errorf("NOT NOTICED, or not planted:\n  %s", strings.Join(wrong, "\n  "))
+	}
+	if write {
+		return writeTable(filepath.Join(root, "docs/trust.md"), results, time.Now())
+	}
+	return nil
+}
+
+// choose returns the faults that match pattern.
+func choose(all []fault, pattern string) ([]fault, error) {
+	re, err := regexp.Compile("(?i)" + pattern)
+	if err != nil {
+		return nil, err
+	}
+	chosen := slices.DeleteFunc(slices.Clone(all), func(f fault) bool {
+		return !re.MatchString(f.Area) && !re.MatchString(f.Fault) && !re.MatchString(f.File)
+	})
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("no fault matches %q", pattern)
+	}
+	return chosen, nil
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// result is what became of one fault.
+type result struct {
+	fault
+	by    string // the first test that failed; empty if none did
+	after time.Duration
+	err   error // the fault could not be planted
+}
+
+func (r *result) noticed() bool { return r.err == nil && r.by != "" }
+
+func (r result) String() string {
+	switch {
+	case r.err != nil:
+		return "NOT PLANTED: " + r.err.Error()
+	case r.by == "":
+		return fmt.Sprintf("NOT NOTICED by %s %s in %.0f s", strings.Join(r.Tests, " "), r.Run, r.after.Seconds())
+	default:
+		return fmt.Sprintf("noticed by %s after %.0f s", r.by, r.after.Seconds())
+	}
+}
+
+// copyTree copies the files of the tree that git knows, or would add, to a temporary folder. The faults are planted
+// there, so that the files of the user never change.
+func copyTree(ctx context.Context, root string) (string, error) {
+	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		return "", fmt.Errorf("git ls-files: %w", err)
+	}
+	folder, err := os.MkdirTemp("", "mutation-")
+	if err != nil {
+		return "", err
+	}
+	if err := os.Mkdir(filepath.Join(folder, "tmp"), 0o700); err != nil {
+		return "", err
+	}
+	to := filepath.Join(folder, "tree")
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		if err := copyFile(filepath.Join(root, name), filepath.Join(to, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", errors.Join(err, os.RemoveAll(folder))
+		}
+	}
+	return to, nil
+}
+
+func copyFile(from, to string) error {
+	info, err := os.Stat(from)
+	if err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, data, info.Mode().Perm())
+}
+
+// checkUnchanged runs the tests of faults without a fault. If they fail by themselves, they notice nothing.
+func checkUnchanged(ctx context.Context, out io.Writer, tree string, faults []fault, timeout time.Duration) error {
+	runs := map[string][]string{} // by package: the patterns
+	for _, f := range faults {
+		for _, pkg := range f.Tests {
+			runs[pkg] = append(runs[pkg], f.Run)
+		}
+	}
+	for pkg, patterns := range runs {
+		pattern := "" // all tests
+		if !slices.Contains(patterns, "") {
+			slices.Sort(patterns)
+			pattern = strings.Join(slices.Compact(patterns), "|")
+		}
+		by, after, err := test(ctx, tree, []string{pkg}, pattern, 3*timeout)
+		if err != nil {
+			return fmt.Errorf("without a fault: %s: %w", pkg, err)
+		}
+		if by != "" {
+			return fmt.Errorf("%s of %s fails without a fault", by, pkg)
+		}
+		fmt.Fprintf(out, "without a fault: %s passes in %.0f s\n", pkg, after.Seconds())
+	}
+	return ctx.Err()
+}
+
+// plant plants one fault, runs its tests, and removes the fault.
+func plant(ctx context.Context, tree string, f fault, timeout time.Duration) (r result) {
+	r.fault = f
+	path := filepath.Join(tree, f.File)
+	was, err := os.ReadFile(path)
+	if err != nil {
+		r.err = err
+		return r
+	}
+	faulty, err := f.apply(was)
+	if err != nil {
+		r.err = err
+		return r
+	}
+	if r.err = os.WriteFile(path, faulty, 0o644); r.err != nil {
+		return r
+	}
+	defer func() {
+		r.err = errors.Join(r.err, os.WriteFile(path, was, 0o644))
+		for _, pkg := range f.Tests { // failing inputs that rapid keeps would fail the next run
+			r.err = errors.Join(r.err, os.RemoveAll(filepath.Join(tree, pkg, "testdata/rapid")))
+		}
+	}()
+	r.by, r.after, r.err = test(ctx, tree, f.Tests, f.Run, timeout)
+	return r
+}
+
+// event is a line of go test -json.
+type event struct {
+	Action, Package, Test, Output string
+	FailedBuild                   string
+}
+
+// test runs tests until the first one fails, and returns its name; empty if all pass. An error means that they could
+// not be built or run.
+func test(ctx context.Context, tree string, packages []string, pattern string, timeout time.Duration) (by string, after time.Duration, err error) {
+	started := time.Now()
+	args := []string{"test", "-json", "-vet=off", "-count=1", "-failfast", "-trimpath", "-timeout", timeout.String()}
+	if pattern != "" {
+		args = append(args, "-run", pattern)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
+	cmd.Dir = tree
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "TMPDIR="+filepath.Join(tree, "..", "tmp")) // removed with the tree
+	end := ownGroup(cmd)
+	cmd.Cancel = end
+	var trouble bytes.Buffer
+	cmd.Stderr = &trouble
+	lines, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", 0, err
+	}
+	by, passed, text := firstFailure(lines)
+	after = time.Since(started)
+	if by != "" {
+		_ = end() // the other tests are not needed
+	}
+	_, _ = io.Copy(io.Discard, lines)
+	err = cmd.Wait()
+	switch {
+	case by != "":
+		return by, after, nil
+	case err != nil:
+		return "", after, fmt.Errorf("%w\n%s%s", err, text, trouble.Bytes())
+	case passed == 0:
+		return "", after, fmt.Errorf("no test matches %q", pattern)
+	}
+	return "", after, nil
+}
+
+// firstFailure reads the events of go test until a test fails. It returns the name of that test, the number of tests
+// that passed before, and what was printed outside of tests.
+func firstFailure(lines io.Reader) (by string, passed int, text string) {
+	scanner := bufio.NewScanner(lines)
+	scanner.Buffer(nil, 16<<20)
+	var outside strings.Builder
+	for scanner.Scan() {
+		var e event
+		if json.Unmarshal(scanner.Bytes(), &e) != nil {
+			continue
+		}
+		switch {
+		case e.Action == "fail" && e.Test != "":
+			by, _, _ = strings.Cut(e.Test, "/")
+			return by, passed, outside.String()
+		case e.Action == "pass" && e.Test != "":
+			passed++
+		case (e.Action == "output" || e.Action == "build-output") && e.Test == "" && outside.Len() < 4096:
+			outside.WriteString(e.Output)
+		}
+	}
+	return "", passed, outside.String()
+}
