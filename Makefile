@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging race check fmt docs docs-site fuzz bench bench-compare chart release tools clean
+.PHONY: help build run test test-packaging race check fmt docs docs-site fuzz mutate histories bench bench-compare chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -21,8 +21,12 @@ docs-site: ## dist/site: the documentation as a site; fails for a link that lead
 	@scripts/docs-site.sh
 docs: ## what docs/ takes from the code: reference and pictures
 	@UPDATE_DOCS=1 go test -count=1 -run 'Reference|Pictures' ./test/docgen ./internal/telemetry/metrics ./cmd/rlsidecar
-fuzz: ## each fuzz target for FUZZTIME (default 30s)
+fuzz: ## each fuzz target for FUZZTIME (default 30s); states the executions of each
 	@scripts/fuzz.sh
+mutate: ## plant faults, one at a time; fails if tests do not notice one. MUTATE=-write writes the table
+	@go run ./test/mutation $(MUTATE)
+histories: ## concurrent sidecars on failing Redis, each run for HISTORIES (default 1m)
+	@HISTORIES=$${HISTORIES:-1m} go test -vet=off -count=1 -v -timeout 3h ./test/histories
 bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 bench-compare: ## the targets of docs/performance.md, each beside its ceiling

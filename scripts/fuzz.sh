@@ -1,21 +1,29 @@
 #!/usr/bin/env bash
-# Runs each fuzz target for FUZZTIME, one after the other; an argument chooses targets by a pattern.
-# A failing input is left in the package's testdata/fuzz: commit it with the fix. With KEEP=1 the inputs
-# that reached something new are put there too: every test runs them from then on.
+# Runs each fuzz target for FUZZTIME, one after the other, and lists how many inputs each has executed; an argument
+# chooses targets by a pattern. A failing input is left in the package's testdata/fuzz: commit it with the fix. With
+# KEEP=1 the inputs that reached something new are put there too: every test runs them from then on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pattern=${1:-.}
 
-found=0 code=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+found=0 code=0 all=0 list=""
 while IFS=: read -r file target; do
   found=$((found + 1))
-  echo "== $(dirname "$file") $target"
-  go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-30s}" "./$(dirname "$file")" || code=1
+  package=./$(dirname "$file")
+  echo "== $package $target"
+  go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-30s}" "$package" 2>&1 | tee "$log" || code=1
+  executions=$(sed -nE 's/^fuzz: elapsed:.* execs: ([0-9]+) .*/\1/p' "$log" | tail -n 1)
+  all=$((all + ${executions:-0}))
+  list+=$(printf '%12d  %s %s' "${executions:-0}" "$package" "$target")$'\n'
   if [ -n "${KEEP:-}" ]; then
-    mkdir -p "$(dirname "$file")/testdata/fuzz/$target"
-    cp -n "$(go env GOCACHE)/fuzz/$(go list "./$(dirname "$file")")/$target/"* "$(dirname "$file")/testdata/fuzz/$target/"
+    mkdir -p "$package/testdata/fuzz/$target"
+    cp -n "$(go env GOCACHE)/fuzz/$(go list "$package")/$target/"* "$package/testdata/fuzz/$target/"
   fi
 done < <(git ls-files -co --exclude-standard '*_test.go' | xargs grep -soE '^func Fuzz[A-Za-z0-9_]*' /dev/null |
   sed 's/func //' | grep -E "$pattern")
 [ $found -gt 0 ] || { echo "no fuzz target matches $pattern" >&2; exit 2; }
+echo "== executions"
+printf '%s%12d  all %d targets\n' "$list" "$all" "$found"
 exit $code

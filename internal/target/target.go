@@ -74,7 +74,7 @@ func Fold(path string, ignore Ignore) string {
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
 	}
 	if ignore&IgnoreTrailingSlash != 0 && len(path) > 1 {
-		path = strings.TrimSuffix(path, "/")
+		path = path[:1] + strings.TrimRight(path[1:], "/") // a path that does not start with "/" may end with several
 	}
 	return path
 }

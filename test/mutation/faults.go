@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -20,6 +21,8 @@ type fault struct {
 	// Tests are the packages whose tests run, and Run the pattern of these tests; empty means those of the area.
 	Tests []string `yaml:"tests"`
 	Run   string   `yaml:"run"`
+	// Timeout is for faults that make a test hang; 0 means that of the command line.
+	Timeout time.Duration `yaml:"timeout"`
 }
 
 func (f fault) String() string { return f.Area + ": " + f.Fault }

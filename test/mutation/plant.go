@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -126,6 +127,9 @@ func plant(ctx context.Context, tree string, f fault, timeout time.Duration) (r 
 			r.err = errors.Join(r.err, os.RemoveAll(filepath.Join(tree, pkg, "testdata/rapid")))
 		}
 	}()
+	if f.Timeout > 0 {
+		timeout = f.Timeout
+	}
 	r.by, r.after, r.err = test(ctx, tree, f.Tests, f.Run, timeout)
 	return r
 }
@@ -176,18 +180,25 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	return "", after, nil
 }
 
-// firstFailure reads the events of go test until a test fails. It returns the name of that test, the number of tests
-// that passed before, and what was printed outside of tests.
+// hanging finds the test that was running when go test gave up.
+var hanging = regexp.MustCompile(`^\t+(Test\w*)\S* \(`)
+
+// firstFailure reads the events of go test until a test fails or hangs. It returns the name of that test, the number of
+// tests that passed before, and what was printed outside of tests.
 func firstFailure(lines io.Reader) (by string, passed int, text string) {
 	scanner := bufio.NewScanner(lines)
 	scanner.Buffer(nil, 16<<20)
 	var outside strings.Builder
+	timedOut := false
 	for scanner.Scan() {
 		var e event
 		if json.Unmarshal(scanner.Bytes(), &e) != nil {
 			continue
 		}
-		switch {
+		timedOut = timedOut || strings.HasPrefix(e.Output, "panic: test timed out")
+		switch name := hanging.FindStringSubmatch(e.Output); {
+		case timedOut && name != nil:
+			return name[1], passed, outside.String()
 		case e.Action == "fail" && e.Test != "":
 			by, _, _ = strings.Cut(e.Test, "/")
 			return by, passed, outside.String()

@@ -1,0 +1,8 @@
+// Package histories checks what several sidecars answer together. Clients send charges, refunds, groups and dry runs
+// to real sidecars on real Redis servers, while the servers and the sidecars are paused, killed and failed over. Each
+// request and its answer is logged. Porcupine then decides for each bucket whether the answers are linearizable: whether
+// there is one order of the requests, each at a moment between its start and its answer, in which package algorithms
+// gives exactly these answers.
+//
+// make histories runs this for longer, and on Sentinel and Cluster too.
+package histories

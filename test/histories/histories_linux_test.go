@@ -1,0 +1,134 @@
+package histories
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+// length is how long each run lasts: HISTORIES, or 3 seconds.
+func length(t *testing.T) time.Duration {
+	text := os.Getenv("HISTORIES")
+	if text == "" {
+		return 3 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// long skips a test that make test has no time for.
+func long(t *testing.T) {
+	if os.Getenv("HISTORIES") == "" {
+		t.Skip("make histories runs it")
+	}
+}
+
+// repeat calls faults in turn, with a pause between them, for as long as a run lasts.
+func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
+	return func() {
+		t.Helper()
+		for end, i := time.Now().Add(length(t)), 0; time.Now().Before(end); i++ {
+			time.Sleep(pause)
+			faults[i%len(faults)]()
+		}
+	}
+}
+
+// TestOneRedis lets connections break, scripts vanish, and Redis stop, crash and come back with all that it had
+// acknowledged, and sidecars be killed.
+func TestOneRedis(t *testing.T) {
+	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
+	w := newWorld(t, 3, "--redis-url", "redis://"+redis.Addr)
+	victim := w.sidecars[0]
+	w.run(8, repeat(t, 100*time.Millisecond,
+		func() { redis.Do("CLIENT", "KILL", "TYPE", "normal") },
+		func() { redis.Do("SCRIPT", "FLUSH") },
+		func() { redis.Pause(); time.Sleep(150 * time.Millisecond); redis.Resume() },
+		func() { redis.Do("DEBUG", "SLEEP", "0.1") },
+		func() { victim.kill(); victim.start() },
+		func() { redis.Kill(); redis.Restart(); redis.Wait() },
+	))
+	if !w.check(nothingLost) {
+		t.Error("the answers are not linearizable")
+	}
+}
+
+// TestAChargeAppliedTwiceIsFound sends some charges twice and logs them once: the check must refuse the history.
+func TestAChargeAppliedTwiceIsFound(t *testing.T) {
+	redis := redistest.Start(t)
+	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
+	w.twice.Store(true)
+	w.run(4, func() { time.Sleep(time.Second) })
+	if w.check(nothingLost) {
+		t.Error("a history in which charges were applied twice counts as linearizable")
+	}
+}
+
+// TestSentinelWithConfirmation kills the master again and again. The only replica confirms every charge, so nothing
+// that was answered is lost.
+func TestSentinelWithConfirmation(t *testing.T) {
+	long(t)
+	s := redistest.StartSentinels(t)
+	s.Replicas[1].Kill()
+	servers := []*redistest.Server{s.Master, s.Replicas[0]}
+	w := newWorld(t, 3, "--redis-url", s.URL(), "--redis-wait-replicas", "1")
+	w.run(8, repeat(t, 2*time.Second, func() { failover(t, servers) }))
+	if !w.check(nothingLost) {
+		t.Error("the answers are not linearizable")
+	}
+}
+
+// TestSentinel kills the master without confirmation by replicas. Each failover may lose what was not replicated: at
+// most one capacity of each bucket.
+func TestSentinel(t *testing.T) {
+	long(t)
+	s := redistest.StartSentinels(t)
+	servers := append([]*redistest.Server{s.Master}, s.Replicas...)
+	w := newWorld(t, 3, "--redis-url", s.URL())
+	failovers := int64(0)
+	w.run(8, repeat(t, 2*time.Second, func() { failovers++; failover(t, servers) }))
+	lost := func(b *buckets, _ int64) int64 { return failovers * b.limits[0].Capacity }
+	if !w.check(lost) {
+		t.Error("more was lost than a failover may lose")
+	}
+	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
+}
+
+// TestClusterWithConfirmation kills a master of a Redis Cluster, whose replica confirms every charge. It has no groups:
+// over several slots they are charged one bucket after the other, not at one moment.
+func TestClusterWithConfirmation(t *testing.T) {
+	long(t)
+	c := redistest.StartCluster(t, 3)
+	w := newWorld(t, 3, "--redis-url", c.URL(), "--redis-wait-replicas", "1")
+	w.kinds = []string{"tokens", "window", "refunded"}
+	shard := 0
+	w.run(8, repeat(t, 2*time.Second, func() {
+		failover(t, []*redistest.Server{c.Masters[shard%3], c.Replicas[shard%3]})
+		shard++
+	}))
+	if !w.check(nothingLost) {
+		t.Error("the answers are not linearizable")
+	}
+}
+
+// failover kills the master of servers, waits until another is master, and starts the old one again as its replica.
+func failover(t *testing.T, servers []*redistest.Server) {
+	t.Helper()
+	old := master(t, servers)
+	old.Kill()
+	redistest.Eventually(t, "another server is master", func() bool {
+		for _, s := range servers {
+			if s != old && isMaster(s) {
+				return true
+			}
+		}
+		return false
+	})
+	old.Restart()
+	redistest.Eventually(t, "the old master is a replica", func() bool { return isReplica(old) })
+}

@@ -1,0 +1,245 @@
+package histories
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// kind is what a request does.
+type kind int
+
+const (
+	charge kind = iota
+	refund      // returns the cost
+	look        // a dry run of cost 0
+)
+
+// buckets are one bucket, or two that are charged as a group.
+type buckets struct {
+	name   string // of both
+	limits []*algorithms.Limit
+	cost   int64 // of each charge and refund: it divides the capacities
+}
+
+// question is what was asked of buckets.
+type question struct {
+	of   *buckets
+	kind kind
+	// Requests without an answer may have been carried out at any time after they were sent, or never. These are how
+	// many of them were sent before this one was answered: charges, and refunds. Charges that a failover may have lost
+	// count as refunds.
+	charges, refunds int64
+}
+
+// answer is what a client was told: the units left in each of the buckets.
+type answer struct {
+	ok   bool
+	left [2]int64
+}
+
+// record is one request of a history. Times are in ns since the start.
+type record struct {
+	question
+
+	answered bool
+	answer   answer
+	from, to int64
+}
+
+// state is that of one or two buckets: their Values, and how many of the requests without an answer were certainly
+// carried out.
+type state struct {
+	value            [2]int64
+	charges, refunds int64
+}
+
+// frozen is the time of all decisions of the model. The limits of histories have periods of a year, so that nothing
+// flows in during a run.
+const frozen = algorithms.Micros(1_700_000_000_000_000)
+
+// full is the first state.
+func (b *buckets) full() (s state) {
+	for i, l := range b.limits {
+		_, d := l.Take(algorithms.State{}, frozen, algorithms.Ask{Look: true})
+		s.value[i] = d.Value
+	}
+	return s
+}
+
+// take carries out a request. It is package algorithms that decides.
+func (b *buckets) take(s state, k kind) (state, answer) {
+	ask := algorithms.Ask{Cost: b.cost}
+	switch k {
+	case refund:
+		ask.Cost = -b.cost
+	case look:
+		ask = algorithms.Ask{Look: true}
+	}
+	group := make([]algorithms.Bucket, len(b.limits))
+	for i, l := range b.limits {
+		group[i] = algorithms.Bucket{Limit: l, Ask: ask, State: algorithms.State{By: l, Value: s.value[i], At: frozen}}
+	}
+	a := answer{ok: algorithms.TakeAll(frozen, group)}
+	for i := range group {
+		s.value[i], a.left[i] = group[i].State.Value, group[i].Decision.Remaining
+	}
+	return s, a
+}
+
+// steps returns the states after a request that got this answer: none if it cannot have got it.
+func steps(s state, q question, a answer) (next []any) {
+	for _, n := range guesses(s, q, a) {
+		is, possible := q.of.others(s, n)
+		is.charges += max(0, n)
+		is.refunds += max(0, -n)
+		if !possible || is.charges > q.charges || is.refunds > q.refunds {
+			continue
+		}
+		if after, would := q.of.take(is, q.kind); would == a {
+			next = append(next, after)
+		}
+	}
+	return next
+}
+
+// others carries out n requests that got no answer: charges, or refunds if n is negative.
+func (b *buckets) others(s state, n int64) (_ state, possible bool) {
+	k := charge
+	if n < 0 {
+		k, n = refund, -n
+	}
+	for range n {
+		after, a := b.take(s, k)
+		if !a.ok || after == s {
+			return s, false
+		}
+		s = after
+	}
+	return s, true
+}
+
+// guesses are how many requests without an answer must have been carried out since s, so that this answer was given.
+func guesses(s state, q question, a answer) []int64 {
+	_, now := q.of.take(s, look)
+	left := a.left[0] // before the request
+	switch {
+	case q.kind == charge && a.ok:
+		left += q.of.cost
+	case q.kind == refund:
+		left -= q.of.cost
+	}
+	n := (now.left[0] - left) / q.of.cost
+	if q.kind == refund { // it may have found the bucket full
+		return []int64{n, n - 1}
+	}
+	return []int64{n}
+}
+
+var model = porcupine.NondeterministicModel{
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		by := map[string][]porcupine.Operation{}
+		var names []string
+		for _, o := range history {
+			name := o.Input.(question).of.name
+			if by[name] == nil {
+				names = append(names, name)
+			}
+			by[name] = append(by[name], o)
+		}
+		var parts [][]porcupine.Operation
+		for _, name := range names {
+			parts = append(parts, by[name])
+		}
+		return parts
+	},
+	Step: func(s, input, output any) []any {
+		if s == nil {
+			s = input.(question).of.full()
+		}
+		return steps(s.(state), input.(question), output.(answer))
+	},
+	Init: func() []any { return []any{nil} },
+	DescribeOperation: func(input, output any) string {
+		q, a := input.(question), output.(answer)
+		return fmt.Sprintf("%s %s -> ok %t, left %v", []string{"charge", "refund", "look at"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
+	},
+	DescribeState: func(s any) string { return fmt.Sprint(s) },
+}
+
+// stale is how old a denial may be where others refund: a sidecar remembers denials for a second (docs/redis.md), and
+// does not see refunds of other sidecars meanwhile.
+const stale = int64(1e9)
+
+// operations makes a history for porcupine of what was answered. lost returns how many units a failover up to a time
+// may have lost of a bucket.
+func operations(records []record, lost func(b *buckets, until int64) int64) (history []porcupine.Operation) {
+	missing, refunded := map[string][]record{}, map[string]bool{}
+	for _, r := range records {
+		if !r.answered {
+			missing[r.of.name] = append(missing[r.of.name], r)
+		}
+		refunded[r.of.name] = refunded[r.of.name] || r.kind == refund
+	}
+	for _, r := range records {
+		if !r.answered {
+			continue
+		}
+		q := r.question
+		q.refunds = lost(q.of, r.to) / q.of.cost
+		for _, m := range missing[q.of.name] {
+			switch {
+			case m.from > r.to:
+			case m.kind == charge:
+				q.charges++
+			case m.kind == refund:
+				q.refunds++
+			}
+		}
+		if !r.answer.ok && refunded[r.of.name] {
+			r.from -= stale
+		}
+		history = append(history, porcupine.Operation{Input: q, Output: r.answer, Call: r.from, Return: r.to})
+	}
+	return history
+}
+
+// nothingLost is the lost of a run in which Redis forgets nothing.
+func nothingLost(*buckets, int64) int64 { return 0 }
+
+// explain lists the requests of the first bucket whose answers are not linearizable.
+func explain(history []porcupine.Operation) string {
+	m := model.ToModel()
+	for _, part := range model.Partition(history) {
+		if porcupine.CheckOperationsTimeout(m, part, 10*time.Second) == porcupine.Ok {
+			continue
+		}
+		slices.SortFunc(part, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+		var b strings.Builder
+		for _, o := range part {
+			q := o.Input.(question)
+			fmt.Fprintf(&b, "%9.3f to %9.3f ms: %s (without answer by then: %d charges, %d refunds)\n",
+				float64(o.Call)/1e6, float64(o.Return)/1e6, model.DescribeOperation(o.Input, o.Output), q.charges, q.refunds)
+		}
+		return b.String()
+	}
+	return ""
+}
+
+// yearly compiles a limit of so many units a year.
+func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
+	l, err := algorithms.Compile(algorithms.Spec{Kind: kind, Rate: units, Period: 365 * algorithms.Day})
+	if err != nil {
+		panic(err)
+	}
+	return &l
+}
+
+// never is later than any answer.
+const never = int64(math.MaxInt64)

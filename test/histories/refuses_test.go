@@ -1,0 +1,54 @@
+package histories
+
+import (
+	"testing"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// TestWrongHistoriesAreRefused holds the check itself to short histories of a bucket with 3 units, and of a group.
+func TestWrongHistoriesAreRefused(t *testing.T) {
+	const s = int64(1e9)
+	one := &buckets{name: "one", limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3)}, cost: 1}
+	two := &buckets{name: "two", cost: 1, limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3), yearly(algorithms.FixedWindow, 2)}}
+	said := func(b *buckets, from, to int64, k kind, ok bool, left ...int64) record {
+		r := record{question: question{of: b, kind: k}, answered: true, answer: answer{ok: ok}, from: from * s, to: to * s}
+		copy(r.answer.left[:], left)
+		return r
+	}
+	unanswered := func(b *buckets, from int64, k kind) record {
+		return record{question: question{of: b, kind: k}, from: from * s, to: never}
+	}
+	for name, c := range map[string]struct {
+		records []record
+		right   bool
+	}{
+		"one after the other":                {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1)}, true},
+		"a charge applied twice":             {[]record{said(one, 0, 1, charge, true, 1)}, false},
+		"a charge that was lost":             {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 2)}, false},
+		"at the same time, in another order": {[]record{said(one, 0, 5, charge, true, 1), said(one, 0, 5, charge, true, 2)}, true},
+		"in another order":                   {[]record{said(one, 0, 1, charge, true, 1), said(one, 2, 3, charge, true, 2)}, false},
+		"denied though there was room":       {[]record{said(one, 0, 1, charge, true, 2), said(one, 9, 9, charge, false, 2)}, false},
+		"allowed though there was none": {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1), said(one, 4, 5, charge, true, 0),
+			said(one, 6, 7, charge, true, 0)}, false},
+		"an answer that was lost":            {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 1)}, true},
+		"it was not charged":                 {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 2)}, true},
+		"it was charged twice":               {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 0)}, false},
+		"it was charged before it was sent":  {[]record{said(one, 0, 1, look, true, 2), unanswered(one, 2, charge)}, false},
+		"charged, and then not":              {[]record{unanswered(one, 0, charge), said(one, 2, 3, look, true, 2), said(one, 4, 5, look, true, 3)}, false},
+		"refunded":                           {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, refund, true, 3), said(one, 4, 5, look, true, 3)}, true},
+		"refunded twice":                     {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1), said(one, 4, 5, refund, true, 3)}, false},
+		"a denial remembered for a second":   {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 1, 2, charge, true, 1, 0), said(two, 3, 4, refund, true, 2, 1), said(two, 4, 5, charge, false, 1, 0)}, true},
+		"a denial remembered for three":      {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 1, 2, charge, true, 1, 0), said(two, 3, 4, refund, true, 2, 1), said(two, 7, 7, charge, false, 1, 0)}, false},
+		"a group is denied whole":            {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 2, 3, charge, true, 1, 0), said(two, 4, 5, charge, false, 1, 0)}, true},
+		"a denied group was charged by half": {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 2, 3, charge, true, 1, 0), said(two, 4, 5, charge, false, 0, 0)}, false},
+		"a lost group was charged by half":   {[]record{unanswered(two, 0, charge), said(two, 2, 3, look, true, 2, 2)}, false},
+		"a lost group was charged whole":     {[]record{unanswered(two, 0, charge), said(two, 2, 3, look, true, 2, 1)}, true},
+	} {
+		if got := porcupine.CheckOperations(model.ToModel(), operations(c.records, nothingLost)); got != c.right {
+			t.Errorf("%s: linearizable is %t, want %t", name, got, c.right)
+		}
+	}
+}

@@ -1,0 +1,335 @@
+package histories
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const root = "../.."
+
+// config has the limits of all histories.
+const config = `
+domain: histories
+limits:
+  tokens: {algorithm: token_bucket, rate: 24, period: 365d}
+  window: {algorithm: fixed_window, rate: 24, period: 365d}
+  large: {algorithm: token_bucket, rate: 600, period: 365d}
+descriptors:
+  - {key: t, limit: tokens}
+  - {key: w, limit: window}
+  - {key: l, limit: large}
+`
+
+var (
+	tokens = yearly(algorithms.TokenBucket, 24)
+	window = yearly(algorithms.FixedWindow, 24)
+	large  = yearly(algorithms.TokenBucket, 600)
+)
+
+var program string
+
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "histories")
+	if err != nil {
+		panic(err)
+	}
+	program = filepath.Join(folder, "rlsidecar")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./cmd/rlsidecar")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build rlsidecar: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
+}
+
+// sidecar is a running rlsidecar.
+type sidecar struct {
+	t    *testing.T
+	addr string
+	args []string
+	cmd  *exec.Cmd
+}
+
+func startSidecar(t *testing.T, args ...string) *sidecar {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &sidecar{t: t, addr: fmt.Sprint("127.0.0.1:", redistest.FreePort(t))}
+	s.args = append([]string{
+		"serve", "--config", file, "--grpc-listen", fmt.Sprint("127.0.0.1:", redistest.FreePort(t)), "--http-listen", s.addr,
+		"--admin-listen", fmt.Sprint("127.0.0.1:", redistest.FreePort(t)), "--drain-delay", "0s",
+	}, args...)
+	s.start()
+	t.Cleanup(s.kill)
+	redistest.Eventually(t, "the sidecar is ready", func() bool {
+		response, err := http.Get("http://" + s.addr + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	return s
+}
+
+func (s *sidecar) start() {
+	s.cmd = exec.Command(program, s.args...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *sidecar) kill() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+}
+
+// world is several sidecars, their clients, and the history of what they answered.
+type world struct {
+	t        *testing.T
+	sidecars []*sidecar
+	http     http.Client
+	began    time.Time
+	slice    time.Duration // how long clients use the same buckets
+	kinds    []string      // of buckets that are used
+	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
+	stop     chan struct{}
+	clients  sync.WaitGroup
+
+	mu      sync.Mutex
+	all     map[string]*buckets // guarded by mu
+	records []record            // guarded by mu
+}
+
+func newWorld(t *testing.T, sidecars int, args ...string) *world {
+	t.Helper()
+	w := &world{t: t, slice: 250 * time.Millisecond, stop: make(chan struct{}), all: map[string]*buckets{}}
+	w.kinds = []string{"tokens", "window", "refunded", "group"}
+	for range sidecars {
+		w.sidecars = append(w.sidecars, startSidecar(t, append([]string{"--backend-timeout", "200ms"}, args...)...))
+	}
+	w.http = http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
+	t.Cleanup(w.http.CloseIdleConnections)
+	w.began = time.Now()
+	return w
+}
+
+// run lets n clients send requests until faults returns.
+func (w *world) run(n int, faults func()) {
+	for i := range n {
+		w.clients.Go(func() { w.client(rand.New(rand.NewPCG(uint64(i), uint64(w.began.UnixNano())))) })
+	}
+	faults()
+	close(w.stop)
+	w.clients.Wait()
+}
+
+func (w *world) now() int64 { return int64(time.Since(w.began)) }
+
+// client sends requests one after the other.
+func (w *world) client(random *rand.Rand) {
+	for {
+		select {
+		case <-w.stop:
+			return
+		default:
+		}
+		b := w.pick(random)
+		k := charge
+		switch n := random.IntN(10); {
+		case n == 0:
+			k = look
+		case n < 3 && b.refunded():
+			k = refund
+		}
+		if k == charge && random.IntN(3) == 0 {
+			w.once(random, b)
+			continue
+		}
+		w.log(w.send(random, b, k, ""))
+		if k == charge && w.twice.Load() && random.IntN(20) == 0 {
+			w.send(random, b, k, "")
+		}
+	}
+}
+
+// pick chooses buckets of the present slice of time.
+func (w *world) pick(random *rand.Rand) *buckets {
+	slice := w.now() / int64(w.slice)
+	what := w.kinds[random.IntN(len(w.kinds))]
+	name := fmt.Sprintf("%s-%d", what, slice)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.all[name]
+	if b == nil {
+		b = &buckets{name: name, cost: 1}
+		switch what {
+		case "tokens":
+			b.limits = []*algorithms.Limit{tokens}
+		case "window":
+			b.limits, b.cost = []*algorithms.Limit{window}, 2
+		case "refunded":
+			b.limits, b.cost = []*algorithms.Limit{large}, 3
+		case "group":
+			b.limits = []*algorithms.Limit{tokens, window}
+		}
+		w.all[name] = b
+	}
+	return b
+}
+
+func (b *buckets) refunded() bool { return b.limits[0] == large }
+
+// send sends one request to any sidecar.
+func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record) {
+	type limit struct {
+		Name  string `json:"name"`
+		Key   string `json:"key"`
+		Count int64  `json:"count"`
+	}
+	question := struct {
+		Limits []limit `json:"limits"`
+		ID     string  `json:"request_id,omitempty"`
+	}{ID: id}
+	for _, l := range b.limits {
+		count := [...]int64{charge: b.cost, refund: -b.cost, look: 0}[k]
+		question.Limits = append(question.Limits, limit{map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large"}[l], b.name, count})
+	}
+	body, err := json.Marshal(question)
+	if err != nil {
+		panic(err)
+	}
+	r = record{from: w.now(), to: never}
+	r.of, r.kind = b, k
+	s := w.sidecars[random.IntN(len(w.sidecars))]
+	response, err := w.http.Post("http://"+s.addr+"/v1/limit", "application/json", bytes.NewReader(body))
+	if err != nil {
+		time.Sleep(time.Millisecond) // the sidecar may be away
+		return r
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	var told struct {
+		OK     bool `json:"ok"`
+		Limits []struct {
+			Remaining int64 `json:"remaining"`
+			Degraded  bool  `json:"degraded"`
+		} `json:"limits"`
+	}
+	if err != nil || response.StatusCode != http.StatusOK && response.StatusCode != http.StatusTooManyRequests {
+		return r
+	}
+	if err := json.Unmarshal(text, &told); err != nil || len(told.Limits) != len(b.limits) {
+		w.t.Errorf("status %d, %s", response.StatusCode, text)
+		return r
+	}
+	for i, l := range told.Limits {
+		if l.Degraded {
+			return r
+		}
+		r.answer.left[i] = l.Remaining
+	}
+	r.answer.ok, r.answered, r.to = told.OK, true, w.now()
+	return r
+}
+
+// once sends a charge with a request id again and again, until it is answered.
+func (w *world) once(random *rand.Rand, b *buckets) {
+	id := fmt.Sprint("id-", random.Uint64())
+	first := w.send(random, b, charge, id)
+	r := first
+	for !r.answered {
+		select {
+		case <-w.stop:
+			w.log(first)
+			return
+		default:
+		}
+		r = w.send(random, b, charge, id)
+	}
+	r.from = first.from
+	if !first.answered && !r.answer.ok {
+		r.answered, r.to = false, never // an earlier attempt may still be carried out
+	}
+	w.log(r)
+}
+
+func (w *world) log(r record) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.records = append(w.records, r)
+}
+
+// check looks at every bucket once more, and decides whether the history is linearizable. Then it reports it.
+func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
+	w.t.Helper()
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, b := range w.all {
+		redistest.Eventually(w.t, "the sidecars answer again", func() bool {
+			r := w.send(random, b, look, "")
+			if r.answered {
+				w.log(r)
+			}
+			return r.answered
+		})
+	}
+	history := operations(w.records, lost)
+	result, info := porcupine.CheckOperationsVerbose(model.ToModel(), history, time.Minute)
+	w.t.Logf("%d requests, %d answered, %d buckets or groups: %s", len(w.records), len(history), len(w.all), result)
+	if result != porcupine.Ok && !w.twice.Load() {
+		if file, err := os.CreateTemp("", "history-*.html"); err == nil {
+			_ = porcupine.Visualize(model.ToModel(), info, file)
+			file.Close()
+			w.t.Logf("a picture of the history: %s", file.Name())
+		}
+		w.t.Log(explain(history))
+	}
+	return result == porcupine.Ok
+}
+
+// lostUnits is how many units were charged, by what the clients know, and are there again.
+func (w *world) lostUnits() (units int64) {
+	for name, b := range w.all {
+		var charged, left int64
+		all := slices.Clone(w.records)
+		slices.SortStableFunc(all, func(a, b record) int { return int(a.from/1e3 - b.from/1e3) })
+		for _, r := range all {
+			switch {
+			case r.of.name != name || !r.answered:
+			case r.kind == charge && r.answer.ok:
+				charged += b.cost
+			case r.kind == refund:
+				charged -= b.cost
+			}
+			if r.of.name == name && r.answered {
+				left = r.answer.left[0]
+			}
+		}
+		units += max(0, charged-(b.limits[0].Capacity-left))
+	}
+	return units
+}
