@@ -73,8 +73,10 @@ func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreCase != 0 {
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
 	}
-	if ignore&IgnoreTrailingSlash != 0 && len(path) > 1 {
-		path = path[:1] + strings.TrimRight(path[1:], "/") // a path that does not start with "/" may end with several
+	if ignore&IgnoreTrailingSlash != 0 {
+		for len(path) > 1 && path[len(path)-1] == '/' { // several only where the path does not start with "/"
+			path = path[:len(path)-1]
+		}
 	}
 	return path
 }
