@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging race check fmt docs docs-site fuzz mutate histories bench bench-compare chart release tools clean
+.PHONY: help build run test test-packaging simulate race check fmt docs docs-site fuzz mutate histories bench bench-compare chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -11,6 +11,8 @@ test: ## the tests of all code; installs what they need
 	@scripts/test.sh
 test-packaging: ## the tests of images, releases, the chart, and other systems; installs what they need
 	@scripts/test-packaging.sh
+simulate: ## the client side with simulated servers, networks and clocks: N seeds from FIRST on (20000 from 1)
+	@go test ./test/simulate -count=1 -timeout 0 -run TestSimulation -v -seeds $(or $(N),20000) -first $(or $(FIRST),1)
 race: ## all Go tests under the race detector
 	@go test -race -count=1 ./...
 check: ## test, then the linters and the tidiness of go.mod

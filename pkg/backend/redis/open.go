@@ -168,7 +168,9 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	}
 	w := &way{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
-		w.patient = newLane(patience, n.patient(patience).decide)
+		patiently := n.patient(patience)
+		s.config.simulate(patiently.client)
+		w.patient = newLane(patience, patiently.decide)
 		w.patient.spawn, w.patient.clock = s.spawn, s.clock
 		usual.probe, usual.patience = w.patient.decide, patience
 	}
@@ -231,6 +233,9 @@ func (s *Store) ping(ctx context.Context) error {
 		return client.Ping(ctx).Err()
 	})
 }
+
+// UndosInFlight is how many refunds and clean-ups are in flight.
+func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 
 // UndosDropped is how many refunds and clean-ups were not sent because too many were in flight.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }

@@ -16,8 +16,15 @@ func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	}
 	o.MinIdleConns = 0 // no connection is ever made
 	client := goredis.NewClient(o)
-	client.AddHook(simulation{c.Outside, o.Addr})
+	c.simulate(client)
 	return client
+}
+
+// simulate has client call simulated servers, in a simulation. A client with another timeout has lost its hooks.
+func (c Config) simulate(client *goredis.Client) {
+	if c.Outside != nil {
+		client.AddHook(simulation{c.Outside, client.Options().Addr})
+	}
 }
 
 // simulation sends the commands of a client to a simulated server.

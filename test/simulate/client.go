@@ -1,0 +1,234 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// request is a request of a client, which may send it several times under an ID.
+type request struct {
+	id       string
+	costs    []cost
+	witness  string // the name of its own limit
+	once     bool
+	canceled atomic.Bool
+
+	attempts  int
+	allowed   bool // an answer said so
+	denied    bool // an answer said so, and none that it was allowed
+	untouched int  // answers that said that certainly nothing was charged
+	unknown   bool // an attempt has no answer, or one that leaves it open
+}
+
+// cost is what a request asks of a limit, for a key.
+type cost struct {
+	limit, value string
+	units        int64
+}
+
+// bucket identifies the bucket that c is asked of.
+func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
+
+// sending is one attempt, at a process.
+type sending struct {
+	*request
+
+	process  *process
+	at       time.Duration // by the process's clock
+	within   time.Duration // the answer must come
+	pause    int64         // process.pausedUntil
+	answered bool
+	probe    bool
+}
+
+// delivery is the requests that one read of a connection brings. It is used again, as listeners do.
+type delivery struct {
+	process *process
+	batch   *limiter.Batch
+	calls   []*limiter.Call
+	planned []bool
+	sent    []*sending
+}
+
+// client lets a client send requests.
+func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
+	hot, gap := rng.IntN(2) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
+	if hot {
+		gap = time.Duration(50+rng.IntN(400)) * time.Microsecond
+	}
+	within := []time.Duration{0, 0, 0, 20, 20, 20, 12, 12, 6, 3}[rng.IntN(10)] * time.Millisecond
+	source := &backend.Source{Flush: func() {}}
+	var next func()
+	sent, left := 0, 3+rng.IntN(20)
+	next = func() {
+		if left--; left < 0 || w.now > int64(w.length) {
+			return
+		}
+		w.after(time.Duration(rng.Int64N(int64(2*gap))), nil, next)
+		p := w.processes[(n+rng.IntN(2))%len(w.processes)]
+		switch {
+		case !hot && rng.IntN(4) == 0:
+			sent++
+			w.askOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
+		default:
+			several := make([]*request, 1+rng.IntN(3))
+			for i := range several {
+				sent++
+				several[i] = w.draw(rng, fmt.Sprintf("%d.%d", n, sent), hot)
+			}
+			w.after(0, p, func() { p.deliver(rng, several, within, source) })
+		}
+	}
+	w.after(time.Duration(rng.Int64N(int64(length/2))), nil, next)
+}
+
+var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket"}, []string{"day", "window", "bucket", "slide", "log", "queue"}
+
+// draw makes a request.
+func (w *world) draw(rng *rand.Rand, id string, hot bool) *request {
+	r := &request{id: id, witness: "witness"}
+	w.requests++
+	if hot {
+		r.costs = append(r.costs, cost{hotNames[rng.IntN(len(hotNames))], "h", 1 + rng.Int64N(2)*rng.Int64N(3)})
+		if rng.IntN(4) > 0 {
+			r.witness = ""
+			return r
+		}
+	}
+	r.costs = append(r.costs, cost{r.witness, r.id, 1})
+	for range rng.IntN(3) {
+		r.costs = append(r.costs, cost{coldNames[rng.IntN(len(coldNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+	}
+	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
+	return r
+}
+
+// deliver has a process answer requests that came together.
+func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Duration, source *backend.Source) {
+	w := p.w
+	var d *delivery
+	if n := len(p.free); n > 0 {
+		d = p.free[n-1]
+		p.free = p.free[:n-1]
+	} else {
+		d = &delivery{process: p, batch: p.limiter.NewBatch()}
+	}
+	d.batch.Reset()
+	d.sent, d.planned = d.sent[:0], d.planned[:0]
+	for i, r := range requests {
+		if i == len(d.calls) {
+			d.calls = append(d.calls, &limiter.Call{})
+		}
+		c := d.calls[i]
+		c.Reset()
+		c.Request.Domain = "sim"
+		for _, k := range r.costs {
+			x := c.AddDescriptor()
+			x.Entries = append(x.Entries, descriptors.Entry{Key: k.limit, Value: k.value})
+			x.Cost = k.units
+		}
+		if within > 0 && rng.IntN(16) == 0 {
+			c.Canceled = &r.canceled
+			w.afterPlain(time.Duration(rng.Int64N(int64(within))), p, func() {
+				w.seen(faultCancel)
+				r.canceled.Store(true)
+			})
+		}
+		d.sent = append(d.sent, w.send1(p, r, within))
+		planned, err := d.batch.Add(c)
+		if err != nil {
+			w.judge.fail("request %s: %v", r.id, err)
+		}
+		d.planned = append(d.planned, planned)
+		w.judge.planned(r, c)
+	}
+	deadline := time.Time{}
+	if within > 0 {
+		deadline = p.Now().Add(within)
+	}
+	returned, done := false, false
+	end := func() {
+		for i := range d.sent {
+			d.finish(i)
+		}
+		p.free = append(p.free, d)
+	}
+	d.batch.Submit(deadline, source, func() {
+		if done = true; returned {
+			end()
+		}
+	})
+	returned = true
+	if done {
+		end()
+		return
+	}
+	for i := range d.sent {
+		if d.planned[i] && d.batch.Known(d.calls[i]) {
+			d.finish(i)
+		}
+	}
+}
+
+// finish answers request i, unless it was answered.
+func (d *delivery) finish(i int) {
+	if s := d.sent[i]; !s.answered && d.planned[i] {
+		d.batch.Finish(d.calls[i])
+		d.process.w.judge.answered(s, d.calls[i], nil)
+	}
+}
+
+// send1 notes that a request is sent to a process.
+func (w *world) send1(p *process, r *request, within time.Duration) *sending {
+	s := &sending{request: r, process: p, at: p.monotonic(), within: timeout, pause: p.pausedUntil}
+	if within > 0 {
+		s.within = min(timeout, max(0, within-margin))
+	}
+	r.attempts++
+	w.judge.sent(s)
+	return s
+}
+
+// askOnce sends a request for named limits under an ID, and perhaps again.
+func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
+	r := &request{id: id, witness: "once", once: true}
+	w.requests++
+	r.costs = []cost{{"once", r.id, 1}, {"reserved", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)}}
+	w.after(0, p, func() { p.check(r, within) })
+	for range rng.IntN(3) {
+		w.seen(faultRepeat)
+		p := w.processes[rng.IntN(len(w.processes))]
+		w.after(time.Duration(rng.Int64N(int64(60*time.Millisecond))), p, func() { p.check(r, within) })
+	}
+}
+
+// check has a process answer a request under its ID, as the HTTP API does.
+func (p *process) check(r *request, within time.Duration) {
+	if p.dead {
+		return
+	}
+	c := &limiter.Call{}
+	c.Request.Domain = "sim"
+	for _, k := range r.costs {
+		c.Limits = append(c.Limits, limiter.LimitAsk{Name: k.limit, Key: []string{k.value}, Count: k.units})
+	}
+	c.Once = limiter.Once{ID: r.id, For: 10 * 60 * algorithms.Second}
+	ctx := context.Background()
+	if within > 0 {
+		end, cancel := context.WithDeadline(ctx, p.Now().Add(within))
+		defer cancel()
+		ctx = end
+	}
+	s := p.w.send1(p, r, within)
+	err := p.limiter.Check(ctx, c)
+	p.w.judge.answered(s, c, err)
+}

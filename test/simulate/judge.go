@@ -1,0 +1,373 @@
+package simulate
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// judge checks a run. It knows what clients asked and were answered, and what the servers charged; nothing of the
+// code between them. Its arithmetic is its own.
+type judge struct {
+	w           *world
+	problems    []string
+	requests    []*request
+	open        map[*sending]bool
+	probes      []*sending
+	buckets     map[string]*bucket // by key
+	named       map[cost]*bucket   // by limit and value
+	losses      int                // how often a server lost its data
+	unclean     bool               // a process crashed, or a call had no answer: leased units may be lost
+	steppedBack bool
+}
+
+// bucket is what is known of one bucket.
+type bucket struct {
+	limit    string // its name
+	value    string // of its key
+	kind     algorithms.Kind
+	leased   algorithms.Micros // for how long
+	numbers  []*algorithms.Limit
+	charged  int64 // by the servers, less what they got back
+	admitted []admission
+	phase    int64
+}
+
+// admission is units that a client was admitted with, at a time by the server's clock.
+type admission struct {
+	at    algorithms.Micros
+	units int64
+}
+
+// mostProblems bounds what is said about a run.
+const mostProblems = 10
+
+func (j *judge) fail(format string, args ...any) {
+	if len(j.problems) < mostProblems {
+		j.problems = append(j.problems, fmt.Sprintf(format, args...))
+	}
+	j.w.note("WRONG: "+format, args...)
+}
+
+func (j *judge) bucket(key string) *bucket {
+	b := j.buckets[key]
+	if b == nil {
+		b = &bucket{}
+		j.buckets[key] = b
+	}
+	return b
+}
+
+// charged notes what a server decided on one charge of a group.
+func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algorithms.Bucket, took bool) {
+	_, key, _ := strings.Cut(c.key, "}")
+	j.w.mix(uint64(b.Decision.Value))
+	if j.w.log != nil {
+		j.w.note("%s: %q cost %d: charged %v, value %d", s.name, key, c.ask.Cost, took, b.Decision.Value)
+	}
+	if !took {
+		return
+	}
+	units := c.ask.Cost
+	if units < 0 { // as much as there was room for
+		_, was := c.limit.Take(*before, s.now(), algorithms.Ask{Hash: c.ask.Hash, Look: true})
+		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
+	}
+	j.bucket(key).charged += units
+}
+
+// lost notes that a server has lost its data.
+func (j *judge) lost() { j.losses++ }
+
+// crashed notes that a process has crashed. Nobody gets its answers.
+func (j *judge) crashed() { j.unclean = true }
+
+// sent notes an attempt.
+func (j *judge) sent(s *sending) {
+	if s.attempts == 1 {
+		j.requests = append(j.requests, s.request)
+	}
+	j.open[s] = true
+	if j.w.log != nil {
+		j.w.note("%s: request %s: %v", s.process.name, s.id, s.costs)
+	}
+}
+
+// answered notes the answer to an attempt.
+func (j *judge) answered(s *sending, c *limiter.Call, err error) {
+	if s.answered {
+		j.fail("request %s was answered twice", s.id)
+		return
+	}
+	s.answered = true
+	delete(j.open, s)
+	j.planned(s.request, c)
+	if s.process.dead { // nobody gets it
+		s.unknown = true
+		return
+	}
+	if took := s.process.monotonic() - s.at; took > s.within+10*time.Microsecond && s.pause == s.process.pausedUntil {
+		j.fail("request %s was answered after %v, not within %v", s.id, took, s.within)
+	}
+	switch {
+	case errors.Is(err, backend.ErrPending):
+		s.unknown = true
+		return
+	case err != nil:
+		j.fail("request %s: %v", s.id, err)
+		return
+	}
+	j.w.mix(uint64(len(c.Results)))
+	failed, untouched := false, true
+	for i := range c.Results {
+		r := &c.Results[i]
+		failed = failed || r.Decision.Err != nil
+		untouched = untouched && errors.Is(r.Decision.Err, backend.ErrNotTaken)
+		j.result(s, r)
+	}
+	if j.w.log != nil {
+		j.w.note("%s: answer to %s: denied %v, error %v", s.process.name, s.id, c.Denied, firstErr(c))
+	}
+	switch {
+	case failed:
+		j.w.seen(sawFailed)
+		if !c.Denied {
+			j.fail("request %s passes though the store failed", s.id)
+		}
+		if untouched {
+			j.w.seen(sawNotTaken)
+			s.untouched++
+		} else {
+			s.unknown, j.unclean = true, true
+		}
+	case c.Denied:
+		j.w.seen(sawDenied)
+		if slices.ContainsFunc(c.Results, func(r limiter.Result) bool { return r.Outcome == limiter.Allowed }) {
+			j.w.seen(sawGroupDenied)
+		}
+		s.denied = true
+		if !c.Never && c.RetryAfter <= 0 {
+			j.fail("request %s is denied without a time to retry", s.id)
+		}
+	default:
+		j.admitted(s, c)
+	}
+}
+
+// planned notes the buckets of a request.
+func (j *judge) planned(r *request, c *limiter.Call) {
+	for i := range c.Results {
+		is, k := &c.Results[i], &r.costs[c.Results[i].Descriptor]
+		b, l := j.bucket(string(is.Key)), is.Policy.Limit
+		if b.limit == "" {
+			b.limit, b.value, b.kind = k.limit, k.value, l.Kind
+			j.named[*k.bucket()] = b
+			if l.Kind == algorithms.FixedWindow { // windows of a key start at its hash
+				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period))
+			}
+			if lease := is.Policy.Extra().Lease; lease != nil {
+				b.leased = lease.For
+			}
+		}
+		if !slices.Contains(b.numbers, l) {
+			b.numbers = append(b.numbers, l)
+		}
+	}
+}
+
+// result checks what one limit said.
+func (j *judge) result(s *sending, r *limiter.Result) {
+	if d := &r.Decision; d.Err == nil {
+		j.w.mix(uint64(d.Remaining) ^ uint64(d.RetryAfter))
+		if d.Allowed && d.Remaining < 0 {
+			j.fail("request %s: %d remain of %s", s.id, d.Remaining, s.costs[r.Descriptor].limit)
+		}
+	}
+}
+
+// admitted notes that a request passed.
+func (j *judge) admitted(s *sending, c *limiter.Call) {
+	if c.Replayed {
+		j.w.seen(sawReplayed)
+	}
+	if s.once && s.allowed {
+		return // it was counted before
+	}
+	s.allowed = true
+	for i := range c.Results {
+		r := &c.Results[i]
+		b := j.bucket(string(r.Key))
+		b.admitted = append(b.admitted, admission{r.Decision.At, r.Cost})
+	}
+}
+
+// live sends a request to each process, which must pass.
+func (j *judge) live() {
+	w := j.w
+	for _, p := range w.processes {
+		r := &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}
+		w.after(0, p, func() {
+			p.deliver(w.rng, []*request{r}, 0, nil)
+		})
+		j.probes = append(j.probes, &sending{request: r, process: p})
+	}
+}
+
+// lived checks that they passed.
+func (j *judge) lived() {
+	for _, s := range j.probes {
+		if !s.allowed {
+			j.fail("%s: a request does not pass though no fault is left", s.process.name)
+		}
+	}
+}
+
+// finish checks all that can be checked at the end.
+func (j *judge) finish() {
+	w := j.w
+	for s := range j.open {
+		if !s.process.dead {
+			j.fail("request %s has no answer", s.id)
+		}
+		s.unknown = true
+	}
+	for _, p := range w.processes {
+		if stats := p.lease.Stats(); stats.Leased != 0 || stats.Keys != 0 {
+			j.fail("%s: leases are left: %+v", p.name, stats)
+		}
+		if stats := p.lease.Stats(); stats.Served > 0 {
+			w.seen(sawLease)
+		}
+	}
+	for _, s := range w.servers {
+		for key, v := range s.keys {
+			if v.until == 0 {
+				j.fail("%s: %q has no lifetime", s.name, key)
+			}
+		}
+	}
+	truth := map[cost]int64{}
+	for _, r := range j.requests {
+		j.request(r, truth)
+	}
+	keys := make([]string, 0, len(j.buckets))
+	for key := range j.buckets {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		if b := j.buckets[key]; b.limit != "" {
+			j.conserved(key, b, truth)
+			j.bounded(b)
+		}
+	}
+}
+
+func (r *request) String() string {
+	return fmt.Sprintf("%d attempts, allowed %v, denied %v, untouched %d, unknown %v", r.attempts, r.allowed, r.denied, r.untouched, r.unknown)
+}
+
+// request compares the answers to a request with how often it was charged.
+func (j *judge) request(r *request, truth map[cost]int64) {
+	if r.witness == "" {
+		return
+	}
+	times := int64(0)
+	if b := j.named[cost{limit: r.witness, value: r.id}]; b != nil {
+		times = b.charged
+	}
+	for i := range r.costs {
+		truth[*r.costs[i].bucket()] += times * r.costs[i].units
+	}
+	switch {
+	case times < 0 || times > 1 && !(r.once && times <= int64(1+j.losses)): // the record of its ID may be lost too
+		j.fail("request %s was charged %d times: %s", r.id, times, r)
+	case r.allowed && times == 0:
+		j.fail("request %s was allowed, but not charged: %s", r.id, r)
+	case !r.allowed && !r.unknown && times > 0:
+		j.fail("request %s was charged, but not allowed: %s", r.id, r)
+	}
+}
+
+// conserved checks that a bucket was charged what was admitted, and nothing else.
+func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
+	admitted := int64(0)
+	for _, a := range b.admitted {
+		admitted += a.units
+	}
+	if b.leased == 0 {
+		if want := truth[cost{limit: b.limit, value: b.value}]; b.charged != want {
+			j.fail("%s %q: %d charged, the requests that were charged make %d", b.limit, key, b.charged, want)
+		}
+		return
+	}
+	if b.charged < admitted && b.kind == algorithms.FixedWindow {
+		j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
+	}
+}
+
+// bounded checks that no window and no span admitted more than the limit.
+func (j *judge) bounded(b *bucket) {
+	if j.steppedBack {
+		return
+	}
+	capacity, rate, period := int64(0), int64(0), int64(0)
+	for _, l := range b.numbers {
+		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), l.Period*int64(l.Tick)
+	}
+	capacity *= int64(1 + j.losses)
+	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
+	switch b.kind {
+	case algorithms.FixedWindow:
+		sums := map[int64]int64{}
+		for _, a := range b.admitted {
+			n := (int64(a.at) - b.phase) / period
+			if sums[n] += a.units; sums[n] > capacity {
+				j.fail("%s: %d admitted in one window, the limit is %d", b.limit, sums[n], capacity)
+				return
+			}
+		}
+	case algorithms.SlidingLog:
+		j.spans(b, func(d int64) (int64, bool) { return rate * int64(1+j.losses), d < period })
+	case algorithms.SlidingWindow:
+		j.spans(b, func(d int64) (int64, bool) { return 2 * rate * int64(1+j.losses), d < period })
+	default:
+		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leased))*rate/period, true })
+	}
+}
+
+// spans checks each span from one admission to another. most is what a span of that length may admit, and whether
+// there is a bound.
+func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
+	for i := range b.admitted {
+		sum := int64(0)
+		for _, a := range b.admitted[i:] {
+			sum += a.units
+			d := int64(a.at - b.admitted[i].at)
+			if n, bound := most(d); bound && sum > n {
+				j.fail("%s: %d admitted in %d us, the most is %s", b.limit, sum, d, strconv.FormatInt(n, 10))
+				return
+			}
+		}
+	}
+}
+
+// firstErr is the error of the first limit of c that has one.
+func firstErr(c *limiter.Call) error {
+	for i := range c.Results {
+		if err := c.Results[i].Decision.Err; err != nil {
+			return err
+		}
+	}
+	return nil
+}

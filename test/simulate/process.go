@@ -1,0 +1,314 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+const (
+	timeout = 10 * time.Millisecond // of the backend
+	margin  = 2 * time.Millisecond  // that the deadline leaves for the answer
+)
+
+// process is a sidecar. One that has crashed goes on as a ghost, so that no goroutine is left behind: all its calls
+// fail, and nobody gets its answers.
+type process struct {
+	w           *world
+	name        string
+	rng         *rand.Rand
+	dead        bool
+	closing     bool // it gets no more requests
+	pausedUntil int64
+
+	born      int64
+	ppm       int64         // how much faster than real time its clock runs
+	suspended time.Duration // for how long its monotonic clock has stood still
+	wall      time.Duration // how far its wall clock is ahead of the monotonic one
+
+	store   *redis.Store
+	denied  *stores.DeniedStore
+	lease   *stores.LeaseStore
+	limiter *limiter.Limiter
+	free    []*delivery
+}
+
+// epoch is in the future, so that no context of the process's ends by the system's clock.
+var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (w *world) start(name string) *process {
+	rng := w.stream('p', len(w.started))
+	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
+	store, err := redis.Open(redis.Config{
+		URL: "redis://r0:6379", Timeout: timeout, WaitReplicas: w.waitReplicas,
+		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
+		Changed:  func(_ string, open bool) { w.breaker(p, open) },
+		Outside: &outside.World{
+			Clock: p, Go: p.spawn, Call: p.call, Below: rng.IntN,
+			Random: func(b []byte) {
+				for i := range b {
+					b[i] = byte(rng.Uint32())
+				}
+			},
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	p.store = store
+	w.started = append(w.started, p)
+	p.denied = stores.Denied(store, stores.DeniedConfig{Clock: p.Now})
+	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
+	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
+	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{})
+	p.limiter.Swap(w.snapshot)
+	return p
+}
+
+// reload makes another configuration the one in use, as the server does.
+func (p *process) reload(s *limiter.Snapshot) {
+	p.limiter.Swap(s)
+	p.lease.Forget()
+	p.denied.Forget()
+}
+
+// monotonic is the reading of the monotonic clock.
+func (p *process) monotonic() time.Duration {
+	d := time.Duration(p.w.now-p.born) - p.suspended
+	return time.Hour + d + d*time.Duration(p.ppm)/1_000_000
+}
+
+// real is how long it takes until the monotonic clock has advanced by d, rounded up.
+func (p *process) real(d time.Duration) time.Duration {
+	return d - d*time.Duration(p.ppm)/1_000_000 + time.Microsecond
+}
+
+// Now implements outside.Clock.
+func (p *process) Now() time.Time { return epoch.Add(p.monotonic()) }
+
+// clocks are for leases.
+func (p *process) clocks() (monotonic, wall time.Duration) {
+	m := p.monotonic()
+	return m, m + p.wall
+}
+
+// AfterFunc implements outside.Clock.
+func (p *process) AfterFunc(d time.Duration, f func()) outside.Timer {
+	t := &timer{process: p, f: f}
+	t.Reset(d)
+	return t
+}
+
+// timer calls f when the monotonic clock of its process shows due.
+type timer struct {
+	process *process
+	f       func()
+	due     time.Duration
+	event   *event
+}
+
+// Reset implements outside.Timer.
+func (t *timer) Reset(d time.Duration) bool {
+	active := t.Stop()
+	t.due = t.process.monotonic() + d
+	t.set(d)
+	return active
+}
+
+func (t *timer) set(d time.Duration) {
+	t.event = t.process.w.after(t.process.real(d), t.process, func() {
+		t.event = nil
+		if early := t.due - t.process.monotonic(); early > 0 { // the clock stood still
+			t.set(early)
+			return
+		}
+		t.f()
+	})
+}
+
+// Stop implements outside.Timer.
+func (t *timer) Stop() bool {
+	if t.event == nil {
+		return false
+	}
+	t.event.canceled = true
+	t.event = nil
+	return true
+}
+
+// spawn runs f beside its caller.
+func (p *process) spawn(f func()) {
+	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
+}
+
+// waiting is a Store whose waiting callers give way to others.
+type waiting struct {
+	process  *process
+	next     backend.Store
+	detached bool // those of detached batches only: the others wait above
+}
+
+// Submit implements backend.Store.
+func (s waiting) Submit(b *backend.Batch) {
+	if !b.Waits || s.detached && !b.Detached {
+		s.next.Submit(b)
+		return
+	}
+	done, l := b.Done, s.process.w.loop
+	l.wait(func(wake func()) {
+		b.Done = func(*backend.Batch) { wake() }
+		s.next.Submit(b)
+	})
+	b.Done = done
+	done(b)
+}
+
+// call implements outside.World.Call.
+func (p *process) call(ctx context.Context, server string, commands []outside.Command) {
+	if p.dead {
+		failAll(commands, refused)
+		return
+	}
+	for i := range commands { // the caller may use its buffers for other calls when this one has ended
+		commands[i].Args = copied(commands[i].Args)
+	}
+	end, _ := ctx.Deadline()
+	p.w.wait(func(wake func()) {
+		p.w.send(p, server, commands, p.real(end.Sub(p.Now())), wake)
+	})
+}
+
+func copied(args []any) []any {
+	own := make([]any, len(args))
+	for i, a := range args {
+		switch a := a.(type) {
+		case string:
+			own[i] = a
+		case *string:
+			own[i] = string([]byte(*a))
+		case []byte:
+			own[i] = string(a)
+		case int:
+			own[i] = int64(a)
+		case int64:
+			own[i] = a
+		default:
+			panic(fmt.Sprintf("simulate: an argument is a %T", a))
+		}
+	}
+	return own
+}
+
+var (
+	refused = error(&net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED})
+	errCut  = errors.New("connection reset by peer")
+)
+
+func failAll(commands []outside.Command, err error) {
+	for i := range commands {
+		commands[i].Reply, commands[i].Err = nil, err
+	}
+}
+
+// send sends commands to a server, and calls wake once they have replies or errors, within d.
+func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
+	s, link := w.serverOf(p, to), &w.links[p.name[0]-'a']
+	if w.log != nil {
+		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
+	}
+	if d <= 0 {
+		failAll(commands, context.DeadlineExceeded)
+		wake()
+		return
+	}
+	ended := false
+	end := func(set func()) {
+		if !ended {
+			ended = true
+			set()
+			wake()
+		}
+	}
+	answers := make([]outside.Command, len(commands)) // those of a call that has ended are not read
+	copy(answers, commands)
+	w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
+	there, back := link.delay(w), link.delay(w)
+	if !s.up {
+		w.seen(faultDown)
+		w.afterPlain(there, p, func() { end(func() { failAll(commands, refused) }) })
+		return
+	}
+	fate := link.fate(w)
+	if fate == faultLostQuestion || fate == faultCut {
+		return
+	}
+	arrive := func() {
+		w.arrive(s, func() {
+			if !s.up || fate == faultResetBefore {
+				w.afterPlain(back, p, func() { end(func() { failAll(commands, io.EOF) }) })
+				return
+			}
+			s.execute(answers)
+			switch {
+			case fate == faultLostAnswer, link.cutUntil > w.now:
+			case fate == faultResetAfter:
+				w.afterPlain(back, p, func() { end(func() { failAll(commands, errCut) }) })
+			default:
+				w.afterPlain(back, p, func() { end(func() { copy(commands, answers) }) })
+			}
+		})
+	}
+	w.afterPlain(there, nil, arrive)
+}
+
+// arrive calls f when s works, which is now unless it is stuck.
+func (w *world) arrive(s *server, f func()) {
+	if s.stuck > w.now {
+		w.afterPlain(time.Duration(s.stuck-w.now)+100_000, nil, func() { w.arrive(s, f) })
+		return
+	}
+	f()
+}
+
+// link is the way of a process to the servers.
+type link struct {
+	least, most time.Duration
+	rng         *rand.Rand
+	loss        int   // of 1,000 questions and answers
+	cutUntil    int64 // nothing arrives until then
+	slowUntil   int64
+}
+
+func (l *link) delay(w *world) time.Duration {
+	d := l.least + time.Duration(l.rng.Int64N(int64(l.most-l.least)))
+	if l.slowUntil > w.now {
+		w.seen(faultSlow)
+		d *= 1 + time.Duration(l.rng.Int64N(20))
+	}
+	return d
+}
+
+// fate is what becomes of a call.
+func (l *link) fate(w *world) fault {
+	if l.cutUntil > w.now {
+		w.seen(faultCut)
+		return faultCut
+	}
+	if l.loss == 0 || w.calm || l.rng.IntN(1000) >= l.loss {
+		return none
+	}
+	f := [...]fault{faultLostQuestion, faultLostAnswer, faultResetBefore, faultResetAfter}[l.rng.IntN(4)]
+	w.seen(f)
+	return f
+}

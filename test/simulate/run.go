@@ -1,0 +1,67 @@
+package simulate
+
+import (
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Result is what became of a run.
+type Result struct {
+	Problems []string
+	Counts   Counts
+	Steps    int
+	Requests int
+	Hash     uint64 // equal for equal runs
+}
+
+// Run plays p. log, if not nil, is called for each thing that happens.
+func Run(p Plan, log func(format string, args ...any)) (r Result) {
+	w := newWorld(p, log)
+	defer func() {
+		if v := recover(); v != nil {
+			w.judge.fail("panic: %v\n%s", v, debug.Stack())
+		}
+		r = Result{Problems: w.judge.problems, Counts: w.counts, Steps: w.steps, Requests: len(w.judge.requests), Hash: w.hash}
+	}()
+	w.play()
+	return r
+}
+
+// Command is how to play p again.
+func (p Plan) Command() string {
+	text := fmt.Sprintf("go test ./test/simulate -run TestSimulation -v -seed %d", p.Seed)
+	if len(p.Without) > 0 {
+		text += " -without " + strings.Join(p.Without, ",")
+	}
+	if p.Until > 0 {
+		text += " -until " + p.Until.String()
+	}
+	return text
+}
+
+// Shrink leaves out what is not needed for p to fail: clients, faults, and time.
+func Shrink(p Plan) Plan {
+	fails := func(q Plan) bool { return len(Run(q, nil).Problems) > 0 }
+	w := newWorld(p, nil)
+	w.play()
+	for _, part := range w.parts() {
+		less := p
+		less.Without = append(slices.Clone(p.Without), part)
+		if fails(less) {
+			p = less
+		}
+	}
+	for length := w.length / 2; length > time.Millisecond; length /= 2 {
+		less := p
+		if less.Until == 0 {
+			less.Until = w.length
+		}
+		if less.Until -= length; less.Until > 0 && fails(less) {
+			p = less
+		}
+	}
+	return p
+}

@@ -1,0 +1,325 @@
+package simulate
+
+import (
+	"crypto/sha1"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"strings"
+	"unsafe"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// server is a Redis server. It decides with package algorithms; that take.lua equals that is shown elsewhere.
+type server struct {
+	w       *world
+	name    string
+	up      bool
+	clock   algorithms.Micros // its time at the start of the run
+	ppm     int64             // how much faster than real time its clock runs
+	stuck   int64             // it answers nothing until then
+	refuses string            // it replies this to everything, if not empty
+	keys    map[string]*value
+	scripts map[string]script
+}
+
+// value is what is stored at a key: a bucket, or a text.
+type value struct {
+	state  algorithms.State
+	text   string
+	bucket bool
+	until  algorithms.Micros // 0: for ever
+}
+
+// script is which of the scripts one is.
+type script int
+
+const (
+	takeScript script = iota + 1
+	replaceScript
+)
+
+func newServer(w *world, name string) *server {
+	return &server{w: w, name: name, up: true, clock: 1_900_000_000_000_000 + algorithms.Micros(w.rng.Int64N(int64(algorithms.Day))),
+		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, scripts: map[string]script{}}
+}
+
+// now is the time by the server's clock.
+func (s *server) now() algorithms.Micros {
+	us := s.w.now / 1000
+	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
+}
+
+// get returns what is at a key, or nil.
+func (s *server) get(key string) *value {
+	v := s.keys[key]
+	if v != nil && v.until != 0 && s.now() >= v.until {
+		delete(s.keys, key)
+		return nil
+	}
+	return v
+}
+
+// execute runs commands, one after the other, and replaces each by its reply.
+func (s *server) execute(commands []outside.Command) {
+	for i := range commands {
+		c := &commands[i]
+		if s.refuses != "" {
+			c.Err = outside.ErrorReply(s.refuses)
+		} else {
+			c.Reply, c.Err = s.command(c.Args)
+		}
+	}
+}
+
+func (s *server) command(args []any) (any, error) {
+	switch name := args[0].(string); strings.ToLower(name) {
+	case "evalsha":
+		which, ok := s.scripts[args[1].(string)]
+		if !ok {
+			return nil, outside.ErrorReply("NOSCRIPT No matching script. Please use EVAL.")
+		}
+		return s.script(which, args)
+	case "eval":
+		sha, which := nameOf(args[1].(string))
+		s.scripts[sha] = which
+		return s.script(which, args)
+	case "set": // key value px ms nx
+		key := args[1].(string)
+		if s.get(key) != nil {
+			return nil, nil
+		}
+		s.set(key, args[2].(string), args[4].(int64))
+		return "OK", nil
+	case "get":
+		if v := s.get(args[1].(string)); v != nil {
+			return v.text, nil
+		}
+		return nil, nil
+	case "del":
+		if s.get(args[1].(string)) == nil {
+			return int64(0), nil
+		}
+		delete(s.keys, args[1].(string))
+		return int64(1), nil
+	default:
+		panic(fmt.Sprintf("simulate: no such command: %v", args))
+	}
+}
+
+func (s *server) set(key, text string, ms int64) {
+	s.keys[key] = &value{text: text, until: s.now() + algorithms.Micros(ms)*1000}
+}
+
+// known has the names of scripts, by the address of their texts.
+var known = map[*byte]struct {
+	sha   string
+	which script
+}{}
+
+func nameOf(text string) (sha string, which script) {
+	at := unsafe.StringData(text)
+	if k, ok := known[at]; ok {
+		return k.sha, k.which
+	}
+	sum := sha1.Sum([]byte(text))
+	which = takeScript
+	if strings.Contains(text, "GET', KEYS[1]) ~= ARGV[1]") {
+		which = replaceScript
+	}
+	k := known[at]
+	k.sha, k.which = hex.EncodeToString(sum[:]), which
+	known[at] = k
+	return k.sha, which
+}
+
+func (s *server) script(which script, args []any) (any, error) {
+	n := args[2].(int64)
+	keys, rest := args[3:3+n], args[3+n:]
+	if which == replaceScript {
+		key := keys[0].(string)
+		if v := s.get(key); v == nil || v.text != rest[0].(string) {
+			return int64(0), nil
+		}
+		if rest[1].(string) == "" {
+			delete(s.keys, key)
+			return int64(1), nil
+		}
+		s.set(key, rest[1].(string), rest[2].(int64))
+		return int64(1), nil
+	}
+	return s.take(keys, rest)
+}
+
+// take is the script take.lua.
+func (s *server) take(keys, args []any) (any, error) {
+	r := reader{text: args[2].(string)}
+	t := &taking{server: s, now: s.now()}
+	for _, k := range append(keys[:len(keys):len(keys)], args[3:]...) {
+		t.keys = append(t.keys, k.(string))
+	}
+	t.limits = s.w.limitsOf(args[1].(string))
+	t.out = doubles(nil, int64(t.now))
+	for {
+		c, ok := t.read(&r)
+		if !ok {
+			return string(t.out), nil
+		}
+		t.decide(&r, c)
+	}
+}
+
+// taking is one run of take.lua.
+type taking struct {
+	server *server
+	now    algorithms.Micros
+	keys   []string
+	limits []*algorithms.Limit
+	out    []byte
+}
+
+// charge is a charge as the script gets it. A head has no limit.
+type charge struct {
+	key   string
+	limit *algorithms.Limit
+	ask   algorithms.Ask
+	more  bool
+	life  int64  // of a head: ms
+	of    string // of a head
+}
+
+// read reads the next charge; there is none at the end.
+func (t *taking) read(r *reader) (c charge, ok bool) {
+	key, what := r.number(), r.number()
+	if key == 0 {
+		return c, false
+	}
+	cost, phase := r.number(), r.number()
+	c.key = t.keys[key-1]
+	number, flags := what%(1<<20), what>>20
+	if number == 0 {
+		c.life, c.of = cost, r.bytes(32)
+		return c, true
+	}
+	c.limit, c.more = t.limits[number-1], flags&1 != 0
+	c.ask = algorithms.Ask{
+		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, Look: flags&8 != 0, Raw: flags&16 != 0, Settle: flags&32 != 0,
+	}
+	if flags&2 != 0 {
+		c.ask.MaxWait, c.ask.Of = algorithms.Micros(r.number()), algorithms.Micros(r.number())
+	}
+	return c, true
+}
+
+// decide decides the group that starts with c.
+func (t *taking) decide(r *reader, c charge) {
+	var head *charge
+	if c.limit == nil {
+		own := c
+		head = &own
+		c, _ = t.read(r)
+	}
+	group := []charge{c}
+	for group[len(group)-1].more {
+		next, _ := t.read(r)
+		group = append(group, next)
+	}
+	const size = 41
+	if head != nil {
+		if v := t.server.get(head.key); v != nil { // it was taken before
+			same := v.text[:32] == head.of && len(v.text) == 40+size*len(group)
+			if same {
+				t.out = append(append(append(t.out, 4), v.text[32:40]...), make([]byte, 32)...)
+				t.out = append(t.out, v.text[40:]...)
+			} else {
+				t.out = append(append(t.out, 8), make([]byte, size-1+size*len(group))...)
+			}
+			return
+		}
+		t.out = append(t.out, make([]byte, size)...)
+	}
+	at := len(t.out)
+	if took := t.charge(group); head != nil && took {
+		t.server.set(head.key, head.of+string(doubles(nil, int64(t.now)))+string(t.out[at:]), head.life)
+	}
+}
+
+// charge decides a group, and reports whether it took anything.
+func (t *taking) charge(group []charge) (took bool) {
+	s := t.server
+	buckets := make([]algorithms.Bucket, len(group))
+	for i := range group {
+		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Ask: group[i].ask}
+		if v := s.get(group[i].key); v != nil {
+			buckets[i].State = v.state
+		}
+	}
+	before := make([]algorithms.State, len(group))
+	for i := range buckets {
+		before[i] = buckets[i].State
+	}
+	took = algorithms.TakeAll(t.now, buckets)
+	for i := range buckets {
+		b := &buckets[i]
+		took = took && !b.Ask.Look
+		if b.State.By != nil {
+			s.keys[group[i].key] = &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)}
+		}
+		t.out = answer(t.out, &b.Decision)
+	}
+	for i := range buckets {
+		s.w.judge.charged(s, &group[i], &before[i], &buckets[i], took)
+	}
+	return took
+}
+
+// lifetime is when a bucket may be forgotten.
+func lifetime(s algorithms.State, now algorithms.Micros) algorithms.Micros {
+	ms := max(0, (s.FreshAt()-now)/1000) + 2
+	if s.By.Initial < s.By.Capacity {
+		ms += algorithms.Day / 1000
+	}
+	return now + ms*1000
+}
+
+// answer appends the reply to one charge.
+func answer(out []byte, d *algorithms.Decision) []byte {
+	flags, last := byte(0), d.Wait
+	if d.Allowed {
+		flags |= 1
+	}
+	if d.Never {
+		flags |= 2
+	}
+	if d.Blocked > 0 {
+		flags, last = flags|32, d.Blocked
+	}
+	return doubles(append(out, flags), d.Value, d.Remaining, int64(d.RetryAfter), int64(d.ResetAfter), int64(last))
+}
+
+func doubles(out []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		out = binary.LittleEndian.AppendUint64(out, math.Float64bits(float64(n)))
+	}
+	return out
+}
+
+// reader reads doubles and bytes.
+type reader struct {
+	text string
+	at   int
+}
+
+func (r *reader) number() int64 {
+	n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(r.text[r.at : r.at+8])))
+	r.at += 8
+	return int64(n)
+}
+
+func (r *reader) bytes(n int) string {
+	r.at += n
+	return r.text[r.at-n : r.at]
+}

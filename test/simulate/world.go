@@ -1,0 +1,409 @@
+package simulate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// fault is a kind of fault, or of another rare event, that a run must be able to have.
+type fault int
+
+const (
+	none fault = iota
+	faultSlow
+	faultLostQuestion
+	faultLostAnswer
+	faultResetBefore
+	faultResetAfter
+	faultCut
+	faultDown
+	faultRestart
+	faultDataLost
+	faultStuck
+	faultRefuses
+	faultScriptsLost
+	faultServerForward
+	faultServerBack
+	faultCrash
+	faultGraceful
+	faultPause
+	faultSuspend
+	faultWallStep
+	faultReload
+	faultRepeat
+	faultCancel
+	// What happened as a result.
+	sawBreakerOpen
+	sawLease
+	sawDenied
+	sawFailed
+	sawNotTaken
+	sawReplayed
+	sawGroupDenied
+	faults
+)
+
+var faultNames = [faults]string{
+	none: "none", faultSlow: "slow link", faultLostQuestion: "question lost", faultLostAnswer: "answer lost",
+	faultResetBefore: "connection reset before execution", faultResetAfter: "connection reset after execution",
+	faultCut: "link cut", faultDown: "call of a server that is down", faultRestart: "server restarted",
+	faultDataLost: "server restarted empty", faultStuck: "server stuck", faultRefuses: "server refuses commands",
+	faultScriptsLost: "scripts flushed", faultServerForward: "server's clock steps forward",
+	faultServerBack: "server's clock steps back", faultCrash: "sidecar crashes", faultGraceful: "sidecar restarted in order",
+	faultPause: "sidecar paused", faultSuspend: "sidecar's machine suspended", faultWallStep: "sidecar's wall clock steps",
+	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
+	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
+	sawFailed: "answered by the failure policy", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
+	sawGroupDenied: "group denied by one of its limits",
+}
+
+// Counts has how often each kind of fault happened.
+type Counts [faults]int
+
+// Plan is what a run does. Each client and each fault has its own chance, so that the others stay as they are when
+// one is left out.
+type Plan struct {
+	Seed    uint64
+	Without []string      // clients and faults that are left out: c0, f1
+	Until   time.Duration // clients send nothing and nothing goes wrong afterwards; 0: the seed decides
+}
+
+// world is one run.
+type world struct {
+	*loop
+
+	plan         Plan
+	calm         bool // no faults
+	stepsBack    bool // the server's clock may step back
+	lossy        bool // the server may lose its data
+	waitReplicas int
+	counts       Counts
+	log          func(format string, args ...any) // nil: nobody reads it
+	judge        *judge
+	servers      []*server
+	processes    []*process
+	started      []*process // those that have ended too
+	links        [8]link
+	configs      []*limiter.Snapshot
+	snapshot     *limiter.Snapshot
+	length       time.Duration
+	clients      int
+	mishaps      int // how many faults were planned
+	requests     int
+	boots        int
+}
+
+// seen counts a fault.
+func (w *world) seen(f fault) {
+	w.counts[f]++
+	w.mix(uint64(f))
+}
+
+func (w *world) note(format string, args ...any) {
+	if w.log != nil {
+		w.log("%10.3f ms  "+format, append([]any{float64(w.now) / 1e6}, args...)...)
+	}
+}
+
+func (w *world) breaker(p *process, open bool) {
+	if open {
+		w.seen(sawBreakerOpen)
+	}
+	w.note("%s: circuit breaker open: %v", p.name, open)
+}
+
+// limits is the configuration of all runs: some numbers differ. witness and once have buckets of one request each, so
+// that the judge knows whether that request was charged.
+const limits = `
+domain: sim
+limits:
+  reserved: {algorithm: fixed_window, rate: 60, period: 24h}
+  once: {algorithm: fixed_window, rate: 1000, period: 24h}
+descriptors:
+  - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
+  - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
+  - {key: window, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 100ms}}
+  - {key: bucket, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
+  - {key: slide, rate_limit: {algorithm: sliding_window, rate: %[2]d, period: 200ms}}
+  - {key: log, rate_limit: {algorithm: sliding_log, rate: %[2]d, period: 150ms}}
+  - {key: queue, rate_limit: {algorithm: leaky_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
+  - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
+  - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 100ms, lease: {max: 10%%, for: 50ms}}}
+  - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
+`
+
+// variants are the configurations.
+var variants = [][4]int{{80, 12, 40, 300}, {200, 5, 100, 1000}, {60, 20, 300, 200}, {120, 8, 20, 600}}
+
+var compiled = func() (all []*limiter.Snapshot) {
+	for _, v := range variants {
+		text := fmt.Sprintf(limits, v[0], v[1], v[2], v[3])
+		s, problems := config.Compile([]config.File{{Name: "sim.yaml", Data: []byte(text)}}, config.Options{})
+		if s == nil {
+			panic(fmt.Sprint(problems))
+		}
+		all = append(all, s)
+	}
+	return all
+}()
+
+// limitBytes is the length of a limit, as the script gets it.
+const limitBytes = 13 * 8
+
+// limitNumbers are what identifies a limit among those of all configurations.
+type limitNumbers [12]int64
+
+var known_limits = func() map[limitNumbers]*algorithms.Limit {
+	all := map[limitNumbers]*algorithms.Limit{}
+	for _, s := range compiled {
+		for _, p := range s.Policies {
+			l := p.Limit
+			all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1}] = l
+		}
+	}
+	return all
+}()
+
+// limitsOf finds the limits that the script got.
+func (w *world) limitsOf(text string) (all []*algorithms.Limit) {
+	for r := (reader{text: text}); r.at < len(text); {
+		var n limitNumbers
+		n[0] = r.number()
+		r.number() // flags
+		for i := 1; i < len(n); i++ {
+			n[i] = r.number()
+		}
+		l := known_limits[n]
+		if l == nil {
+			panic(fmt.Sprintf("simulate: no configuration has the limit %v", n))
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// newWorld makes the world of a seed.
+func newWorld(p Plan, log func(string, ...any)) *world {
+	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
+	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
+	w.calm = w.rng.IntN(5) == 0
+	w.stepsBack, w.lossy = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
+	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
+	w.snapshot = compiled[w.rng.IntN(len(compiled))]
+	w.servers = []*server{newServer(w, "r0")}
+	for i := range 1 + w.rng.IntN(3) {
+		least := time.Duration(50+w.rng.IntN(500)) * time.Microsecond
+		w.links[i] = link{least: least, most: least + time.Duration(1+w.rng.IntN(1500))*time.Microsecond}
+		if w.rng.IntN(2) == 0 {
+			w.links[i].loss = w.rng.IntN(100)
+		}
+		w.links[i].rng = w.stream('l', i)
+		w.processes = append(w.processes, w.start(string(rune('a'+i))))
+	}
+	return w
+}
+
+// stream is the chance of one part of the world.
+func (w *world) stream(kind rune, n int) *rand.Rand {
+	return rand.New(rand.NewPCG(w.plan.Seed, uint64(kind)<<32|uint64(n)))
+}
+
+// parts are the names of the clients and faults of the world.
+func (w *world) parts() (names []string) {
+	for n := range w.clients {
+		names = append(names, fmt.Sprintf("c%d", n))
+	}
+	for n := range w.mishaps {
+		names = append(names, fmt.Sprintf("f%d", n))
+	}
+	return names
+}
+
+func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
+
+func (w *world) serverOf(*process, string) *server { return w.servers[0] }
+
+// play lets the world run to its end, and has the judge say what was wrong.
+func (w *world) play() {
+	w.clients = 1 + w.rng.IntN(2)
+	if !w.calm {
+		w.mishaps = 1 + w.rng.IntN(3)
+	}
+	whole := w.length
+	if w.plan.Until > 0 {
+		w.length = min(w.length, w.plan.Until)
+	}
+	for n := range w.clients {
+		if rng := w.stream('c', n); !w.left(fmt.Sprintf("c%d", n)) {
+			w.client(n, rng, whole)
+		}
+	}
+	for n := range w.mishaps {
+		if rng := w.stream('f', n); !w.left(fmt.Sprintf("f%d", n)) {
+			w.after(time.Duration(rng.Int64N(int64(whole))), nil, func() { w.fault(rng) })
+		}
+	}
+	w.run(int64(w.length))
+	w.heal()
+	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
+	w.judge.live()
+	w.run(w.now + int64(50*time.Millisecond))
+	w.judge.lived()
+	if !w.run(w.now + int64(20*time.Second)) {
+		w.judge.fail("20 s after the end something still happens")
+	}
+	for _, p := range w.processes {
+		w.do(p.lease.Close)
+	}
+	w.run(w.now + int64(5*time.Second))
+	w.judge.finish()
+	if len(w.events) > 0 {
+		return
+	}
+	w.close()
+	for _, p := range w.started {
+		if n := p.store.UndosInFlight(); n > 0 {
+			w.judge.fail("%s: %d refunds or clean-ups have not ended", p.name, n)
+		} else {
+			p.store.Close()
+		}
+	}
+}
+
+// heal ends all faults.
+func (w *world) heal() {
+	w.calm = true
+	for i := range w.links {
+		w.links[i].cutUntil, w.links[i].slowUntil = 0, 0
+	}
+	for _, s := range w.servers {
+		s.up, s.refuses, s.stuck = true, "", 0
+	}
+	w.note("all faults end")
+}
+
+// fault makes something go wrong.
+func (w *world) fault(rng *rand.Rand) {
+	span := time.Duration(rng.Int64N(1 + rng.Int64N(int64(150*time.Millisecond))))
+	if rng.IntN(4) == 0 { // long enough for circuit breakers
+		span += 150 * time.Millisecond
+	}
+	if w.calm {
+		return
+	}
+	s, i := w.servers[0], rng.IntN(len(w.processes))
+	switch rng.IntN(18) {
+	case 0, 1:
+		w.note("link of %s cut for %v", w.processes[i].name, span)
+		w.links[i].cutUntil = w.now + int64(span)
+	case 2:
+		w.note("link of %s slow for %v", w.processes[i].name, span)
+		w.links[i].slowUntil = w.now + int64(span)
+	case 3, 4:
+		w.restart(s, span)
+	case 5:
+		w.note("server stuck for %v", span)
+		w.seen(faultStuck)
+		s.stuck = w.now + int64(span)
+	case 6:
+		s.refuses = []string{"LOADING Redis is loading the dataset in memory", "OOM command not allowed", "BUSY Redis is busy", "READONLY You can't write against a read only replica."}[rng.IntN(4)]
+		w.note("server refuses for %v: %s", span, s.refuses)
+		w.seen(faultRefuses)
+		w.afterPlain(span, nil, func() { s.refuses = "" })
+	case 7:
+		w.note("scripts flushed")
+		w.seen(faultScriptsLost)
+		clear(s.scripts)
+	case 8:
+		w.step(s, span)
+	case 9, 10:
+		w.crash(i)
+	case 11:
+		w.graceful(i)
+	case 12:
+		w.pause(w.processes[i], span, rng.IntN(2) == 0)
+	case 13:
+		w.note("%s: wall clock steps by %v", w.processes[i].name, span)
+		w.seen(faultWallStep)
+		w.processes[i].wall += 2*span - 200*time.Millisecond
+	default:
+		w.snapshot = compiled[rng.IntN(len(compiled))]
+		w.note("reload")
+		w.seen(faultReload)
+		for _, p := range w.processes {
+			w.after(time.Duration(rng.Int64N(int64(10*time.Millisecond))), p, func() { p.reload(w.snapshot) })
+		}
+	}
+}
+
+// restart restarts a server, which is down for a while and may lose its data.
+func (w *world) restart(s *server, span time.Duration) {
+	w.seen(faultRestart)
+	s.up = false
+	clear(s.scripts)
+	if w.lossy {
+		w.seen(faultDataLost)
+		clear(s.keys)
+		w.judge.lost()
+	}
+	w.note("server down for %v, data lost: %v", span, w.lossy)
+	w.afterPlain(span, nil, func() { s.up = true })
+}
+
+// step lets the server's clock step.
+func (w *world) step(s *server, by time.Duration) {
+	f := faultServerForward
+	if w.stepsBack {
+		f, by = faultServerBack, -by
+		w.judge.steppedBack = true
+	}
+	w.seen(f)
+	w.note("server's clock steps by %v", by)
+	s.clock += algorithms.Micros(by.Microseconds())
+}
+
+// crash ends a process at once, and starts another one in its place.
+func (w *world) crash(i int) {
+	w.seen(faultCrash)
+	p := w.processes[i]
+	w.note("%s crashes", p.name)
+	p.dead = true
+	w.judge.crashed()
+	w.boots++
+	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
+}
+
+// graceful lets a process end in order, and starts another one in its place.
+func (w *world) graceful(i int) {
+	w.seen(faultGraceful)
+	p := w.processes[i]
+	w.note("%s ends", p.name)
+	p.closing = true
+	w.after(1500*time.Millisecond, p, p.lease.Close)
+	w.boots++
+	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
+}
+
+// pause lets a process stand still, and its machine too, or not.
+func (w *world) pause(p *process, span time.Duration, runs bool) {
+	if p.pausedUntil > w.now {
+		return
+	}
+	p.pausedUntil = w.now + int64(span)
+	if runs {
+		w.seen(faultPause)
+		w.note("%s paused for %v", p.name, span)
+		return
+	}
+	w.seen(faultSuspend)
+	w.note("%s suspended for %v", p.name, span)
+	p.suspended += span // nobody reads its clocks meanwhile
+	p.wall += span
+}
