@@ -21,6 +21,9 @@ type Direct struct {
 	of        []int // by limit: the position of its charge
 }
 
+// Loaded is a limit of a configuration file, as package limitsfile hands it to package ratelimit.
+type Loaded struct{ Policy *descriptors.Policy }
+
 // Reset empties d.
 func (d *Direct) Reset() {
 	clear(d.charges) // so that limits can be collected

@@ -3,6 +3,7 @@ package descriptors
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -93,4 +94,56 @@ func foldKey(dst []byte, values int) []byte {
 
 func appendValue(dst []byte, s string) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
+}
+
+// KeyText describes the key of a bucket for people, such as "limit send of domain edge, key bob". It is for programs that
+// see keys, such as wrappers of a Store. A key without this layout is returned as Printable does.
+func KeyText(key []byte) string {
+	text, ok := keyText(key)
+	if !ok {
+		return Printable(string(key))
+	}
+	return text
+}
+
+func keyText(key []byte) (text string, ok bool) {
+	if len(key) < 2 || key[0] != '1' {
+		return "", false
+	}
+	rest := key[2:]
+	var parts [3]string // domain, namespace, id
+	for i := range parts {
+		if parts[i], rest, ok = cutValue(rest); !ok {
+			return "", false
+		}
+	}
+	text = "limit " + Printable(parts[2]) + " of domain " + Printable(parts[0])
+	if parts[1] != "limit" {
+		text += " (" + Printable(parts[1]) + ")"
+	}
+	switch {
+	case len(rest) == 1+sha256.Size && rest[0] == formDigest:
+		return text + fmt.Sprintf(", key with digest %x", rest[1:]), true
+	case len(rest) == 0 || rest[0] != formValues:
+		return "", false
+	}
+	separator := ", key "
+	for rest = rest[1:]; len(rest) > 0; separator = "," {
+		var value string
+		if value, rest, ok = cutValue(rest); !ok {
+			return "", false
+		}
+		text += separator + Printable(value)
+	}
+	return text, true
+}
+
+// cutValue cuts off what appendValue appended.
+func cutValue(b []byte) (value string, rest []byte, ok bool) {
+	n, size := binary.Uvarint(b)
+	if size <= 0 || n > uint64(len(b)-size) {
+		return "", nil, false
+	}
+	b = b[size:]
+	return string(b[:n]), b[n:], true
 }

@@ -171,3 +171,39 @@ func BenchmarkAppendKey(b *testing.B) {
 		})
 	}
 }
+
+func TestKeysForPeople(t *testing.T) {
+	limit := &algorithms.Limit{Kind: algorithms.TokenBucket}
+	p := Policy{Limit: limit, Prefix: Prefix("edge", "limit", "send", limit.Kind)}
+	inline := Policy{Limit: limit, Prefix: Prefix("edge", "inline", "tenant", limit.Kind)}
+	key := func(p *Policy, values ...string) []byte {
+		k, _ := p.AppendKeyOf(nil, values)
+		return k
+	}
+	for _, c := range []struct {
+		key  []byte
+		want string
+	}{
+		{key(&p), "limit send of domain edge"},
+		{key(&p, "bob"), "limit send of domain edge, key bob"},
+		{key(&p, "bob", "a\xff\n"), `limit send of domain edge, key bob,a\xff\n`},
+		{key(&inline, "acme"), "limit tenant of domain edge (inline), key acme"},
+		{key(&p, strings.Repeat("x", 200)), "limit send of domain edge, key with digest 948cdefb43779b0b015ecba112d64d8b1dc71bb3bddd14b9bd3ac509c0894676"},
+		{[]byte("mine:\x00"), `mine:\x00`},
+		{key(&p, "bob")[:18], `1b\x04edge\x05limit\x04send`},
+		{nil, ""},
+	} {
+		if got := KeyText(c.key); got != c.want {
+			t.Errorf("%q: %q, want %q", c.key, got, c.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) { // any bytes, and cut keys
+		text := rapid.SliceOf(rapid.Byte()).Draw(t, "key")
+		whole := key(&p, string(text))
+		for _, k := range [][]byte{text, whole[:rapid.IntRange(0, len(whole)).Draw(t, "length")]} {
+			if s := KeyText(k); len(s) > 4096 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' }) {
+				t.Fatalf("%q: %q", k, s)
+			}
+		}
+	})
+}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -98,11 +99,17 @@ type Request struct {
 	N int64
 	// Reserve makes the request a reservation: it may be allowed for later, when Result.Wait has passed.
 	Reserve bool
+	// Limit, if not nil, is the limit itself, for numbers that the program keeps elsewhere, such as those of a tenant.
+	// Other numbers under the same Name keep what was consumed. Name must not be in Config.Limits, and such a request
+	// cannot Reserve. The HTTP API charges the same buckets for a request with a config.
+	Limit *Limit
 
 	// Result is set by the call.
 	Result Result
 	// Reservation is set by the call, if it reserved units.
 	Reservation Reservation
+
+	limit *limit // of this call
 }
 
 // AllowAll consumes units of several limits, all or none. It sets the Result of each request. If limits deny, the error
@@ -116,10 +123,10 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	defer d.Reset()
 	for i := range requests {
 		r := &requests[i]
-		m := l.named[r.Name]
-		if err := r.check(m); err != nil {
+		if err := l.find(r); err != nil {
 			return err
 		}
+		m := r.limit
 		d.Add(&m.policy, r.Key, algorithms.Ask{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
 	}
 	if len(requests) == 0 {
@@ -128,7 +135,7 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	d.Take(ctx, l.store)
 	var worst error
 	for i := range requests {
-		r, m := &requests[i], l.named[requests[i].Name]
+		r, m := &requests[i], requests[i].limit
 		var err error
 		r.Result, err = m.decided(d, i)
 		worst = worse(worst, err)
@@ -169,17 +176,41 @@ func worse(a, b error) error {
 	return a
 }
 
-// check returns an error if r, for the limit m, is invalid. m may be nil.
-func (r *Request) check(m *limit) error {
+// find sets the limit of r, and returns an error if r is invalid.
+func (l *Limiter) find(r *Request) (err error) {
+	r.limit = l.named[r.Name]
+	if r.Limit != nil {
+		if r.limit, err = l.ownLimit(r); err != nil {
+			return err
+		}
+	}
 	switch {
-	case m == nil:
+	case r.limit == nil:
 		return unknown(r.Name)
 	case r.N < 1:
 		return unitsError(r.Name, r.N)
-	case r.Reserve && !m.canReserve():
-		return fmt.Errorf("limit %q: %w", m.policy.Name, ErrCannotReserve)
+	case r.Reserve && r.limit.inline:
+		return fmt.Errorf("limit %q: %w, and neither can one that comes with the request", r.limit.policy.Name, ErrCannotReserve)
+	case r.Reserve && !r.limit.canReserve():
+		return fmt.Errorf("limit %q: %w", r.limit.policy.Name, ErrCannotReserve)
 	}
 	return nil
+}
+
+// ownLimit compiles the limit that comes with r.
+func (l *Limiter) ownLimit(r *Request) (*limit, error) {
+	name := strings.Clone(r.Name)
+	switch {
+	case name == "":
+		return nil, errors.New("a request with its own Limit needs a Name for it")
+	case l.named[name] != nil:
+		return nil, fmt.Errorf("limit %q is in Config.Limits; remove Request.Limit, or choose another Name", name)
+	}
+	m, err := r.Limit.inline(l.domain, name)
+	if err != nil {
+		return nil, fmt.Errorf("limit %q: %w", name, err)
+	}
+	return m, nil
 }
 
 // canReserve reports whether a request for m may be allowed for later.

@@ -159,3 +159,21 @@ func ExampleLimiter_AllowAll() {
 	// the rate limit was reached; to allows it after 1m0s
 	// sent, 8 left
 }
+
+// A limit whose numbers the program keeps elsewhere, such as those that a tenant has paid for.
+func ExampleRequest_limit() {
+	limiter := newLimiter(ratelimit.Limits{"all": ratelimit.TokenBucket(1000, time.Minute)})
+	paid := map[string]int64{"acme": 500, "blue": 20}
+	for _, tenant := range []string{"acme", "blue"} {
+		limit := ratelimit.TokenBucket(paid[tenant], time.Minute)
+		requests := []ratelimit.Request{
+			{Name: "all", N: 1},
+			{Name: "tenant", Key: []string{tenant}, N: 1, Limit: &limit},
+		}
+		err := limiter.AllowAll(context.Background(), requests)
+		fmt.Println(tenant, "has", requests[1].Result.Remaining, "left", err)
+	}
+	// Output:
+	// acme has 499 left <nil>
+	// blue has 19 left <nil>
+}

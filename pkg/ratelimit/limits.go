@@ -1,10 +1,13 @@
 package ratelimit
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Limits has limits by name.
@@ -39,6 +42,8 @@ type Limit struct {
 	Penalty *Penalty
 	// Guaranteed, if not nil, is a rate that a token bucket guarantees beside its own.
 	Guaranteed *Rate
+	// Loaded is set by package limitsfile, and by nobody else. The other fields of such a limit have no effect.
+	Loaded *limiter.Loaded
 }
 
 // Penalty blocks a key after repeated denials.
@@ -84,44 +89,85 @@ func LeakyBucket(rate int64, period time.Duration, queue int64) Limit {
 	return Limit{Algorithm: algorithms.LeakyBucket, Rate: rate, Period: period, Capacity: &queue}
 }
 
-// compile checks l. Its errors name the fields.
+// named returns l as the limit of a name.
+func (l Limit) named(domain, name string) (*limit, error) {
+	if l.Loaded != nil {
+		if in := l.Loaded.Policy.Domain; in != domain || l.Loaded.Policy.Name != name {
+			return nil, fmt.Errorf("it was loaded as limit %q of domain %q; keep its name, and Config.Domain", l.Loaded.Policy.Name, in)
+		}
+		return newLimit(*l.Loaded.Policy), nil
+	}
+	numbers, err := l.compile()
+	if err != nil {
+		return nil, err
+	}
+	return newLimit(descriptors.Policy{
+		Domain: domain, Name: name, Owner: domain + "/" + name, Limit: &numbers,
+		Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
+	}), nil
+}
+
+// inline returns l as a limit that comes with a request. Its buckets are those of the HTTP API's config, and never those
+// of a limit in Config.Limits.
+func (l Limit) inline(domain, name string) (*limit, error) {
+	if l.Loaded != nil {
+		return nil, errors.New("a loaded limit cannot come with a request; add it to Config.Limits")
+	}
+	numbers, err := l.compile()
+	if err != nil {
+		return nil, err
+	}
+	m := newLimit(descriptors.Policy{
+		Index: -1, Domain: domain, Name: name, Owner: domain + "/#inline", Limit: &numbers,
+		Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
+	})
+	m.inline = true
+	return m, nil
+}
+
+func newLimit(p descriptors.Policy) *limit {
+	units, seconds := limiter.Shown(p.Limit)
+	return &limit{policy: p, units: units, window: time.Duration(seconds) * time.Second}
+}
+
+// compile checks l. Its error has all mistakes, with the names of the fields.
 func (l Limit) compile() (algorithms.Limit, error) {
 	spec := algorithms.Spec{
 		Kind: l.Algorithm, Rate: l.Rate, Capacity: l.Capacity, Initial: l.Initial, MaxReserved: l.MaxReserved,
 		Calendar: l.Calendar, Overdraw: l.Overdraw,
 	}
-	var err error
-	if spec.Period, err = micros("period", l.Period); err != nil {
-		return algorithms.Limit{}, err
-	}
+	var inexact spans
+	spec.Period = inexact.micros("period", l.Period)
 	if !l.Start.IsZero() {
 		start := algorithms.Micros(l.Start.UnixMicro())
+		if !l.Start.Equal(time.UnixMicro(int64(start))) {
+			inexact.add("start", l.Start)
+		}
 		spec.Start = &start
 	}
 	if p := l.Penalty; p != nil {
-		penalty := algorithms.Penalty{After: p.After}
-		if penalty.For, err = micros("penalty: for", p.For); err != nil {
-			return algorithms.Limit{}, err
+		spec.Penalty = &algorithms.Penalty{
+			After: p.After, For: inexact.micros("penalty: for", p.For), Max: inexact.micros("penalty: max", p.Max),
 		}
-		if penalty.Max, err = micros("penalty: max", p.Max); err != nil {
-			return algorithms.Limit{}, err
-		}
-		spec.Penalty = &penalty
 	}
 	if g := l.Guaranteed; g != nil {
-		minimum := algorithms.Rate{Units: g.Units}
-		if minimum.Period, err = micros("guaranteed: period", g.Period); err != nil {
-			return algorithms.Limit{}, err
-		}
-		spec.Minimum = &minimum
+		spec.Minimum = &algorithms.Rate{Units: g.Units, Period: inexact.micros("guaranteed: period", g.Period)}
 	}
-	return algorithms.Compile(spec)
+	numbers, err := algorithms.Compile(spec)
+	return numbers, errors.Join(append(inexact, err)...)
 }
 
-// micros converts d, which must be a whole number of microseconds.
-func micros(field string, d time.Duration) (algorithms.Micros, error) {
+// spans collects errors about times that are not whole numbers of microseconds, which would otherwise be cut.
+type spans []error
+
+// micros converts d.
+func (s *spans) micros(field string, d time.Duration) algorithms.Micros {
 	if d%time.Microsecond != 0 {
-		return 0, fmt.Errorf("%s must be a whole number of microseconds, is %v", field, d)
+		s.add(field, d)
 	}
-	return algorithms.Micros(d / time.Microsecond), nil
+	return algorithms.Micros(d / time.Microsecond)
+}
+
+func (s *spans) add(field string, t any) {
+	*s = append(*s, fmt.Errorf("%s must be a whole number of microseconds, is %v", field, t))
 }

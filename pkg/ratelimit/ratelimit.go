@@ -20,7 +20,7 @@
 // without a key has one bucket.
 //
 // A Limiter logs nothing and starts no goroutine. It is safe for concurrent use. Package httplimit has middleware for
-// net/http, and package grpclimit interceptors for gRPC.
+// net/http, package grpclimit interceptors for gRPC, and package limitsfile reads limits from YAML files.
 package ratelimit
 
 import (
@@ -104,12 +104,17 @@ type limit struct {
 	policy descriptors.Policy
 	units  int64         // Result.Limit
 	window time.Duration // Result.Window
+	inline bool          // it came with a request
 }
 
-// New makes a Limiter. Its error lists the mistakes of all limits, sorted by name.
+// New makes a Limiter. Its error lists all mistakes, those of limits sorted by name.
 func New(c Config) (*Limiter, error) {
+	var problems []error
 	if c.Store == nil {
-		return nil, errors.New("ratelimit: Config.Store is missing; use memory.New(memory.Config{}) to keep buckets in this process")
+		problems = append(problems, errors.New("ratelimit: Config.Store is missing; use memory.New(memory.Config{}) to keep buckets in this process"))
+	}
+	if c.MaxWait < 0 {
+		problems = append(problems, fmt.Errorf("ratelimit: Config.MaxWait must not be negative, is %v", c.MaxWait))
 	}
 	l := &Limiter{store: c.Store, domain: c.Domain, secret: c.Secret, maxWait: c.MaxWait, now: c.Clock, named: make(map[string]*limit, len(c.Limits))}
 	if l.now == nil {
@@ -118,22 +123,16 @@ func New(c Config) (*Limiter, error) {
 	l.direct.New = func() any { return new(limiter.Direct) }
 	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits))}
 	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
-	var problems []error
 	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
-		numbers, err := c.Limits[name].compile()
-		if err == nil && name == "" {
-			err = errors.New("its name must not be empty")
+		one, err := c.Limits[name].named(c.Domain, name)
+		if name == "" {
+			err = errors.Join(errors.New("its name must not be empty"), err)
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("ratelimit: limit %q: %w", name, err))
 			continue
 		}
-		one := &limit{policy: descriptors.Policy{
-			Index: len(snapshot.Policies), Domain: c.Domain, Name: name, Owner: c.Domain + "/" + name, Limit: &numbers,
-			Prefix: descriptors.Prefix(c.Domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
-		}}
-		units, seconds := limiter.Shown(&numbers)
-		one.units, one.window = units, time.Duration(seconds)*time.Second
+		one.policy.Index = len(snapshot.Policies)
 		l.named[name], domain.Named[name] = one, &one.policy
 		snapshot.Policies = append(snapshot.Policies, &one.policy)
 	}

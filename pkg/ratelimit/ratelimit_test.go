@@ -4,12 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -501,17 +505,26 @@ func TestNewListsAllMistakes(t *testing.T) {
 	if _, err := ratelimit.New(ratelimit.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Store is missing") {
 		t.Errorf("no Store: %v", err)
 	}
-	_, err := ratelimit.New(ratelimit.Config{Store: away{}, Limits: ratelimit.Limits{
+	_, err := ratelimit.New(ratelimit.Config{Store: away{}, MaxWait: -time.Second, Limits: ratelimit.Limits{
 		"b negative": ratelimit.TokenBucket(-1, time.Second),
 		"a fine":     ratelimit.TokenBucket(1, time.Second),
 		"a period":   ratelimit.TokenBucket(1, 1500*time.Nanosecond),
 		"c log":      ratelimit.SlidingLog(100_000, time.Second),
-		"":           ratelimit.TokenBucket(1, time.Second),
+		"d many": {
+			Algorithm: algorithms.FixedWindow, Rate: -1, Period: time.Hour, Start: time.Unix(0, 1).UTC(),
+			Penalty: &ratelimit.Penalty{After: 1, For: time.Minute + 1, Max: time.Hour + 1},
+		},
+		"": ratelimit.TokenBucket(1, time.Second),
 	}})
-	want := `ratelimit: limit "": its name must not be empty
+	want := `ratelimit: Config.MaxWait must not be negative, is -1s
+ratelimit: limit "": its name must not be empty
 ratelimit: limit "a period": period must be a whole number of microseconds, is 1.5µs
 ratelimit: limit "b negative": rate must be at least 1, is -1
-ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which remembers every admitted unit, is 100000; use sliding_window`
+ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which remembers every admitted unit, is 100000; use sliding_window
+ratelimit: limit "d many": start must be a whole number of microseconds, is 1970-01-01 00:00:00.000000001 +0000 UTC
+penalty: for must be a whole number of microseconds, is 1m0.000000001s
+penalty: max must be a whole number of microseconds, is 1h0m0.000000001s
+rate must be at least 1, is -1`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
@@ -536,6 +549,75 @@ func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}, d[:])
 	if d[0].Allowed {
 		t.Error("it is another bucket")
+	}
+}
+
+// TestALimitThatComesWithTheRequest: its buckets are those of the HTTP API's config, its numbers may change from call
+// to call, and it never shares a bucket with a limit of the Limiter.
+func TestALimitThatComesWithTheRequest(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Time})
+	l := over(t, store, clock)
+	call := func(rate int64) (int64, error) {
+		own := ratelimit.TokenBucket(rate, time.Hour)
+		requests := []ratelimit.Request{{Name: "tenant", Key: []string{"acme"}, N: 3, Limit: &own}, {Name: "send", N: 1}}
+		err := l.AllowAll(t.Context(), requests)
+		return requests[0].Result.Remaining, err
+	}
+	if left, err := call(5); left != 2 || err != nil {
+		t.Errorf("3 of 5: %d left, %v", left, err)
+	}
+	if left, err := call(5); left != 2 || !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("2 are left: %d, %v", left, err)
+	}
+	if left, err := call(50); left != 44 || err != nil {
+		t.Errorf("3 of 50 are consumed already: %d left, %v", left, err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "send"); r.Remaining != 8 || err != nil {
+		t.Errorf("the denied call consumed nothing of send: %d left, %v", r.Remaining, err)
+	}
+	config := `{"algorithm":"token_bucket","rate":50,"period":"1h"}`
+	h := httpAPI(t, store, "test")
+	if said := h(`{"name":"tenant","key":"acme","config":` + config + `}`); !strings.Contains(said, `"remaining":43,"limit":50`) {
+		t.Errorf("the HTTP API: %s", said)
+	}
+
+	own := ratelimit.TokenBucket(5, time.Hour)
+	bad := ratelimit.TokenBucket(-5, time.Hour)
+	for want, r := range map[string]ratelimit.Request{
+		`limit "send" is in Config.Limits`:        {Name: "send", N: 1, Limit: &own},
+		`limit "tenant": rate must be at least 1`: {Name: "tenant", N: 1, Limit: &bad},
+		`needs a Name`: {N: 1, Limit: &own},
+		`limit "tenant": a limit of this algorithm cannot be reser`: {Name: "tenant", N: 1, Limit: &own, Reserve: true},
+	} {
+		if err := l.AllowAll(t.Context(), []ratelimit.Request{r}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error with %s", err, want)
+		}
+	}
+	for range 2 {
+		once := []ratelimit.Request{{Name: "tenant", Key: []string{"blue"}, N: 2, Limit: &own}}
+		if err := l.AllowOnce(t.Context(), "id", once); err != nil || once[0].Result.Remaining != 3 {
+			t.Errorf("charged once: %d left, %v", once[0].Result.Remaining, err)
+		}
+	}
+}
+
+// httpAPI returns the HTTP API of a sidecar over store, which accepts limits in requests. It returns bodies of answers.
+func httpAPI(t *testing.T, store backend.Store, domain string) func(body string) string {
+	t.Helper()
+	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte("domain: " + domain + "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}")}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	sidecar := limiter.New(store, limiter.Config{})
+	sidecar.Swap(snapshot)
+	h := httpapi.New(httpapi.Config{API: &httpapi.API{Limiter: sidecar, Inline: config.Inline}})
+	return func(body string) string {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("POST", "http://localhost/v1/limit", strings.NewReader(body))
+		h.ServeHTTP(w, r)
+		return w.Body.String()
 	}
 }
 

@@ -92,10 +92,10 @@ func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...str
 
 // reserve decides r, and denies if the wait exceeds longest; 0 means no bound.
 func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration) error {
-	m := l.named[r.Name]
-	if err := r.check(m); err != nil {
+	if err := l.find(r); err != nil {
 		return err
 	}
+	m := r.limit
 	if longest > 0 { // a dry run, so that a request which has to wait for too long consumes nothing
 		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Ask{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), Look: true})
 		if err == nil && ahead.Wait > longest {
@@ -130,10 +130,10 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 // of ctx. Waiting requests of limits that support reservations are served in their order.
 func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string) error {
 	r := Request{Name: name, Key: key, N: n}
-	m := l.named[name]
-	if err := r.check(m); err != nil {
+	if err := l.find(&r); err != nil {
 		return err
 	}
+	m := r.limit
 	if !m.canReserve() {
 		return l.retry(ctx, &r)
 	}
@@ -278,18 +278,22 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 	c.Once = limiter.Once{ID: "call " + id, For: algorithms.Micros(Remembered / time.Microsecond)}
 	for i := range requests {
 		r := &requests[i]
-		m := l.named[r.Name]
-		if err := r.check(m); err != nil {
+		if err := l.find(r); err != nil {
 			return err
 		}
-		c.Limits = append(c.Limits, limiter.LimitAsk{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
+		m := r.limit
+		ask := limiter.LimitAsk{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
+		if m.inline {
+			ask.Inline = &m.policy
+		}
+		c.Limits = append(c.Limits, ask)
 	}
 	if err := l.limiter.Check(ctx, &c); err != nil {
 		return err
 	}
 	var worst error
 	for i := range requests {
-		r, m := &requests[i], l.named[requests[i].Name]
+		r, m := &requests[i], requests[i].limit
 		d := &c.Results[i].Decision
 		var err error
 		r.Result, err = m.outcome(d)

@@ -1,0 +1,109 @@
+package limitsfile_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/limitsfile"
+)
+
+const file = `
+domain: edge
+limits:
+  sharded: {algorithm: token_bucket, rate: 8, period: 1h, shards: 2}
+  messages: {algorithm: token_bucket, rate: 3, period: 1h, on_backend_failure: allow}
+  monthly: {algorithm: fixed_window, rate: 5, period: month, time_zone: Europe/Berlin}
+descriptors:
+  - {key: user, limit: messages}
+  - {key: path, rate_limit: {unit: minute, requests_per_unit: 1}}
+`
+
+// A program and a sidecar over one Store charge the same buckets.
+func TestLoadedLimitsAreThoseOfTheSidecar(t *testing.T) {
+	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+	store := memory.New(memory.Config{Clock: func() time.Time { return now }})
+	path := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := limitsfile.Load("", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Store = store
+	l, err := ratelimit.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot, problems := config.Load([]string{path}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	sidecar := limiter.New(store, limiter.Config{})
+	sidecar.Swap(snapshot)
+	proxy := &limiter.Call{Request: limiter.Request{Domain: "edge", Descriptors: []limiter.Descriptor{
+		{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 2},
+	}}}
+	if err := sidecar.Check(t.Context(), proxy); err != nil || proxy.Denied {
+		t.Fatal(err, proxy.Denied)
+	}
+	if result, err := l.Allow(t.Context(), "messages", "bob"); err != nil || result.Remaining != 0 || result.Limit != 3 {
+		t.Errorf("a proxy consumed 2 of 3 units: %+v, %v", result, err)
+	}
+	if _, err := l.Allow(t.Context(), "messages", "bob"); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("all 3 units are consumed: %v", err)
+	}
+
+	api := &limiter.Call{Request: limiter.Request{Domain: "edge", Limits: []limiter.LimitAsk{{Name: "sharded", Key: []string{"k"}, Count: 5}}}}
+	if err := sidecar.Check(t.Context(), api); err != nil || api.Denied {
+		t.Fatal(err, api.Denied)
+	}
+	if result, err := l.Allow(t.Context(), "sharded", "k"); err != nil || result.Remaining != 2 || result.Limit != 8 {
+		t.Errorf("the HTTP API consumed 5 of 8 units: %+v, %v", result, err)
+	}
+	if result, err := l.Allow(t.Context(), "monthly"); err != nil || result.ResetAfter != 11*time.Hour {
+		t.Errorf("February begins in Berlin in 11 hours: %+v, %v", result, err)
+	}
+	if l.Has("path") {
+		t.Error("a limit at a descriptor has a name")
+	}
+}
+
+func TestFilesThatCannotBeLoaded(t *testing.T) {
+	const limits = "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}\n"
+	for _, c := range []struct{ domain, text, want string }{
+		{"", "domain: d\nlimits: {a: {algorithm: token_bucket, rate: -1, period: 1s}, b: {algorithm: gcra, rate: 1, period: 1s}}", "limits.yaml:2:"},
+		{"", "domain: d" + limits + "---\ndomain: e" + limits, "the domains d, e; pass one"},
+		{"f", "domain: d" + limits, `no domain "f", but d`},
+		{"d", "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]", "no limit with a name"},
+		{"", "domain: d\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s, shadow_mode: true}}", `limits.yaml:2: limit "a" has shadow_mode`},
+	} {
+		got, err := limitsfile.Parse(c.domain, "limits.yaml", []byte(c.text))
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s\nerror %v, want one with %s", c.text, err, c.want)
+		}
+		if got.Limits != nil {
+			t.Errorf("%s: has limits beside an error", c.text)
+		}
+	}
+	if _, err := limitsfile.Load(""); err == nil {
+		t.Error("nothing was loaded without an error")
+	}
+	c, err := limitsfile.Parse("", "limits.yaml", []byte("domain: d"+limits))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Store, c.Domain = memory.New(memory.Config{}), "other"
+	if _, err := ratelimit.New(c); err == nil || !strings.Contains(err.Error(), `it was loaded as limit "a" of domain "d"`) {
+		t.Errorf("another domain has other buckets: %v", err)
+	}
+}
