@@ -34,6 +34,7 @@ type serveCmd struct {
 	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Accept PROXY protocol headers (v1 and v2) from trusted_proxies on the HTTP listener."`
 	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …). Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
 	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains the token, which the process list then does not show. Read again when it changes."`
+	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs reservations, the same for all sidecars. A key in a second line is accepted too, for a change of the key (the API token, or else a random key, kept in Redis)."`
 	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"Whether the HTTP listener serves POST /json, the reference server's format, which needs no token: on or off (${default})."`
 	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Accept limits in requests to the HTTP API (config). Use it only if the callers may choose their limits."`
 	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the admin listener: admin page, metrics and profiles. Empty: no admin listener (${default})."`
@@ -171,9 +172,9 @@ func (c *serveCmd) settings(plane server.XDS) server.Config {
 		GRPC: c.GRPCListen, HTTP: c.HTTPListen, HTTPProxyProtocol: c.HTTPProxyProtocol, Admin: c.AdminListen, AdminToken: c.AdminToken,
 		AdminReadTokenFile: string(c.AdminReadTokenFile), StateDir: c.StateDir, AuditKeyFile: string(c.AuditKeyFile),
 		APIToken: c.APIToken, APITokenFile: string(c.APITokenFile), AdminTokenFile: string(c.AdminTokenFile), NoJSON: c.HTTPJSON == "off",
-		APIInlineConfig: c.APIInlineConfig,
-		TLS:             server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
-		Metrics:         c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
+		APIInlineConfig: c.APIInlineConfig, SettleKeyFile: string(c.SettleKeyFile),
+		TLS:     server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.TLSClientCA, ClientName: c.TLSClientName},
+		Metrics: c.MetricsListen, MetricsPath: c.MetricsPath, NearLimitRatio: c.NearLimitRatio,
 		Engine: server.Engine(c.GRPCEngine), MaxConnectionAge: c.MaxConnectionAge, MaxConnectionGrace: c.MaxConnectionAgeGrace,
 		MaxConnectionIdle: c.MaxConnectionIdle, HTTPIdleTimeout: c.HTTPIdleTimeout,
 		GRPCMaxConnections: c.GRPCMaxConnections, HTTPMaxConnections: c.HTTPMaxConnections,

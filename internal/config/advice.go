@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -35,11 +36,17 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
+// adviseAt reports whether a key of l that stands at here is probably misplaced. Settle has keys with common names, such
+// as most, that people write elsewhere by mistake: only a limit may have meant those of its settle.
+func (l *level) adviseAt(here *level) bool {
+	return l != levelOf(reflect.TypeFor[settleTerms]()) || here == levelOf(reflect.TypeFor[limit]())
+}
+
 // unknownKey returns the message for a key that does not belong at level here.
 func unknownKey(key string, here *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
 	for _, l := range levels {
-		if _, known := l.field[key]; known {
+		if _, known := l.field[key]; known && l.adviseAt(here) {
 			where := l.where
 			if l.form(key) == "reference" {
 				where = "inside rate_limit"

@@ -256,6 +256,7 @@ func (c *compiler) domain(d *domain) {
 		!slices.ContainsFunc(d.Policies, func(p *descriptors.Policy) bool { return p.Extra().Unit != descriptors.NoUnit }) {
 		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
 	}
+	c.settleEntries(d)
 }
 
 // settings adopts the settings of the domain from its documents, which must agree.
@@ -318,6 +319,10 @@ func (c *compiler) settings(d *domain) {
 func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
+		return nil
+	}
+	if l.Settle.stated() {
+		c.mistake(l.Settle.at, "settle does not go with max_override; remove it: limits that come with requests reserve nothing")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")
@@ -594,6 +599,9 @@ func (c *compiler) paidAfterwards(at place, p *draft) {
 func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
+	if one.Quota.value && p.more.Settle != nil {
+		c.mistake(one.Quota.at, "quota_mode cannot be combined with settle, which a limit of this descriptor has: all limits of a request are reserved together; remove one")
+	}
 	p.more.Metadata = one.Metadata.value
 	p.Detailed = one.Detailed.value
 	number := ""

@@ -31,6 +31,7 @@ type document struct {
 	Require     requirements   `key:"require"`
 	DenyBody    denyBody       `key:"deny_body"`
 	Headers     headerSets     `key:"http_headers"`
+	Settle      settleDomain   `key:"settle"`
 	Limits      namedLimits    `key:"limits"`
 	Descriptors descriptorList `key:"descriptors"`
 	Auth        authSection    `key:"auth"`
@@ -112,6 +113,7 @@ type limit struct {
 	Shards      whole     `key:"shards" form:"algorithm"`
 	Lease       loan      `key:"lease" form:"algorithm"`
 	MaxDelay    span      `key:"max_delay" form:"algorithm"`
+	Settle      settling  `key:"settle" form:"algorithm"`
 
 	TimeZone   zone         `key:"time_zone"`
 	Penalty    blocking     `key:"penalty"`
@@ -250,6 +252,8 @@ var levels = []*level{
 	newLevel[guaranteed]("guaranteed", "inside guaranteed"),
 	newLevel[lease]("lease", "inside lease"),
 	newLevel[penalty]("penalty", "inside penalty"),
+	newLevel[settleNames]("settle of a domain", "inside settle of a domain"),
+	newLevel[settleTerms]("settle", "inside settle of a limit"),
 	newLevel[replacement]("replaces", "in an item of replaces"),
 	newLevel[auth]("auth", "inside auth"),
 	newLevel[route]("a route", "in an item of routes"),

@@ -279,6 +279,9 @@ func (c *compiler) own(l *limit, p *draft) {
 	if l.Lease.ok && c.mistakes == before {
 		c.lease(l, p)
 	}
+	if l.Settle.ok && c.mistakes == before {
+		c.settles(l, p, s)
+	}
 }
 
 // penalty returns the penalty of l, or nil.
@@ -312,9 +315,12 @@ func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	compiled, err := algorithms.Compile(s)
 	p.Limit = c.shared.limit(compiled)
 	for _, w := range specErrors(err) {
-		if w.Field == "capacity" && !l.Capacity.stated() {
+		switch {
+		case w.Field == "capacity" && !l.Capacity.stated():
 			c.mistake(l.place("rate"), "rate, which is also the capacity if none is given, %s", w.Problem)
-		} else {
+		case w.Field == "max_debt":
+			c.mistake(l.Settle.value.MaxDebt.at, "max_debt %s", w.Problem)
+		default:
 			c.mistake(l.place(w.Field), "%s %s", w.Field, w.Problem)
 		}
 	}

@@ -38,6 +38,7 @@ type extrasKey struct {
 	maxDelay               algorithms.Micros
 	denyBody               descriptors.Body
 	unit                   descriptors.Unit
+	settle                 descriptors.Settle // zero: none
 }
 
 func newShared() *shared {
@@ -93,6 +94,9 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 	}
 	if m.Lease != nil {
 		key.lease = *m.Lease
+	}
+	if m.Settle != nil {
+		key.settle = *m.Settle
 	}
 	if len(m.Shards) > 0 {
 		key.shards, key.of = len(m.Shards), d.Limit

@@ -29,6 +29,7 @@ var units = [...]unit{
 // convert copies the cost and the override from a to d. requestHits is the hits_addend of the request.
 func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
 	d.Cost = a.cost(requestHits)
+	d.Explicit, d.Declared = a.hasHits && !a.negative, a.hasHits || requestHits > 0
 	if a.hasLimit {
 		d.HasOverride = true
 		d.Override = limiter.Override{Rate: a.requests, Period: a.period()}

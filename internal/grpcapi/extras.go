@@ -133,7 +133,13 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	if x.hits != 0 {
 		fields["hitsAddend"] = x.hits
 	}
-	if merged := passed(&x.call.Verdict); merged != nil {
+	merged := passed(&x.call.Verdict)
+	if x.call.Started() {
+		id := string(x.call.AppendID(nil))
+		fields[settleField] = id
+		merged = merge(map[string]any{settleField: id}, merged)
+	}
+	if merged != nil {
 		fields["metadata"] = merged
 	}
 	if x.call.Failed {
@@ -151,6 +157,34 @@ func appendMetadata(b []byte, x *exchange) []byte {
 		return b
 	}
 	return protowire.AppendBytes(protowire.AppendTag(b, responseMetadata, protowire.BytesType), encoded)
+}
+
+// settleField is the field of dynamic metadata with the id of what the request has reserved. It is there twice: at the
+// top, and under "metadata", where the metadata of limits is.
+const settleField = "settle"
+
+// appendSettle appends dynamic metadata with the id of what c has reserved.
+func appendSettle(b []byte, c *limiter.Call) []byte {
+	const (
+		structFields           = 1
+		fieldKey, fieldValue   = 1, 2
+		valueText, valueStruct = 3, 5
+	)
+	var room [512]byte
+	id := c.AppendID(room[:0])
+	text := func(b []byte) []byte {
+		b, field := open(b, structFields)
+		b, value := open(appendText(b, fieldKey, settleField), fieldValue)
+		b = append(protowire.AppendVarint(protowire.AppendTag(b, valueText, protowire.BytesType), uint64(len(id))), id...)
+		return shut(shut(b, value), field)
+	}
+	b, all := open(b, responseMetadata)
+	b = text(b)
+	b, field := open(b, structFields)
+	b, value := open(appendText(b, fieldKey, "metadata"), fieldValue)
+	b, nested := open(b, valueStruct)
+	b = shut(shut(shut(text(b), nested), value), field)
+	return shut(b, all)
 }
 
 // describe returns one descriptor in the form of dynamic metadata.

@@ -257,8 +257,11 @@ func (s *Server) appendReply(b []byte, x *exchange, known *knownLimits) []byte {
 		b = s.options.Headers.append(b, &x.call.Verdict)
 	}
 	b = appendForClient(b, &x.call.Verdict)
-	if s.options.Metadata {
+	switch {
+	case s.options.Metadata:
 		b = appendMetadata(b, x)
+	case x.call.Started():
+		b = appendSettle(b, &x.call)
 	}
 	return b
 }

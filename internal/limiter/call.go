@@ -25,6 +25,12 @@ type Call struct {
 	keys      []byte
 	buckets   []uint32 // finds a charge by its key where there are many: its number, from 1, at the key's hash
 	inBatch   span     // which part
+
+	ids      IDs      // encodes what is reserved; nil: nothing can be settled
+	reserved Reserved // what an id contains; its room is reused
+	reserves int      // how many of Results reserve units
+	done     int      // how many of Descriptors settle reservations
+	groups   int      // how many groups of charges there are
 }
 
 // Request is what is asked: the descriptors a proxy sent, or limits by their names.
@@ -56,6 +62,8 @@ type Descriptor struct {
 	Entries []descriptors.Entry
 	// Cost in units: 0 looks, a negative one gives back.
 	Cost int64
+	// Explicit means that the descriptor itself stated the cost, and Declared that it or its request did.
+	Explicit, Declared bool
 	// Override is a limit that came with the descriptor.
 	Override    Override
 	HasOverride bool
@@ -141,6 +149,8 @@ type Verdict struct {
 	Results []Result
 	// Statuses has one Status for each descriptor, in order.
 	Statuses []Status
+	// Settlements are what the request settles, for each bucket.
+	Settlements []Settlement
 	// Replayed: this is the answer that was given before under the same ID. Nothing was taken now.
 	Replayed bool
 	// Spared: it would be Denied but for Modes.Shadow.
@@ -171,7 +181,8 @@ func (v *Verdict) Denies(r *Result) bool {
 // Reset empties c for the next request, and keeps its room.
 func (c *Call) Reset() {
 	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
-	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0]}
+	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0], Settlements: c.Settlements[:0]}
+	c.ids, c.reserves, c.done, c.groups = nil, 0, 0, 0
 	c.charges, c.keys = c.charges[:0], c.keys[:0]
 	c.adjusted, c.blocked = nil, false
 }

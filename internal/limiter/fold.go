@@ -14,6 +14,7 @@ func (c *Call) fold() {
 	for range max(len(c.Descriptors), len(c.Limits)) {
 		c.Statuses = append(c.Statuses, Status{Result: -1})
 	}
+	c.foldSettlements()
 	quotas, quotasDenied := 0, 0
 	for i := range c.Results {
 		r := &c.Results[i]

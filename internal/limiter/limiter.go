@@ -36,6 +36,10 @@ type Config struct {
 	// NoConfig answers requests for descriptors before there is a configuration, as a limit with that
 	// on_backend_failure would while the store is away. Local denies: no bucket is known. nil: ErrNoConfig.
 	NoConfig *descriptors.OnFailure
+	// IDs encodes reservations that proxies settle; nil: they cannot be settled.
+	IDs IDs
+	// Now is the clock by which such reservations become late; nil: time.Now.
+	Now func() algorithms.Micros
 }
 
 // Modes change what denials mean, whatever the configuration says.
@@ -114,12 +118,15 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
-	c.modes, c.adjusted = l.config.Modes, u.adjusted
+	c.modes, c.adjusted, c.ids = l.config.Modes, u.adjusted, l.config.IDs
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
 	if d := c.Verdict.Domain; d != nil && d.Broken {
 		return false, l.withoutConfig(c, &d.OnFailure)
+	}
+	if c.done > 0 {
+		c.planSettlements(l.clock())
 	}
 	return true, nil
 }

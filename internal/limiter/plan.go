@@ -37,11 +37,14 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 		}
 	}
 	if d := c.Verdict.Domain; d != nil {
+		c.countDone()
 		if c.Missing = c.missing(d); c.Missing != nil && !c.modes.Shadow && !c.Inspect {
 			return nil // denied without a charge
 		}
 		for i := range c.Descriptors {
-			c.meet(i)
+			if isDone, _ := c.settling(i); !isDone {
+				c.meet(i)
+			}
 		}
 	}
 	c.replace()
@@ -158,6 +161,9 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 		r.Outcome, r.charge = Unlimited, noCharge
 		return
 	}
+	if p.Extras != nil && p.Extras.Settle != nil {
+		c.reserve(r)
+	}
 	start := len(c.keys)
 	c.keys, r.hash = p.AppendKey(c.keys, d.Entries)
 	r.slot = p.SlotOf(d.Entries)
@@ -226,7 +232,7 @@ func (r *Result) named() bool {
 
 // charge makes the charges: first the one Group of those taken together, then the others.
 func (c *Call) charge() {
-	if c.adjusted != nil && c.deniedByBlock() {
+	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
 	}
 	for i := range c.Results {
@@ -234,11 +240,10 @@ func (c *Call) charge() {
 			c.chargeTogether(r)
 		}
 	}
-	group := 0
 	for i := range c.Results {
 		if r := &c.Results[i]; r.charge == toCharge {
-			group++
-			c.add(r, group)
+			c.groups++
+			c.add(r, c.groups)
 		}
 	}
 }

@@ -27,8 +27,11 @@ func (s *Snapshot) Requires(domain string) bool {
 }
 
 // missing returns the first Requirement of d that the request does not meet; nil: it meets all of them. Blanks at the
-// ends of values are removed before.
+// ends of values are removed before. A done, whose work is over, need not meet any.
 func (c *Call) missing(d *Domain) Requirement {
+	if c.IsDone() {
+		return nil
+	}
 	for _, r := range d.Require {
 		if !c.meets(r) {
 			return r

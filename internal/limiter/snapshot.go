@@ -51,6 +51,10 @@ type Domain struct {
 	LocalShare float64
 	// Require is what a request must have, or it is denied.
 	Require []Requirement
+	// Settle has the entries that carry reservations back; nil: no limit of the domain has reservations that proxies
+	// settle. Settling are those limits, one for each set of buckets, by descriptors.PrefixNumber.
+	Settle   *SettleEntries
+	Settling map[uint64]*descriptors.Policy
 	// DenyBody is the body of denials, for limits that have none of their own.
 	DenyBody descriptors.Body
 	// Headers of the HTTP listener; nil: the defaults of the listener. OpenAI is sent to Envoy too.
@@ -108,4 +112,11 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 	}
 	d.overrides.Store(o, p)
 	return p
+}
+
+// SettleEntries are the keys of the two descriptors with which a proxy settles a reservation.
+type SettleEntries struct {
+	// Key is the key of the descriptor whose value is the id, and whose hits are the real cost. End is that of the
+	// descriptor that comes after each request, even if the real cost is not known.
+	Key, End string
 }

@@ -66,10 +66,15 @@ func Sign(secret string, r *Reservation) string {
 
 // signature returns the signature of an encoded reservation.
 func signature(secret string, b []byte) []byte {
-	key := sha256.Sum256([]byte("rlsidecar reservation\x00" + secret))
+	key := signingKey(secret)
 	mac := hmac.New(sha256.New, key[:])
 	mac.Write(b)
 	return mac.Sum(nil)[:signatureLen]
+}
+
+// signingKey derives the key of signatures from secret.
+func signingKey(secret string) [sha256.Size]byte {
+	return sha256.Sum256([]byte("rlsidecar reservation\x00" + secret))
 }
 
 // Open decodes a text made by Sign with the same secret. Otherwise it returns ErrForged.

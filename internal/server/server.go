@@ -72,6 +72,9 @@ type Config struct {
 	// APIToken, or the content of APITokenFile, is needed to ask the HTTP API. Without one it answers
 	// only where HTTP can be reached from this machine alone.
 	APIToken, APITokenFile string
+	// SettleKeyFile has the secrets that sign reservations, one or two, the one in use first; "": the APIToken signs, or
+	// else a random one.
+	SettleKeyFile string
 	// NoJSON: there is no /json at HTTP.
 	NoJSON bool
 	// HTTPProxyProtocol: connections of trusted proxies to HTTP may start with a PROXY header.
@@ -192,6 +195,7 @@ type server struct {
 	watch     *watch            // nil where denials is
 	limiter   *limiter.Limiter
 	adjust    *adjustments
+	settle    *settleKeys
 	tracing   *tracing.Tracing // nil: not at all
 	unmatched *unmatched.Recorder
 	// conditions is what is wrong now.
@@ -240,6 +244,9 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	defer s.stack.close()
 	s.redisGate = newGate(len(s.stack.redis))
+	if s.settle, err = s.newSettleKeys(); err != nil {
+		return err
+	}
 	s.limiter = s.newLimiter()
 	if s.adjust, err = s.newAdjustments(); err != nil {
 		return err
@@ -267,6 +274,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	}
 	s.followRedis(ctx, background, &wg) // before there are ports at which somebody would have to wait with us
 	s.adjust.first(ctx)
+	s.settle.first(ctx, s.adjust.ledger)
 	doors, running, err := s.open()
 	if err != nil {
 		return err
@@ -283,7 +291,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 
 // newLimiter makes the limiter, which has no configuration yet.
 func (s *server) newLimiter() *limiter.Limiter {
-	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes}
+	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
 		c.NoConfig = &s.config.Defaults.OnFailure
 	}
@@ -311,6 +319,7 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 // runBackground starts what runs until ctx ends, once the listeners are open.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
+	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
 	wg.Go(func() { s.stack.memory.Run(ctx) })
 	if s.watch != nil {
 		wg.Go(func() { s.runWatch(ctx) })

@@ -90,9 +90,39 @@ type Extras struct {
 	DenyBody Body
 	// Unit is what the limit counts; NoUnit: clients are not told.
 	Unit Unit
+	// Settle says how requests reserve units until their real cost is known; nil means that they do not.
+	Settle *Settle
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
+
+// Settle says how a request reserves units of a limit, for work whose cost is known only afterwards. It can be compared
+// with ==.
+type Settle struct {
+	// Estimate is what a request reserves that declares less.
+	Estimate int64
+	// Least and Most bound what a request reserves.
+	Least, Most int64
+	// TrustDeclared means that a request reserves what it declares, be it less than Estimate.
+	TrustDeclared bool
+	// Unknown is the cost of a request whose real cost is not reported; -1 means what it reserved.
+	Unknown int64
+	// TTL is for how long a reservation can be refunded.
+	TTL algorithms.Micros
+}
+
+// Reserves returns the units that a request reserves. The parameter declared is what it declares; 0 or less means that
+// it declares nothing.
+func (s *Settle) Reserves(declared int64) int64 {
+	units := max(declared, s.Estimate)
+	if s.TrustDeclared && declared > 0 {
+		units = declared
+	}
+	return max(s.Least, min(units, s.Most))
+}
+
+// PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).
+func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
 // Adjusted is what an operator's adjustment made of a policy, beside its numbers.
 type Adjusted struct {

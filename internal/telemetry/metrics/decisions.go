@@ -118,7 +118,7 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	}
 	if c.Missing != nil {
 		domain.counter[at][requestMissing].Add(1)
-	} else if len(c.Results) == 0 && !c.Failed {
+	} else if len(c.Results) == 0 && !c.Failed && !c.IsDone() {
 		domain.counter[at][requestUnmatched].Add(1)
 	}
 	for i := range c.Results {

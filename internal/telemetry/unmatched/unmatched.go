@@ -62,7 +62,7 @@ func New(now func() time.Time, log *zap.Logger) *Recorder {
 
 // Is reports whether c met no limit although there was a configuration.
 func Is(c *limiter.Call) bool {
-	return len(c.Results) == 0 && c.Missing == nil && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
+	return len(c.Results) == 0 && c.Missing == nil && !c.IsDone() && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
 
 // Observe counts c, for which Is is true. If another goroutine is in Observe, it returns without counting c; frequent

@@ -20,11 +20,12 @@ import (
 //	{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
 //	{NAME}values  a hash: an ID -> a value
 //	{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
+//	{NAME}secret  a hash: secret
 //
 // Its calls are slow ones, and have connections of their own: no decision waits for them.
 type Ledger struct {
-	store             *Store
-	head, values, log string
+	store                     *Store
+	head, values, log, secret string
 }
 
 // ledgerTimeout bounds a call. What is fetched may be large.
@@ -38,7 +39,7 @@ func OpenLedger(c Config, name string) (*Ledger, error) {
 		return nil, err
 	}
 	start := s.config.KeyPrefix + "{" + name + "}"
-	return &Ledger{s, start + "head", start + "values", start + "log"}, nil
+	return &Ledger{s, start + "head", start + "values", start + "log", start + "secret"}, nil
 }
 
 // Close ends its connections.
@@ -86,6 +87,22 @@ var ledgerAppendLua string
 var ledgerRestoreLua string
 
 var ledgerHead, ledgerAppend, ledgerRestore = goredis.NewScript(ledgerHeadLua), goredis.NewScript(ledgerAppendLua), goredis.NewScript(ledgerRestoreLua)
+
+//go:embed ledger_secret.lua
+var ledgerSecretLua string
+
+var ledgerSecret = goredis.NewScript(ledgerSecretLua)
+
+// Secret returns the secret that all processes share. If there is none, mine becomes it.
+func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	secret, err := ledgerSecret.Run(ctx, l.store.client, []string{l.secret}, mine).Text()
+	if err != nil {
+		return "", l.failed(err)
+	}
+	return secret, nil
+}
 
 // Head reads the head, and the server's time.
 func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {

@@ -1,0 +1,225 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// settleNames is the settle of a domain: the names of the two entries that carry the id of a reservation back.
+type settleNames struct {
+	Key text `key:"key"`
+	End text `key:"end"`
+}
+
+// settleTerms is the settle of a limit.
+type settleTerms struct {
+	at            place
+	Estimate      estimate    `key:"estimate"`
+	Least         whole       `key:"least"`
+	Most          whole       `key:"most"`
+	TrustDeclared boolean     `key:"trust_declared"`
+	UnknownCost   unknownCost `key:"unknown_cost"`
+	TTL           span        `key:"ttl"`
+	MaxDebt       whole       `key:"max_debt"`
+}
+
+type (
+	settleDomain struct{ given[limiter.SettleEntries] }
+	settling     struct{ given[*settleTerms] }
+	estimate     struct{ given[int64] }        // units
+	unknownCost  struct{ given[unknownUnits] } // estimate, most, or units
+)
+
+// unknownUnits is what a request is charged whose real cost nobody reported.
+type unknownUnits struct {
+	most  bool
+	units int64 // -1: what was reserved; not with most
+}
+
+// defaultSettle has the names of the entries in domains that give none.
+var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
+
+// The times after which a reservation is settled late.
+const (
+	defaultSettleTTL           = 600 * algorithms.Second
+	minSettleTTL, maxSettleTTL = algorithms.Second, algorithms.Day
+	settleExample              = "{estimate: 1500, ttl: 10m}"
+	mostSettleName             = 128
+	unknownCostWords           = "estimate (what was reserved), most, or a number of units"
+	settleCombination          = "settle cannot be combined with "
+	settleAlgorithms           = "settle belongs to algorithm token_bucket, and to fixed_window without rollover"
+)
+
+func (s *settleDomain) read(p *parser, key string, n *yaml.Node) {
+	names, before := &settleNames{}, p.mistakes
+	p.object(n, key, names)
+	entries := limiter.SettleEntries{Key: defaultSettle.Key, End: defaultSettle.End}
+	for _, name := range []struct {
+		of   *text
+		key  string
+		into *string
+	}{{&names.Key, "key", &entries.Key}, {&names.End, "end", &entries.End}} {
+		switch {
+		case !name.of.ok:
+		case name.of.value == "" || len(name.of.value) > mostSettleName:
+			p.mistake(name.of.at, "%s: %s must be the key of an entry, of 1 to %d bytes", key, name.key, mostSettleName)
+		default:
+			*name.into = name.of.value
+		}
+	}
+	if p.mistakes == before && entries.Key == entries.End {
+		p.mistake(p.at(n), "%s: key and end are both %q; they are the keys of two entries, give them different names", key, short(entries.Key))
+	}
+	s.set(p, n, entries, p.mistakes == before)
+}
+
+func (s *settling) read(p *parser, key string, n *yaml.Node) {
+	terms, before := &settleTerms{at: p.at(n)}, p.mistakes
+	p.object(n, key, terms)
+	if p.mistakes == before && !terms.Estimate.ok {
+		p.mistake(p.at(n), "%s needs estimate, the units that a request reserves: %s", key, settleExample)
+	}
+	s.set(p, n, terms, p.mistakes == before)
+}
+
+func (e *estimate) read(p *parser, key string, n *yaml.Node) {
+	var w whole
+	w.read(p, key, n)
+	if w.ok && w.value < 1 {
+		p.mistake(p.at(n), "%s must be at least 1, is %d", key, w.value)
+		w.ok = false
+	}
+	e.set(p, n, w.value, w.ok)
+}
+
+func (u *unknownCost) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	isScalar := v.Kind == yaml.ScalarNode
+	switch units, err := strconv.ParseInt(v.Value, 10, 64); {
+	case isScalar && v.Value == "estimate":
+		u.set(p, n, unknownUnits{units: -1}, true)
+	case isScalar && v.Value == "most":
+		u.set(p, n, unknownUnits{most: true}, true)
+	case isScalar && v.ShortTag() == "!!int" && err == nil && units >= 0:
+		u.set(p, n, unknownUnits{units: units}, true)
+	default:
+		p.mistake(p.at(n), "%s must be %s, is %s", key, unknownCostWords, describe(n))
+		u.set(p, n, unknownUnits{}, false)
+	}
+}
+
+// settles checks the settle of l and adds it to p. The numbers of l, which are s, must have no mistake.
+func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
+	before := c.mistakes
+	c.settleAlone(l, p)
+	c.settleNumbers(l.Settle.value, p.Limit.Capacity)
+	if c.mistakes > before {
+		return
+	}
+	terms := l.Settle.value
+	s.Settles, s.MaxDebt = true, terms.MaxDebt.pointer()
+	c.numbers(l, p, s)
+	settle := &descriptors.Settle{
+		Estimate: terms.Estimate.value, Least: terms.Least.value, Most: terms.Most.or(p.Limit.Capacity),
+		TrustDeclared: terms.TrustDeclared.value, Unknown: -1, TTL: terms.TTL.or(defaultSettleTTL),
+	}
+	if u := terms.UnknownCost; u.ok {
+		if settle.Unknown = u.value.units; u.value.most {
+			settle.Unknown = settle.Most
+		}
+	}
+	p.more.Settle = settle
+}
+
+// settleAlone reports what does not go with settle.
+func (c *compiler) settleAlone(l *limit, p *draft) {
+	at := l.Settle.at
+	switch kind := p.Limit.Kind; {
+	case l.Guaranteed.ok:
+		c.mistake(at, settleCombination+"guaranteed; remove one")
+	case kind != algorithms.TokenBucket && kind != algorithms.FixedWindow:
+		c.mistake(at, settleAlgorithms+", not to %s", kind)
+	case kind == algorithms.FixedWindow && p.Limit.Capacity > p.Limit.Rate:
+		c.mistake(at, settleAlgorithms+": capacity is %d and rate %d, so that unused units roll over; remove capacity",
+			p.Limit.Capacity, p.Limit.Rate)
+	}
+	for _, other := range []struct {
+		key, why string
+		stated   bool
+	}{
+		{"lease", "a sidecar must not settle from borrowed units", l.Lease.ok},
+		{"shards", "a reservation is settled in the one bucket that it was made in", l.Shards.ok},
+		{"penalty", "the cost of a finished request is never denied", l.Penalty.ok},
+		{"overdraw", "it charges the real cost without a reservation", l.Overdraw.value},
+		{"quota_mode", "all limits of a request are reserved together", p.Quota},
+		{"consume: each", "all limits of a request are reserved together", p.Alone},
+	} {
+		if other.stated {
+			c.mistake(at, settleCombination+"%s: %s; remove one", other.key, other.why)
+		}
+	}
+}
+
+// settleNumbers reports what is wrong with the numbers of a settle; capacity is that of its limit.
+func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
+	bounded := func(w *whole, key string, from, to int64, what string) {
+		if w.ok && (w.value < from || w.value > to) {
+			c.mistake(w.at, "%s must be between %d and %s, is %d", key, from, what, w.value)
+		}
+	}
+	upTo := fmt.Sprintf("the capacity, %d", capacity)
+	most, isMost := capacity, s.Most.ok && s.Most.value >= 1 && s.Most.value <= capacity
+	bounded(&s.Most, "most", 1, capacity, upTo)
+	what := upTo
+	if isMost {
+		most, what = s.Most.value, fmt.Sprintf("most, %d", s.Most.value)
+	}
+	bounded(&s.Least, "least", 0, most, what)
+	e := whole(s.Estimate)
+	bounded(&e, "estimate", max(1, min(s.Least.value, most)), most, what)
+	const mostDebt = 1 << 53
+	bounded(&s.MaxDebt, "max_debt", 0, mostDebt, fmt.Sprint(int64(mostDebt)))
+	if u := s.UnknownCost; u.ok && u.value.most && !s.Most.ok {
+		c.mistake(u.at, "unknown_cost is most, and there is no most; add \"most: N\", the most units that a request reserves")
+	}
+	if ttl := s.TTL; ttl.ok && (ttl.value < minSettleTTL || ttl.value > maxSettleTTL) {
+		c.mistake(ttl.at, "ttl must be between 1s and 1d, is %s", descriptors.Span(ttl.value))
+	}
+}
+
+// settleEntries gives d the entries that carry ids back, if one of its limits has settle. It reports descriptors
+// with those keys, which no request meets.
+func (c *compiler) settleEntries(d *domain) {
+	var stated settleDomain
+	for _, doc := range d.docs {
+		agree(c, d, "settle", &stated.given, &doc.Settle.given)
+	}
+	d.Settling = map[uint64]*descriptors.Policy{}
+	for _, p := range d.Policies {
+		if p.Extra().Settle != nil {
+			d.Settling[descriptors.PrefixNumber(p.Prefix)] = p
+		}
+	}
+	if len(d.Settling) == 0 {
+		d.Settling = nil
+		if stated.ok {
+			c.warn(stated.at, "settle has no effect: no limit of domain %q has settle; add \"settle: %s\" to a limit", d.Name, settleExample)
+		}
+		return
+	}
+	entries := stated.or(defaultSettle)
+	d.Settle = &entries
+	for _, doc := range d.docs {
+		for _, one := range doc.Descriptors.value {
+			if key := one.Key.value; key == entries.Key || key == entries.End {
+				c.mistake(one.Key.at, "descriptors with the key %q carry reservations back, and meet no limit; choose another key, or other names in the domain's settle", key)
+			}
+		}
+	}
+}

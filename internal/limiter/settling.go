@@ -1,0 +1,341 @@
+package limiter
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it meets, and
+// its answer has one id for them. The second one (the done) brings the id back with the real cost.
+
+// MaxReserved is the largest number of limits with settle that a request may meet. A request that meets more is denied,
+// so that its id has a bounded size.
+const MaxReserved = 8
+
+// Reserved is what the start of a request reserved: the content of an id.
+type Reserved struct {
+	// ID is different for each start.
+	ID [16]byte
+	// Domain is descriptors.PrefixNumber of the domain's name.
+	Domain uint64
+	Parts  []ReservedPart
+}
+
+// ReservedPart is what a start reserved of one bucket.
+type ReservedPart struct {
+	// Limit is descriptors.PrefixNumber of the limit's keys. Key is the rest of the bucket's key.
+	Limit uint64
+	Key   []byte
+	// Hash and Slot are those of the charge (algorithms.Ask, backend.Charge).
+	Hash, Slot uint64
+	// Count is the number of reserved units, in Times equal parts: a request may meet a bucket several times.
+	Count, Times int64
+	// At is when they were reserved, and Inflow how fast the bucket refilled then.
+	At     algorithms.Micros
+	Inflow algorithms.Inflow
+}
+
+// IDs encodes what was reserved as a signed text, and decodes it.
+type IDs interface {
+	// Append appends the id of r, and may set r.ID. It returns dst if ids cannot be signed at present.
+	Append(dst []byte, r *Reserved) []byte
+	// Open decodes id to r, which it may reuse the room of. It returns false if id is not signed with a known key.
+	Open(id string, r *Reserved) bool
+}
+
+// Settlement is the done of one reserved bucket, or of an id that settles nothing.
+type Settlement struct {
+	// Policy is nil if nothing is settled; then Reason says why.
+	Policy *descriptors.Policy
+	Reason Unsettled
+	// Descriptor has the id.
+	Descriptor int
+	// Reserved and Real are units. Unknown means that the proxy did not report the real cost. Late means that the ttl of
+	// the limit was over.
+	Reserved, Real int64
+	Unknown, Late  bool
+	// Decision is the store's. Repeated means that the bucket was settled before, and nothing was charged now.
+	Decision backend.Decision
+	Repeated bool
+
+	charge int
+}
+
+// Failed reports whether the store could not settle s.
+func (s *Settlement) Failed() bool { return s.Policy != nil && s.Decision.Err != nil && !s.Repeated }
+
+// Unsettled is why an id settles nothing.
+type Unsettled uint8
+
+// The reasons.
+const (
+	Settles      Unsettled = iota
+	NoneReserved           // the start has reserved nothing
+	Forged                 // it was not signed with a known key
+	Foreign                // it belongs to another domain
+	Changed                // the limit is gone, has no settle any more, or has another algorithm
+)
+
+var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed"}
+
+// String returns the name for metrics.
+func (u Unsettled) String() string { return unsettledNames[u] }
+
+// None is the id of a start that reserved nothing.
+const None = "none"
+
+// settling reports whether descriptor i belongs to a done, and whether it has the key that comes after each request.
+func (c *Call) settling(i int) (isDone, isEnd bool) {
+	names, entries := c.Verdict.Domain.Settle, c.Descriptors[i].Entries
+	if names == nil || len(entries) == 0 {
+		return false, false
+	}
+	isEnd = entries[0].Key == names.End
+	return isEnd || entries[0].Key == names.Key, isEnd
+}
+
+// countDone counts the descriptors that settle reservations.
+func (c *Call) countDone() {
+	if c.Verdict.Domain.Settle == nil {
+		return
+	}
+	for i := range c.Descriptors {
+		if isDone, _ := c.settling(i); isDone {
+			c.done++
+		}
+	}
+}
+
+// reserve makes the cost of r what its limit reserves.
+func (c *Call) reserve(r *Result) {
+	d := &c.Descriptors[r.Descriptor]
+	declared := int64(0)
+	if d.Declared {
+		declared = d.Cost
+	}
+	r.Cost = r.Policy.Extras.Settle.Reserves(declared)
+	if !r.Policy.Shadow {
+		c.reserves++
+	}
+}
+
+// deniedByReserves answers a request that meets more limits with settle than one id can have: they deny, and nothing
+// is charged. It reports whether it is one.
+func (c *Call) deniedByReserves() bool {
+	if c.reserves <= MaxReserved {
+		return false
+	}
+	for i := range c.Results {
+		r := &c.Results[i]
+		switch {
+		case r.charge != toCharge:
+		case r.Policy.Extra().Settle != nil && !r.Policy.Shadow:
+			r.Outcome, r.charge, r.Decision.Never = Denied, noCharge, true
+		default:
+			r.Outcome, r.charge = Replaced, noCharge
+		}
+	}
+	return true
+}
+
+// IsDone reports whether c settles reservations and does nothing else.
+func (c *Call) IsDone() bool { return c.done > 0 && c.done == len(c.Descriptors) }
+
+// Started reports whether c is a request, other than a done, to a domain of which proxies settle reservations.
+func (c *Call) Started() bool {
+	return c.Verdict.Domain != nil && c.Verdict.Domain.Settle != nil && len(c.Descriptors) > c.done && len(c.Limits) == 0
+}
+
+// AppendID appends the id of what c, which was answered, has reserved; "none" if that is nothing.
+func (c *Call) AppendID(dst []byte) []byte {
+	r := &c.reserved
+	r.Parts = r.Parts[:0]
+	if c.ids != nil {
+		c.collectReserved(r, false)
+		c.collectReserved(r, true)
+	}
+	if len(r.Parts) > 0 {
+		r.Domain = descriptors.PrefixNumber(c.Verdict.Domain.Name)
+		before := len(dst)
+		if dst = c.ids.Append(dst, r); len(dst) > before {
+			return dst
+		}
+	}
+	return append(dst, None...)
+}
+
+// collectReserved adds a part to r for each bucket of which c has reserved units: of limits that may deny, or of shadow
+// limits, for which there may be no room.
+func (c *Call) collectReserved(r *Reserved, shadow bool) {
+	for i := range c.Results {
+		one := &c.Results[i]
+		if !c.Reserves(one) || one.Policy.Shadow != shadow {
+			continue
+		}
+		p := one.Policy
+		limit := descriptors.PrefixNumber(p.Prefix)
+		at := -1
+		for j := range r.Parts {
+			if r.Parts[j].Limit == limit && string(r.Parts[j].Key) == string(one.Key[len(p.Prefix):]) {
+				at = j
+			}
+		}
+		switch {
+		case at >= 0:
+		case len(r.Parts) == MaxReserved:
+			continue
+		default:
+			at = len(r.Parts)
+			r.Parts = append(r.Parts, ReservedPart{
+				Limit: limit, Key: one.Key[len(p.Prefix):], Hash: one.hash, Slot: one.slot,
+				At: one.Decision.At, Inflow: p.Limit.Inflow(),
+			})
+		}
+		r.Parts[at].Count += one.Cost
+		r.Parts[at].Times++
+	}
+}
+
+// Reserves reports whether r, one of c's Results, has reserved units that can be settled: not if the request was denied,
+// and not if another answer than the store's stands in.
+func (c *Call) Reserves(r *Result) bool {
+	return !c.Denied && !c.Spared && !c.Look && r.charge >= 0 && !r.local && r.Policy.Extra().Settle != nil &&
+		c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
+}
+
+// planSettlements adds the Settlements and charges of a done.
+func (c *Call) planSettlements(now algorithms.Micros) {
+	for i := range c.Descriptors {
+		isDone, isEnd := c.settling(i)
+		if !isDone || c.settledElsewhere(i, isEnd) {
+			continue
+		}
+		d := &c.Descriptors[i]
+		real := int64(-1)
+		if !isEnd && d.Explicit && d.Cost >= 0 {
+			real = d.Cost
+		}
+		c.planDone(i, d.Entries[0].Value, real, now)
+	}
+}
+
+// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i: of several, the
+// first one with a real cost does, and without one the first.
+func (c *Call) settledElsewhere(i int, isEnd bool) bool {
+	id := c.Descriptors[i].Entries[0].Value
+	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit && c.Descriptors[j].Cost >= 0 }
+	for j := range c.Descriptors {
+		isDone, end := c.settling(j)
+		if j == i || !isDone || c.Descriptors[j].Entries[0].Value != id {
+			continue
+		}
+		mine, other := explicit(i, isEnd), explicit(j, end)
+		if other && !mine || other == mine && j < i {
+			return true
+		}
+	}
+	return false
+}
+
+// planDone settles the id of descriptor i, where real is -1 if it is not known.
+func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
+	r := &c.reserved
+	reason := Settles
+	switch {
+	case id == None || id == "":
+		reason = NoneReserved
+	case c.ids == nil || !c.ids.Open(id, r):
+		reason = Forged
+	case r.Domain != descriptors.PrefixNumber(c.Verdict.Domain.Name):
+		reason = Foreign
+	}
+	if reason != Settles {
+		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
+		return
+	}
+	for j := range r.Parts {
+		c.planPart(i, j, real, now)
+	}
+}
+
+// planPart adds the settlement of part j of c.reserved.
+func (c *Call) planPart(i, j int, real int64, now algorithms.Micros) {
+	part := &c.reserved.Parts[j]
+	p := c.Verdict.Domain.Settling[part.Limit]
+	if p == nil {
+		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: Changed, charge: noCharge})
+		return
+	}
+	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
+	start := len(c.keys)
+	c.keys = append(append(c.keys, p.Prefix...), part.Key...)
+	r.Key = c.keys[start:]
+	if c.adjusted != nil {
+		c.adjust(&r)
+	}
+	terms := p.Extras.Settle
+	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: now > part.At+terms.TTL, charge: len(c.charges)}
+	s.Real, s.Unknown = realCost(terms, part, real), real < 0
+	if r.Cost = s.Real - s.Reserved; s.Late {
+		r.Cost = max(0, r.Cost)
+	}
+	r.of = undoneFrom(part.At, now, part.Inflow, r.Policy.Limit)
+	c.groups++
+	c.add(&r, c.groups)
+	once := &backend.Once{
+		ID:  OnceID(c.Verdict.Domain.Name, "settle "+string(c.reserved.ID[:]), strconv.Itoa(j)),
+		For: settledFor(part.At, now, terms.TTL),
+	}
+	copy(once.Of[:], c.reserved.ID[:]) // whatever its cost, a second done is answered as the first
+	c.charges[s.charge].Once = once
+	c.Settlements = append(c.Settlements, s)
+}
+
+// realCost returns the real cost of a part in units. The parameter real is -1 if the proxy did not report it.
+func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
+	const most = 1 << 53 // more than any bucket holds
+	switch {
+	case real >= 0:
+		return min(real, most/part.Times) * part.Times
+	case terms.Unknown >= 0:
+		return terms.Unknown * part.Times
+	default:
+		return part.Count
+	}
+}
+
+// settledFor is how long the store remembers that a bucket was settled: for a second ttl after the first, during which
+// an id is late. A done that comes later still is charged as a late one.
+func settledFor(at, now, ttl algorithms.Micros) algorithms.Micros {
+	return max(at+2*ttl-now, ttl) + ClockSlack
+}
+
+// foldSettlements gives the Settlements their decisions. A done that the store could not charge is answered with a
+// denial, so that its sender can repeat it.
+func (c *Call) foldSettlements() {
+	for i := range c.Settlements {
+		s := &c.Settlements[i]
+		if s.charge < 0 {
+			continue
+		}
+		s.Decision = c.decisions[s.charge]
+		s.Repeated = s.Decision.Replayed || errors.Is(s.Decision.Err, backend.ErrReused) || errors.Is(s.Decision.Err, backend.ErrPending)
+		if s.Failed() {
+			c.Failed, c.Denied = true, true
+			c.Statuses[s.Descriptor].Denied = true
+		}
+	}
+}
+
+// clock is the time by which ids become late.
+func (l *Limiter) clock() algorithms.Micros {
+	if l.config.Now != nil {
+		return l.config.Now()
+	}
+	return algorithms.Micros(time.Now().UnixMicro())
+}

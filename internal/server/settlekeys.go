@@ -1,0 +1,160 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+// settleKeys has the secrets that sign reservations: those of --settle-key-file, else the token of the HTTP API, else a
+// random one, which all sidecars on one Redis share.
+type settleKeys struct {
+	server *server
+	file   func() []string          // nil: there is no file
+	tokens atomic.Pointer[[]string] // of the HTTP API: the present one, and the one before
+	random atomic.Pointer[[]string] // the one in use, and the one before; empty while Redis has not been asked
+	own    string                   // proposed to Redis
+	keys   *reservation.Keys
+}
+
+// How often Redis is asked for the random secret: until it is known, and then, in case it has lost it.
+const (
+	settleKeySoon  = 500 * time.Millisecond
+	settleKeyLater = 30 * time.Second
+)
+
+// newSettleKeys reads the file, if there is one.
+func (s *server) newSettleKeys() (*settleKeys, error) {
+	k := &settleKeys{server: s, own: randomSecret()}
+	if path := s.config.SettleKeyFile; path != "" {
+		var err error
+		if k.file, err = httpauth.FileSecrets(path, s.log); err != nil {
+			return nil, err
+		}
+	}
+	var random []string
+	if s.config.Redis.URL == "" {
+		random = []string{k.own}
+	}
+	k.random.Store(&random)
+	k.keys = reservation.NewKeys(k.secrets)
+	return k, nil
+}
+
+func randomSecret() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// secrets are those in use; none while Redis has not been asked yet.
+func (k *settleKeys) secrets() []string {
+	switch {
+	case k.file != nil:
+		return k.file()
+	case k.server.apiToken != nil:
+		return k.ofToken(k.server.apiToken())
+	default:
+		return *k.random.Load()
+	}
+}
+
+// ofToken is the token, and the one before it, so that reservations outlive a change of the token.
+func (k *settleKeys) ofToken(token string) []string {
+	have := k.tokens.Load()
+	if have != nil && (*have)[0] == token {
+		return *have
+	}
+	next := []string{token}
+	if have != nil {
+		next = append(next, (*have)[0])
+	}
+	k.tokens.Store(&next)
+	return next
+}
+
+// isShared reports whether the secret is kept in Redis.
+func (k *settleKeys) isShared() bool {
+	return k.file == nil && k.server.apiToken == nil && k.server.config.Redis.URL != ""
+}
+
+// first gets the secret before there are requests, if the configuration needs one. ctx bounds the wait.
+func (k *settleKeys) first(ctx context.Context, ledger *redis.Ledger) {
+	if k.isShared() && isNeeded(k.server.limiter.Current()) {
+		_ = k.get(ctx, ledger) // run tries again, and says so
+	}
+}
+
+// isNeeded reports whether a limit of s has settle.
+func isNeeded(s *limiter.Snapshot) bool {
+	if s == nil {
+		return false
+	}
+	for _, d := range s.Domains {
+		if d.Settle != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// run gets the secret from Redis when a configuration needs it, until ctx ends.
+func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
+	if !k.isShared() {
+		return
+	}
+	tick := time.NewTicker(settleKeySoon)
+	defer tick.Stop()
+	var of *limiter.Snapshot
+	var asked time.Time
+	said, needed := "", false
+	for {
+		if now := k.server.limiter.Current(); now != of {
+			of, needed = now, isNeeded(now)
+		}
+		if isKnown := len(*k.random.Load()) > 0; needed && (!isKnown || time.Since(asked) >= settleKeyLater) {
+			asked = time.Now()
+			err := k.get(ctx, ledger)
+			if err != nil && err.Error() != said && ctx.Err() == nil {
+				said = err.Error()
+				k.server.log.Warn("the key of reservations cannot be read from Redis; until it is known, what requests reserve stays charged; or give --settle-key-file", zap.Error(err))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// get makes the secret in Redis the one in use, and accepts the one before.
+func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
+	have := *k.random.Load()
+	propose := k.own
+	if len(have) > 0 {
+		propose = have[0]
+	}
+	secret, err := ledger.Secret(ctx, propose)
+	switch {
+	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // others cannot settle what this sidecar reserves
+		secret = k.own
+	case err != nil:
+		return err
+	}
+	if len(have) == 0 || have[0] != secret {
+		next := append([]string{secret}, have[:min(1, len(have))]...)
+		k.random.Store(&next)
+	}
+	return err
+}

@@ -1,0 +1,147 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// settleStack is a stock Envoy that settles reservations, in front of an application that answers as a request's path
+// says: /cost/N reports the cost N, /nothing reports none, /slow answers in part and waits until the client has gone, and
+// /die closes the connection in the middle of the answer.
+func settleStack(t *testing.T) *stack {
+	t.Helper()
+	tooltest.Path(t, "envoy") // may skip
+	s := bareStack(t, "")
+	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
+		kind, value, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if kind != "nothing" {
+			w.Header().Set("x-cost", value)
+		}
+		switch kind {
+		case "slow":
+			_, _ = io.WriteString(w, "a part")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		case "die":
+			_, _ = io.WriteString(w, "a part")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}
+	})
+	s.sidecar = start(t, sidecarProgram, "serve", "--config", "testdata/settle/rlsidecar.yaml",
+		"--grpc-listen", s.addr+":8081", "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")
+	awaitPort(t, s.sidecar, "tcp", s.addr+":8081")
+	data, err := os.ReadFile("testdata/settle/envoy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(config, []byte(strings.ReplaceAll(string(data), "127.0.0.1", s.addr)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.runEnvoy(t, config)
+	return s
+}
+
+// tokensLeft is what a user has left, by a dry run; "" stands for a bucket without a key.
+func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
+	t.Helper()
+	ask := map[string]any{"domain": "ai", "name": limit, "count": 0}
+	if user != "" {
+		ask["key"] = user
+	}
+	body, _ := json.Marshal(ask)
+	resp, err := s.client.Post("http://"+s.addr+":8080/v1/check", "application/json", strings.NewReader(string(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var said struct{ Limits []struct{ Remaining int } }
+	if err := json.NewDecoder(resp.Body).Decode(&said); err != nil || len(said.Limits) != 1 {
+		t.Fatalf("%s %v", resp.Status, err)
+	}
+	return said.Limits[0].Remaining
+}
+
+// wantLeft waits until a user has so much left: the done comes after the answer.
+func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
+	t.Helper()
+	left := 0
+	deadline := time.Now().Add(10 * time.Second)
+	for left = s.tokensLeft(t, limit, user); left != want && time.Now().Before(deadline); left = s.tokensLeft(t, limit, user) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if left != want {
+		t.Errorf("%s has %d of %s left, want %d", user, left, limit, want)
+	}
+}
+
+// TestEnvoySettles runs a stock Envoy: the answer to the first request has an id, and Envoy brings it back at the end of
+// the stream with the real cost.
+func TestEnvoySettles(t *testing.T) {
+	t.Parallel()
+	s := settleStack(t)
+	get := func(user, path string) int { return s.get(t, "", path, "x-user: "+user).code }
+
+	t.Run("less than was reserved is refunded, and more is charged", func(t *testing.T) {
+		if code := get("bob", "/cost/37"); code != http.StatusOK {
+			t.Fatalf("%d, want 200", code)
+		}
+		s.wantLeft(t, "tokens", "bob", 963)
+		get("bob", "/cost/463")
+		s.wantLeft(t, "tokens", "bob", 500)
+	})
+	t.Run("without a cost the estimate stays charged", func(t *testing.T) {
+		get("carol", "/nothing")
+		get("carol", "/cost/1") // its done comes after that of the first
+		s.wantLeft(t, "tokens", "carol", 899)
+	})
+	t.Run("or what unknown_cost says", func(t *testing.T) {
+		get("careful", "/nothing")
+		s.wantLeft(t, "careful", "", 600)
+	})
+	t.Run("a denied request costs nothing", func(t *testing.T) {
+		get("dave", "/cost/950")
+		s.wantLeft(t, "tokens", "dave", 50)
+		if code := get("dave", "/cost/10"); code != http.StatusTooManyRequests {
+			t.Fatalf("%d, want 429", code)
+		}
+		get("erin", "/cost/1")
+		s.wantLeft(t, "tokens", "erin", 999)
+		s.wantLeft(t, "tokens", "dave", 50)
+	})
+	t.Run("the client hangs up", func(t *testing.T) {
+		conn, err := net.Dial("tcp", s.addr+":10000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "GET /slow/30 HTTP/1.1\r\nhost: shop.test\r\nx-user: frank\r\n\r\n")
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+		s.wantLeft(t, "tokens", "frank", 970) // the headers had the cost
+	})
+	t.Run("the upstream dies", func(t *testing.T) {
+		_, _ = s.exchange(t, "", "10000", "/die/20", "x-user: grace")
+		s.wantLeft(t, "tokens", "grace", 980)
+	})
+	t.Run("a client cannot bring an id of its own", func(t *testing.T) {
+		s.get(t, "", "/cost/5", "x-user: heidi", "settle: forged", "settle_end: forged")
+		s.wantLeft(t, "tokens", "heidi", 995)
+	})
+	if n := s.stat("cluster.models.ratelimit.error"); n > 0 {
+		t.Errorf("Envoy counts %d errors of the service", n)
+	}
+}
