@@ -36,9 +36,9 @@ type Config struct {
 	// NoConfig answers requests for descriptors before there is a configuration, as a limit with that
 	// on_backend_failure would while the store is away. Local denies: no bucket is known. nil: ErrNoConfig.
 	NoConfig *descriptors.OnFailure
-	// IDs encodes reservations that proxies settle; nil: they cannot be settled.
+	// IDs encodes reservations that proxies settle; nil: they cannot be settled, and all ids are forged.
 	IDs IDs
-	// Now is the clock by which such reservations become late; nil: time.Now.
+	// Now is the clock by which such reservations become late. IDs needs it.
 	Now func() algorithms.Micros
 }
 
@@ -125,8 +125,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	if d := c.Verdict.Domain; d != nil && d.Broken {
 		return false, l.withoutConfig(c, &d.OnFailure)
 	}
-	if c.done > 0 {
-		c.planSettlements(l.clock())
+	if c.done > 0 && l.config.Now != nil {
+		c.planSettlements(l.config.Now())
 	}
 	return true, nil
 }

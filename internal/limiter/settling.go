@@ -3,7 +3,6 @@ package limiter
 import (
 	"errors"
 	"strconv"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -330,12 +329,4 @@ func (c *Call) foldSettlements() {
 			c.Statuses[s.Descriptor].Denied = true
 		}
 	}
-}
-
-// clock is the time by which ids become late.
-func (l *Limiter) clock() algorithms.Micros {
-	if l.config.Now != nil {
-		return l.config.Now()
-	}
-	return algorithms.Micros(time.Now().UnixMicro())
 }

@@ -291,7 +291,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 
 // newLimiter makes the limiter, which has no configuration yet.
 func (s *server) newLimiter() *limiter.Limiter {
-	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys}
+	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
 		c.NoConfig = &s.config.Defaults.OnFailure
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
@@ -158,3 +159,6 @@ func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	}
 	return err
 }
+
+// wallClock is the clock by which reservations become late. Sidecars settle the reservations of others.
+func wallClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

@@ -1,0 +1,124 @@
+package grpcapi
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// settleServer has one domain, whose limit "user" of 1,000 an hour reserves 100 or what a request declares.
+func settleServer(t *testing.T, o Options) *Server {
+	t.Helper()
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &descriptors.Policy{Name: "user", Limit: &limit, Extras: &descriptors.Extras{
+		Settle:   &descriptors.Settle{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute},
+		Metadata: map[string]any{"plan": "gold"},
+	}}
+	s := snapshot(p)
+	d := s.Domains["d"]
+	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
+	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }),
+		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
+	})
+	l.Swap(s)
+	server, _ := newServer(t, l, o)
+	return server
+}
+
+// hits is a descriptor's hits_addend; nil: it has none.
+func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
+
+// entry is a descriptor of one entry.
+func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimitDescriptor {
+	return &ratelimit.RateLimitDescriptor{
+		Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: value}}, HitsAddend: hits,
+	}
+}
+
+// sent is a request with the hits_addend of its own.
+func sent(t *testing.T, ask asker, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
+	t.Helper()
+	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := ask(s, context.Background(), wire)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+// idOf is the id in dynamic metadata, which must be at both places.
+func idOf(t *testing.T, r *rls.RateLimitResponse) string {
+	t.Helper()
+	fields := r.GetDynamicMetadata().GetFields()
+	id := fields["settle"].GetStringValue()
+	if nested := fields["metadata"].GetStructValue().GetFields()["settle"].GetStringValue(); nested != id {
+		t.Errorf("settle is %q, metadata.settle %q", id, nested)
+	}
+	return id
+}
+
+func TestTheAnswerHasTheIDOfWhatWasReserved(t *testing.T) {
+	for _, o := range []Options{{}, {Metadata: true}} {
+		each(t, func(t *testing.T, ask asker) {
+			s := settleServer(t, o)
+			remaining := func() uint32 {
+				t.Helper()
+				r := sent(t, ask, s, 0, entry("user", "bob", nil)) // reserves 100
+				sent(t, ask, s, 0, entry("settle", idOf(t, r), hits(0)))
+				return r.GetStatuses()[0].GetLimitRemaining() + 100
+			}
+			first := sent(t, ask, s, 0, entry("user", "bob", nil))
+			id := idOf(t, first)
+			if len(id) < 60 || first.GetStatuses()[0].GetLimitRemaining() != 900 {
+				t.Fatalf("%v", first)
+			}
+			if plan := first.GetDynamicMetadata().GetFields()["metadata"].GetStructValue().GetFields()["plan"]; o.Metadata != (plan.GetStringValue() == "gold") {
+				t.Errorf("the metadata of the limit: %v", plan)
+			}
+			done := sent(t, ask, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
+			if len(done.GetStatuses()) != 2 || done.GetOverallCode() != rls.RateLimitResponse_OK || !o.Metadata && done.GetDynamicMetadata() != nil {
+				t.Errorf("%v", done)
+			}
+			if left := remaining(); left != 963 {
+				t.Errorf("%d left, want 963", left)
+			}
+			// What the request declares may stand at the descriptor or at the request.
+			for _, declared := range []*rls.RateLimitResponse{
+				sent(t, ask, s, 0, entry("user", "carol", hits(300))), sent(t, ask, s, 300, entry("user", "dave", nil)),
+			} {
+				if left := declared.GetStatuses()[0].GetLimitRemaining(); left != 700 {
+					t.Errorf("%d left, want 700", left)
+				}
+			}
+			// Without hits of the descriptor the cost is unknown, whatever the request says.
+			erin := idOf(t, sent(t, ask, s, 0, entry("user", "erin", nil)))
+			sent(t, ask, s, 5, entry("settle", erin, nil))
+			if left := sent(t, ask, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {
+				t.Errorf("%d left, want 800", left)
+			}
+			denied := sent(t, ask, s, 0, entry("user", "bob", hits(1000)))
+			if denied.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT || idOf(t, denied) != limiter.None {
+				t.Errorf("%v", denied)
+			}
+		})
+	}
+}

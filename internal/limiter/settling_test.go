@@ -1,0 +1,400 @@
+package limiter_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// tokens has a limit of 1,000 a day with an estimate of 100, and its variants.
+const tokens = `
+domain: d
+require: [user]
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100, least: 10, most: 500, ttl: 1m}}
+  team: {algorithm: fixed_window, rate: 150, period: 1d, settle: {estimate: 50, ttl: 1m}}
+  calls: {algorithm: fixed_window, rate: 5, period: 1d}
+  trusting: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100, trust_declared: true}}
+  careful: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100, most: 300, unknown_cost: most}}
+  free: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100, unknown_cost: 7}}
+descriptors:
+  - {key: user, limit: tokens}
+  - {key: team, limit: [team, calls]}
+  - {key: trusting, limit: trusting}
+  - {key: careful, limit: careful}
+  - {key: free, limit: free}
+  - {key: shadow, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: 150, period: 1d, settle: {estimate: 100}}}
+---
+domain: other
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 100}}
+descriptors:
+  - {key: user, limit: tokens}
+`
+
+// proxy sends requests as a proxy does that settles.
+type proxy struct {
+	*bench
+	t *testing.T
+}
+
+func newProxy(t *testing.T) *proxy {
+	t.Helper()
+	return newProxyOf(t, func() []string { return []string{"a secret"} })
+}
+
+func newProxyOf(t *testing.T, secrets reservation.Secrets) *proxy {
+	t.Helper()
+	b := newBench(t, tokens)
+	b.Limiter = limiter.New(b.store, limiter.Config{
+		IDs: reservation.NewKeys(secrets), Now: func() algorithms.Micros { return b.now },
+	})
+	b.swap(t, tokens)
+	return &proxy{b, t}
+}
+
+func (b *bench) swap(tb testing.TB, yaml string) {
+	tb.Helper()
+	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
+	if problems.Bad() {
+		tb.Fatal(problems)
+	}
+	b.Swap(snapshot)
+}
+
+// absent is a cost that a descriptor does not state.
+const absent = -1 << 40
+
+// send sends descriptors ("user=bob") that state these costs.
+func (p *proxy) send(domain string, costs []int64, texts ...string) *limiter.Call {
+	p.t.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = domain
+	for i, text := range texts {
+		key, value, _ := strings.Cut(text, "=")
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: value}}, 1
+		if costs[i] != absent {
+			d.Cost, d.Explicit, d.Declared = costs[i], costs[i] >= 0, true
+		}
+	}
+	if err := p.Check(p.t.Context(), c); err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+// start sends descriptors that declare cost, and returns the id of the answer.
+func (p *proxy) start(cost int64, texts ...string) (id string) {
+	p.t.Helper()
+	c := p.send("d", slices.Repeat([]int64{cost}, len(texts)), texts...)
+	if c.Denied {
+		p.t.Fatalf("start of %v: denied", texts)
+	}
+	return string(c.AppendID(nil))
+}
+
+// done sends what Envoy sends at the end of a stream: the id with the real cost, and the id for each request.
+func (p *proxy) done(id string, cost int64) *limiter.Call {
+	p.t.Helper()
+	return p.send("d", []int64{cost, 0}, "settle="+id, "settle_end="+id)
+}
+
+// left is what a bucket of a limit has left.
+func (p *proxy) left(limit, key string) int64 {
+	p.t.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Look: true, Limits: []limiter.LimitAsk{{Name: limit, Key: []string{key}}}}}
+	if err := p.Check(p.t.Context(), c); err != nil {
+		p.t.Fatal(err)
+	}
+	return c.Results[0].Decision.Remaining
+}
+
+func (p *proxy) want(limit, key string, want int64) {
+	p.t.Helper()
+	if left := p.left(limit, key); left != want {
+		p.t.Errorf("%s of %s has %d left, want %d", limit, key, left, want)
+	}
+}
+
+func TestAStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
+	for _, c := range []struct {
+		descriptor, limit string
+		declared, want    int64
+	}{
+		{"user=bob", "tokens", absent, 100},
+		{"user=bob", "tokens", 1, 100},
+		{"user=bob", "tokens", 0, 100},
+		{"user=bob", "tokens", -5, 100},
+		{"user=bob", "tokens", 250, 250},
+		{"user=bob", "tokens", 1 << 62, 500}, // most
+		{"trusting=bob", "trusting", 3, 3},
+		{"trusting=bob", "trusting", 0, 100},
+		{"trusting=bob", "trusting", absent, 100},
+	} {
+		p := newProxy(t)
+		p.start(c.declared, c.descriptor, "user=require")
+		if got := 1000 - p.left(c.limit, "bob"); got != c.want {
+			t.Errorf("%s declares %d: %d reserved, want %d", c.descriptor, c.declared, got, c.want)
+		}
+	}
+}
+
+func TestADoneSettlesToTheRealCost(t *testing.T) {
+	for _, cost := range []int64{0, 37, 100, 463} {
+		p := newProxy(t)
+		id := p.start(absent, "user=bob")
+		c := p.done(id, cost)
+		if s := c.Settlements; len(s) != 1 || s[0].Reserved != 100 || s[0].Real != cost || s[0].Unknown || c.Denied || len(c.Results) > 0 {
+			t.Errorf("cost %d: %+v", cost, c.Verdict)
+		}
+		p.want("tokens", "bob", 1000-cost)
+	}
+}
+
+func TestADoneCountsOnceWhoeverRepeatsIt(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.done(id, 37)
+	for _, again := range []int64{37, 900, 0, absent} {
+		if c := p.done(id, again); !c.Settlements[0].Repeated || c.Denied {
+			t.Errorf("again with %d: %+v", again, c.Settlements)
+		}
+	}
+	p.now += 61 * sec // late
+	p.done(id, 900)
+	p.want("tokens", "bob", 963)
+	if c := p.send("d", []int64{5, 900, 0}, "settle="+id, "settle="+id, "settle_end="+id); len(c.Settlements) != 1 {
+		t.Errorf("one id twice in a request: %+v", c.Settlements)
+	}
+}
+
+func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
+	for _, c := range []struct {
+		descriptor, limit string
+		want              int64
+	}{{"user=bob", "tokens", 100}, {"careful=bob", "careful", 300}, {"free=bob", "free", 7}} {
+		for name, done := range map[string]func(p *proxy, id string) *limiter.Call{
+			"without hits":  func(p *proxy, id string) *limiter.Call { return p.done(id, absent) },
+			"negative hits": func(p *proxy, id string) *limiter.Call { return p.done(id, -5) },
+			"the end alone": func(p *proxy, id string) *limiter.Call { return p.send("d", []int64{0}, "settle_end="+id) },
+		} {
+			p := newProxy(t)
+			if call := done(p, p.start(absent, c.descriptor, "user=require")); !call.Settlements[0].Unknown {
+				t.Errorf("%s, %s: %+v", c.limit, name, call.Settlements)
+			}
+			if got := 1000 - p.left(c.limit, "bob"); got != c.want {
+				t.Errorf("%s, %s: charged %d, want %d", c.limit, name, got, c.want)
+			}
+		}
+	}
+}
+
+// A done without a cost settles: the cost that comes later does not count.
+func TestTheFirstDoneStands(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.send("d", []int64{0}, "settle_end="+id)
+	p.done(id, 5)
+	p.want("tokens", "bob", 900)
+}
+
+func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob", "team=red")
+	p.want("tokens", "bob", 900)
+	p.want("team", "red", 100)
+	p.done(id, 80)
+	p.want("tokens", "bob", 920)
+	p.want("team", "red", 70)
+	p.want("calls", "red", 4) // an ordinary limit: each request costs what it states
+
+	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70
+	if id := string(c.AppendID(nil)); !c.Denied || id != limiter.None {
+		t.Errorf("denied %t, id %s", c.Denied, id)
+	}
+	p.want("tokens", "bob", 920)
+	p.want("team", "red", 70)
+	p.want("calls", "red", 4)
+}
+
+// A bucket that a request meets twice is reserved twice, and its real cost counts twice.
+func TestABucketThatIsMetTwice(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob", "user=bob")
+	p.want("tokens", "bob", 800)
+	p.done(id, 30)
+	p.want("tokens", "bob", 940)
+}
+
+func TestIDsThatChargeNothing(t *testing.T) {
+	p := newProxy(t)
+	theirs := newProxyOf(t, func() []string { return []string{"another secret"} })
+	id, foreign := p.start(absent, "user=bob"), theirs.start(absent, "user=bob")
+	elsewhere := string(p.send("other", []int64{absent}, "user=bob").AppendID(nil))
+	gone := p.start(absent, "shadow=bob", "user=bob")
+	p.swap(t, strings.Replace(tokens, "rate: 150, period: 1d, settle: {estimate: 100}", "rate: 150, period: 1d", 1))
+	for _, c := range []struct {
+		name, id string
+		reason   limiter.Unsettled
+	}{
+		{"none", limiter.None, limiter.NoneReserved},
+		{"empty", "", limiter.NoneReserved},
+		{"of the client's making", "forged", limiter.Forged},
+		{"signed with another secret", foreign, limiter.Forged},
+		{"changed", id[:40] + map[bool]string{true: "B", false: "A"}[id[40] == 'A'] + id[41:], limiter.Forged},
+		{"cut", id[:len(id)-1], limiter.Forged},
+		{"with more behind", id + "AAAA", limiter.Forged},
+		{"long", strings.Repeat("A", 1<<20), limiter.Forged},
+		{"of another domain", elsewhere, limiter.Foreign},
+	} {
+		call := p.done(c.id, 500)
+		if s := call.Settlements; len(s) != 1 || s[0].Reason != c.reason || call.Denied {
+			t.Errorf("%s: %+v, want %s", c.name, s, c.reason)
+		}
+	}
+	p.want("tokens", "bob", 800)
+	call := p.done(gone, 500) // one of its limits settles no more
+	if s := call.Settlements; len(s) != 2 || s[0].Policy == nil || s[1].Reason != limiter.Changed {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestALateDoneChargesWhatExceedsTheReservation(t *testing.T) {
+	for _, c := range []struct{ cost, want int64 }{{20, 900}, {absent, 900}, {130, 870}} {
+		p := newProxy(t)
+		id := p.start(absent, "user=bob")
+		p.now += 60*sec + 1
+		if call := p.done(id, c.cost); !call.Settlements[0].Late {
+			t.Errorf("%+v", call.Settlements)
+		}
+		p.want("tokens", "bob", c.want)
+		p.now += 90 * sec
+		p.done(id, 500)
+		p.want("tokens", "bob", c.want)
+	}
+}
+
+// The keys change: the one before is accepted, and a third one is not.
+func TestKeysRotate(t *testing.T) {
+	secrets := []string{"first"}
+	p := newProxyOf(t, func() []string { return secrets })
+	old := p.start(absent, "user=bob")
+	older := p.start(absent, "user=bob")
+	secrets = []string{"second", "first"}
+	p.done(old, 0)
+	p.done(p.start(absent, "user=bob"), 0)
+	p.want("tokens", "bob", 900)
+	secrets = []string{"third", "second"}
+	if s := p.done(older, 0).Settlements; s[0].Reason != limiter.Forged {
+		t.Errorf("%+v", s)
+	}
+	secrets = nil
+	if id := p.start(absent, "user=bob"); id != limiter.None {
+		t.Errorf("without a key: id %s", id)
+	}
+}
+
+func TestWhileTheStoreIsAwayNothingIsReserved(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.store.err = errors.New("away")
+	if c := p.send("d", []int64{absent}, "user=bob"); !c.Denied || string(c.AppendID(nil)) != limiter.None {
+		t.Errorf("start: %+v", c.Verdict)
+	}
+	if c := p.done(id, 5); !c.Denied || !c.Failed || !c.Settlements[0].Failed() {
+		t.Errorf("done: %+v, want a denial, so that it is repeated", c.Verdict)
+	}
+	p.store.err = nil
+	p.done(id, 5)
+	p.want("tokens", "bob", 995)
+
+	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: allow\n", 1))
+	p.store.err = errors.New("away")
+	if id := p.start(absent, "user=bob"); id != limiter.None {
+		t.Errorf("id %s of an answer by policy", id)
+	}
+}
+
+// The request meets no limit under the keys of a done, and other descriptors of a done are decided as ever: whoever
+// forgets apply_on_stream_done charges more, never less.
+func TestADoneBesideOtherDescriptors(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	c := p.send("d", []int64{30, 0, absent}, "settle="+id, "settle_end="+id, "user=bob")
+	if len(c.Results) != 1 || string(c.AppendID(nil)) == limiter.None {
+		t.Errorf("%+v", c.Verdict)
+	}
+	p.want("tokens", "bob", 870)
+	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // require: [user]
+		t.Error("a done must not have a user")
+	}
+	if c := p.send("d", []int64{30, 0, 1}, "settle=none", "settle_end=none", "team=red"); !c.Denied {
+		t.Error("a request without a user, and with a done, is allowed")
+	}
+}
+
+// A client that chooses many buckets at once, or long values, gets no id that is too long.
+func TestIDsAreBounded(t *testing.T) {
+	p := newProxy(t)
+	var texts []string
+	for i := range limiter.MaxReserved {
+		texts = append(texts, fmt.Sprintf("user=%d%s", i, strings.Repeat("\xff", 60_000)))
+	}
+	id := p.start(absent, texts...)
+	if len(id) > reservation.MaxID || len(id) < 100 {
+		t.Errorf("the id has %d bytes", len(id))
+	}
+	p.done(id, 0)
+	p.want("tokens", texts[3][len("user="):], 1000)
+
+	texts = append(texts, "user=one more")
+	if c := p.send("d", slices.Repeat([]int64{absent}, len(texts)), texts...); !c.Denied || string(c.AppendID(nil)) != limiter.None {
+		t.Errorf("%d limits: %+v", len(texts), c.Verdict)
+	}
+	p.want("tokens", "one more", 1000)
+	p.want("tokens", texts[3][len("user="):], 1000)
+}
+
+// A shadow limit counts as if it denied: a request that it would have denied reserves nothing of it.
+func TestShadowLimitsReserve(t *testing.T) {
+	p := newProxy(t)
+	first := p.start(absent, "shadow=bob", "user=bob")
+	second := p.start(absent, "shadow=bob", "user=bob") // 50 left
+	p.done(second, 500)
+	third := p.start(absent, "shadow=bob", "user=bob")
+	if s := p.done(third, 0).Settlements; len(s) != 1 {
+		t.Errorf("%+v", s)
+	}
+	if s := p.done(first, 0).Settlements; len(s) != 2 {
+		t.Errorf("%+v", s)
+	}
+	if s := p.done(p.start(absent, "shadow=bob", "user=bob"), 0).Settlements; len(s) != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Streams that never end keep what they reserved, and need no memory of their own.
+func TestStreamsThatNeverEnd(t *testing.T) {
+	p := newProxy(t)
+	store := memory.New(memory.Config{Clock: func() algorithms.Micros { return p.now }})
+	p.store.Store = store
+	denied := 0
+	for range 10_000 {
+		if p.send("d", []int64{1}, "user=bob").Denied {
+			denied++
+		}
+	}
+	if keys := store.Stats().Keys; keys > 8 || denied != 9_990 {
+		t.Errorf("%d keys, %d denied; want a few and 9990", keys, denied)
+	}
+}
