@@ -12,6 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -386,7 +387,7 @@ func TestShadowLimitsReserve(t *testing.T) {
 // Streams that never end keep what they reserved, and need no memory of their own.
 func TestStreamsThatNeverEnd(t *testing.T) {
 	p := newProxy(t)
-	store := memory.New(memory.Config{Clock: func() algorithms.Micros { return p.now }})
+	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
 	p.store.Store = store
 	denied := 0
 	for range 10_000 {
