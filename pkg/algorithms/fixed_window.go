@@ -104,10 +104,11 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		d.RetryAfter = until(ceilDiv(cost-r-value, l.Rate))
 	}
-	if l.Settles {
-		s.Peaks = l.peaked(s.Peaks, now, l.Capacity-had, l.Capacity-value, a)
-	} else {
+	switch {
+	case !l.Settles:
 		s.Peaks = nil
+	case !a.Look:
+		s.Peaks = l.peaked(s.Peaks, now, l.Capacity-had, l.Capacity-value, a)
 	}
 	s.Value, s.At = value, l.tickOf(now)
 	d.Value, d.Remaining = value, max(0, value)

@@ -142,9 +142,6 @@ func (p *Peaks) closest(room int64) (i int) {
 	return i
 }
 
-// beyond reports whether a charges, in a settlement, what the estimate left out.
-func (l *Limit) beyond(a *Ask) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Raw }
-
 // charged returns value, in 1/unit, less a cost that is charged down to -MaxDebt, and the units that are lost beyond that.
 func (l *Limit) charged(value, unit, cost int64) (next, lost int64) {
 	next = max(min(value, -l.MaxDebt*unit), value-min(cost, l.Capacity+l.MaxDebt)*unit)
@@ -165,6 +162,9 @@ func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 	}
 	return room
 }
+
+// beyond reports whether a charges, in a settlement, what the estimate left out.
+func (l *Limit) beyond(a *Ask) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Raw }
 
 // passed are the peaks of a bucket last charged at time at, whose clock has stepped back to now: charges of before
 // have seen it full.

@@ -103,10 +103,11 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	default:
 		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.P))
 	}
-	if l.Settles {
-		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
-	} else {
+	switch {
+	case !l.Settles:
 		s.Peaks = nil
+	case !a.Look:
+		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
 	}
 	s.At = l.tickOf(now)
 	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))

@@ -398,3 +398,61 @@ func (s *benchSource) submit() {
 	clear(b.Decisions)
 	s.store.Submit(b)
 }
+
+// BenchmarkSettle compares a plain decision with the start of a request whose cost is known afterwards, and with its
+// settlement: what each costs Redis, by how many charges are in one call.
+func BenchmarkSettle(b *testing.B) {
+	server := redistest.Start(b)
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	n := newNode(client, keys{prefix: "rl:"}, nil)
+	plain := roomy(b)["token bucket"]
+	spec := plain.Spec()
+	spec.Settles = true
+	settling, err := algorithms.Compile(spec)
+	if err != nil {
+		b.Fatal(err)
+	}
+	const each = 20_480
+	for _, size := range []int{1, 16, 64} {
+		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
+			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
+			at, ids := make([]algorithms.Micros, benchKeys), 0
+			run := func(limit *algorithms.Limit, ask algorithms.Ask, settles bool) float64 {
+				before := cpuSeconds(b, []*redistest.Server{server})
+				for i := 0; i < each; i += size {
+					for j := range charges {
+						key := (i + j) * 7919 % benchKeys
+						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Ask: ask}
+						if settles {
+							ids++
+							charges[j].Ask.Of = at[key]
+							charges[j].Once = &backend.Once{ID: [16]byte{byte(ids), byte(ids >> 8), byte(ids >> 16), byte(ids >> 24)}, For: algorithms.Second}
+						}
+					}
+					clear(decisions)
+					if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
+						b.Fatal(decisions[0].Err)
+					}
+					for j := range decisions {
+						at[(i+j)*7919%benchKeys] = decisions[j].At
+					}
+				}
+				return (cpuSeconds(b, []*redistest.Server{server}) - before) / each * 1e6
+			}
+			var sum [3]float64
+			rounds := 0.0
+			for b.Loop() {
+				rounds++
+				sum[0] += run(plain, algorithms.Ask{Cost: 1500}, false)
+				sum[1] += run(&settling, algorithms.Ask{Cost: 1500}, false)
+				sum[2] += run(&settling, algorithms.Ask{Cost: -700, Settle: true}, true)
+			}
+			b.ReportMetric(0, "ns/op")
+			for i, name := range []string{"redis-us/plain", "redis-us/start", "redis-us/settle"} {
+				b.ReportMetric(sum[i]/rounds, name)
+			}
+			b.ReportMetric((sum[1]+sum[2])/sum[0], "ratio")
+		})
+	}
+}

@@ -85,6 +85,9 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 	sections, order := sectionsOf(source)
+	if order[0] == "peaks.go" { // what the loop needs too stands before general; the rest has its own place
+		order = order[1:]
+	}
 	if !slices.IsSorted(order) {
 		t.Errorf("the sections are in the order %v, not in that of their names", order)
 	}

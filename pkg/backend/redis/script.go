@@ -227,7 +227,7 @@ func (t *trip) near(now algorithms.Micros) {
 // usual reports whether the script decides plain charges of l in its loop. All others take the general form.
 func usual(l *algorithms.Limit) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
-		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0 && !l.Settles
+		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {

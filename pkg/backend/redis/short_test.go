@@ -36,6 +36,9 @@ func TestLoopEqualsMemory(t *testing.T) {
 		{{Kind: window, Rate: 4, Period: s, Start: &epoch, TakesDenied: true}, {Kind: window, Rate: 4, Period: s, Start: &epoch}},
 		{{Kind: window, Rate: 4, Period: s, MaxReserved: n(3), TakesDenied: true}, {Kind: window, Rate: 4, Period: s, MaxReserved: n(2), TakesDenied: true}},
 		{{Kind: window, Rate: 9, Period: s, Start: &epoch, PerRequest: true}, {Kind: window, Rate: 2, Period: s, Start: &epoch, PerRequest: true}},
+		{{Kind: token, Rate: 40, Period: s, Capacity: n(60), Settles: true}, {Kind: token, Rate: 40, Period: s, Capacity: n(60)}, {Kind: token, Rate: 30, Period: s, Settles: true, MaxDebt: n(7)}},
+		{{Kind: token, Rate: 11, Period: s, Settles: true, MaxReserved: n(4), MaxDebt: n(2)}},
+		{{Kind: window, Rate: 30, Period: s, Settles: true}, {Kind: window, Rate: 30, Period: s, Capacity: n(20), Settles: true, MaxDebt: n(9)}},
 	}
 	server := redistest.Start(t)
 	now, clock := storetest.Start, &storetest.Clock{}
@@ -69,7 +72,14 @@ func TestLoopEqualsMemory(t *testing.T) {
 				if rng.IntN(25) == 0 {
 					c.Ask.Cost, c.Ask.Reserve = rng.Int64N(14)-4, true
 				}
+				if limits[i].Settles && rng.IntN(2) == 0 {
+					c.Ask.Settle, c.Ask.Of, c.Ask.Reserve = true, max(1, now-algorithms.Micros(rng.Int64N(int64(s)))), rng.IntN(2) == 0
+					c.Ask.Cost = rng.Int64N(30) - 15
+				}
 				charges = append(charges, c)
+			}
+			if from := len(charges) - 1; charges[from].Ask.Settle && (from == 0 || charges[from-1].Group != group) && rng.IntN(2) == 0 {
+				charges[from].Once = &backend.Once{ID: [16]byte{byte(rng.IntN(200)), byte(step / 50)}, For: 1000 * algorithms.Day}
 			}
 		}
 		got, exact := make([]backend.Decision, len(charges)), make([]backend.Decision, len(charges))
@@ -115,6 +125,14 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		}
 		return c
 	}
+	settling := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Settles: true})
+	settlingWindow := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Settles: true})
+	refund := func(a *algorithms.Ask) { a.Cost, a.Of, a.Settle, a.Reserve = -1, 1, true, true }
+	more := func(a *algorithms.Ask) { a.Cost, a.Of, a.Settle = 9, 1, true }
+	once := func(c backend.Charge) backend.Charge {
+		c.Once = &backend.Once{ID: [16]byte{1}, For: s}
+		return c
+	}
 	starting := func(spec algorithms.Spec) *algorithms.Limit {
 		spec.Rate, spec.Period = 5, s
 		return limit(spec)
@@ -144,6 +162,14 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 			{charge("b", 0, window), charge("a", 0, small), charge("c", 1, few)},
 			{charge("a", 0, small), charge("b", 0, window), charge("c", 0, few)},
 		}},
+
+		"start of a request":    {calls: calls{{charge("a", 0, settling)}, {charge("a", 0, settling), charge("b", 0, window)}}},
+		"settlement":            {calls: calls{{charge("a", 0, settling)}, {charge("a", 0, settling, refund)}, {charge("a", 0, settling, more)}}},
+		"settlement taken once": {calls: calls{{charge("a", 0, settling)}, {once(charge("a", 0, settling, refund))}}},
+		"settlement of a window": {calls: calls{
+			{charge("a", 0, settlingWindow)}, {once(charge("a", 0, settlingWindow, more))}, {charge("a", 0, settlingWindow, refund)},
+		}},
+		"settlement repeated": {calls: calls{{once(charge("a", 0, settling, more))}, {once(charge("a", 0, settling, more))}}, general: true},
 
 		"dry run":                 {one(token, func(a *algorithms.Ask) { a.Look = true }), true},
 		"reservation":             {one(token, func(a *algorithms.Ask) { a.Reserve = true }), true},

@@ -113,6 +113,229 @@ local function charge_window(l, value, starts, cost, reserve, given)
   return flags, value, value > 0 and value or 0, retry, reset, wait
 end
 
+-- with_peaks makes what limits that settle need. The loop and general use it, once a charge is of such a limit.
+local function with_peaks()
+  local floor, max, min, huge, remove = math.floor, math.max, math.min, math.huge, table.remove
+  local peaked, push, lower, closest, charged, room_since
+
+  -- peaks.go -----------------------------------------------------------------------------------------
+
+  -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first; nil: they are unknown.
+
+  -- peaked are the peaks of a bucket of l that lacked room before a charge or a refund at time t, and lacks left now. It
+  -- changes peaks.
+  function peaked(l, peaks, t, room, left, since)
+    t = t - t % l.tick
+    if room == left then return peaks end
+    if not peaks then
+      if left < room then return nil end
+      return { t + l.tick, 0 }
+    elseif #peaks == 0 then
+      if left < room then return peaks end
+      return { t, 0 }
+    elseif l.kind == 2 then -- a window
+      return peaks
+    elseif left < room then
+      if since > 0 then lower(peaks, since - since % l.tick, room - left) end
+      return push(peaks, t + l.tick, left)
+    end
+    return push(peaks, t, room)
+  end
+
+  -- push adds a peak to peaks, which it returns.
+  function push(peaks, till, room)
+    local n = #peaks
+    if n > 0 and peaks[n - 1] >= till then
+      if peaks[n] <= room then return peaks end
+      till = peaks[n - 1]
+    end
+    while n > 0 and peaks[n] >= room do
+      peaks[n], peaks[n - 1] = nil, nil
+      n = n - 2
+    end
+    peaks[n + 1], peaks[n + 2] = till, room
+    if n == 8 then
+      local i = closest(peaks)
+      remove(peaks, i + 3)
+      remove(peaks, i)
+    end
+    return peaks
+  end
+
+  -- lower changes peaks as if units that were consumed at time since had never been. All that have seen them have
+  -- room for them.
+  function lower(peaks, since, units)
+    local n, i = #peaks, 1
+    while i < n and peaks[i] <= since do i = i + 2 end
+    if i > n then return end
+    local least = peaks[i + 1] - units
+    for k = i + 1, n, 2 do peaks[k] = peaks[k] - units end
+    while i > 1 and peaks[i - 1] >= least do
+      remove(peaks, i - 1)
+      remove(peaks, i - 2)
+      i = i - 2
+    end
+  end
+
+  -- closest is where, of five peaks, the one stands that is merged with the next.
+  function closest(peaks)
+    local at, least = 0, huge
+    for i = 1, 7, 2 do
+      local ratio = peaks[i + 3] / peaks[i + 1]
+      if ratio <= least then at, least = i, ratio end
+    end
+    return at
+  end
+
+  -- charged is value less a cost that is charged down to -max_debt, and how many units are lost beyond that.
+  function charged(l, value, unit, cost)
+    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
+    return to, cost - floor((value - to) / unit)
+  end
+
+  -- room_since is how much a bucket with these peaks, last charged at a time, has lacked at least since another.
+  function room_since(l, at, peaks, since, room)
+    since = since - since % l.tick
+    if since > at or not peaks or #peaks == 0 then return 0 end
+    for i = 1, #peaks, 2 do
+      if peaks[i] > since then return min(room, peaks[i + 1]) end
+    end
+    return room
+  end
+
+  return peaked, push, charged, room_since
+end
+
+-- Settlements --------------------------------------------------------------------------------------
+
+-- settling decides the charges of usual limits that settle, as general does. It returns a function that makes what
+-- follows the numbers in a state, and one that decides a settlement.
+local function settling(now, given, usual, stored, lives, answers)
+  local pack, unpack_at, sub, floor, min = struct.pack, struct.unpack, string.sub, math.floor, math.min
+  local peaked, push, charged, room_since = with_peaks()
+  local blob = ARGV[3]
+
+  -- peaks_in returns the peaks behind the first so many bytes of b; false where general must decide: denials are
+  -- there, or a clock has stepped back.
+  local function peaks_in(b, head)
+    local n = #b - head
+    if n == 0 then return nil end
+    local first, u1, r1, u2, r2, u3, r3, u4, r4
+    if n == 8 then
+      first = unpack_at('<d', b, head + 1)
+      return first < 0 and {}
+    elseif n == 24 then
+      first, u1, r1 = unpack_at('<ddd', b, head + 1)
+      return first < 0 and u1 <= now + 1 and { u1, r1 }
+    elseif n == 40 then
+      first, u1, r1, u2, r2 = unpack_at('<ddddd', b, head + 1)
+      return first < 0 and u2 <= now + 1 and { u1, r1, u2, r2 }
+    elseif n == 56 then
+      first, u1, r1, u2, r2, u3, r3 = unpack_at('<ddddddd', b, head + 1)
+      return first < 0 and u3 <= now + 1 and { u1, r1, u2, r2, u3, r3 }
+    elseif n == 72 then
+      first, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
+      return first < 0 and u4 <= now + 1 and { u1, r1, u2, r2, u3, r3, u4, r4 }
+    end
+    return false
+  end
+
+  local forms = { [0] = '<d', [2] = '<ddd', [4] = '<ddddd', [6] = '<ddddddd', [8] = '<ddddddddd' }
+  local function bytes(peaks)
+    if not peaks then return '' end
+    return pack(forms[#peaks], -1, unpack(peaks))
+  end
+
+  -- behind is what follows the first so many bytes of a state that was b, and lacked room before a charge, and lacks
+  -- left now; false where general must decide.
+  local function behind(l, b, head, room, left)
+    local peaks = {}
+    if b then peaks = peaks_in(b, head) end
+    if peaks == false then return false end
+    return bytes(peaked(l, peaks, now, room, left, 0))
+  end
+
+  -- settle decides the settlement at pos, alone or taken once. It returns where the next charge is, and how many
+  -- answers there are; or nothing, where general must decide.
+  local function settle(pos, n)
+    local k, what, cost, phase, next = unpack_at('<dddd', blob, pos)
+    local record, ttl, of
+    if what == 0 then
+      if stored[k] then return end
+      record, ttl, of = k, cost, sub(blob, next, next + 31)
+      k, what, cost, phase, next = unpack_at('<dddd', blob, next + 32)
+    end
+    local flags, l = floor(what / 1048576), usual[what % 1048576]
+    if not l or not l.settles or flags < 32 or flags > 38 or flags % 2 == 1 then return end
+    local since, _ = 0
+    if flags % 4 >= 2 then _, since, next = unpack_at('<dd', blob, next) end
+    if cost < 0 and since == 0 then return end
+    local b, unit, full = stored[k], 1, l.capacity
+    local value, at, peaks, start, had = nil, now, {}
+    if l.q then
+      unit, full = l.q, l.v
+      had = full
+      if b then
+        local ms, is, then_, p, q, v = unpack_at('<Bddddd', b)
+        if ms ~= 0 or then_ > now or p ~= l.p or q ~= l.q or v ~= l.v then return end
+        at, peaks = then_, peaks_in(b, 41)
+        local flown = (now - at) * p
+        if flown < v - is then had = is + flown end
+      end
+    else
+      start, had = now - (now - phase) % l.period, full
+      if b then
+        if #b < 49 then return end
+        local ms, is, then_, rate, period, capacity, old = unpack_at('<Bdddddd', b)
+        if ms ~= 0 or then_ > now or rate ~= l.rate or period ~= l.period or capacity ~= full or old ~= phase then return end
+        at, peaks, had = then_, peaks_in(b, 49), is
+        if at < start then
+          local starts = (start - at) / period
+          had = min(is + (starts + -starts % 1) * rate, full)
+        end
+      end
+    end
+    if peaks == false or cost == 0 and had < 0 then return end
+    local lost = 0
+    value = had
+    if cost > 0 then
+      value, lost = charged(l, had, unit, cost)
+    elseif cost < 0 and b and (not start or since >= start) then
+      value = had + min(min(-cost, l.capacity + l.max_reserved) * unit, room_since(l, at, peaks, since, full - had))
+    end
+    local reset
+    if not start then
+      reset = (full - value) / l.p
+      reset = reset + -reset % 1
+    else
+      reset = (full - value) / l.rate
+      reset = start + (reset > 1 and reset + -reset % 1 or 1) * l.period - now
+    end
+    local remaining = value > 0 and floor(value / unit) or 0
+    if cost > 0 or cost < 0 and b then
+      local tail = bytes(peaked(l, peaks, now, full - had, full - value, since))
+      if start then
+        stored[k] = pack('<Bdddddd', 0, value, now, l.rate, l.period, full, phase) .. tail
+      else
+        stored[k] = pack('<Bddddd', 0, value, now, l.p, l.q, full) .. tail
+      end
+      local ms = floor(reset / 1000) + 2
+      if given and ms < 86400000 then ms = 86400000 end -- a day, as in lifetime
+      lives[k] = ms
+    end
+    local answer = pack('<Bddddd', lost > 0 and 5 or 1, value, remaining, 0, reset, lost)
+    if record then
+      n = n + 1
+      answers[n] = string.rep('\0', 41)
+      stored[record], lives[record] = of .. answers[1] .. answer, ttl
+    end
+    answers[n + 1] = answer
+    return next, n + 1
+  end
+
+  return behind, settle
+end
+
 -- general decides all charges there can be. lives is, by key, for how long what is in stored is to be written, in ms.
 -- It returns the states by key, a function that decides charges, and two that write what became of them; or nothing,
 -- where now is in none of the windows given.
@@ -135,10 +358,12 @@ local function general(now, given, names, stored, lives, answers)
     until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
-    peaked, push, lower, closest, beyond, charged, room_since, passed, peaks_of, adopt_peaks,
+    beyond, passed, peaks_of, adopt_peaks,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
+
+  local peaked, push, charged, room_since = with_peaks()
 
   -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
   -- those of the charge that it is left by.
@@ -464,7 +689,7 @@ local function general(now, given, names, stored, lives, answers)
     local peaks, had = s.by == k.old and peaks_of(l, phase, s) or nil, k.used
     k.room = room_since(k.old, s.at, peaks, a.of, had)
     if l.kind == LEAKY then decide_kept_turn(l, k, t, a, d, behind) else decide_kept(l, k, t, a, d) end
-    if l.settles then peaks = peaked(k.old, peaks, k.now, had, k.used, a.of) end
+    if l.settles then peaks = peaked(k.old, peaks and { unpack(peaks) }, k.now, had, k.used, a.of) end
     d.value = full_of(l) - units(k, l)
     d.remaining = max(0, floor(d.value / unit_of(l)))
     d.reset = until_units(k, l, t, 0)
@@ -682,7 +907,7 @@ local function general(now, given, names, stored, lives, answers)
     end
     local flags, value, remaining, retry, reset, wait = charge_window(l, s.value, starts, cost, reserve, given)
     if l.settles then
-      peaks = peaked(l, peaks, t, l.capacity - had, l.capacity - value, a.of)
+      peaks = peaked(l, peaks and { unpack(peaks) }, t, l.capacity - had, l.capacity - value, a.of)
       if beyond(l, a) then wait = 0 end
     end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
@@ -770,83 +995,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- peaks.go -----------------------------------------------------------------------------------------
 
-  -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first. They are made anew, never
-  -- changed; nil: they are unknown.
-
-  -- peaked are the peaks of a bucket of l that lacked room before a charge or a refund at time t, and lacks left now.
-  function peaked(l, peaks, t, room, left, since)
-    t = t - t % l.tick
-    if room == left then return peaks end
-    if not peaks then
-      if left < room then return nil end
-      return push({}, t + l.tick, 0)
-    elseif #peaks == 0 then
-      if left < room then return peaks end
-      return push({}, t, 0)
-    elseif l.kind == WINDOW then
-      return peaks
-    elseif left < room then
-      if since > 0 then peaks = lower(peaks, since - since % l.tick, room - left) end
-      return push({ unpack(peaks) }, t + l.tick, left)
-    end
-    return push({ unpack(peaks) }, t, room)
-  end
-
-  -- push adds a peak to peaks, which it changes and returns.
-  function push(peaks, till, room)
-    local n = #peaks
-    if n > 0 and peaks[n - 1] >= till then
-      if peaks[n] <= room then return peaks end
-      till = peaks[n - 1]
-    end
-    while n > 0 and peaks[n] >= room do
-      peaks[n], peaks[n - 1] = nil, nil
-      n = n - 2
-    end
-    peaks[n + 1], peaks[n + 2] = till, room
-    if n == 8 then
-      local i = closest(peaks)
-      table.remove(peaks, i + 3)
-      table.remove(peaks, i)
-    end
-    return peaks
-  end
-
-  -- lower is peaks as if units that were consumed at time since had never been.
-  function lower(peaks, since, units)
-    local next = {}
-    for i = 1, #peaks, 2 do push(next, peaks[i], peaks[i] > since and peaks[i + 1] - units or peaks[i + 1]) end
-    return next
-  end
-
-  -- closest is where, of five peaks, the one stands that is merged with the next.
-  function closest(peaks)
-    local at, least = 0, math.huge
-    for i = 1, 7, 2 do
-      local ratio = peaks[i + 3] / peaks[i + 1]
-      if ratio <= least then at, least = i, ratio end
-    end
-    return at
-  end
-
   -- beyond tells whether a charges, in a settlement, what the estimate left out.
   function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
-
-  -- charged is value less a cost that is charged down to -max_debt, and how many units are lost beyond that.
-  function charged(l, value, unit, cost)
-    local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
-    return to, cost - floor((value - to) / unit)
-  end
-
-  -- room_since is how much a bucket with these peaks, last charged at a time, has lacked at least since another.
-  function room_since(l, at, peaks, since, room)
-    since = since - since % l.tick
-    if since > at or not peaks or #peaks == 0 then return 0 end
-    for i = 1, #peaks, 2 do
-      if peaks[i] > since then return min(room, peaks[i + 1]) end
-    end
-    return room
-  end
 
   -- passed are the peaks of a bucket last charged at a time, whose clock has stepped back to t.
   function passed(l, at, t)
@@ -1168,7 +1318,7 @@ local function general(now, given, names, stored, lives, answers)
     end
     local flags, value, remaining, retry, reset, wait = charge_tokens(l, s.value, ticks, cost, least, given)
     if l.settles then
-      peaks = peaked(l, peaks, t, l.v - had, l.v - value, a.of)
+      peaks = peaked(l, peaks and { unpack(peaks) }, t, l.v - had, l.v - value, a.of)
       if beyond(l, a) then wait = 0 end
     end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
@@ -1542,7 +1692,7 @@ else
 end
 
 -- usual are the plain limits by number, and false for each other one.
-local usual = {}
+local usual, settles = {}, false -- settles: there are some that do
 do
   local limits = ARGV[2]
   local at, size, i = 1, #limits, 0
@@ -1552,6 +1702,13 @@ do
     if flags % 64 < 32 then
       usual[i] = false
       at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
+    elseif flags >= 64 then
+      settles = true
+      usual[i] = {
+        kind = kind, capacity = capacity, max_reserved = max_reserved, rate = rate, period = period, p = p,
+        q = kind == 1 and q, v = v, tick = 1, settles = true, max_debt = unpack_at('<d', limits, at + 104),
+      }
+      at = at + 8
     elseif kind == 1 then
       usual[i] = { capacity = capacity, p = p, q = q, v = v }
     else
@@ -1579,6 +1736,9 @@ end
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
+local behind, settle_alone
+if settles then behind, settle_alone = settling(now, given, usual, stored, lives, answers) end
+
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what are of the charge at pos
 -- Of a group under way: where it began, how many answers there were then, and what it will write: m of keys, states
@@ -1602,7 +1762,7 @@ while k > 0 do
       local ticks = 0
       value = v
       if b then
-        if #b ~= 41 then break end
+        if #b ~= 41 and not l.settles then break end
         local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
         if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
         value, ticks = is, now - at
@@ -1614,6 +1774,14 @@ while k > 0 do
           flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, 0, 0)
         else
           written = pack('<Bddddd', 0, value, now, p, q, v)
+          if l.settles then
+            local tail = behind(l, b, 41, v - value - cost * q, v - value)
+            if not tail then
+              reset = nil
+              break
+            end
+            written = written .. tail
+          end
         end
       end
     else
@@ -1621,7 +1789,7 @@ while k > 0 do
       local start, starts = now - (now - phase) % period, 0
       value = capacity
       if b then
-        if #b ~= 49 then break end
+        if #b ~= 49 and not l.settles then break end
         local ms, is, at, rate2, period2, capacity2, phase2 = unpack_at('<Bdddddd', b)
         if ms ~= 0 or at > now or rate ~= rate2 or period ~= period2 or capacity ~= capacity2 or phase ~= phase2 then break end
         value = is
@@ -1637,6 +1805,14 @@ while k > 0 do
       reset = start + reset * period - now
       if l.charges_denied or flags == 1 and not denied then
         written = pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
+        if l.settles then
+          local tail = behind(l, b, 49, capacity - value - cost, capacity - value)
+          if not tail then
+            reset = nil
+            break
+          end
+          written = written .. tail
+        end
       end
     end
     local together = first or joined
@@ -1687,11 +1863,17 @@ while k > 0 do
       again = false
     else
       denied = false
-      if not state then
-        state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
-        if not state then return answers[1] end
+      local next_pos, next_n
+      if settles and not state then next_pos, next_n = settle_alone(pos, n) end
+      if next_pos then
+        pos, n = next_pos, next_n
+      else
+        if not state then
+          state, decide, settle, write_logs = general(now, given, names, stored, lives, answers)
+          if not state then return answers[1] end
+        end
+        pos, n = decide(pos, n)
       end
-      pos, n = decide(pos, n)
     end
     k, what = unpack_at('<dd', blob, pos)
   end
