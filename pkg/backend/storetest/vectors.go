@@ -28,6 +28,7 @@ type step struct {
 	left    int64 // whole units; below zero where they are owed
 	retry   algorithms.Micros
 	wait    algorithms.Micros
+	lost    int64
 	brings  bool // it only brings about the state of the row; allowed, and left, is all that is looked at
 }
 
@@ -57,7 +58,7 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 				if s.brings {
 					s.retry, s.wait = d.RetryAfter, d.Wait
 				}
-				if d.Err != nil || d.Allowed != s.allowed || d.Never != s.never || d.RetryAfter != s.retry || d.Wait != s.wait || d.Remaining != max(0, s.left) {
+				if d.Err != nil || d.Allowed != s.allowed || d.Never != s.never || d.RetryAfter != s.retry || d.Wait != s.wait || d.Lost != s.lost || d.Remaining != max(0, s.left) {
 					t.Errorf("step %d, asked %d after %d us:\n got %+v\nwant %+v", i, s.cost, s.at, d, s)
 				}
 				if kind := c.Limit.Kind; kind != algorithms.TokenBucket && kind != algorithms.FixedWindow {
@@ -115,6 +116,11 @@ func vectors() []vector {
 	used95 := step{cost: 95, allowed: true, left: 5, brings: true}
 	reserving := hourly(10)
 	reserving.MaxReserved = n(5)
+	settling := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10_000, Period: minute, Settles: true, MaxDebt: n(3000)}
+	halfSettling := settling
+	halfSettling.Rate = 5000
+	settlingWindow := window
+	settlingWindow.Settles = true
 	blocked := tenPerMinute
 	blocked.Penalty = &algorithms.Penalty{After: 1, For: minute, Max: minute}
 	return []vector{
@@ -219,6 +225,68 @@ func vectors() []vector {
 			{at: 40 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // it stands still: nothing flowed in
 			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // how much did is not known
 			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
+		}},
+		// Ten thousand tokens a minute: two calls start with estimates, and use less.
+		{"settled at once", settling, []step{
+			{at: 1 * s, cost: 4000, allowed: true, left: 6000},
+			{at: 1 * s, cost: -3000, of: 1 * s, settle: true, allowed: true, left: 9000},
+		}},
+		{"settled later", settling, []step{
+			{at: 1 * s, cost: 10000, allowed: true},
+			{at: 7 * s, cost: 1000, allowed: true},
+			{at: 13 * s, cost: -9000, of: 1 * s, settle: true, allowed: true, left: 10000}, // as if 1000 had been used at both times
+		}},
+		{"settled once the bucket was full again", settling, []step{
+			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
+			{at: 61 * s, cost: 10000, allowed: true},
+			{at: 61 * s, cost: -6000, of: 1 * s, settle: true, allowed: true}, // they would have overflowed
+		}},
+		{"settled once most has come back", settling, []step{
+			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
+			{at: 31 * s, cost: 9000, allowed: true}, // it lacked 1000
+			{at: 31 * s, cost: -6000, of: 1 * s, settle: true, allowed: true, left: 1000},
+		}},
+		{"two settled that would have overflowed together", settling, []step{
+			{at: 1 * s, cost: 5000, allowed: true, left: 5000},
+			{at: 1 * s, cost: 5000, allowed: true},
+			{at: 25 * s, cost: 4000, allowed: true}, // it lacked 6000
+			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 5000},
+			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 6000}, // 6000 of both, not 10000
+		}},
+		{"settled for more", settling, []step{
+			{at: 1 * s, cost: 8000, allowed: true, left: 2000},
+			{at: 1 * s, cost: 1000, of: 1 * s, settle: true, allowed: true, left: 1000},
+			{at: 1 * s, cost: 5000, of: 1 * s, settle: true, allowed: true, left: -3000, lost: 1000}, // max_debt is 3000
+			{at: 1 * s, cost: 500, of: 1 * s, settle: true, allowed: true, left: -3000, lost: 500},
+			{at: 1 * s, cost: 1, left: -3000, retry: 18006 * ms},
+		}},
+		{"a start makes no debt", settling, []step{
+			{at: 1 * s, cost: 9000, allowed: true, left: 1000},
+			{at: 1 * s, cost: 2000, left: 1000, retry: 6 * s},
+		}},
+		{"a bucket never seen refunds nothing", settling, []step{
+			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true, left: 10000},
+			{at: 1 * s, cost: 10000, allowed: true},
+			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true}, // that charge was of another bucket
+		}},
+		{"settled after the clock stepped back", settling, []step{
+			{at: 100 * s, cost: 10000, allowed: true},
+			{at: 30 * s, cost: -10000, of: 100 * s, settle: true, allowed: true}, // what has flowed in since is not known
+			{at: 36 * s, cost: 1000, allowed: true},
+			{at: 36 * s, cost: -1000, of: 36 * s, settle: true, allowed: true}, // nor what this charge has seen
+		}},
+		{"settled within a window and after it", settlingWindow, []step{
+			{at: 1 * s, cost: 10, allowed: true},
+			{at: 50 * s, cost: -7, of: 1 * s, settle: true, allowed: true, left: 7},
+			{at: 61 * s, cost: 9, allowed: true, left: 1},
+			{at: 62 * s, cost: -3, of: 1 * s, settle: true, allowed: true, left: 1},
+			{at: 62 * s, cost: 15, of: 1 * s, settle: true, allowed: true, left: -10, lost: 4},
+			{at: 62 * s, cost: 1, left: -10, retry: 118 * s},
+		}},
+		{"settled by other numbers", settling, []step{
+			{at: 1 * s, cost: 10000, allowed: true},
+			{at: 1 * s, by: halfSettling, cost: -6000, of: 1 * s, settle: true, allowed: true, left: 1000},
+			{at: 1 * s, by: halfSettling, cost: -4000, of: 1 * s, settle: true, allowed: true, left: 5000},
 		}},
 		{"a settlement without a difference", blocked, []step{
 			{cost: 10, allowed: true, brings: true},
