@@ -35,12 +35,13 @@ type FloodResult struct {
 	Seconds float64 `json:"seconds"`
 	Due     int64   `json:"due"`
 	// Unsent requests could not be sent before their deadline: the server did not read, or this process was too slow.
-	Unsent int64 `json:"unsent"`
-	OK     int64 `json:"ok"`     // answered OK before the deadline
-	Denied int64 `json:"denied"` // answered OVER_LIMIT before the deadline
-	Late   int64 `json:"late"`   // sent, and not answered before the deadline
-	Failed int64 `json:"failed"` // answered with an error
-	Broken int64 `json:"broken"` // connections that the server ended
+	Unsent int64  `json:"unsent"`
+	OK     int64  `json:"ok"`               // answered OK before the deadline
+	Denied int64  `json:"denied"`           // answered OVER_LIMIT before the deadline
+	Late   int64  `json:"late"`             // sent, and not answered before the deadline
+	Failed int64  `json:"failed"`           // answered with an error
+	Broken int64  `json:"broken"`           // connections that the server ended
+	Reason string `json:"reason,omitempty"` // of one of them
 }
 
 // Goodput is the number of requests that were decided in time, in a second.
@@ -77,6 +78,9 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	for _, conn := range connections {
 		if conn.broken.Load() {
 			r.Broken++
+			if reason := conn.reason.Load(); reason != nil {
+				r.Reason = *reason
+			}
 		}
 	}
 	return r, nil
@@ -129,6 +133,7 @@ type floodConnection struct {
 	window atomic.Int64
 	acks   atomic.Int64 // SETTINGS to acknowledge
 	broken atomic.Bool
+	reason atomic.Pointer[string] // of the server's GOAWAY
 	over   atomic.Bool
 }
 
@@ -264,7 +269,7 @@ func (c *floodConnection) read() {
 		for have-used >= frameHead {
 			length := int(b[used])<<16 | int(b[used+1])<<8 | int(b[used+2])
 			end := used + frameHead + length
-			if end > len(b) {
+			if frameHead+length > len(b) {
 				c.broken.Store(true) // longer than a server may send
 				_, _ = io.Copy(io.Discard, c.conn)
 				return
@@ -297,6 +302,9 @@ func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream
 		if stream == 0 {
 			c.window.Add(int64(binary.BigEndian.Uint32(payload)))
 		}
+	case http2.FrameGoAway:
+		reason := fmt.Sprintf("%v %q", http2.ErrCode(binary.BigEndian.Uint32(payload[4:])), payload[8:])
+		c.reason.Store(&reason)
 	case http2.FrameSettings:
 		if !flags.Has(http2.FlagSettingsAck) {
 			c.acks.Add(1)

@@ -28,6 +28,7 @@ type commands struct {
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
 	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
+	Overload    overloadCmd    `cmd:"" help:"Send more than rlsidecar can decide, and measure how much of it is decided in time."`
 }
 
 // app is what a command works with.

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+type overloadCmd struct {
+	sidecar
+
+	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Not found: nothing is measured on Redis."`
+	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Where the buckets are: memory, redis."`
+	Connections []int         `default:"1,500" help:"How many connections send too much."`
+	Times       []float64     `default:"2,5" help:"How many times its capacity a server is sent."`
+	Descriptors int           `default:"20" help:"Descriptors of a request. With more of them, the server needs more processor time beside this program."`
+	Deadline    time.Duration `default:"20ms" help:"An answer after this time is worthless; Envoy's default is 20ms."`
+	Duration    time.Duration `short:"d" default:"2s" help:"Of one measurement."`
+	Repeats     int           `default:"3" help:"How often each is measured."`
+}
+
+// Run measures what happens when more is sent than a server can decide: how much of it is decided in time beside what
+// the server decides in time at its best, what another, quiet connection sees meanwhile, and for how long after it.
+//
+// Server and Redis run on one processor, and this program on the others, or it would take the server's time.
+func (c *overloadCmd) Run(a *app) error {
+	dir, err := os.MkdirTemp("", "rlbench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "store, connections\tsent a second\tof the capacity\tdecided in time\tof the peak\tdenied in time\tlate\tnot sent\tbroken\tCPU us\tRSS MiB\tquiet: decided\trecovered after ms\t")
+	for _, store := range c.Only {
+		for _, n := range c.Connections {
+			if err := c.rows(a, w, dir, store, n); err != nil {
+				return err
+			}
+			w.Flush()
+		}
+	}
+	return nil
+}
+
+// overloaded is a server that is measured.
+type overloaded struct {
+	*overloadCmd
+	*child
+	connections int
+}
+
+func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, connections int) error {
+	var more []string
+	if store == "redis" {
+		if err := find(c.Redis); err != nil {
+			return err
+		}
+		address, port, err := freePort()
+		if err != nil {
+			return err
+		}
+		r, err := startChild(a, "redis-server", address, c.Redis, "--bind", "127.0.0.1", "--port", port, "--dir", dir, "--save", "", "--appendonly", "no")
+		if err != nil {
+			return err
+		}
+		defer r.stop()
+		if err := pin(r.pid(), 0); err != nil {
+			return err
+		}
+		more = append(more, "--redis-url", "redis://"+address)
+	}
+	listen, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	server, err := c.serve(a, dir, configured([]string{"user_id={}"}), listen, append(more, "--grpc-listen", listen)...)
+	if err != nil {
+		return err
+	}
+	defer server.stop()
+	if err := errors.Join(pin(server.pid(), 0), pin(os.Getpid(), 1)); err != nil {
+		return err
+	}
+	o := &overloaded{c, server, connections}
+	capacity, err := o.capacity(a)
+	if err != nil {
+		return err
+	}
+	peak := 0.0
+	for _, times := range append([]float64{0.8, 1}, c.Times...) {
+		var all []overload
+		for range c.Repeats {
+			m, err := o.measure(a, times*capacity)
+			if err != nil {
+				return err
+			}
+			all = append(all, m)
+		}
+		slices.SortFunc(all, func(x, y overload) int { return int(x.Goodput() - y.Goodput()) })
+		m := all[len(all)/2]
+		if m.Broken > 0 {
+			fmt.Fprintf(a.stderr, "a connection was ended by the server: %s\n", m.Reason)
+		}
+		peak = max(peak, m.Goodput())
+		fmt.Fprintf(w, "%s, %d\t%.0f\t%.1f\t%.0f\t%.2f\t%.0f\t%.0f\t%.0f\t%d\t%.1f\t%d\t%.0f %%\t%.0f\t\n", store, connections,
+			float64(m.Due-m.Unsent)/m.Seconds, times, m.Goodput(), m.Goodput()/peak, float64(m.Denied)/m.Seconds, float64(m.Late)/m.Seconds,
+			float64(m.Unsent)/m.Seconds, m.Broken, m.cpu.Seconds()*1e6/float64(m.OK+m.Denied+1), m.rss>>20,
+			100*float64(m.quiet.OK)/float64(max(1, m.quiet.Due)), float64(m.recovered.Microseconds())/1000)
+	}
+	return nil
+}
+
+// overload is one measurement.
+type overload struct {
+	load.FloodResult
+	quiet     load.FloodResult
+	cpu       time.Duration
+	rss       int64
+	recovered time.Duration
+}
+
+func (o *overloaded) descriptors() []string {
+	d := make([]string, o.Descriptors)
+	for i := range d {
+		d[i] = "user_id=" + strconv.Itoa(i) + "-{}"
+	}
+	return d
+}
+
+// capacity is what the server decides when the next request is sent only after an answer.
+func (o *overloaded) capacity(a *app) (float64, error) {
+	r, err := load.Run(a, load.Config{
+		Target: o.address, Client: load.Raw, Connections: o.connections, Outstanding: max(1, 64/o.connections), Descriptors: o.descriptors(), Keys: 1000,
+		Warmup: o.Duration / 2, Duration: o.Duration, PID: o.pid(),
+	})
+	fmt.Fprintln(a.stderr, &r)
+	return r.PerSecond, err
+}
+
+func (o *overloaded) measure(ctx context.Context, rate float64) (m overload, err error) {
+	flood := load.FloodConfig{
+		Target: o.address, Connections: o.connections, Descriptors: o.descriptors(), Keys: 1000,
+		Rate: rate, Deadline: o.Deadline, Resets: true, Duration: o.Duration,
+	}
+	quiet := flood
+	quiet.Connections, quiet.Rate, quiet.Descriptors = 1, 200, []string{"user_id=quiet{}"}
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		m.quiet, err = load.Flood(ctx, quiet)
+		done <- err
+	}()
+	before, err := load.CPU(o.pid())
+	if err != nil {
+		return m, err
+	}
+	m.FloodResult, err = load.Flood(ctx, flood)
+	if err := errors.Join(err, <-done); err != nil {
+		return m, err
+	}
+	after, err := load.CPU(o.pid())
+	m.cpu = after - before
+	if err == nil {
+		m.rss, _, err = load.Memory(o.pid())
+	}
+	if err != nil {
+		return m, err
+	}
+	return m, o.recovery(ctx, quiet, &m)
+}
+
+// recovery finds the end of the last 20 ms in which not every quiet request was decided, in the first second after an
+// overload.
+func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *overload) error {
+	quiet.Duration, quiet.Rate = 20*time.Millisecond, 500
+	for start := time.Now(); time.Since(start) < time.Second; {
+		r, err := load.Flood(ctx, quiet)
+		if err != nil {
+			return err
+		}
+		if r.OK < r.Due {
+			m.recovered = time.Since(start)
+		}
+	}
+	return nil
+}
+
+// pin makes a process run on one processor: on the first one, or with other, on the others, if there are others.
+func pin(pid, other int) error {
+	var set unix.CPUSet
+	n := runtime.NumCPU()
+	if n < 2 {
+		return nil
+	}
+	if other == 0 {
+		set.Set(0)
+	} else {
+		for i := 1; i < n; i++ {
+			set.Set(i)
+		}
+	}
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+	if err != nil {
+		return err
+	}
+	for _, task := range tasks {
+		id, err := strconv.Atoi(task[strings.LastIndexByte(task, '/')+1:])
+		if err != nil {
+			return err
+		}
+		if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("pin process %d to a processor: %w", pid, err)
+		}
+	}
+	return nil
+}
