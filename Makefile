@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check fmt docs docs-site fuzz mutate histories bench bench-compare chart release tools clean
+.PHONY: help build run test test-packaging simulate race check fmt docs docs-site fuzz mutate histories bench bench-compare overload soak chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,10 @@ bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 bench-compare: ## the targets of docs/performance.md, each beside its ceiling
 	@scripts/bench-compare.sh
+overload: ## five times what a server can decide, and 10,000 idle connections
+	@scripts/overload.sh
+soak: ## traffic, reloads, faults and rotations for FOR (default 5m); memory must stay flat and counts exact
+	@FOR=$${FOR:-5m} go test -vet=off -count=1 -timeout 0 -v ./test/soak
 chart: ## the Helm chart under Helm 3 and 4, in a real API server; the first time it builds them
 	@scripts/chart.sh
 release: ## dist/: archives, SBOMs and checksums of the tag at this commit, or of VERSION

@@ -1,0 +1,74 @@
+package soak
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// usage is what a process holds at a moment.
+type usage struct{ KiB, Goroutines, Files, Series float64 }
+
+// judge says what has grown. It compares the least of the last quarter with the most of the second one: what is
+// bounded has reached its bound by then, and goes down now and then.
+// Memory may grow by slack KiB beyond a tenth.
+func judge(all []usage, slack float64) (wrong []string) {
+	for _, c := range []struct {
+		what  string
+		of    func(usage) float64
+		slack float64
+	}{
+		{"KiB of memory", func(u usage) float64 { return u.KiB }, slack},
+		{"goroutines", func(u usage) float64 { return u.Goroutines }, 5},
+		{"open files", func(u usage) float64 { return u.Files }, 5},
+		{"lines of metrics", func(u usage) float64 { return u.Series }, 20},
+	} {
+		n := len(all)
+		if n < 8 {
+			return []string{fmt.Sprintf("only %d measurements", n)}
+		}
+		var values []float64
+		for _, u := range all {
+			values = append(values, c.of(u))
+		}
+		before, after := slices.Max(values[n/4:n/2]), slices.Min(values[n*3/4:])
+		if after > before*1.1+c.slack {
+			wrong = append(wrong, fmt.Sprintf("%s grew from %.0f to %.0f", c.what, before, after))
+		}
+	}
+	return wrong
+}
+
+// TestTheJudgeNoticesALeak of each kind, and nothing else.
+func TestTheJudgeNoticesALeak(t *testing.T) {
+	series := func(of func(i int) usage) (all []usage) {
+		for i := range 60 {
+			all = append(all, of(i))
+		}
+		return all
+	}
+	steady := usage{50_000, 60, 40, 900}
+	for name, c := range map[string]struct {
+		of   func(i int) usage
+		want int
+	}{
+		"steady": {func(int) usage { return steady }, 0},
+		"up and down": {func(i int) usage {
+			return usage{50_000 + float64(i%7)*2000, 60 + float64(i%10), 40 + float64(i%9), 900}
+		}, 0},
+		"a start that takes long": {func(i int) usage {
+			return usage{min(50_000, 10_000+float64(i)*4000), min(60, 5*float64(i)), 40, 900}
+		}, 0},
+		"memory":     {func(i int) usage { return usage{50_000 + float64(i)*1000, 60, 40, 900} }, 1},
+		"goroutines": {func(i int) usage { return usage{50_000, 60 + float64(i), 40, 900} }, 1},
+		"files":      {func(i int) usage { return usage{50_000, 60, 40 + float64(i), 900} }, 1},
+		"series":     {func(i int) usage { return usage{50_000, 60, 40, 900 + 10*float64(i)} }, 1},
+	} {
+		if wrong := judge(series(c.of), 4<<10); len(wrong) != c.want {
+			t.Errorf("%s: %q", name, wrong)
+		}
+	}
+	if len(judge(series(func(int) usage { return steady })[:3], 0)) == 0 {
+		t.Error("three measurements are enough")
+	}
+}

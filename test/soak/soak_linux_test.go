@@ -1,0 +1,506 @@
+package soak
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	goredis "github.com/redis/go-redis/v9"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+)
+
+// much is the rate of the limits that are never reached; few is that of one which is.
+const much, few = 2_000_000_000, 2000
+
+// limits is the configuration; each reload has another version.
+func limits(version int) string {
+	return fmt.Sprintf(`
+domain: soak
+limits:
+  calls: {algorithm: fixed_window, rate: %[1]d, period: 365d, start: 2026-01-01T00:00:00Z}
+  work: {algorithm: fixed_window, rate: %[1]d, period: 365d, start: 2026-01-01T00:00:00Z}
+  few: {algorithm: fixed_window, rate: %[2]d, period: 365d, start: 2026-01-01T00:00:00Z}
+  adjusted: {algorithm: token_bucket, rate: %[3]d, period: 1s}
+auth:
+  routes: [{match: {path: "/*"}, descriptors: [[{key: address, from: client_ip}]]}]
+descriptors:
+  - {key: call, limit: calls}
+  - {key: work, limit: work}
+  - {key: few, limit: few}
+  - {key: adjusted, limit: adjusted}
+  - {key: address, rate_limit: {algorithm: sliding_window, rate: %[3]d, period: 10s}}
+`, much, few, 100+version%50)
+}
+
+// duration is how long the soak lasts: FOR, or 10 s as a part of make test.
+func duration(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("FOR")
+	if text == "" {
+		return 10 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 10*time.Second {
+		t.Fatalf("FOR=%s: write a duration of at least 10s, such as 5m or 1h", text)
+	}
+	return d
+}
+
+// world is what runs.
+type world struct {
+	t        *testing.T
+	dir      string
+	redis    *redistest.Server
+	ca       *certtest.Authority
+	sidecars []*sidecar
+	http     *http.Client
+	over     chan struct{}
+
+	password atomic.Pointer[string]
+	// What happened. Each must have happened at the end.
+	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
+	failures                                                                        atomic.Int64 // answers by the failure policy
+	serials                                                                         sync.Map     // of the certificates that clients saw
+
+	calls, work, fewer count
+}
+
+// count is what is known of the units that a limit has consumed: at least sure, and at most unsure more.
+type count struct{ sure, unsure atomic.Int64 }
+
+// sidecar is a process.
+type sidecar struct {
+	*exec.Cmd
+	grpc, http, admin string
+	output            bytes.Buffer
+}
+
+// TestSoak: RPC and HTTP traffic, reservations and adjustments at two sidecars, with a reload every second, while Redis
+// is paused, restarted and loses its scripts, and passwords and certificates change. Memory, goroutines and files stay
+// as they were, and every unit that was consumed is counted once.
+func TestSoak(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes ten seconds")
+	}
+	w := start(t)
+	lasts := duration(t)
+	var traffic, trouble sync.WaitGroup
+	for i := range 4 {
+		s := w.sidecars[i%len(w.sidecars)]
+		traffic.Go(func() { w.rpc(s) })
+		traffic.Go(func() { w.apply(s) })
+	}
+	traffic.Go(func() { w.proxy(w.sidecars[0]) })
+	trouble.Go(func() { w.every(time.Second, w.reload) })
+	trouble.Go(func() { w.every(time.Second, w.adjust) })
+	trouble.Go(func() { w.every(1500*time.Millisecond, w.rotate) })
+	trouble.Go(func() { w.every(700*time.Millisecond, w.fault) })
+	slack := 4 << 10
+	if lasts < time.Minute {
+		slack = 16 << 10 // the heap has not reached its size
+	}
+	var usages [][]usage
+	for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(lasts / 60) {
+		var now []usage
+		for _, s := range w.sidecars {
+			now = append(now, w.usage(s))
+		}
+		usages = append(usages, now)
+	}
+	close(w.over)
+	trouble.Wait()
+	traffic.Wait()
+	w.counts()
+	w.happened()
+	for i := range w.sidecars {
+		var of []usage
+		for _, u := range usages {
+			of = append(of, u[i])
+		}
+		t.Logf("sidecar %d: at first %+v, at last %+v", i, of[len(of)/4], of[len(of)-1])
+		for _, wrong := range judge(of, float64(slack)) {
+			t.Errorf("sidecar %d: %s", i, wrong)
+		}
+	}
+}
+
+func start(t *testing.T) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w := &world{t: t, dir: dir, ca: certtest.New(t), http: &http.Client{Timeout: 10 * time.Second}, over: make(chan struct{})}
+	program := filepath.Join(dir, "rlsidecar")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../../cmd/rlsidecar")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	first := "first"
+	w.password.Store(&first)
+	w.write("password", first)
+	w.write("limits.yaml", limits(0))
+	w.write("api-token", "api")
+	w.write("admin-token", "admin")
+	w.ca.Secret(t, dir, 1, "localhost")
+	w.redis = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	w.command("CONFIG", "SET", "requirepass", first)
+	for range 2 {
+		w.launch(program)
+	}
+	for _, s := range w.sidecars {
+		redistest.Eventually(t, "a sidecar is ready", func() bool {
+			answer, err := w.http.Get(s.http + "/readyz")
+			if err != nil {
+				return false
+			}
+			answer.Body.Close()
+			return answer.StatusCode == http.StatusOK
+		})
+	}
+	return w
+}
+
+func (w *world) write(name, text string) {
+	path := filepath.Join(w.dir, name)
+	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+		w.t.Error(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		w.t.Error(err)
+	}
+}
+
+func (w *world) launch(program string) {
+	address := func() string { return fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(w.t)) }
+	file := func(name string) string { return filepath.Join(w.dir, name) }
+	grpcAt, httpAt, adminAt := address(), address(), address()
+	s := &sidecar{grpc: grpcAt, http: "http://" + httpAt, admin: "http://" + adminAt}
+	s.Cmd = exec.Command(program, "serve", "--config", file("limits.yaml"), "--drain-delay", "0s",
+		"--grpc-listen", grpcAt, "--http-listen", httpAt, "--admin-listen", adminAt,
+		"--tls-cert", file("tls.crt"), "--tls-key", file("tls.key"),
+		"--api-token-file", file("api-token"), "--admin-token-file", file("admin-token"),
+		"--redis-url", "redis://"+w.redis.Addr, "--redis-password-file", file("password"))
+	s.Stdout, s.Stderr = &s.output, &s.output
+	s.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.sidecars = append(w.sidecars, s)
+	w.t.Cleanup(func() {
+		_ = s.Process.Signal(syscall.SIGTERM)
+		if err := s.Wait(); err != nil {
+			w.t.Errorf("a sidecar ended with %v", err)
+		}
+		if w.t.Failed() {
+			text := s.output.String()
+			w.t.Logf("the end of its log: %s", text[max(0, len(text)-3000):])
+		}
+	})
+}
+
+// every calls f again and again, until the soak is over.
+func (w *world) every(d time.Duration, f func(i int)) {
+	for i := 1; ; i++ {
+		select {
+		case <-w.over:
+			return
+		case <-time.After(d):
+			f(i)
+		}
+	}
+}
+
+func (w *world) isOver() bool {
+	select {
+	case <-w.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// dial connects by TLS, and remembers which certificate it saw.
+func (w *world) dial(s *sidecar) *grpc.ClientConn {
+	config := &tls.Config{RootCAs: w.ca.Pool(), ServerName: "localhost", VerifyConnection: func(c tls.ConnectionState) error {
+		w.serials.Store(c.PeerCertificates[0].SerialNumber.String(), true)
+		return nil
+	}}
+	conn, err := grpc.NewClient("dns:///"+s.grpc, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return conn
+}
+
+// rpc calls over a connection for 200 requests, then over another one.
+func (w *world) rpc(s *sidecar) {
+	for !w.isOver() {
+		conn := w.dial(s)
+		for i := 0; i < 200 && !w.isOver(); i++ {
+			which, of := "call=1", &w.calls
+			if i%2 == 0 {
+				which, of = "few=1", &w.fewer
+			}
+			answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", rlstest.Descriptor(which)))
+			switch {
+			case err != nil:
+				w.t.Errorf("an RPC failed, which opens Envoy's gate: %v", err)
+				of.unsure.Add(1)
+			case answer.OverallCode == rls.RateLimitResponse_OK:
+				of.sure.Add(1)
+			case answer.Statuses[0].CurrentLimit == nil: // by the failure policy
+				of.unsure.Add(1)
+				w.failures.Add(1)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		conn.Close()
+	}
+}
+
+// post sends a request to the HTTP API, and returns its answer.
+func (w *world) post(at, token, body string) (code int, answer struct {
+	Reservation string `json:"reservation"`
+	Degraded    bool   `json:"degraded"`
+}) {
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodPost, at, strings.NewReader(body))
+	if err != nil {
+		w.t.Error(err)
+		return 0, answer
+	}
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("Content-Type", "application/json")
+	got, err := w.http.Do(r)
+	if err != nil {
+		w.t.Errorf("%s: %v", at, err)
+		return 0, answer
+	}
+	defer got.Body.Close()
+	text, _ := io.ReadAll(got.Body)
+	_ = json.Unmarshal(text, &answer)
+	return got.StatusCode, answer
+}
+
+// apply reserves for work, and settles with what it really cost, until it is settled.
+func (w *world) apply(s *sidecar) {
+	for !w.isOver() {
+		code, answer := w.post(s.http+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
+		if code != http.StatusOK || answer.Reservation == "" {
+			w.work.unsure.Add(5)
+			w.failures.Add(1)
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		cost := rand.IntN(6)
+		for code = 0; code != http.StatusOK; time.Sleep(5 * time.Millisecond) {
+			code, _ = w.post(s.http+"/v1/limit", "api", fmt.Sprintf(`{"reservation":%q,"count":%d}`, answer.Reservation, cost))
+			if code == http.StatusGone || code == http.StatusConflict || code == http.StatusNotFound {
+				w.t.Errorf("a reservation cannot be settled: %d", code)
+				return
+			}
+		}
+		w.work.sure.Add(int64(cost))
+	}
+}
+
+// proxy asks as NGINX does.
+func (w *world) proxy(s *sidecar) {
+	for !w.isOver() {
+		answer, err := w.http.Get(s.http + "/v1/auth/page")
+		if err != nil {
+			w.t.Errorf("/v1/auth: %v", err)
+			continue
+		}
+		_, _ = io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
+		if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusTooManyRequests {
+			w.t.Errorf("/v1/auth: %d", answer.StatusCode)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (w *world) reload(i int) {
+	w.write("limits.yaml", limits(i))
+	w.reloads.Add(1)
+}
+
+func (w *world) adjust(i int) {
+	body := fmt.Sprintf(`{"domain":"soak","limit":"adjusted","key":["k%d"],"factor":%d,"for":"1m","author":"soak","reason":"test"}`, i%20, 2+i%5)
+	if code, _ := w.post(w.sidecars[i%2].admin+"/api/adjustments", "admin", body); code == http.StatusOK {
+		w.adjustments.Add(1)
+	}
+}
+
+// rotate changes the password of Redis, or the certificate.
+func (w *world) rotate(i int) {
+	if i%2 == 0 {
+		w.ca.Secret(w.t, w.dir, int64(i), "localhost")
+		w.certificates.Add(1)
+		return
+	}
+	next := fmt.Sprint("password", i)
+	if w.command("CONFIG", "SET", "requirepass", next) {
+		w.password.Store(&next)
+		w.write("password", next)
+		w.passwords.Add(1)
+	}
+}
+
+// fault does something to Redis.
+func (w *world) fault(i int) {
+	switch i % 6 {
+	case 0:
+		w.redis.Pause()
+		time.Sleep(50 * time.Millisecond)
+		w.redis.Resume()
+		w.pauses.Add(1)
+	case 1, 4:
+		if w.command("SCRIPT", "FLUSH") {
+			w.flushes.Add(1)
+		}
+	case 2, 5:
+		if w.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") {
+			w.kills.Add(1)
+		}
+	case 3:
+		w.redis.Kill()
+		w.redis.Restart("--requirepass", *w.password.Load())
+		w.restarts.Add(1)
+		redistest.Eventually(w.t, "Redis answers again", func() bool { return w.command("PING") })
+	}
+}
+
+// command runs a command in Redis, and reports whether it succeeded. Redis may be about to restart.
+func (w *world) command(words ...any) bool {
+	options := &goredis.Options{Addr: w.redis.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true}
+	if p := w.password.Load(); w.passwords.Load()+w.restarts.Load() > 0 || words[0] != "CONFIG" {
+		options.Password = *p
+	}
+	c := goredis.NewClient(options)
+	defer c.Close()
+	err := c.Do(context.Background(), words...).Err()
+	if err != nil && strings.Contains(err.Error(), "without any password configured") {
+		c = goredis.NewClient(&goredis.Options{Addr: w.redis.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true})
+		defer c.Close()
+		err = c.Do(context.Background(), words...).Err()
+	} else if err != nil && strings.Contains(err.Error(), "NOAUTH") {
+		options.Password = *w.password.Load()
+		c = goredis.NewClient(options)
+		defer c.Close()
+		err = c.Do(context.Background(), words...).Err()
+	}
+	return err == nil
+}
+
+// consumed is what a limit has consumed by its bucket.
+func (w *world) consumed(which string, rate int64) (n int64) {
+	conn := w.dial(w.sidecars[0])
+	defer conn.Close()
+	d := rlstest.Descriptor(which)
+	d.HitsAddend = wrapperspb.UInt64(0)
+	redistest.Eventually(w.t, which+" is decided by Redis again", func() bool {
+		answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", d))
+		if err != nil || answer.Statuses[0].CurrentLimit == nil {
+			return false
+		}
+		n = rate - int64(answer.Statuses[0].LimitRemaining)
+		return true
+	})
+	return n
+}
+
+// counts compares what was admitted with what the buckets say.
+func (w *world) counts() {
+	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
+		n, sure, unsure := w.consumed(which, much), c.sure.Load(), c.unsure.Load()
+		w.t.Logf("%s: %d consumed, %d admitted, %d answered by the failure policy", which, n, sure, unsure)
+		if sure == 0 || n < sure || n > sure+unsure {
+			w.t.Errorf("%s: %d consumed, want %d to %d", which, n, sure, sure+unsure)
+		}
+	}
+	if sure, unsure := w.fewer.sure.Load(), w.fewer.unsure.Load(); sure > few || w.consumed("few=1", few) == few && sure+unsure < few {
+		w.t.Errorf("few: %d admitted of %d, %d answered by the failure policy", sure, few, unsure)
+	}
+}
+
+// happened checks that the soak was one.
+func (w *world) happened() {
+	seen := 0
+	w.serials.Range(func(any, any) bool { seen++; return true })
+	w.t.Logf("%d reloads, %d pauses, %d flushes, %d connections killed, %d restarts, %d passwords, %d certificates (%d seen), %d adjustments, %d failures",
+		w.reloads.Load(), w.pauses.Load(), w.flushes.Load(), w.kills.Load(), w.restarts.Load(), w.passwords.Load(), w.certificates.Load(), seen, w.adjustments.Load(), w.failures.Load())
+	for what, n := range map[string]int64{
+		"reload": w.reloads.Load(), "pause": w.pauses.Load(), "flush": w.flushes.Load(), "killed connection": w.kills.Load(), "restart": w.restarts.Load(),
+		"password": w.passwords.Load(), "certificate": w.certificates.Load(), "adjustment": w.adjustments.Load(), "second certificate": int64(seen - 1),
+	} {
+		if n == 0 {
+			w.t.Errorf("there was no %s: the soak proves less than it says", what)
+		}
+	}
+	for _, s := range w.sidecars {
+		if text := w.metrics(s); metric(text, `rlsidecar_config_last_reload_successful`) != 1 {
+			w.t.Error("the last reload failed")
+		}
+	}
+}
+
+func (w *world) metrics(s *sidecar) string {
+	r, err := http.NewRequest(http.MethodGet, s.admin+"/metrics", http.NoBody)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer admin")
+	answer, err := w.http.Do(r)
+	if err != nil {
+		w.t.Errorf("metrics: %v", err)
+		return ""
+	}
+	defer answer.Body.Close()
+	text, _ := io.ReadAll(answer.Body)
+	return string(text)
+}
+
+// metric is a value of the text format of Prometheus; 0: it is not there.
+func metric(text, name string) (value float64) {
+	_, rest, _ := strings.Cut("\n"+text, "\n"+name+" ")
+	line, _, _ := strings.Cut(rest, "\n")
+	value, _ = strconv.ParseFloat(line, 64)
+	return value
+}
+
+// usage measures a sidecar.
+func (w *world) usage(s *sidecar) usage {
+	text := w.metrics(s)
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Process.Pid))
+	if err != nil {
+		w.t.Error(err)
+	}
+	u := usage{Goroutines: metric(text, "go_goroutines"), Files: float64(len(files)), Series: float64(strings.Count(text, "\n"))}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.Process.Pid))
+	if _, rest, ok := strings.Cut(string(status), "VmRSS:"); ok {
+		_, _ = fmt.Sscan(rest, &u.KiB)
+	}
+	return u
+}
