@@ -457,7 +457,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		}
 	}
 	l := &hotKey{charge: *c, used: hotAsks * float64(c.Ask.Cost), since: h.since, asked: now, edge: never}
-	l.charge.Key = bytes.Clone(c.Key)
+	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // which belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
 }

@@ -457,6 +457,28 @@ func TestWhatIsLeftIsGivenBack(t *testing.T) {
 	})
 }
 
+// A request makes a key hot and is canceled when it has its answer: what was leased for the key is returned all the same.
+func TestALeaseOutlivesItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if canceled := charges[0].Canceled; canceled != nil && canceled.Load() { // the Redis store does not send it either
+				decisions[0].Err = backend.ErrNotTaken
+				return
+			}
+			backend.Take(ctx, below, charges, decisions)
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		c.Canceled = &atomic.Bool{}
+		asks := warm(t, s, c)
+		c.Canceled.Store(true)
+		time.Sleep(400 * ms)
+		if is := left(t, below, leased(c.Limit, "a", 0, 500)); is != 10_000-asks {
+			t.Errorf("%d of 10000 were used, %d are left", asks, is)
+		}
+	})
+}
+
 // A lease ends with its window: the next window's asks are charged to the next.
 func TestALoanEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

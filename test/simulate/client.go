@@ -47,7 +47,9 @@ type sending struct {
 	within   time.Duration // the answer must come
 	pause    int64         // process.pausedUntil
 	answered bool
-	probe    bool
+	passes   bool  // the servers would have allowed it when it was sent
+	windows  int64 // the windows at that time
+	snapshot *limiter.Snapshot
 }
 
 // delivery is the requests that one read of a connection brings. It is used again, as listeners do.
@@ -61,14 +63,17 @@ type delivery struct {
 
 // client lets a client send requests.
 func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
-	hot, gap := rng.IntN(2) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
+	hot, gap := rng.IntN(3) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
 	if hot {
 		gap = time.Duration(50+rng.IntN(400)) * time.Microsecond
 	}
 	within := []time.Duration{0, 0, 0, 20, 20, 20, 12, 12, 6, 3}[rng.IntN(10)] * time.Millisecond
 	source := &backend.Source{Flush: func() {}}
 	var next func()
-	sent, left := 0, 3+rng.IntN(20)
+	sent, left, key := 0, 3+rng.IntN(20), ""
+	if hot {
+		left, key = 3*left, hotNames[rng.IntN(len(hotNames))]
+	}
 	next = func() {
 		if left--; left < 0 || w.now > int64(w.length) {
 			return
@@ -83,7 +88,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 			several := make([]*request, 1+rng.IntN(3))
 			for i := range several {
 				sent++
-				several[i] = w.draw(rng, fmt.Sprintf("%d.%d", n, sent), hot)
+				several[i] = w.draw(rng, fmt.Sprintf("%d.%d", n, sent), key)
 			}
 			w.after(0, p, func() { p.deliver(rng, several, within, source) })
 		}
@@ -94,11 +99,14 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket"}, []string{"day", "window", "bucket", "slide", "log", "queue"}
 
 // draw makes a request.
-func (w *world) draw(rng *rand.Rand, id string, hot bool) *request {
+func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	r := &request{id: id, witness: "witness"}
 	w.requests++
-	if hot {
-		r.costs = append(r.costs, cost{hotNames[rng.IntN(len(hotNames))], "h", 1 + rng.Int64N(2)*rng.Int64N(3)})
+	if hot != "" {
+		if rng.IntN(8) == 0 {
+			hot = hotNames[rng.IntN(len(hotNames))]
+		}
+		r.costs = append(r.costs, cost{hot, "h", 1 + rng.Int64N(2)*rng.Int64N(3)})
 		if rng.IntN(4) > 0 {
 			r.witness = ""
 			return r
@@ -150,6 +158,9 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		}
 		d.planned = append(d.planned, planned)
 		w.judge.planned(r, c)
+		s := d.sent[i]
+		s.snapshot = c.Snapshot
+		s.passes, s.windows = w.judge.peeks(c)
 	}
 	deadline := time.Time{}
 	if within > 0 {

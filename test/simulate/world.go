@@ -80,7 +80,8 @@ type world struct {
 	*loop
 
 	plan         Plan
-	calm         bool // no faults
+	calm         bool // no faults, from now on
+	quiet        bool // no faults at all
 	stepsBack    bool // the server's clock may step back
 	lossy        bool // the server may lose its data
 	waitReplicas int
@@ -193,7 +194,8 @@ func (w *world) limitsOf(text string) (all []*algorithms.Limit) {
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
-	w.calm = w.rng.IntN(5) == 0
+	w.quiet = w.rng.IntN(5) == 0
+	w.calm = w.quiet
 	w.stepsBack, w.lossy = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
@@ -364,6 +366,7 @@ func (w *world) step(s *server, by time.Duration) {
 		f, by = faultServerBack, -by
 		w.judge.steppedBack = true
 	}
+	w.judge.stepped = true
 	w.seen(f)
 	w.note("server's clock steps by %v", by)
 	s.clock += algorithms.Micros(by.Microseconds())
