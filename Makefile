@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check fmt docs docs-site fuzz mutate histories bench bench-compare overload soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload soak chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -17,6 +17,8 @@ race: ## all Go tests under the race detector
 	@go test -race -count=1 ./...
 check: ## test, then the linters and the tidiness of go.mod
 	@scripts/test.sh && scripts/lint.sh
+apidiff: ## changes of the packages below pkg/ since the last release; incompatible ones must be in CHANGELOG.md
+	@scripts/apidiff.sh
 fmt: ## gofmt, and the rewrites of go fix
 	@gofmt -w bench cmd internal pkg scripts test && go fix ./...
 docs-site: ## dist/site: the documentation as a site; fails for a link that leads nowhere

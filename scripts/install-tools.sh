@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install-tools.sh [packaging|docs|lint|helm]: what the tests need, or those of what is published, or the
-# generator of the documentation site, or the linters, or Helm 3 and 4; quick when all of it is there.
+# install-tools.sh [packaging|docs|lint|api|helm]: what the tests need, or those of what is published, or the
+# generator of the documentation site, or the linters, or apidiff, or Helm 3 and 4; quick when all of it is there.
 #
 # Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients and the
 # linters go to .tools/, at the versions below and beside this file, and nowhere else. redis-server, redis-sentinel,
@@ -24,6 +24,7 @@ helm4=v4.3.1
 h2spec=$(sed -n 's/.*summerwind.h2spec \(v[^ ]*\).*/\1/p' scripts/h2spec/go.mod)
 golangci=v2.15.0
 actionlint=v1.7.12
+apidiff=v0.0.0-20261014143641-f0251eb4aa3e
 axe=4.14.1
 axe_sha512=1477dafa598d8d065f273d6af302aa203c02e83131707b7fa648cd41bd3d6b734f8c22a0dab86ee6a6f64b8afbe804b214d36db85a2826965edfb3a0b9d546b5
 
@@ -238,6 +239,12 @@ install_actionlint() {
   GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly go install "github.com/rhysd/actionlint/cmd/actionlint@$actionlint"
 }
 
+install_apidiff() {
+  [ -e .tools/bin/apidiff ] && go version -m .tools/bin/apidiff | grep -qF "$apidiff" && return
+  say "apidiff $apidiff"
+  GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly go install "golang.org/x/exp/cmd/apidiff@$apidiff"
+}
+
 # axe-core examines pages in a browser. It is one file of a package, which needs no Node to run there.
 install_axe() {
   [ -e ".tools/axe-core-$axe/axe.min.js" ] && return
@@ -269,6 +276,7 @@ case ${1:-tests} in
     install_python openapi-python-client python-openapi -c 'import httpx, openapi_python_client, openapi_spec_validator' ;;
   docs) install_site ;;
   lint) install_linter; install_actionlint ;;
+  api) install_apidiff ;;
   helm) install_helm helm3 helm.sh/helm/v3 $helm3; install_helm helm4 helm.sh/helm/v4 $helm4 ;;
-  *) die "unknown: $1; usage: install-tools.sh [packaging|docs|lint|helm]" ;;
+  *) die "unknown: $1; usage: install-tools.sh [packaging|docs|lint|api|helm]" ;;
 esac
