@@ -76,6 +76,7 @@ type domainCounts struct {
 // Swapped implements limiter.Observer. Limits that are also in s keep their counters; those of other limits are
 // removed. It makes no counters: a limit gets them at its first decision.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
+	m.settle.swapped(s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.current.Store(m.next(s))
@@ -97,6 +98,9 @@ func (m *Metrics) Observe(c *limiter.Call) {
 			m.domainNotFound[at][requestUnmatched].Add(1)
 		}
 		return
+	}
+	if c.Verdict.Domain.Settle != nil {
+		m.settle.observe(c)
 	}
 	t := m.current.Load().of(c.Verdict.Domain)
 	if t == nil {

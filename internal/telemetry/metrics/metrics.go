@@ -41,6 +41,7 @@ type Metrics struct {
 	series    seriesSet
 	nearRatio float32 // share of a limit; hits above it count as near_limit
 	service   *service
+	settle    *settleMetrics
 
 	most    int // maxLimits
 	folding atomic.Bool
@@ -99,6 +100,8 @@ func New(version, revision string) *Metrics {
 		},
 	})
 	build.Set(1)
+	m.settle = newSettleMetrics()
+	m.registry.MustRegister(m.settle.collectors()...)
 	m.registry.MustRegister(m, m.refused, m.tooLarge, m.loads, m.loadOK, m.loadedAt, m.stale, m.examined, m.service.seconds, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

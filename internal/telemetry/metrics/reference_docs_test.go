@@ -44,6 +44,7 @@ func TestReference(t *testing.T) {
 	ask(t, l, "d", "shadow", "v", 1)
 	ask(t, l, "elsewhere", "plain", "v", 1)
 	ask(t, l, "strict", "plain", "v", 1)
+	settling(t, m, configured)
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	text := docgen.Metrics(w.Body.String())

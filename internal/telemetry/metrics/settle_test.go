@@ -1,0 +1,119 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// away fails to settle while it is away.
+type away struct {
+	backend.Store
+	is bool
+}
+
+func (a *away) Submit(b *backend.Batch) {
+	if !a.is {
+		a.Store.Submit(b)
+		return
+	}
+	for i := range b.Decisions {
+		b.Decisions[i].Err = errors.New("away")
+	}
+	b.Done(b)
+}
+
+// settling reserves and settles in all ways: the limit "tokens" of 1,000 with an estimate of 100 and no debt. The
+// configuration has the domains of also too.
+func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
+	t.Helper()
+	none := int64(0)
+	numbers, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Settles: true, MaxDebt: &none,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &descriptors.Policy{Name: "tokens", Limit: &numbers, Extras: &descriptors.Extras{
+		Settle: &descriptors.Settle{Estimate: 100, Most: 1000, Unknown: -1, TTL: algorithms.Second},
+	}}
+	s := snapshot(p)
+	d := s.Domains["d"]
+	d.Name, p.Domain = "ai", "ai"
+	s.Domains = maps.Clone(also.Domains)
+	s.Domains["ai"] = d
+	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
+	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
+	var now algorithms.Micros = 1_767_225_600 * algorithms.Second
+	store := &away{Store: memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})}
+	l := limiter.New(store, limiter.Config{
+		Observer: m, IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return now },
+	})
+	l.Swap(s)
+	send := func(key, value string, cost int64, explicit bool) (id string) {
+		t.Helper()
+		c := &limiter.Call{}
+		c.Request.Domain = "ai"
+		one := c.AddDescriptor()
+		one.Entries, one.Cost, one.Explicit = []descriptors.Entry{{Key: key, Value: value}}, cost, explicit
+		if err := l.Check(context.Background(), c); err != nil {
+			t.Fatal(err)
+		}
+		return string(c.AppendID(nil))
+	}
+	first := send("tokens", "bob", 1, false)
+	send("settle", first, 50, true)
+	send("settle", first, 50, true) // repeated
+	send("settle", send("tokens", "bob", 1, false), 1, false)
+	send("settle", send("tokens", "bob", 1, false), 2000, true) // 850 are left, so that 1,150 are lost
+	send("settle", limiter.None, 5, true)
+	send("settle", "forged", 5, true)
+	late := send("tokens", "carol", 1, false)
+	store.is = true
+	send("settle", late, 5, true)
+	store.is = false
+	now += 2 * algorithms.Second
+	send("settle", late, 5, true)
+}
+
+func TestSettlementsAreCounted(t *testing.T) {
+	m := New("v1", "rev")
+	settling(t, m, snapshot())
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`rlsidecar_settle_starts_total{domain="ai",limit="tokens"} 4`,
+		`rlsidecar_settle_units_total{domain="ai",kind="reserved",limit="tokens"} 400`,
+		`rlsidecar_settle_units_total{domain="ai",kind="real",limit="tokens"} 2155`,
+		`rlsidecar_settle_units_total{domain="ai",kind="lost",limit="tokens"} 1150`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="settled"} 2`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="unknown"} 1`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="late"} 1`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="repeated"} 1`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="failed"} 1`,
+		`rlsidecar_settle_ignored_total{domain="ai",reason="forged"} 1`,
+		`rlsidecar_settle_ignored_total{domain="ai",reason="none"} 1`,
+		`rlsidecar_settle_cost_ratio_count{domain="ai",limit="tokens"} 3`,
+	} {
+		if !strings.Contains(w.Body.String(), want+"\n") {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	m.Swapped(snapshot())
+	w = httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if strings.Contains(w.Body.String(), `limit="tokens"`) {
+		t.Error("the series of a limit outlive it")
+	}
+}
