@@ -57,7 +57,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			}
 			within(t, "/livez", func() bool { return asks(http, "/livez") == nil })
 			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
-			if above := strings.Contains(stderr.String(), "more connections may be open than files"); above != (c.flags != nil) {
+			if above := strings.Contains(stderr.String(), "more connections than this process may open files"); above != (c.flags != nil) {
 				t.Errorf("the log has the warning about the bounds: %t", above)
 			}
 			if !strings.Contains(stderr.String(), "WARN") {

@@ -302,7 +302,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"name":"own",` + own + `}`:                  `there are several domains; say which domain`,
 		`{"domain":"nope","name":"own",` + own + `}`:  `domain "nope" is not configured`,
-		`{"domain":"edge","name":"send",` + own + `}`: `limit "send" is in the configuration: a request cannot bring another; leave out config, or choose another name`,
+		`{"domain":"edge","name":"send",` + own + `}`: `limit "send" is in the configuration, and a request cannot replace it; leave out config, or choose another name`,
 	} {
 		if w := call(h, "POST", "/v1/limit", body); !strings.Contains(w.Body.String(), strings.ReplaceAll(want, `"`, `\"`)) {
 			t.Errorf("%s: %d %s", body, w.Code, w.Body)

@@ -9,34 +9,34 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// inUse is what requests are decided by. It is never edited.
+// inUse decides requests. It is immutable.
 type inUse struct {
 	snapshot *Snapshot
-	adjusted *adjusted // nil: nothing is adjusted
+	adjusted *adjusted // nil if nothing is adjusted
 }
 
-// adjusted is a Set of adjustments, compiled for one Snapshot. It is never edited. Policies that no
-// adjustment is of are not in it.
+// adjusted is a Set of adjustments, compiled for one Snapshot. It is immutable. It contains only policies that have
+// an adjustment.
 type adjusted struct {
 	limits map[*descriptors.Policy]*adjustedLimit
 	now    func() algorithms.Micros
 }
 
-// adjustedLimit is the adjustments of one limit. All policies that share its buckets share it.
+// adjustedLimit has the adjustments of one limit. All policies that share its buckets share it.
 type adjustedLimit struct {
-	all  *change            // of every key without its own; nil: none
+	all  *change            // for keys without their own; nil if there is none
 	keys map[string]*change // by the key of the bucket
 }
 
-// change is one adjustment of a limit. A limit may be used at many places, each with a treatment of its own,
-// so that each needs its own copy: the first is made ahead, the others once a request meets them.
+// change is one adjustment of a limit. A limit may be used at several places with different settings, so each place
+// needs its own copy. The first copy is made in advance, the others at the first request.
 type change struct {
 	adjustment *adjust.Adjustment
 	of, copy   *descriptors.Policy
-	others     sync.Map // *descriptors.Policy -> *descriptors.Policy; itself where the adjustment does not apply
+	others     sync.Map // *descriptors.Policy -> *descriptors.Policy, the same if the adjustment does not apply
 }
 
-// policy is what the adjustment makes of p.
+// policy returns p with the adjusted numbers.
 func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if p == c.of {
 		return c.copy
@@ -48,23 +48,23 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.of.Limit {
-		changed.Limit = c.copy.Limit // one pointer, by which stores recognize the numbers at once
+		changed.Limit = c.copy.Limit // stores recognize equal limits fastest by their pointer
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
 }
 
-// Adjusted is what became of a Set of adjustments.
+// Adjusted reports how a Set of adjustments applies to a configuration.
 type Adjusted struct {
-	// InForce is how many adjustments change a limit. Ignored is how many do not, although they have not
-	// expired: their limit is not configured, or cannot have their numbers.
+	// InForce is the number of adjustments that change a limit. Ignored is the number of unexpired ones that do not:
+	// their limit is not configured, or cannot have these numbers.
 	InForce, Ignored int
-	// Next is when the first of them expires; 0: there is none.
+	// Next is the time at which the first of them expires; 0 if there is none.
 	Next algorithms.Micros
 }
 
-// Adjust makes set the adjustments of all Calls that start from now on, whatever configuration is in use.
-// now returns the time by the clock that they expire by.
+// Adjust uses set for all Calls that start from now on, with this and later configurations. now returns the time of
+// the clock by which adjustments expire.
 func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +72,7 @@ func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted
 	return l.use(l.Current())
 }
 
-// use makes s, with the adjustments of it, what requests are decided by. l.mu is held.
+// use decides requests with s and its adjustments from now on. l.mu is held.
 func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	if s == nil {
 		return result
@@ -86,7 +86,7 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	return result
 }
 
-// Adjusted is what has become of the adjustments under the configuration in use.
+// Adjusted returns how the adjustments apply to the present configuration.
 func (l *Limiter) Adjusted() Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,7 +135,8 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments of the limit of p, and notes the IDs of those that apply. nil: none does.
+// compileLimit compiles the adjustments of the limit of p, and adds the IDs of those that apply to applied. It
+// returns nil if none does.
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
@@ -162,8 +163,8 @@ func bucketKey(p *descriptors.Policy, values []string) []byte {
 	return key
 }
 
-// adjust gives r, whose Key is known, the numbers of the adjustment that is in force for it. The key's own
-// goes before that of all keys.
+// adjust gives r, whose Key is known, the numbers of the adjustment in force. That of its key takes precedence over
+// that of all keys.
 func (c *Call) adjust(r *Result) {
 	limit := c.adjusted.limits[r.Policy]
 	if limit == nil {
@@ -178,8 +179,8 @@ func (c *Call) adjust(r *Result) {
 	}
 }
 
-// adjustOverridden adds the Results of limits that the override of descriptor i stands in for, but that an
-// adjustment is in force of for its key: of the two the stricter decides.
+// adjustOverridden adds the Results of limits that the override of descriptor i replaces although an adjustment for
+// the key is in force. The stricter of the two decides.
 func (c *Call) adjustOverridden(i int) {
 	d := &c.Descriptors[i]
 	node := c.Verdict.Domain.Tree.Match(d.Entries)
@@ -199,19 +200,19 @@ func (c *Call) adjustOverridden(i int) {
 	}
 }
 
-// isBlocked reports whether an operator blocks r. What gives back, or settles, units that were consumed
-// before is accepted all the same.
+// isBlocked reports whether an operator blocks r. Refunds and settlements of units consumed before are still
+// accepted.
 func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle && r.of == 0
 }
 
-// isUnlimited reports whether an operator has r never deny.
+// isUnlimited reports whether an adjustment makes r unlimited.
 func (r *Result) isUnlimited() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
-// deniedByBlock answers a request of which an operator blocks a key: that limit denies, and no other is
-// charged. It reports whether it is one. An operator who inspects the buckets is shown them.
+// deniedByBlock denies a request if an operator blocks one of its keys: no other limit is charged. It reports whether
+// it did. An operator who inspects buckets still sees them.
 func (c *Call) deniedByBlock() bool {
 	blocked := false
 	for i := range c.Results {
@@ -240,7 +241,7 @@ func (r *Result) block(now algorithms.Micros) {
 	d.Blocked, d.RetryAfter = max(d.Blocked, left), max(d.RetryAfter, left)
 }
 
-// Adjustable implements adjust.Limits: the policies that are called limit. The error is an *AskError, or
+// Adjustable implements adjust.Limits. It returns the policies with the name limit. The error is an *AskError or
 // ErrNoConfig.
 func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
 	s := l.Current()
@@ -269,7 +270,8 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	}
 }
 
-// Buckets lists the keys of the buckets that a is of, once each; all: every bucket of its limit may be.
+// Buckets returns the keys of the buckets that a affects, once each. all means that it may affect every bucket of its
+// limit.
 func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 	s := l.Current()
 	if s == nil {

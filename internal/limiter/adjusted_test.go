@@ -20,7 +20,7 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-// adjust makes the changes adjustments of limit, which end a minute from now; by key, "*" being all keys.
+// adjust sets changes as adjustments of limit for a minute. They are by key, where "*" means all keys.
 func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
 	var all []*adjust.Adjustment
 	for key, change := range changes {
@@ -34,7 +34,7 @@ func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.A
 	return b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
 }
 
-// allowed is how many of n requests of one unit are allowed.
+// allowed returns how many of n requests for one unit are allowed.
 func (b *bench) allowed(tb testing.TB, n int, text string) (count int) {
 	tb.Helper()
 	for range n {
@@ -71,7 +71,7 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	}
 }
 
-func TestAllKeysAndTheKeysOwnAdjustmentGoesBefore(t *testing.T) {
+func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}, "bob": {Factor: 2000}, "": {Block: true}})
 	for text, want := range map[string]int{"user=bob": 40, "user=ann": 3, "user=": 0} {
@@ -81,7 +81,7 @@ func TestAllKeysAndTheKeysOwnAdjustmentGoesBefore(t *testing.T) {
 	}
 }
 
-// What was used stays used when numbers go up, down, and back by themselves, at the microsecond.
+// TestConsumptionIsKept: consumed units stay consumed when numbers go up, down, and back at the exact microsecond.
 func TestConsumptionIsKept(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 15, "user=bob")
@@ -93,7 +93,7 @@ func TestConsumptionIsKept(t *testing.T) {
 	if n := b.allowed(t, 200, "user=bob"); n != 59 {
 		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
 	}
-	b.now++ // it expires: 100 used, less the 60 a minute that flow in until what is used fits in 20
+	b.now++ // it expires: 100 units are consumed, and 60 a minute are added until at most 20 are consumed
 	if n := b.allowed(t, 200, "user=bob"); n != 0 {
 		t.Errorf("after the end: got %d, want 0", n)
 	}
@@ -103,7 +103,7 @@ func TestConsumptionIsKept(t *testing.T) {
 	}
 	b.now += 10 * algorithms.Second
 	if n := b.allowed(t, 200, "user=bob"); n == 0 || n > 20 {
-		t.Errorf("when it fits again: got %d", n)
+		t.Errorf("when at most 20 are consumed: got %d", n)
 	}
 	b.now += 10 * minute
 	b.allowed(t, 5, "user=ann")
@@ -142,7 +142,7 @@ func TestABlockedRequestChargesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
 	b.allowed(t, 10, "other=1")
-	b.ask(t, -3, "other=1") // 3 are left
+	b.ask(t, -3, "other=1") // 3 units are left
 	for _, texts := range [][]string{{"other=1", "user=bob"}, {"user=bob", "other=1"}, {"other=1", "shadow=bob"}} {
 		if c := b.ask(t, 1, texts...); !c.Denied {
 			t.Errorf("%v: allowed", texts)
@@ -204,20 +204,20 @@ func TestUnlimitedGoesOnChargingAndNeverDenies(t *testing.T) {
 		t.Errorf("got %d of 100", n)
 	}
 	if c := b.ask(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
-		t.Errorf("other denies 1000, and it alone: %+v", c.Verdict)
+		t.Errorf("other must deny 1000, and nothing else: %+v", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "user=bob"); c.Denied || !c.Failed {
 		t.Errorf("with the store away: %+v", c.Verdict)
 	}
 	b.store.err = nil
-	b.now += minute // 10 flow in
+	b.now += minute // 10 units are added
 	if n := b.allowed(t, 100, "user=bob"); n != 10 {
 		t.Errorf("after its end, with all used: got %d, want 10", n)
 	}
 }
 
-func TestOfALimitThatComesWithARequestAndAnAdjustmentTheStricterHolds(t *testing.T) {
+func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	b := newBench(t, adjustable)
 	ask := func(user string) *limiter.Call {
 		c := &limiter.Call{}
@@ -259,7 +259,8 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	}
 }
 
-// A reload compiles the adjustments for its own limits: a factor is of the numbers of the day.
+// TestAReloadKeepsAdjustments: a reload compiles the adjustments for its own limits, so a factor multiplies the new
+// numbers.
 func TestAReloadKeepsAdjustments(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
@@ -298,7 +299,8 @@ func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 	}
 }
 
-// Sidecars that do not agree yet, in any order, never admit more together than the larger numbers.
+// TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit decides at sidecars with different adjustments, in any
+// order.
 func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, adjustable)

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// TestCheckAllocatesNothing is not for the race detector, which makes pools forget.
+// TestCheckAllocatesNothing is skipped under the race detector, which drops pooled objects.
 func TestCheckAllocatesNothing(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -7,21 +7,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Auth says which limits the HTTP listener checks for a request that a proxy describes to it. Immutable.
+// Auth configures auth requests: which limits the HTTP listener checks for a request that a proxy describes. It is
+// immutable.
 type Auth struct {
-	// Trusted are the addresses of proxies: what they say of a request is believed.
+	// Trusted are the addresses of proxies whose headers are trusted.
 	Trusted []netip.Prefix
-	// TrustUnix: so is what comes through a Unix socket.
+	// TrustUnix means that connections through a Unix socket are trusted too.
 	TrustUnix bool
-	// IPv6Prefix is how many bits of an IPv6 address are a client; 128: all.
+	// IPv6Prefix is how many bits of an IPv6 address identify a client; 128 means all.
 	IPv6Prefix int
-	// Allow is the answer where no route matches, or none of its descriptors can be made.
+	// Allow is the answer if no route matches, or if none of its descriptors can be made.
 	Allow bool
-	// Routes are tried in order; the first that matches is asked.
+	// Routes are tried in order; the first match applies.
 	Routes []Route
 }
 
-// Trusts reports whether what a peer at addr says is believed.
+// Trusts reports whether the headers of a peer at addr are trusted.
 func (a *Auth) Trusts(addr netip.Addr) bool {
 	addr = addr.Unmap().WithZone("")
 	for _, p := range a.Trusted {
@@ -32,29 +33,29 @@ func (a *Auth) Trusts(addr netip.Addr) bool {
 	return false
 }
 
-// Route is what is asked for the requests that it matches.
+// Route states the descriptors of the requests that match it.
 type Route struct {
-	// Place is where it is written, file:line.
+	// Place is its place in the configuration, file:line.
 	Place string
-	// Path is compared with a request's path in its one form; as a prefix if PathPrefix. "": any.
+	// Path is compared with a request's normalized path, or with the start of it if PathPrefix. "" matches any.
 	Path       string
 	PathPrefix bool
-	// Ignore is what the application behind the route ignores in paths: they are folded before they
-	// are compared and become values. Path is folded.
+	// Ignore are the differences in paths that the application behind the route ignores. Paths are folded before they
+	// are compared and before they become values. Path is folded.
 	Ignore target.Ignore
-	// Method and Host (lower case, without a port) are compared as they are; "": any.
+	// Method and Host (lower case, without port) are compared exactly; "" matches any.
 	Method, Host string
 	// Headers must all match.
 	Headers []HeaderMatch
 
 	Domain string
 	Hits   int64
-	// Look: Hits are not taken.
+	// Look makes a dry run of Hits.
 	Look        bool
 	Descriptors [][]AuthEntry
 }
 
-// MatchesPath reports whether the condition of r on the path holds for a path that is folded by r.Ignore.
+// MatchesPath reports whether the path, folded by r.Ignore, matches r.
 func (r *Route) MatchesPath(folded string) bool {
 	switch {
 	case r.Path == "" || folded == r.Path:
@@ -62,29 +63,29 @@ func (r *Route) MatchesPath(folded string) bool {
 	case !r.PathPrefix:
 		return false
 	default:
-		// Where a trailing slash is ignored, /api is /api/, which starts with /api/.
+		// If trailing slashes are ignored, /api equals /api/, which starts with /api/.
 		return strings.HasPrefix(folded, r.Path) || r.Ignore&target.IgnoreTrailingSlash != 0 && folded == strings.TrimSuffix(r.Path, "/")
 	}
 }
 
-// HeaderMatch asks for a header with a value that is Value, or starts with it if Prefix.
+// HeaderMatch matches a header whose value is Value or, if Prefix, starts with it.
 type HeaderMatch struct {
 	Name   string // canonical
 	Value  string
 	Prefix bool
 }
 
-// AuthEntry is one entry of a descriptor, and where its value comes from.
+// AuthEntry is an entry of a descriptor, with the source of its value.
 type AuthEntry struct {
 	Key  string
 	From AuthSource
-	// Name is that of the header, parameter, cookie or claim.
+	// Name is the name of the header, parameter, cookie or claim.
 	Name string
-	// Value is FromValue's.
+	// Value is the value for FromValue.
 	Value string
 }
 
-// Source is where the value comes from, as it is written in the configuration.
+// Source returns the source of the value, in the form of the configuration.
 func (e *AuthEntry) Source() string {
 	if e.Name == "" {
 		return e.From.String()
@@ -92,24 +93,24 @@ func (e *AuthEntry) Source() string {
 	return e.From.String() + ":" + e.Name
 }
 
-// AuthSource is where the value of an entry comes from.
+// AuthSource is the kind of source of an entry's value.
 type AuthSource uint8
 
 // The sources.
 const (
-	FromValue AuthSource = iota // it is written in the configuration
+	FromValue AuthSource = iota // the configuration states the value
 	FromClientIP
-	FromClientNetwork // always with its length, as Envoy's masked_remote_address
+	FromClientNetwork // the network with its length, as in Envoy's masked_remote_address
 	FromMethod
 	FromPath
 	FromHost
 	FromHeader
 	FromQuery
 	FromCookie
-	FromJWT // a claim of the bearer token, whose signature nobody has checked here
+	FromJWT // a claim of the bearer token, whose signature is not verified here
 )
 
-// String is its name in the configuration.
+// String returns the name in the configuration.
 func (f AuthSource) String() string {
 	return [...]string{"value", "client_ip", "client_network", "method", "path", "host", "header", "query", "cookie", "jwt"}[f]
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many Calls with one Batch of the store, each as Check would, in the order in which
-// they were added. It is for one goroutine at a time, and is kept to be used again.
+// Batch answers many Calls with one Batch of the store, each as Check would, in the order in which they were added.
+// It is not safe for concurrent use. It can be reused:
 //
 //	b.Reset()
 //	b.Add(c) for each c
@@ -20,7 +20,7 @@ type Batch struct {
 	decisions []backend.Decision
 	known     []atomic.Bool
 	groups    int
-	last      *Call // added; nil: none
+	last      *Call // the last added Call, or nil
 
 	inner backend.Batch
 	done  func()
@@ -37,18 +37,18 @@ func (l *Limiter) NewBatch() *Batch {
 	return b
 }
 
-// Reset empties b. Its Calls may be used for something else from now on.
+// Reset empties b. Its Calls may be reused from now on.
 func (b *Batch) Reset() {
-	clear(b.charges) // limits of a configuration that is gone are not kept alive
+	clear(b.charges) // so that limits of an old configuration can be collected
 	b.charges, b.decisions, b.known, b.groups, b.last = b.charges[:0], b.decisions[:0], b.known[:0], 0, nil
 	b.inner, b.done = backend.Batch{Done: b.inner.Done}, nil
 }
 
-// Add plans c. Where it is not planned it is answered already, or the error is Check's.
+// Add plans c. If planned is false, c is answered already, or err is the error of Check.
 func (b *Batch) Add(c *Call) (planned bool, err error) {
 	from := len(b.charges)
 	c.inBatch = span{from, from}
-	c.charges = b.charges[from:] // so that they need not be copied
+	c.charges = b.charges[from:] // planned in place, without a copy
 	planned, err = b.limiter.plan(c, b.last)
 	if b.last = c; !planned {
 		clear(c.charges)
@@ -62,7 +62,7 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 		c.charges[i].Group, was = b.groups, group
 	}
 	c.inBatch.to = from + len(c.charges)
-	if c.inBatch.to > cap(b.charges) { // they had no room there
+	if c.inBatch.to > cap(b.charges) { // the charges had no room there
 		b.charges = append(b.charges, c.charges...)
 		c.charges = b.charges[from:]
 	}
@@ -70,12 +70,12 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// Charges is how many charges there are.
+// Charges returns the number of charges.
 func (b *Batch) Charges() int { return len(b.charges) }
 
-// Submit has the store decide all Calls, by deadline where it is not zero. done is called once, as that of a
-// backend.Batch: from any goroutine, and possibly before Submit returns. It must not block, or acquire a lock that is
-// held around Submit. If Submit panics, done has been called, and b is not to be used again.
+// Submit submits all Calls to the store, with the deadline if it is not zero. done is called once, as that of a
+// backend.Batch: on any goroutine, possibly before Submit returns. It must not block, or acquire a lock that is held
+// around Submit. If Submit panics, done has been called, and b must not be used again.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	b.done = done
 	b.ended.Store(false)
@@ -110,11 +110,11 @@ func (b *Batch) end() {
 	}
 }
 
-// Known reports whether c, which is planned, can be finished before done, because nothing is charged for it, or the
-// store has decided it already. It may be called after Submit.
+// Known reports whether the planned c can be finished before done, because nothing is charged for it or the store has
+// decided it already. It may be called after Submit.
 func (b *Batch) Known(c *Call) bool {
 	for i := c.inBatch.from; i < c.inBatch.to; i++ {
-		if !b.known[i].Load() || b.decisions[i].Err != nil { // a failure is finished when b is: it may be decided anew
+		if !b.known[i].Load() || b.decisions[i].Err != nil { // failures are finished after done, because they may be decided again
 			return false
 		}
 	}

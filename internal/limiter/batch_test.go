@@ -36,7 +36,7 @@ descriptors:
   - {key: u, rate_limit: {unlimited: true}}
 `
 
-// drawCall is a request of some descriptors, or of limits by name, one of which is not there.
+// drawCall draws a request with some descriptors, or with named limits, of which one does not exist.
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
@@ -58,10 +58,10 @@ func drawCall(t *rapid.T) *limiter.Call {
 	return c
 }
 
-// like is a call that asks the same.
+// like returns a Call with the same request.
 func like(c *limiter.Call) *limiter.Call { return &limiter.Call{Request: c.Request} }
 
-// told is what a verdict says, without pointers into one of two configurations.
+// told returns the content of a verdict without pointers into a configuration.
 func told(c *limiter.Call, err error) any {
 	type result struct {
 		Descriptor int
@@ -83,7 +83,7 @@ func told(c *limiter.Call, err error) any {
 	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.Spared, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
 }
 
-// TestABatchIsItsCallsOneByOne compares the two on the same stores and the same clock.
+// TestABatchIsItsCallsOneByOne compares a batch with separate calls, on equal stores with the same clock.
 func TestABatchIsItsCallsOneByOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
@@ -133,16 +133,16 @@ func submit(t interface{ Fatal(args ...any) }, b *limiter.Batch) {
 	done := 0
 	b.Submit(time.Time{}, nil, func() { done++ })
 	if done != 1 {
-		t.Fatal(done, "times done")
+		t.Fatal(done, "calls of done")
 	}
 }
 
-// held is a store that keeps batches until they are completed.
+// held is a store that keeps batches until the test completes them.
 type held struct{ batches []*backend.Batch }
 
 func (s *held) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
 
-// callOf is a call of one descriptor of domain d.
+// callOf returns a call with one descriptor of domain d.
 func callOf(key string) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
@@ -151,7 +151,7 @@ func callOf(key string) *limiter.Call {
 	return c
 }
 
-// over is a Limiter over a store, with buckets of its own.
+// over returns a Limiter on store, which also has local buckets.
 func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
@@ -163,7 +163,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 	return l
 }
 
-// TestFailedCallsAreAnsweredByPolicy, whatever the store knows of the others.
+// TestFailedCallsAreAnsweredByPolicy, whatever the store decided for the others.
 func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	store := &held{}
 	batch := over(t, store, nil).NewBatch()
@@ -185,15 +185,15 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 		denied = append(denied, c.Denied)
 	}
 	if want := []bool{true, false, false, true, false, false}; !slices.Equal(denied, want) || done != 1 {
-		t.Errorf("denied %v, want %v; %d times done", denied, want, done)
+		t.Errorf("denied %v, want %v; done was called %d times", denied, want, done)
 	}
 	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
 		t.Errorf("%+v", calls[3].Verdict)
 	}
 }
 
-// TestABatchIsSubmittedOnce with all its charges, its deadline and its source; calls of which all groups are known, or
-// that charge nothing, can be finished before it is done.
+// TestABatchIsSubmittedOnce with all its charges, its deadline and its source. Calls without charges, or whose groups
+// are all decided, can be finished before it is done.
 func TestABatchIsSubmittedOnce(t *testing.T) {
 	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
 	deadline, source := time.Unix(1, 0), &backend.Source{}
@@ -214,7 +214,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	for _, c := range calls {
 		finished = append(finished, batch.Known(c))
 	}
-	// What failed may be decided by buckets of this process: the store must not have it any more.
+	// A failed call may be decided by local buckets, so the store must be done with it.
 	if want := []bool{false, true, true, false}; !slices.Equal(finished, want) {
 		t.Errorf("known %v, want %v", finished, want)
 	}
@@ -223,7 +223,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	}
 }
 
-// knownStore knows some decisions at once.
+// knownStore decides some charges at once.
 type knownStore struct {
 	next  backend.Store
 	known map[int]backend.Decision
@@ -237,7 +237,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// TestAStoreThatPanicsHasEndedTheBatch, whether it calls Done afterwards or not.
+// TestAStoreThatPanicsHasEndedTheBatch, whether or not it calls Done afterwards.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	store := &held{}
 	batch := over(t, panics{store}, nil).NewBatch()
@@ -255,7 +255,7 @@ func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	}()
 	store.batches[0].Fail(backend.ErrUnavailable)
 	if done != 1 {
-		t.Errorf("%d times done", done)
+		t.Errorf("done was called %d times", done)
 	}
 }
 
@@ -266,7 +266,7 @@ func (s panics) Submit(b *backend.Batch) {
 	panic("in the store")
 }
 
-// TestACanceledCallIsNotObserved where the failure policy has answered it: nobody gets that answer.
+// TestACanceledCallIsNotObserved if the failure policy has answered it, because no client gets that answer.
 func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
@@ -299,8 +299,8 @@ type counts struct{ calls int }
 func (o *counts) Swapped(*limiter.Snapshot) {}
 func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
-// TestABatchOverASwap: the configuration changes between two requests of one batch. The first is answered by
-// the one before, the second by the new one, in which its domain has other limits, or none.
+// TestABatchOverASwap changes the configuration between two requests of a batch. The first is answered by the old
+// one. The second is answered by the new one, in which its domain has other limits, or none.
 func TestABatchOverASwap(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})

@@ -10,76 +10,74 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Call is one request and its answer, with the room both need. A listener keeps Calls to reuse them
-// (Reset), so that a request costs no allocation. Strings in it may point into a buffer of the
-// listener's: they are not kept after Check.
+// Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a request
+// allocates nothing. Strings in it may point into a buffer of the listener: they are not kept after Check.
 type Call struct {
 	Request
 	Verdict
 
 	modes     Modes
-	adjusted  *adjusted          // nil: nothing is
-	blocked   bool               // an operator blocks a key: the request is denied whatever the modes say
-	charges   []backend.Charge   // in a Batch: a part of its
-	decisions []backend.Decision // so are these
+	adjusted  *adjusted          // nil if nothing is adjusted
+	blocked   bool               // an operator blocks a key: the request is denied in every mode
+	charges   []backend.Charge   // in a Batch: a part of its charges
+	decisions []backend.Decision // likewise
 	keys      []byte
-	buckets   []uint32 // finds a charge by its key where there are many: its number, from 1, at the key's hash
-	inBatch   span     // which part
+	buckets   []uint32 // an index of charges by the hash of their key, used if there are many; entries count from 1
+	inBatch   span     // the part of the Batch
 
-	ids      IDs      // encodes what is reserved; nil: nothing can be settled
-	reserved Reserved // what an id contains; its room is reused
-	reserves int      // how many of Results reserve units
-	done     int      // how many of Descriptors settle reservations
-	groups   int      // how many groups of charges there are
+	ids      IDs      // encodes reservations; nil means that nothing can be settled
+	reserved Reserved // the content of an ID; its memory is reused
+	reserves int      // number of Results that reserve units
+	done     int      // number of Descriptors that settle reservations
+	groups   int      // number of groups of charges
 }
 
-// Request is what is asked: the descriptors a proxy sent, or limits by their names.
+// Request has either the descriptors that a proxy sent, or limits by name.
 type Request struct {
 	Domain      string
 	Descriptors []Descriptor
-	// Limits asks for named limits instead; all of them or none. Domain may then be empty where
-	// one domain alone has the name.
+	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
 	Limits []LimitAsk
-	// Once, where it has an ID, takes Limits once. It does not go with Look.
+	// Once has the idempotency key of Limits, if it has an ID. It cannot be combined with Look.
 	Once Once
-	// Look answers and takes nothing.
+	// Look makes a dry run.
 	Look bool
-	// Inspect is Look for an operator: no Observer counts it, and the key of a named limit must have
-	// as many values as the descriptors that use the limit leave open.
+	// Inspect is Look for an operator: no Observer counts it, and the key of a named limit must have as many values
+	// as the descriptors that use the limit leave open.
 	Inspect bool
-	// Arrived is when it came, by this process's clock; zero where the listener does not know.
+	// Arrived is the time of arrival by this process's clock; zero if the listener does not know it.
 	Arrived time.Time
-	// Canceled, where it is not nil, becomes true when nobody wants the answer any more: then a request that the store
-	// has queued is not charged.
+	// Canceled, if not nil, becomes true when the client no longer waits for the answer. A request that the store has
+	// queued is then not charged.
 	Canceled *atomic.Bool
-	// Hold is set by listeners that can hold an answer until its turn in a leaky bucket has come: for
-	// this long at the most. Listeners that report the wait leave it 0.
+	// Hold is the longest time that the listener can delay the answer until its turn in a leaky bucket. Listeners
+	// that report the wait leave it 0.
 	Hold algorithms.Micros
 }
 
 // Descriptor is one descriptor of a Request.
 type Descriptor struct {
 	Entries []descriptors.Entry
-	// Cost in units: 0 looks, a negative one gives back.
+	// Cost is in units: 0 is a dry run, a negative cost is a refund.
 	Cost int64
 	// Explicit means that the descriptor itself stated the cost, and Declared that it or its request did.
 	Explicit, Declared bool
-	// Override is a limit that came with the descriptor.
+	// Override is a limit that comes with the descriptor.
 	Override    Override
 	HasOverride bool
 }
 
-// Override is a limit that comes with a request: a fixed window, clock-aligned.
+// Override is a limit that comes with a request: a clock-aligned fixed window.
 type Override struct {
 	Rate uint32
-	// Period in us; 0 for a unit that is not known.
+	// Period is in us; 0 for an unknown unit.
 	Period algorithms.Micros
 }
 
-// LimitAsk asks for a named limit.
+// LimitAsk is a request for a named limit.
 type LimitAsk struct {
 	Name    string
-	Key     []string // empty: the one bucket of a limit without keys
+	Key     []string // empty for the only bucket of a limit without keys
 	Count   int64
 	Reserve bool
 	// Of is, where Count gives back what was reserved, the moment at which that was charged.
@@ -93,32 +91,32 @@ type LimitAsk struct {
 	Inline *descriptors.Policy
 }
 
-// Outcome is what one Result came to.
+// Outcome is the outcome of one Result.
 type Outcome uint8
 
 // The outcomes. Only Denied and FailedDenied deny.
 const (
 	Allowed Outcome = iota
 	Denied
-	Shadowed      // would have been denied; shadow mode lets it pass
+	Shadowed      // would have been denied without shadow mode
 	Unlimited     // nothing to charge
-	Replaced      // another limit of the request stands in for it: not charged
-	FailedAllowed // the store could not decide; the policy lets it pass
-	FailedDenied  // the store could not decide; the policy denies
+	Replaced      // another limit of the request replaces it: not charged
+	FailedAllowed // the store could not decide; on_backend_failure allows
+	FailedDenied  // the store could not decide; on_backend_failure denies
 )
 
-// Denies reports whether o stands against the request.
+// Denies reports whether o causes a denial.
 func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 
-// Result is what one limit said of a request.
+// Result is the answer of one limit.
 type Result struct {
-	// Descriptor (or Limits entry) it belongs to.
+	// Descriptor is the index of its descriptor, or of its entry in Limits.
 	Descriptor int
-	// Policy is nil for an override that could not be read and had no configured limit: denied.
+	// Policy is nil for an override that could not be parsed and has no configured limit: denied.
 	Policy *descriptors.Policy
-	// Key names the bucket; opaque. nil where nothing was charged.
+	// Key identifies the bucket; its bytes are opaque. It is nil if nothing was charged.
 	Key []byte
-	// Cost is what this Result asked; a bucket met twice in a request is charged the sum.
+	// Cost is the cost of this Result. A bucket that occurs twice in a request is charged the sum.
 	Cost     int64
 	Decision backend.Decision
 	Outcome  Outcome
@@ -128,22 +126,22 @@ type Result struct {
 	of      algorithms.Micros
 	reserve bool
 	settle  bool
-	local   bool // answered from this process's own bucket
-	charge  int  // into Call.charges, or one of the values in plan.go
+	local   bool // decided by this process's own bucket
+	charge  int  // index into Call.charges, or a value in plan.go
 }
 
-// Status is the answer to one descriptor: that of the limit that speaks for it.
+// Status is the answer to one descriptor: that of its most restrictive limit.
 type Status struct {
-	// Result is the index of the limit that speaks; -1 where no limit applies, or none is known yet.
+	// Result is the index of that limit's Result; -1 if no limit applies, or none is known yet.
 	Result int
 	Denied bool
 }
 
 // Verdict is the answer to a Request.
 type Verdict struct {
-	// Snapshot is nil where there is none yet (Config.NoConfig).
+	// Snapshot is nil if there is none yet (Config.NoConfig).
 	Snapshot *Snapshot
-	// Domain is nil if it is not configured: then nothing is limited.
+	// Domain is nil if it is not configured: the request is then allowed.
 	Domain  *Domain
 	Denied  bool
 	Results []Result
@@ -151,34 +149,36 @@ type Verdict struct {
 	Statuses []Status
 	// Settlements are what the request settles, for each bucket.
 	Settlements []Settlement
-	// Replayed: this is the answer that was given before under the same ID. Nothing was taken now.
+	// Replayed means that this is the stored answer to an earlier request with the same idempotency key. Nothing was
+	// consumed now.
 	Replayed bool
-	// Spared: it would be Denied but for Modes.Shadow.
+	// Spared means that the request would be Denied without Modes.Shadow.
 	Spared bool
-	// Failed: a store could not decide, and a policy's OnFailure stood in.
+	// Failed means that a store could not decide, and on_backend_failure did.
 	Failed bool
-	// Err asks the listener to fail the call: OnFailure is error.
+	// Err makes the listener fail the call: OnFailure is error.
 	Err error
-	// Never: a denial for good, some cost being more than its limit can ever give, or Missing.
+	// Never means that no wait can change the denial: a cost exceeds the most that its limit can ever allow, or
+	// Missing is set.
 	Never bool
-	// Missing is the Requirement of the Domain that the request does not meet, so that it is denied and nothing is
-	// charged; nil: it meets all.
+	// Missing is the Requirement of the Domain that the request does not meet: it is denied and nothing is charged.
+	// It is nil if the request meets all.
 	Missing Requirement
-	// quotasDeny: all quota limits deny, and so together the request.
+	// quotasDeny means that all quota limits deny, so that together they deny the request.
 	quotasDeny bool
-	// RetryAfter is the longest of those that denied: the same request cannot succeed before.
+	// RetryAfter is the longest of those limits that denied: the same request cannot succeed earlier.
 	RetryAfter algorithms.Micros
-	// Hold is how long the listener is to hold its answer, at most Request.Hold.
+	// Hold is how long the listener must delay its answer, at most Request.Hold.
 	Hold algorithms.Micros
 }
 
-// Denies reports whether r, one of v's Results, denies the request by itself or together with all other
-// quota limits. A quota limit may deny on its own account while the request is denied by others.
+// Denies reports whether r, one of v's Results, denies the request by itself or together with all other quota limits.
+// The outcome of a quota limit may be Denied while only other limits deny the request.
 func (v *Verdict) Denies(r *Result) bool {
 	return v.Denied && r.Outcome.Denies() && (v.quotasDeny || r.Policy == nil || !r.Policy.Quota)
 }
 
-// Reset empties c for the next request, and keeps its room.
+// Reset empties c for the next request, and keeps its buffers.
 func (c *Call) Reset() {
 	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0], Settlements: c.Settlements[:0]}
@@ -187,13 +187,13 @@ func (c *Call) Reset() {
 	c.adjusted, c.blocked = nil, false
 }
 
-// Held is how many bytes c keeps room for, but for the entries of descriptors and what is the Batch's.
+// Held returns the size of c's buffers, without the entries of descriptors and what belongs to the Batch.
 func (c *Call) Held() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{}))
 }
 
-// AddDescriptor returns room for one more descriptor, whose Entries may be reused.
+// AddDescriptor returns a new descriptor, whose Entries may be reused.
 func (c *Call) AddDescriptor() *Descriptor {
 	if n := len(c.Descriptors); n < cap(c.Descriptors) {
 		c.Descriptors = c.Descriptors[:n+1]
@@ -205,8 +205,8 @@ func (c *Call) AddDescriptor() *Descriptor {
 	return &c.Descriptors[len(c.Descriptors)-1]
 }
 
-// AppendValues appends the values that tell the bucket of r, one of c's Results, apart: those asked
-// for, those of the entries left open, or all keys and values where the whole descriptor counts.
+// AppendValues appends the values that identify the bucket of r, one of c's Results: the requested key, the values of
+// the open entries, or all keys and values if the whole descriptor identifies it.
 func (c *Call) AppendValues(dst []string, r *Result) []string {
 	switch {
 	case r.Key == nil:

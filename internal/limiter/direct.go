@@ -9,16 +9,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Direct decides named limits all or none, as Limiter.Check decides a Call that lists them. It has no Verdict, keeps
-// none of its arguments and allocates nothing once its buffers have grown, for programs that decide in process. Modes,
-// adjustments and on_backend_failure do not apply. Only one goroutine may use a Direct at a time.
+// Direct decides named limits as one group, as Limiter.Check decides a Call with Limits. It has no Verdict, keeps
+// none of its arguments and allocates nothing once its buffers have grown, for programs that decide in process.
+// Modes, adjustments and on_backend_failure do not apply. It is not safe for concurrent use.
 //
 // Call Reset, Add for each limit, and Take.
 type Direct struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	keys      []byte
-	of        []int // by limit: the position of its charge
+	of        []int // by limit: the index of its charge
 }
 
 // Loaded is a limit of a configuration file, as package limitsfile hands it to package ratelimit.

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// TestBeforeTheFirstConfiguration: on_backend_failure answers proxies, if it is to.
+// TestBeforeTheFirstConfiguration: on_backend_failure decides requests with descriptors, if configured.
 func TestBeforeTheFirstConfiguration(t *testing.T) {
 	call := func() *limiter.Call {
 		c := &limiter.Call{}

@@ -21,9 +21,9 @@ func (c *Call) fold() {
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
 			if r.Decision.Blocked > 0 {
-				r.Decision.Remaining = 0 // whatever is there, none can be had before the block is over
+				r.Decision.Remaining = 0 // whatever is left, nothing is available before the block ends
 			}
-			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // inspected
+			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects it
 				r.block(c.adjusted.now())
 			}
 			c.Replayed = c.Replayed || r.Decision.Replayed
@@ -55,7 +55,7 @@ func (c *Call) fold() {
 		c.Spared, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
-		c.Err = nil // it changes nothing, or would let through what other limits deny
+		c.Err = nil // it changes nothing, or would allow what other limits deny
 	}
 	if c.Denied {
 		c.retry()
@@ -68,7 +68,7 @@ func (c *Call) fold() {
 	}
 }
 
-// isQuota reports whether r denies only together with all others of which this is true.
+// isQuota reports whether r denies only together with all other quota limits.
 func (c *Call) isQuota(r *Result) bool {
 	if c.modes.Quota {
 		return r.Outcome != Unlimited && !r.isBlocked()
@@ -76,7 +76,7 @@ func (c *Call) isQuota(r *Result) bool {
 	return r.Policy != nil && r.Policy.Quota && r.charge >= 0
 }
 
-// unlimited counts the descriptors for which no limit speaks.
+// unlimited returns the number of descriptors without a limit.
 func (c *Call) unlimited() (n int) {
 	for i := range c.Statuses {
 		if c.Statuses[i].Result < 0 {
@@ -86,12 +86,12 @@ func (c *Call) unlimited() (n int) {
 	return n
 }
 
-// outcome decides what the store's decision on r comes to.
+// outcome returns the outcome of the store's decision on r.
 func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
 		return c.unlimitedOutcome(d)
-	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure says: the request is at fault
+	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is: the request is at fault
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:
@@ -111,7 +111,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	}
 }
 
-// unlimitedOutcome is that of a limit that an operator has never deny.
+// unlimitedOutcome is the outcome of a limit that an adjustment makes unlimited.
 func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	if d.Err != nil {
 		c.Failed = true
@@ -121,7 +121,7 @@ func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	return Allowed
 }
 
-// failed is the answer where the store could not decide.
+// failed is the outcome if the store could not decide.
 func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	c.Failed = true
 	switch {
@@ -130,13 +130,13 @@ func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
 	case p.OnFailure == descriptors.Error:
 		c.Err = d.Err
 		return FailedDenied
-	default: // Local has had its turn: its bucket could not be asked either
+	default: // Local was tried, and its bucket could not decide either
 		return FailedDenied
 	}
 }
 
-// deniedOtherwise reports whether limits that do not ask for an error deny: one by itself, or all quotas
-// together.
+// deniedOtherwise reports whether limits other than those with on_backend_failure: error deny: one by itself, or all
+// quotas together.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
@@ -153,8 +153,8 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	return quotas > 0 && quotasDenied == quotas
 }
 
-// speak lets Result i speak for its descriptor if it says more than what spoke so far: a denial
-// over a pass, the longest denial over others, and of passes the one with least left.
+// speak makes Result i the Status of its descriptor if it is more restrictive: a denial rather than an allowance, the
+// denial with the longest wait, and the allowance with the least remaining.
 func (c *Call) speak(i int) {
 	r := &c.Results[i]
 	if r.Outcome == Replaced {
@@ -180,7 +180,7 @@ func (c *Call) speak(i int) {
 	s.Result, s.Denied = i, denies
 }
 
-// retry is the longest wait of those that deny.
+// retry returns the longest wait of the limits that deny.
 func (c *Call) retry() {
 	for i := range c.Results {
 		if r := &c.Results[i]; c.Denies(r) {

@@ -6,31 +6,31 @@ import (
 	"strings"
 )
 
-// HeaderSets are the headers with which the HTTP listener describes limits.
+// HeaderSets are the sets of rate limit headers that the HTTP listener sends.
 type HeaderSets struct {
-	// IETF: RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers-11 has them.
+	// IETF means RateLimit-Policy and RateLimit, as in draft-ietf-httpapi-ratelimit-headers-11.
 	IETF bool
-	// X: X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in seconds.
+	// X means X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset, in seconds.
 	X bool
-	// OpenAI: x-ratelimit-limit-requests, x-ratelimit-limit-tokens and others, as the OpenAI API has them.
+	// OpenAI means x-ratelimit-limit-requests, x-ratelimit-limit-tokens and others, as in the OpenAI API.
 	OpenAI bool
-	// NoRetryAfter: a denial does not tell when to come back.
+	// NoRetryAfter leaves out Retry-After.
 	NoRetryAfter bool
 }
 
-// headerSetNames are the sets in the order in which they are listed.
+// headerSetNames are the sets in the order of lists.
 var headerSetNames = []string{"ietf", "x", "openai", "retry_after"}
 
-// ParseHeaderSets reads ietf, x, openai and retry_after, or none of them.
+// ParseHeaderSets parses ietf, x, openai and retry_after, or none.
 func ParseHeaderSets(words []string) (HeaderSets, error) {
 	if len(words) == 1 && words[0] == "none" {
 		words = nil
 	} else if len(words) == 0 {
-		return HeaderSets{}, fmt.Errorf("there are no sets of headers here; write %s, or none", strings.Join(headerSetNames, ", "))
+		return HeaderSets{}, fmt.Errorf("the list of header sets is empty; write %s, or none", strings.Join(headerSetNames, ", "))
 	}
 	for _, word := range words {
 		if !slices.Contains(headerSetNames, word) {
-			return HeaderSets{}, fmt.Errorf("%q is no set of headers; write %s, or none alone", word, strings.Join(headerSetNames, ", "))
+			return HeaderSets{}, fmt.Errorf("%q is not a set of headers; write any of %s, or only none", word, strings.Join(headerSetNames, ", "))
 		}
 	}
 	return HeaderSets{

@@ -1,6 +1,6 @@
-// Package limiter answers requests: it plans what to charge, lets a store charge it, and folds
-// the store's decisions into a verdict. Planning and folding are functions of the request, the
-// configuration and the decisions; the store is the only effect.
+// Package limiter answers requests. It plans what to charge, lets a store charge it, and folds the store's decisions
+// into a verdict. Planning and folding are functions of the request, the configuration and the decisions; the store
+// is the only side effect.
 package limiter
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// ErrNoConfig is returned until a first configuration, or that of a domain, has been loaded; see
-// Config.NoConfig and Domain.Broken.
+// ErrNoConfig is returned before a first configuration, or that of a domain, has been loaded; see Config.NoConfig and
+// Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
 // Observer receives every answered Call, and every configuration before it is used.
@@ -26,15 +26,15 @@ type Observer interface {
 	Observe(*Call)
 }
 
-// Config of a Limiter; the zero Config has none of these.
+// Config configures a Limiter. The zero Config is valid.
 type Config struct {
 	Observer Observer
-	// Local has this process's own buckets, for limits that are answered from them while the store cannot decide.
-	// It answers before Submit returns.
+	// Local has this process's own buckets, for limits with on_backend_failure: local. It decides before Submit
+	// returns.
 	Local backend.Store
 	Modes Modes
-	// NoConfig answers requests for descriptors before there is a configuration, as a limit with that
-	// on_backend_failure would while the store is away. Local denies: no bucket is known. nil: ErrNoConfig.
+	// NoConfig decides requests with descriptors before there is a configuration, as a limit with that
+	// on_backend_failure would. Local denies, because no bucket is known. nil means ErrNoConfig.
 	NoConfig *descriptors.OnFailure
 	// IDs encodes reservations that proxies settle; nil: they cannot be settled, and all ids are forged.
 	IDs IDs
@@ -42,12 +42,12 @@ type Config struct {
 	Now func() algorithms.Micros
 }
 
-// Modes change what denials mean, whatever the configuration says.
+// Modes change the outcome of denials, whatever the configuration is.
 type Modes struct {
-	// Shadow allows every request. The answer to each descriptor stays.
+	// Shadow allows every request. The answers to descriptors do not change.
 	Shadow bool
-	// Quota makes a quota limit of every limit: a request is denied only where each of its descriptors
-	// is, those that meet no limit included.
+	// Quota makes every limit a quota limit: a request is denied only if each of its descriptors is. A descriptor
+	// without a limit is never denied.
 	Quota bool
 }
 
@@ -55,18 +55,18 @@ type Modes struct {
 type Limiter struct {
 	store   backend.Store
 	config  Config
-	current atomic.Pointer[inUse] // replaced whole, under mu; never edited
+	current atomic.Pointer[inUse] // replaced as a whole, under mu; immutable
 
 	mu  sync.Mutex
-	set *adjust.Set              // the adjustments; guarded by mu, nil: none
-	now func() algorithms.Micros // the clock that they expire by; guarded by mu
-	was Adjusted                 // what became of set; guarded by mu
+	set *adjust.Set              // the adjustments, or nil; guarded by mu
+	now func() algorithms.Micros // the clock by which they expire; guarded by mu
+	was Adjusted                 // how set applies; guarded by mu
 }
 
-// New makes a Limiter that has no Snapshot yet.
+// New returns a Limiter without a Snapshot.
 func New(store backend.Store, c Config) *Limiter { return &Limiter{store: store, config: c} }
 
-// Swap makes s the configuration of all Calls that start from now on.
+// Swap uses s for all Calls that start from now on.
 func (l *Limiter) Swap(s *Snapshot) {
 	if l.config.Observer != nil {
 		l.config.Observer.Swapped(s)
@@ -76,7 +76,7 @@ func (l *Limiter) Swap(s *Snapshot) {
 	l.use(s)
 }
 
-// Current is the configuration in use; nil before the first.
+// Current returns the configuration in use, or nil before the first.
 func (l *Limiter) Current() *Snapshot {
 	if u := l.current.Load(); u != nil {
 		return u.snapshot
@@ -84,9 +84,9 @@ func (l *Limiter) Current() *Snapshot {
 	return nil
 }
 
-// Check answers c.Request in c.Verdict. An error means that the request itself is wrong: it names
-// a limit that is not there, or there is no configuration; or it is backend.ErrReused or ErrPending,
-// of an ID that it is taken once under. A store that fails is a Verdict.
+// Check answers c.Request in c.Verdict. An error means that the request itself is wrong: a named limit does not
+// exist, or there is no configuration. It may also be backend.ErrReused or ErrPending, about the idempotency key. A
+// store that fails is no error, but a Verdict.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	planned, err := l.plan(c, nil)
 	if !planned {
@@ -111,10 +111,10 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	return nil
 }
 
-// plan makes the charges of c. Where it does not, c is answered, or err says why it is not. last, which may
-// be nil, was planned before c.
+// plan makes the charges of c. If planned is false, c is answered already, or err is the reason why not. last, which
+// may be nil, was planned before c.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
-	u := l.current.Load() // once: a request sees one configuration
+	u := l.current.Load() // loaded once: a request sees one configuration
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
@@ -131,8 +131,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// answer answers c from its decisions. The caller observes it, unless it has Failed and was canceled: nobody gets
-// what the failure policy answers then.
+// answer answers c from its decisions. The caller observes it, unless it has Failed and was canceled: no client gets
+// the answer of the failure policy.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
 		c.standIn(l.config.Local)
@@ -140,15 +140,15 @@ func (l *Limiter) answer(c *Call) {
 	c.fold()
 }
 
-// observe reports c to the observer, unless it was reported before or belongs to an operator.
+// observe reports c to the observer, unless it was reported before or is an operator's.
 func (l *Limiter) observe(c *Call) {
 	if l.config.Observer != nil && !c.Replayed && !c.Inspect {
 		l.config.Observer.Observe(c)
 	}
 }
 
-// withoutConfig answers c where there is no configuration for it yet. A request for limits by name gets the
-// error: its client knows what an error means, while a proxy allows the request.
+// withoutConfig answers c if there is no configuration for it. A request for named limits gets the error: its client
+// can handle an error, while a proxy would allow the request.
 func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
 	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 {
 		return ErrNoConfig

@@ -18,14 +18,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// bench is a limiter on a configuration, with a store in memory and a clock of the test's.
+// bench is a limiter with a configuration, a store in memory and a clock set by the test.
 type bench struct {
 	*limiter.Limiter
 	store *faulty
 	now   algorithms.Micros
 }
 
-// faulty is a store that can be told not to answer; with of, only for groups with a bucket of that limit.
+// faulty is a store that fails if err is set; with of, only for groups with a bucket of that limit.
 type faulty struct {
 	backend.Store
 	err error
@@ -67,7 +67,7 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	return b
 }
 
-// ask asks for descriptors in their text form, at cost each.
+// ask sends descriptors in text form, each with this cost.
 func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -86,7 +86,7 @@ func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	return c
 }
 
-// left is what a descriptor's limit has left.
+// left returns the remaining units of a descriptor's limit.
 func (b *bench) left(tb testing.TB, text string) int64 {
 	tb.Helper()
 	return b.ask(tb, 0, text).Results[0].Decision.Remaining
@@ -113,7 +113,7 @@ descriptors:
 	}
 }
 
-func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // vector 14
+func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // test vector 14
 	const yaml = `
 domain: d
 descriptors:
@@ -221,7 +221,7 @@ descriptors:
 	}
 	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "sent"}}}}
 	if err := b.Check(t.Context(), c); err == nil {
-		t.Error("a limit that is not there was found")
+		t.Error("a missing limit was found")
 	}
 }
 
@@ -282,7 +282,7 @@ descriptors:
 	}
 }
 
-func TestAnErrorLetsNothingThroughThatQuotasDeny(t *testing.T) {
+func TestAnErrorDoesNotAllowWhatQuotasDeny(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -308,8 +308,9 @@ descriptors:
 	}
 }
 
-// TestWhatIsTakenOnceIsTakenOfEachBucketThatStandsIn, and answered again under its ID.
-func TestWhatIsTakenOnceIsTakenOfEachBucketThatStandsIn(t *testing.T) {
+// TestLocalBucketsConsumeOncePerIdempotencyKey: each local bucket is charged once, and a repetition gets the stored
+// answer.
+func TestLocalBucketsConsumeOncePerIdempotencyKey(t *testing.T) {
 	b := newBench(t, `
 domain: d
 limits:
@@ -333,7 +334,7 @@ limits:
 			t.Errorf("denied %t, left %d and %d; want 8 and 0", c.Denied, one, two)
 		}
 		if c.Results[1].Outcome != limiter.FailedAllowed || c.Results[2].Outcome != limiter.FailedAllowed {
-			t.Errorf("both stand in: %+v", c.Results)
+			t.Errorf("both are decided locally: %+v", c.Results)
 		}
 	}
 	if c := ask("second"); !c.Denied {
@@ -341,7 +342,7 @@ limits:
 	}
 }
 
-func TestWhatWasReservedElsewhereIsNotGivenBackToWhatStandsIn(t *testing.T) {
+func TestLocalBucketsGetNoRefundsOfReservationsInTheStore(t *testing.T) {
 	b := newBench(t, `
 domain: d
 limits:
@@ -391,7 +392,7 @@ descriptors:
 			t.Errorf("ask %d of 3 a minute: %+v", i+1, c.Results)
 		}
 	}
-	// What was used in the window counts against whatever number comes next.
+	// Units consumed in the window count against the next number too.
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
 	if c := ask("known=1", lower); !c.Denied {
@@ -415,8 +416,8 @@ descriptors:
 	}
 }
 
-// TestInvariants asks at random, with a store that fails now and then, and checks what must hold
-// whatever the limits: what is denied is not charged, shadows change nothing, failures deny.
+// TestInvariants sends random requests, with a store that fails at times. For all limits: denied requests are not
+// charged, shadow mode changes nothing, failures deny.
 func TestInvariants(t *testing.T) {
 	const yaml = `
 domain: d
@@ -435,7 +436,7 @@ descriptors:
 	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		b, twin := newBench(t, yaml), newBench(t, yaml) // the twin is never asked in shadow mode
+		b, twin := newBench(t, yaml), newBench(t, yaml) // the reference has no shadow limits in its requests
 		for step := range 300 {
 			b.now += algorithms.Micros(rng.Int64N(400_000))
 			twin.now = b.now
@@ -456,7 +457,7 @@ descriptors:
 			b.store.err = nil
 			switch {
 			case failed && !c.Denied:
-				t.Fatalf("seed %d, step %d: the store failed, and the request passed", seed, step)
+				t.Fatalf("seed %d, step %d: the store failed, and the request was allowed", seed, step)
 			case failed:
 			case twin.ask(t, cost, some...).Denied != c.Denied:
 				t.Fatalf("seed %d, step %d: a shadow changed the verdict", seed, step)

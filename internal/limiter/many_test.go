@@ -19,8 +19,8 @@ descriptors:
   - {key: other, rate_limit: {unit: hour, requests_per_unit: 1000000, replaces: [{name: one}]}}
 `
 
-// TestCostsOfABucketAreAddedUpHoweverMany compares with a model that adds up the costs by value, for requests
-// with few descriptors and with many, of few buckets and of many.
+// TestCostsOfABucketAreAddedUpHoweverMany compares with a model that adds up the costs by value, for requests with
+// few and many descriptors, of few and many buckets.
 func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -64,8 +64,8 @@ func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
 	}
 }
 
-// TestTimeGrowsAsTheNumberOfDescriptors: sixteen times as many may not take sixty times as long. Where
-// each was compared with all others it was up to 256 times.
+// TestTimeGrowsAsTheNumberOfDescriptors: sixteen times as many descriptors must take less than sixty times as long.
+// If each were compared with all others, it would be up to 256 times.
 func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 	b := newBench(t, manyYAML)
 	taken := func(n int) time.Duration {
@@ -85,7 +85,7 @@ func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 		}
 		return time.Since(start)
 	}
-	// The shortest of each: another process can only make them longer.
+	// The shortest duration of each, because other processes only make them longer.
 	few, many := time.Duration(math.MaxInt64/60), time.Duration(math.MaxInt64)
 	for range 50 {
 		few, many = min(few, taken(1_000)), min(many, taken(16_000))

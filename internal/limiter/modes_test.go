@@ -16,7 +16,7 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `
 
-func TestShadowModeDeniesNobodyAndSaysWhom(t *testing.T) {
+func TestShadowModeDeniesNothingAndReportsDenials(t *testing.T) {
 	b := newBench(t, modesYAML, limiter.Modes{Shadow: true})
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.Spared {
 		t.Errorf("within the limit: %+v", c.Verdict)
@@ -26,7 +26,7 @@ func TestShadowModeDeniesNobodyAndSaysWhom(t *testing.T) {
 	}
 	b.store.err = errors.New("away")
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
-		t.Errorf("not known: %+v", c.Verdict)
+		t.Errorf("the store failed: %+v", c.Verdict)
 	}
 }
 
@@ -40,7 +40,7 @@ func TestQuotaModeDeniesOnlyWhereEveryDescriptorIsDenied(t *testing.T) {
 		{[]string{"a=1", "b=1"}, false, false},
 		{[]string{"a=1", "b=1"}, false, true}, // b allows, and is charged
 		{[]string{"a=1", "free=1"}, true, true},
-		{[]string{"a=1", "other=1"}, false, true}, // one that meets no limit allows
+		{[]string{"a=1", "other=1"}, false, true}, // a descriptor without a limit allows
 		{[]string{"a=1", "b=1"}, false, true},
 		{[]string{"a=1", "b=1"}, true, true},
 	} {

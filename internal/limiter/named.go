@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// AskError is what is wrong with asking for a limit by its name.
+// AskError is a mistake in a request for a named limit.
 type AskError struct {
-	// Missing: there is no such domain or limit.
+	// Missing means that the domain or limit does not exist.
 	Missing bool
 	Problem string
 }
@@ -25,8 +25,7 @@ func missing(format string, args ...any) *AskError {
 	return &AskError{Missing: true, Problem: fmt.Sprintf(format, args...)}
 }
 
-// Limit finds a named limit; domain may be empty where one domain alone has the name. The error is
-// an *AskError.
+// Limit returns a named limit. domain may be empty if only one domain has the name. The error is an *AskError.
 func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, error) {
 	if domain != "" {
 		d := s.Domains[domain]
@@ -55,7 +54,7 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 	return in, in.Named[name], nil
 }
 
-// inspected finds a limit for an operator: a named limit, or that of a descriptor, by its name. The error is an
+// inspected returns the limit for an operator: a named limit, or that of a descriptor, by its name. The error is an
 // *AskError.
 func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
 	d, p, err := s.Limit(domain, name)
@@ -79,8 +78,8 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 	return s.Domains[p.Domain], p, nil
 }
 
-// Home is the domain of a limit called name that comes with a request; domain may be empty where
-// there is one alone. The error is an *AskError.
+// Home returns the domain of a limit that comes with a request. domain may be empty if there is only one. The error
+// is an *AskError.
 func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	if domain == "" && len(s.Domains) == 1 {
 		for only := range s.Domains {
@@ -93,15 +92,14 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	case d == nil:
 		return nil, missing("domain %q is not configured", descriptors.Printable(domain))
 	case d.Named[name] != nil:
-		return nil, &AskError{Problem: fmt.Sprintf("limit %q is in the configuration: a request cannot bring another; leave out config, or choose another name", name)}
+		return nil, &AskError{Problem: fmt.Sprintf("limit %q is in the configuration, and a request cannot replace it; leave out config, or choose another name", name)}
 	default:
 		return d, nil
 	}
 }
 
-// reachable returns an *AskError if descriptors use the named limit p, and none of them leaves open as
-// many values as key has: no proxy consumes such a bucket. A limit that no descriptor uses belongs to
-// the applications, which choose their keys themselves.
+// reachable returns an *AskError if descriptors use the named limit p, and none of them leaves open as many values as
+// key has: no proxy charges such a bucket. The keys of a limit that no descriptor uses are chosen by applications.
 func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
@@ -126,10 +124,10 @@ func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
 }
 
-// mostUses bounds how many uses of a limit an error names.
+// mostUses bounds how many uses of a limit an error lists.
 const mostUses = 8
 
-// openKeys names the values that identify a bucket of p.
+// openKeys describes the values that identify a bucket of p.
 func openKeys(p *descriptors.Policy) string {
 	names := make([]string, len(p.Extra().OpenKeys))
 	for i, key := range p.Extra().OpenKeys {
@@ -152,20 +150,20 @@ func values(n int) string {
 	}
 }
 
-// limit is Limit for ask, which may have brought it.
+// limit is Limit for ask, whose limit may have come with the request.
 func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
 		return s.Limit(domain, ask.Name)
 	}
 	d := s.Domains[ask.Inline.Domain]
-	if d == nil { // it was there when the limit was compiled
+	if d == nil { // it existed when the limit was compiled
 		return nil, nil, missing("domain %q is not configured", descriptors.Printable(ask.Inline.Domain))
 	}
 	return d, ask.Inline, nil
 }
 
-// Reset forgets the buckets that c asks, so that they are as ones never seen; c.Results tell which. An
-// error is an *AskError, ErrNoConfig, or the store's, which could not be asked in time.
+// Reset deletes the buckets of c, so that they equal new ones; c.Results has them. The error is an *AskError,
+// ErrNoConfig, or that of the store if it did not answer in time.
 func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	u := l.current.Load()
 	if u == nil {
@@ -194,9 +192,9 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if local := l.config.Local; local != nil { // first, in case the store is away
+	if local := l.config.Local; local != nil { // first, in case the store is unreachable
 		if err := backend.ResetBucket(ctx, local, charge); err != nil {
-			return fmt.Errorf("reset a bucket of limit %q that stands in: %w", name, err)
+			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}
 	}
 	if err := backend.ResetBucket(ctx, l.store, charge); err != nil {

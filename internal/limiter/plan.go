@@ -15,15 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Values of Result.charge before a charge is made for it.
+// Values of Result.charge without a charge.
 const (
 	noCharge = -1
 	toCharge = -2
 )
 
-// plan turns the request into Results without answers, and charges for a store. Limits that stand
-// together share a Group; each shadow and each quota limit, and each limit of a domain that
-// consumes one by one, is a Group of its own. The error is of a request for limits by name.
+// plan turns the request into Results without answers, and charges for a store. Limits that are charged together
+// share a Group. Each shadow limit, each quota limit, and each limit of a domain with `consume: each` is a Group of
+// its own. The error concerns a request for named limits.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.Look = c.Look || c.Inspect
@@ -52,10 +52,9 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	return nil
 }
 
-// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each
-// value. HTTP/1 has none there and HTTP/2 forbids it, but Envoy keeps what an HTTP/2 client sends:
-// without this each number of blanks would be a bucket of its own, and the application behind an
-// HTTP/1 connection would see one value.
+// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each value. HTTP/1
+// parsers remove it and HTTP/2 forbids it, but Envoy keeps what an HTTP/2 client sends. Without this, each number of
+// blanks would have its own bucket, while the application behind an HTTP/1 connection sees one value.
 func trimBlanks(entries []descriptors.Entry) {
 	for i := range entries {
 		v := entries[i].Value
@@ -65,7 +64,7 @@ func trimBlanks(entries []descriptors.Entry) {
 		for len(v) > 0 && isBlank(v[len(v)-1]) {
 			v = v[:len(v)-1]
 		}
-		if len(v) != len(entries[i].Value) { // written only where needed: most values have no blanks
+		if len(v) != len(entries[i].Value) { // written only if necessary: most values have no blanks
 			entries[i].Value = v
 		}
 	}
@@ -73,7 +72,7 @@ func trimBlanks(entries []descriptors.Entry) {
 
 func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
-// planLimits plans limits asked for by name, which are all taken together.
+// planLimits plans named limits, which are one group.
 func (c *Call) planLimits(s *Snapshot) error {
 	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
 		return ErrNoConfig
@@ -115,7 +114,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 	return nil
 }
 
-// kindName is what a person would call l's algorithm.
+// kindName returns the name of l's algorithm in plain words.
 func kindName(l *algorithms.Limit) string {
 	if l.Kind == algorithms.Guaranteed {
 		return "token_bucket with a guaranteed minimum"
@@ -141,7 +140,7 @@ func (c *Call) meet(i int) {
 	}
 	node := domain.Tree.Match(d.Entries)
 	if node == nil || len(node.Policies) == 0 {
-		if d.HasOverride { // a limit was meant, and there is no telling which
+		if d.HasOverride { // a limit was intended, and it is unknown which
 			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
 		}
 		return
@@ -176,12 +175,11 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	}
 }
 
-// few is how many limits of a request are compared one with another; with more, a table takes the place of
-// the comparisons, so that the time grows only as their number.
+// few is up to how many limits of a request are compared with each other. With more, a table replaces the
+// comparisons, so that the time grows linearly.
 const few = 16
 
-// replace drops the limits that another limit of the request replaces, be that one replaced
-// itself.
+// replace drops the limits that another limit of the request replaces, even if that one is replaced itself.
 func (c *Call) replace() {
 	if len(c.Results) > few {
 		c.replaceMany()
@@ -200,7 +198,7 @@ func (c *Call) replace() {
 	}
 }
 
-// replaceMany is replace with a table of the names that are replaced.
+// replaceMany is replace with a table of the replaced names.
 func (c *Call) replaceMany() {
 	var replaced map[string]bool
 	var seen map[*descriptors.Policy]bool
@@ -224,13 +222,12 @@ func (c *Call) replaceMany() {
 	}
 }
 
-// named reports whether r is of a limit that others can replace. An unlimited one stays so, as in the
-// reference server.
+// named reports whether other limits can replace r's. An unlimited one stays, as in the reference server.
 func (r *Result) named() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
 
-// charge makes the charges: first the one Group of those taken together, then the others.
+// charge makes the charges: first the group of those charged together, then the others.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
@@ -248,15 +245,15 @@ func (c *Call) charge() {
 	}
 }
 
-// together reports whether p stands with the request's others. Limits asked for by name do whatever the
-// domain consumes: who lists them is promised all or none, and the reference server knows no such list.
+// together reports whether r is charged in one group with other limits of the request. Named limits always are,
+// whatever the domain's consume is: the API promises all or none, and the reference server has no such requests.
 func (c *Call) together(r *Result) bool {
 	p := r.Policy
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota && !r.isUnlimited()
 }
 
-// chargeTogether adds r to the Group of those taken together. The costs of a bucket that is met
-// twice are added up first; it reserves only if each ask does.
+// chargeTogether adds r to the common group. Costs of the same bucket are added up first. The charge reserves only if
+// each part does.
 func (c *Call) chargeTogether(r *Result) {
 	at := c.charged(r.Key)
 	if at < 0 {
@@ -268,8 +265,8 @@ func (c *Call) chargeTogether(r *Result) {
 	r.charge = at
 }
 
-// charged is the number of the charge of the bucket at key, of those that are taken together; -1: there is
-// none, and one that is added next is found from then on.
+// charged returns the index of the common group's charge with this key, or -1. In that case, the next added charge is
+// found from then on.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {
@@ -280,12 +277,12 @@ func (c *Call) charged(key []byte) int {
 		return -1
 	}
 	if len(c.charges) == 0 {
-		places := 2 << bits.Len(uint(len(c.Results))) // at least twice as many as there can be charges
+		places := 2 << bits.Len(uint(len(c.Results))) // at least twice the possible number of charges
 		c.buckets = slices.Grow(c.buckets[:0], places)[:places]
 		clear(c.buckets)
 	}
 	last := uint64(len(c.buckets) - 1)
-	at := maphash.Bytes(bucketSeed, key) & last // seeded, so that no client can choose keys that meet
+	at := maphash.Bytes(bucketSeed, key) & last // seeded, so that no client can choose colliding keys
 	for ; c.buckets[at] != 0; at = (at + 1) & last {
 		if i := int(c.buckets[at] - 1); bytes.Equal(c.charges[i].Key, key) {
 			return i
@@ -300,7 +297,7 @@ var bucketSeed = maphash.MakeSeed()
 func (c *Call) add(r *Result, group int) {
 	r.charge = len(c.charges)
 	c.charges = append(c.charges, backend.Charge{})
-	charge, p := &c.charges[r.charge], r.Policy // filled in place: it is large
+	charge, p := &c.charges[r.charge], r.Policy // filled in place, because it is large
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
@@ -312,9 +309,9 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// neverFits reports whether one of the limits asked for by name that are taken together can never give its
-// cost. Such a request is a mistake and charges nothing, not even limits that charge what they deny: it
-// becomes a dry run, which tells what remains.
+// neverFits reports whether one of the named limits in the common group can never allow its cost. Such a request is a
+// mistake and charges nothing, not even limits that charge denied requests: it becomes a dry run, which reports what
+// remains.
 func (c *Call) neverFits() bool {
 	if len(c.Limits) == 0 || c.modes.Shadow {
 		return false
@@ -330,7 +327,7 @@ func (c *Call) neverFits() bool {
 	return true
 }
 
-// answerMistake decides what the store could not tell of a call that neverFits: that is known without it.
+// answerMistake sets the decisions of a call that neverFits if the store could not decide: they are known without it.
 func (c *Call) answerMistake() {
 	for i := range c.charges {
 		if d := &c.decisions[i]; d.Err != nil {
@@ -340,11 +337,11 @@ func (c *Call) answerMistake() {
 	}
 }
 
-// standIn asks this process's own buckets where the store could not decide and the policy says so.
-// They are asked one by one: the limits they were to be taken together with are not known to allow. What
-// was reserved elsewhere is not given back to them.
+// standIn decides charges in this process's own buckets if the store could not decide and on_backend_failure is
+// local. Each is decided alone, because it is unknown whether the other limits of the group allow. Refunds of units
+// reserved in the store are not added to local buckets.
 func (c *Call) standIn(local backend.Store) {
-	var answered []bool // by charge; nil: none
+	var answered []bool // by charge; nil if there is none
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.of != 0 {
@@ -355,7 +352,7 @@ func (c *Call) standIn(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
-		if charge.Once != nil { // one ID for each, or the second would be answered as the first was
+		if charge.Once != nil { // each needs its own ID, or the second would get the answer of the first
 			own := *charge.Once
 			own.ID = OnceID(string(own.ID[:]), strconv.Itoa(r.charge))
 			charge.Once = &own
@@ -369,7 +366,7 @@ func (c *Call) standIn(local backend.Store) {
 			answered[r.charge] = true
 		}
 	}
-	for i := range c.Results { // more than one may have named the bucket
+	for i := range c.Results { // several Results may have the same bucket
 		if r := &c.Results[i]; answered != nil && r.charge >= 0 && answered[r.charge] {
 			r.local = true
 		}

@@ -13,7 +13,7 @@ import (
 
 const sec = algorithms.Second
 
-// jobs swaps to a configuration with these numbers.
+// jobs uses a configuration with these numbers.
 func (b *bench) jobs(tb testing.TB, numbers string) {
 	tb.Helper()
 	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
@@ -24,7 +24,7 @@ func (b *bench) jobs(tb testing.TB, numbers string) {
 	b.Swap(snapshot)
 }
 
-// consume asks the limit jobs for count units; it reports whether they were allowed.
+// consume charges count units to the limit jobs, and reports whether they were allowed.
 func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call, bool) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "jobs", Count: count, Reserve: reserve}}}}
@@ -34,7 +34,7 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 	return c, !c.Denied
 }
 
-// cancel settles r for nothing.
+// cancel settles r with a cost of 0.
 func (b *bench) cancel(tb testing.TB, r limiter.Reservation) {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -43,16 +43,16 @@ func (b *bench) cancel(tb testing.TB, r limiter.Reservation) {
 	}
 }
 
-// remaining is what the limit jobs has left.
+// remaining returns the remaining units of the limit jobs.
 func (b *bench) remaining(tb testing.TB) int64 {
 	tb.Helper()
 	c, _ := b.consume(tb, 0, false)
 	return c.Results[0].Decision.Remaining
 }
 
-// A reservation was made at 10 a second. Then the rate falls to 1 a second. In 5 seconds 50 units have flowed in and
-// were used, so that a cancellation of 100 may return no more than 50. The store's clock may be a minute ahead, so it
-// returns less.
+// TestCancelledAtALowerRate makes a reservation at 10 a second. Then the rate falls to 1 a second. In 5 seconds 50
+// units have been added and consumed, so a cancellation of 100 may refund at most 50. The store's clock may be a
+// minute ahead, so it refunds less.
 func TestCancelledAtALowerRate(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
@@ -80,7 +80,7 @@ func TestCancelledAtALowerRate(t *testing.T) {
 				t.Fatal("not reserved")
 			}
 			b.now += c.after
-			for b.remaining(t) > 0 { // others use what has flowed in
+			for b.remaining(t) > 0 { // other requests consume what was added
 				b.consume(t, b.remaining(t), false)
 			}
 			b.jobs(t, form+c.now)
@@ -92,8 +92,8 @@ func TestCancelledAtALowerRate(t *testing.T) {
 	}
 }
 
-// Whatever is consumed before and after, and whenever the rate falls: a reservation that is cancelled leaves no more
-// units than there would be without it.
+// TestCancelledAtALowerRateLiftsNoBound: whatever is consumed before and after, and whenever the rate falls, a
+// cancelled reservation leaves no more units than there would be without it.
 func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	cancelled, returned := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -148,6 +148,6 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	})
 	t.Logf("%d cancelled, %d of them returned something", cancelled, returned)
 	if cancelled > 50 && returned == 0 {
-		t.Error("none returned anything: nothing was tested")
+		t.Error("no cancellation refunded anything, so nothing was tested")
 	}
 }

@@ -6,11 +6,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Shown is a limit as clients are told of it: so many units in a window of so many seconds; 0: of
-// none that can be told. The units are its capacity, the most that can be left, so that what a
-// client is told to be left never exceeds what it is told to be its limit. Where that is not what
-// flows in per period, the window is the time in which so much flows in: 10 a minute with room for
-// 20 is 20 in 2 minutes, which is as true.
+// Shown returns a limit in the form of rate limit headers: units in a window of seconds. seconds is 0 if there is no
+// such window. The units are the capacity, so that the remaining units never exceed the reported limit. If the
+// capacity differs from the rate, the window is the time in which the capacity is filled: 10 a minute with a
+// capacity of 20 is reported as 20 in 2 minutes.
 func Shown(l *algorithms.Limit) (units, seconds int64) {
 	period := uint64(l.Period) * uint64(l.Tick)
 	switch l.Kind {

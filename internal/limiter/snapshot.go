@@ -9,22 +9,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Snapshot is one compiled configuration. It is never edited: a reload replaces it whole.
+// Snapshot is one compiled configuration. It is immutable: a reload replaces it as a whole.
 type Snapshot struct {
 	Domains map[string]*Domain
 	// Policies are those of all domains.
 	Policies []*descriptors.Policy
-	// Auth is for the HTTP listener; nil: no route is configured, and it denies.
+	// Auth is for the HTTP listener. Without it (nil), auth requests are denied.
 	Auth *Auth
-	// KeepBlanks: spaces and tabs at the ends of descriptor values are part of them. Otherwise they are
-	// removed before limits are matched and keys are made.
+	// KeepBlanks keeps spaces and tabs at the ends of descriptor values. Otherwise they are removed before limits are
+	// matched and keys are made.
 	KeepBlanks bool
-	// Hash tells configurations apart.
+	// Hash identifies the configuration.
 	Hash string
 }
 
-// domain is that of a name; nil: it is not configured. Requests that come together mostly are of the one
-// of the last.
+// domain returns the domain with this name, or nil if it is not configured. It tries that of last first, because
+// requests that arrive together mostly have the same domain.
 func (s *Snapshot) domain(name string, last *Call) *Domain {
 	if last != nil && last.Snapshot == s && last.Verdict.Domain != nil && last.Verdict.Domain.Name == name {
 		return last.Verdict.Domain
@@ -32,7 +32,7 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 	return s.Domains[name]
 }
 
-// Domain is the limits of one domain.
+// Domain has the limits of one domain.
 type Domain struct {
 	Name string
 	Tree *descriptors.Tree
@@ -40,28 +40,26 @@ type Domain struct {
 	Policies []*descriptors.Policy
 	// Named are the named limits.
 	Named map[string]*descriptors.Policy
-	// Broken: its configuration has never been without a mistake. OnFailure answers.
+	// Broken means that its configuration has never been valid. OnFailure decides.
 	Broken bool
-	// Alone: `consume: each`.
+	// Alone means `consume: each`.
 	Alone bool
-	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for limits
-	// that come with a request.
+	// OnFailure, Slot and, with OnFailure local, LocalShare are the domain's defaults, for overrides.
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
 	// Require is what a request must have, or it is denied.
 	Require []Requirement
-	// Settle has the entries that carry reservations back; nil: no limit of the domain has reservations that proxies
+	// Settle has the entries that contain reservations; nil if no limit of the domain has reservations that proxies
 	// settle. Settling are those limits, one for each set of buckets, by descriptors.PrefixNumber.
 	Settle   *SettleEntries
 	Settling map[uint64]*descriptors.Policy
-	// DenyBody is the body of denials, for limits that have none of their own.
+	// DenyBody is the body of denials, for limits without one of their own.
 	DenyBody descriptors.Body
-	// Headers of the HTTP listener; nil: the defaults of the listener. OpenAI is sent to Envoy too.
+	// Headers are those of the HTTP listener; nil means its defaults. OpenAI is sent to Envoy too.
 	Headers *HeaderSets
-	// MaxOverride is what limits that come with requests may allow at most, where the place that the
-	// descriptor meets has no bound of its own; nil: there is none. Bounded tells whether there is
-	// one here or at any place.
+	// MaxOverride bounds overrides, unless the descriptor has a bound of its own; nil means no bound. Bounded reports
+	// whether there is a bound here or at any descriptor.
 	MaxOverride *descriptors.Policy
 	Bounded     bool
 
@@ -69,10 +67,10 @@ type Domain struct {
 	overrideCount atomic.Int64
 }
 
-// maxOverrides bounds how many different overrides a domain remembers the compiled form of.
+// maxOverrides bounds how many compiled overrides a domain keeps.
 const maxOverrides = 4096
 
-// MostOverride bounds a limit that comes with a descriptor; nil: nothing does.
+// MostOverride returns the bound of an override with these entries, or nil.
 func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
 	if !d.Bounded {
 		return nil
@@ -83,8 +81,8 @@ func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
 	return d.MaxOverride
 }
 
-// override compiles a limit that came with a request, or returns nil if its numbers are of no
-// window. Policies of overrides are not numbered: their Index is -1.
+// override compiles an override, or returns nil if its numbers describe no window. Policies of overrides are not
+// numbered: their Index is -1.
 func (d *Domain) override(o Override) *descriptors.Policy {
 	if p, ok := d.overrides.Load(o); ok {
 		return p.(*descriptors.Policy)

@@ -25,7 +25,7 @@ import (
 // adjustKeeper keeps adjustments, and reports when they change.
 type adjustKeeper interface {
 	adjust.Keeper
-	// Watch has see called with the Set now, and with each one after it, one after the other.
+	// Watch calls see with the present Set, and then with each new one, one call at a time.
 	Watch(see func(*adjust.Set))
 }
 
@@ -34,20 +34,20 @@ type adjustments struct {
 	server  *server
 	keeper  adjustKeeper
 	service *adjust.Service
-	shared  *inredis.Keeper // the keeper, where it is in Redis; nil: it is not
-	ledger  *redis.Ledger   // of shared
+	shared  *inredis.Keeper // the keeper if it is in Redis, else nil
+	ledger  *redis.Ledger   // that of shared
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
-	next    algorithms.Micros // when the first of them expires; 0: none does. Guarded by mu
-	changed chan struct{}     // next has changed
+	next    algorithms.Micros // when the first of them expires; 0 if none does. Guarded by mu
+	changed chan struct{}     // receives when next has changed
 }
 
-// manyChanges is how many changed adjustments have the leases and denials of all buckets forgotten, because to
-// look for the buckets of each would take longer.
+// manyChanges is the number of changed adjustments from which on the leases and cached denials of all buckets are
+// dropped. Finding the buckets of each adjustment would take longer.
 const manyChanges = 100
 
-// newAdjustments reads what is kept.
+// newAdjustments opens the keeper and reads the adjustments.
 func (s *server) newAdjustments() (*adjustments, error) {
 	key, err := s.auditKey()
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	return a, nil
 }
 
-// open makes the keeper: in Redis, where the buckets are there.
+// open opens the keeper. It is in Redis if the buckets are.
 func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	c := &a.server.config
 	if c.Redis.URL == "" {
@@ -84,8 +84,8 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	return nil
 }
 
-// first asks Redis for adjustments before there are requests, so that who is blocked stays blocked over a
-// restart. ctx bounds the wait.
+// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked over a restart.
+// ctx bounds the wait.
 func (a *adjustments) first(ctx context.Context) {
 	if a.shared != nil {
 		if err := a.shared.Poll(ctx); err != nil {
@@ -94,7 +94,7 @@ func (a *adjustments) first(ctx context.Context) {
 	}
 }
 
-// run follows changes, and drops what expires, until ctx ends.
+// run applies changes, and drops expired adjustments, until ctx ends.
 func (a *adjustments) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -104,7 +104,7 @@ func (a *adjustments) run(ctx context.Context) {
 	a.expire(ctx)
 }
 
-// close ends the connections of the keeper.
+// close closes the connections of the keeper.
 func (a *adjustments) close() {
 	if a.ledger != nil {
 		a.ledger.Close()
@@ -114,11 +114,11 @@ func (a *adjustments) close() {
 const (
 	adjustmentsOff   = "adjustments-off"
 	adjustmentsStale = "adjustments-stale"
-	// stale is for how long Redis may fail to answer before that is a condition.
+	// stale is how long Redis may fail to answer before that is a condition.
 	stale = 10 * time.Second
 )
 
-// report reports how the keeper is.
+// report reports the state of the keeper as a condition.
 func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
 	forbidden := errors.Is(status.Err, redis.ErrForbidden)
@@ -142,24 +142,24 @@ func (a *adjustments) report() {
 	})
 }
 
-// auditKey is the secret of the audit's chain; nil: none was given.
+// auditKey returns the secret that protects the audit, or nil if none is configured.
 func (s *server) auditKey() ([]byte, error) {
 	if s.config.AuditKeyFile == "" {
 		return nil, nil
 	}
 	key, err := os.ReadFile(s.config.AuditKeyFile)
 	if err != nil {
-		return nil, fmt.Errorf("key of the audit: %w", err)
+		return nil, fmt.Errorf("--audit-key-file: %w", err)
 	}
 	text := strings.TrimSpace(string(key))
 	if len(text) < 16 {
-		return nil, fmt.Errorf("key of the audit: %s holds fewer than 16 characters; write a longer secret, such as that of: openssl rand -hex 32", s.config.AuditKeyFile)
+		return nil, fmt.Errorf("--audit-key-file: %s has fewer than 16 characters; write a longer secret, such as the output of: openssl rand -hex 32", s.config.AuditKeyFile)
 	}
 	return []byte(text), nil
 }
 
-// apply has set decide from now on, without what has expired. Loans of the buckets that it changes are given
-// back, and their denials forgotten, as after a reload.
+// apply puts set in force, without its expired adjustments. As after a reload, it returns the leases of the affected
+// buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -196,7 +196,7 @@ func (a *adjustments) apply(set *adjust.Set) {
 	}
 }
 
-// buckets are the keys of the buckets that changed is of, or all of them.
+// buckets returns the keys of the buckets that changed affects. all reports whether it affects too many to list.
 func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all bool) {
 	if len(changed) > manyChanges {
 		return nil, true
@@ -211,8 +211,8 @@ func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// expire drops adjustments when they expire, until ctx ends. Requests do not wait for that: they compare the
-// time themselves.
+// expire drops adjustments when they expire, until ctx ends. Requests compare the time themselves, so that an expired
+// adjustment has no effect even if this is late.
 func (a *adjustments) expire(ctx context.Context) {
 	const longest = time.Minute // the clock may be set meanwhile
 	timer := time.NewTimer(longest)
@@ -235,7 +235,7 @@ func (a *adjustments) expire(ctx context.Context) {
 	}
 }
 
-// stats are for the metrics.
+// stats returns the numbers for the metrics.
 func (a *adjustments) stats() metrics.AdjustmentStats {
 	result := a.server.limiter.Adjusted()
 	stats := metrics.AdjustmentStats{Applied: result.InForce, Ignored: result.Ignored, Version: a.keeper.Set().Head.Version}
@@ -246,7 +246,7 @@ func (a *adjustments) stats() metrics.AdjustmentStats {
 	return stats
 }
 
-// api answers operators.
+// api returns the HTTP API of adjustments.
 func (a *adjustments) api() *httpapi.Adjustments {
 	return &httpapi.Adjustments{Service: a.service, MayChange: a.server.mayChange}
 }
@@ -257,8 +257,8 @@ var (
 	errReadToken = errors.New("this token may read only; bring the admin token")
 )
 
-// mayChange says why r may not change adjustments. An operator needs the admin token, or access to the Unix
-// socket: other containers of a pod, and pages in a browser, reach a port of the loopback interface as well.
+// mayChange returns the reason for which r may not change adjustments. A change needs the admin token, or access to
+// the Unix socket: other containers of a pod and pages in a browser can reach a port of the loopback interface too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
 	case s.adminToken != nil && httpauth.Brings(r, s.adminToken):

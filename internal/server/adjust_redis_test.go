@@ -15,13 +15,14 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// A change at one sidecar is in force at the other, although that has units on loan and remembers denials.
+// TestSidecarsSeeAdjustmentsOfEachOther: a change at one sidecar takes effect at the other, although that one has
+// leased units and cached denials.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	tokens := withTokens(t)
 	a := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
 	b := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
-	if n := b.allowed(t, 40, "bob"); n != 40 { // so often that units are lent
+	if n := b.allowed(t, 40, "bob"); n != 40 { // often enough for a lease
 		t.Fatalf("bob gets %d of 40", n)
 	}
 	id := a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
@@ -49,8 +50,9 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 }
 
-// A sidecar that starts while Redis is away blocks who was blocked; the limits answer by on_backend_failure.
-func TestAStartWithoutRedisBlocksWhoIsBlocked(t *testing.T) {
+// TestAStartWithoutRedisBlocksBlockedKeys: a sidecar that starts while Redis is unreachable still blocks blocked
+// keys. Other keys are decided by on_backend_failure.
+func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
 	open := strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1)
 	kept := func(c *Config) { c.StateDir = dir }
@@ -65,13 +67,13 @@ func TestAStartWithoutRedisBlocksWhoIsBlocked(t *testing.T) {
 		t.Errorf("eve is blocked, and gets %d", n)
 	}
 	if n := x.allowed(t, 3, "bob"); n != 3 {
-		t.Errorf("bob is answered by the failure policy, and gets %d of 3", n)
+		t.Errorf("by on_backend_failure, bob gets %d of 3", n)
 	}
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
 	if code != 503 || !strings.Contains(fmt.Sprint(answer["detail"]), "nothing was changed") {
-		t.Errorf("a change while Redis is away: %d %v", code, answer)
+		t.Errorf("a change while Redis is unreachable: %d %v", code, answer)
 	}
-	redis.Restart() // empty
+	redis.Restart() // without data
 	eventually(t, "Redis has it again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
 }
 
@@ -96,7 +98,8 @@ func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
 	}
 }
 
-// A user in Redis who may keep limits only is enough to run, and that adjustments are off is shown.
+// TestAdjustmentsAreOffWithoutThePermissions: a Redis user with the permissions for limits alone is enough to run,
+// and a condition reports that adjustments are off.
 func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limits", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+mget", "+get", "+psetex", "+del", "+pexpire", "+time", "+ping", "+info")

@@ -21,7 +21,7 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// withTokens has the admin port need a token, or another for reading.
+// withTokens configures an admin token and a read-only token.
 func withTokens(t *testing.T) func(*Config) {
 	t.Helper()
 	dir := t.TempDir()
@@ -34,7 +34,7 @@ func withTokens(t *testing.T) func(*Config) {
 	return func(c *Config) { c.AdminTokenFile, c.AdminReadTokenFile = admin, read }
 }
 
-// asAdmin asks the admin port, with the admin token, and decodes the answer.
+// asAdmin sends a request with the admin token, and decodes the answer.
 func (x *instance) asAdmin(t *testing.T, method, path, body string) (code int, answer map[string]any) {
 	t.Helper()
 	return x.as(t, adminSecret, method, path, body)
@@ -58,11 +58,11 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	_ = json.NewDecoder(response.Body).Decode(&answer) // what is no JSON has no fields
+	_ = json.NewDecoder(response.Body).Decode(&answer) // an answer that is not JSON has no fields
 	return response.StatusCode, answer
 }
 
-// adjust sets an adjustment of limit calls; change is its JSON without the reason and the like. It returns the ID.
+// adjust creates an adjustment of limit calls; change is its JSON without the reason. It returns the ID.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
@@ -73,7 +73,7 @@ func (x *instance) adjust(t *testing.T, change string) (id string) {
 	return adjustment["id"].(string)
 }
 
-// allowed is how many of n requests of a user are allowed.
+// allowed returns how many of n requests of a user are allowed.
 func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	t.Helper()
 	for range n {
@@ -84,7 +84,7 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	return count
 }
 
-// An operator raises, blocks, looks and takes back; nothing is restarted.
+// TestAnOperatorAdjustsALimit raises and blocks a limit, lists the adjustments and deletes them, without a restart.
 func TestAnOperatorAdjustsALimit(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t))
 	if n := x.allowed(t, 5, "bob"); n != 2 {
@@ -92,7 +92,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	id := x.adjust(t, `"key":["bob"],"factor":5,"for":"2h"`)
 	if n := x.allowed(t, 20, "bob"); n != 8 {
-		t.Errorf("five times as much, with 2 used: bob gets %d, want 8", n)
+		t.Errorf("with factor 5 and 2 units used, bob gets %d, want 8", n)
 	}
 	x.adjust(t, `"key_b64":["ZXZl"],"block":true,"for":"1h"`)
 	if n := x.allowed(t, 3, "eve"); n != 0 {
@@ -106,7 +106,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 		t.Errorf("%d %v", code, answer)
 	}
 	if n := x.allowed(t, 3, "bob"); n != 0 {
-		t.Errorf("10 are used of 2: bob gets %d, want 0", n)
+		t.Errorf("10 units of 2 are used: bob gets %d, want 0", n)
 	}
 	if code, _ := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 404 {
 		t.Errorf("deleted twice: %d", code)
@@ -136,7 +136,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 }
 
-func TestWhoMayChangeAdjustments(t *testing.T) {
+func TestChangesNeedTheAdminToken(t *testing.T) {
 	const block = `{"limit":"calls","all_keys":true,"block":true,"for":"1h","author":"eve","reason":"none"}`
 	x := start(t, oneLimit, withTokens(t))
 	for _, test := range []struct {
@@ -159,7 +159,7 @@ func TestWhoMayChangeAdjustments(t *testing.T) {
 		}
 	}
 
-	x = start(t, oneLimit) // no token: whatever shares the loopback interface reaches the port
+	x = start(t, oneLimit) // without a token; every local process can connect
 	code, answer := x.as(t, "", "POST", "/api/adjustments", block)
 	if detail := fmt.Sprint(answer["detail"]); code != 403 || !strings.Contains(detail, "--admin-token-file") {
 		t.Errorf("without a token: %d %v", code, answer)
@@ -188,7 +188,7 @@ func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
 	}
 }
 
-// A restart keeps adjustments where there is a folder for them.
+// TestAdjustmentsSurviveARestart checks that --state-dir keeps adjustments.
 func TestAdjustmentsSurviveARestart(t *testing.T) {
 	dir, tokens := t.TempDir(), withTokens(t)
 	kept := func(c *Config) { c.StateDir = dir }

@@ -26,7 +26,7 @@ const (
 	over = rls.RateLimitResponse_OVER_LIMIT
 )
 
-// All limits are by the year, so that no window ends while a test runs.
+// All limits are per year, so that no window ends during a test.
 const answers = `
 domain: d
 descriptors:
@@ -43,7 +43,7 @@ descriptors:
 
 func told(s *rls.RateLimitResponse_DescriptorStatus) string { return rlstest.Status(s) }
 
-// expect compares an answer with an overall code and told statuses.
+// expect compares an answer with an overall code and described statuses.
 func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse_Code, statuses ...string) {
 	t.Helper()
 	var texts []string
@@ -71,7 +71,7 @@ func TestAnswersAreThoseOfTheReferenceServer(t *testing.T) {
 	expect(t, x.ask(t, "zero=a"), over, "OVER_LIMIT left 0 of 0/YEAR reset")
 	expect(t, x.put(t, request("elsewhere", descriptor("plain=a"))), ok, "OK left 0")
 
-	// What another limit denies is not charged.
+	// A request that another limit denies is not charged.
 	expect(t, x.ask(t, "free=a", "plain=c", "bare=a", "plain=a"), over,
 		unlimited, "OK left 2 of 2/YEAR yearly reset", "OK left 0", "OVER_LIMIT left 0 of 2/YEAR yearly reset")
 }
@@ -81,7 +81,7 @@ func TestQuotasDenyOnlyTogether(t *testing.T) {
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
-	// Others count for themselves, and a descriptor without a limit is no quota.
+	// Other limits count on their own, and a descriptor without a limit is no quota.
 	expect(t, x.ask(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.ask(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }
@@ -115,22 +115,22 @@ func TestOverridesAreBounded(t *testing.T) {
 	}
 	const year, month = typev3.RateLimitUnit_YEAR, typev3.RateLimitUnit_MONTH
 
-	// Below the bound the limit that came is the one that holds.
+	// Below the bound, the override applies.
 	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
 	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
-	// Above it the bound does, and what a denied request asked for is still there.
+	// Above it, the bound applies; units of a denied request are still available.
 	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 1 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
-	// Another unit has buckets of its own, but not another bound.
+	// Another unit has its own buckets, but the same bound.
 	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
-	// Where the place has no bound that of the domain holds, for descriptors that meet nothing as well.
+	// A descriptor without a bound, even one that meets nothing, has the bound of the domain.
 	for _, text := range []string{"path=/a", "nobody=knows"} {
 		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
 		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 10 of 20/YEAR reset")
 	}
-	// Without a limit of its own a request is not concerned.
+	// A request without an override is not affected.
 	expect(t, x.put(t, request("tenants", descriptor("tenant=greedy"))), ok, "OK left 99 of 100/YEAR reset")
 }
 
@@ -151,7 +151,7 @@ func TestOverridesComeWithTheRequest(t *testing.T) {
 	if l := x.put(t, with("any=c", 9, 5, 3)).Statuses[0].CurrentLimit; l.UnitMultiplier.GetValue() != 3 || l.Unit.String() != "MONTH" {
 		t.Errorf("%v", l)
 	}
-	// Of an unknown unit the configured limit applies, and where there is none the descriptor is denied.
+	// If the unit is unknown, the configured limit applies; without one the descriptor is denied.
 	expect(t, x.put(t, with("plain=a", 1, 99, 0)), ok, "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.put(t, with("any=a", 1, 0, 0)), over, "OVER_LIMIT left 0")
 }
@@ -172,11 +172,11 @@ func TestHits(t *testing.T) {
 	r := with(9, "big=a", "big=b")
 	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(20)
 	expect(t, x.put(t, r), ok, left(70), left(91))
-	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0) // looks
+	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(0) // dry runs
 	expect(t, x.put(t, r), ok, left(70), left(82))
 	r.Descriptors[0].IsNegativeHits, r.Descriptors[0].HitsAddend = true, wrapperspb.UInt64(5)
 	expect(t, x.put(t, r), ok, left(75), left(73))
-	r.Descriptors[0].HitsAddend = nil // the request's 9
+	r.Descriptors[0].HitsAddend = nil // the 9 hits of the request
 	expect(t, x.put(t, r), ok, left(84), left(64))
 	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(math.MaxUint64)
 	expect(t, x.put(t, r), ok, left(100), left(55))
@@ -204,7 +204,7 @@ func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
 		each   bool
 		yaml   string
 		left   int
-		denied bool // charged by a denial itself
+		denied bool // a denial itself is charged
 	}{
 		{"together", false, answers, 98, false},
 		{"each, by the file", false, answers + "consume: each\n", 96, true},
@@ -219,7 +219,7 @@ func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
 		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; int(got) != c.left {
 			t.Errorf("%s: %d left, want %d", c.name, got, c.left)
 		}
-		// One that asks for too much takes what is there, or not.
+		// A request with too high a cost consumes the rest, or nothing.
 		r := request("d", descriptor("big=a"))
 		r.HitsAddend = 99
 		x.put(t, r)
@@ -260,10 +260,10 @@ descriptors:
 	}
 }
 
-func TestHeadersAndMetadataAreSentWhenAskedFor(t *testing.T) {
+func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 	yaml := answers + "  - {key: meta, metadata: {tier: gold}, rate_limit: {unit: year, requests_per_unit: 3}}\n"
 	if got := start(t, yaml).ask(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
-		t.Errorf("not asked for: %v", got)
+		t.Errorf("not configured: %v", got)
 	}
 	x := start(t, yaml, func(c *Config) {
 		c.Answers.Metadata = true

@@ -21,8 +21,8 @@ limits:
   pass:   {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
 `
 
-// TestSidecarsTakeOnceAndSettleForEachOther: whichever is asked, an id is charged once, and a
-// reservation of one is settled by another.
+// TestSidecarsTakeOnceAndSettleForEachOther: an idempotency key is charged once, whichever sidecar gets the request,
+// and any sidecar can settle a reservation.
 func TestSidecarsTakeOnceAndSettleForEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	token := func(c *Config) { c.APIToken = "s3cret" }
@@ -74,7 +74,7 @@ func TestSidecarsTakeOnceAndSettleForEachOther(t *testing.T) {
 	left("600")
 }
 
-// TestASlowRedisIsNotWaitedFor: answers that Redis holds back are answered without it.
+// TestASlowRedisIsNotWaitedFor: requests are answered within the deadline while the answers of Redis are delayed.
 func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	redis := redistest.Start(t)
 	slow := startSlow(t, redis.Addr)
@@ -93,8 +93,8 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", body, code, answer, want)
 		}
 	}
-	// All of these were answered while Redis had not been heard of. The id may have got there or not:
-	// repeated as it was, it is answered either way.
+	// These requests were answered without Redis. Their ids may have reached it or not; a repetition is answered in
+	// both cases.
 	slow.held.Store(false)
 	eventually(t, "it answers again", func() bool {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a","request_id":"r"}`)
@@ -102,7 +102,7 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// slowly passes connections on to a server, and holds its answers back while held.
+// slowly is a proxy to a server. It delays the server's answers while held.
 type slowly struct {
 	addr string
 	held atomic.Bool

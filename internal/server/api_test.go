@@ -23,7 +23,7 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// post asks the HTTP API.
+// post sends a request to the HTTP API.
 func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code int, answer string) {
 	tb.Helper()
 	got := exchange(tb, "POST", a, path, body, header...)
@@ -65,7 +65,7 @@ func TestProxiesAndApplicationsMeetInOneBucket(t *testing.T) {
 					}
 				}
 				if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"pass"}`); code != 200 || !strings.Contains(answer, `"degraded":true`) {
-					t.Errorf("a limit that allows: %d %s", code, answer)
+					t.Errorf("a limit with on_backend_failure: allow: %d %s", code, answer)
 				}
 			}
 		})
@@ -90,8 +90,8 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 }
 
-// TestShardedLimitsAreShownWhole: value and value_scale of a sharded limit mean the same on one Redis,
-// which keeps one bucket, and on a Cluster, which keeps ten.
+// TestShardedLimitsAreShownWhole: value and value_scale of a sharded limit are the same on one Redis, which has one
+// bucket, and on a Cluster, which has ten.
 func TestShardedLimitsAreShownWhole(t *testing.T) {
 	for name, url := range map[string]string{
 		"one Redis": "redis://" + redistest.Start(t).Addr,

@@ -17,11 +17,11 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// ErrNotReady is the answer of a server that takes no requests, or not any more.
+// ErrNotReady is the error of a server that is not ready, or no longer ready.
 var ErrNotReady = errors.New("not ready")
 
-// AskHTTP asks the server whose HTTP door is at address, in a form that Config.HTTP takes, whether
-// it is ready. The error is ErrNotReady, or says why there was no answer until ctx ended.
+// AskHTTP checks whether the server with its HTTP listener at address is ready. address has the form of Config.HTTP.
+// The error is ErrNotReady, or the reason for which there was no answer before ctx ended.
 func AskHTTP(ctx context.Context, address string) error {
 	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
@@ -30,7 +30,7 @@ func AskHTTP(ctx context.Context, address string) error {
 	}
 	answer, err := client.Do(r)
 	if err != nil {
-		return fmt.Errorf("ask %s: %w", address, err)
+		return fmt.Errorf("check %s: %w", address, err)
 	}
 	defer answer.Body.Close()
 	why, _ := io.ReadAll(io.LimitReader(answer.Body, 2<<10))
@@ -43,11 +43,11 @@ func AskHTTP(ctx context.Context, address string) error {
 		}
 		return ErrNotReady
 	default:
-		return fmt.Errorf("ask %s: it answers %s; is this rlsidecar's HTTP port?", address, answer.Status)
+		return fmt.Errorf("check %s: the answer is %s; is this rlsidecar's HTTP listener? (--http-listen)", address, answer.Status)
 	}
 }
 
-// printable is r, or a space where a terminal would not show it.
+// printable returns r, or a space if a terminal would not show it.
 func printable(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r
@@ -55,8 +55,8 @@ func printable(r rune) rune {
 	return ' '
 }
 
-// Client is an HTTP client of the server at address, in a form that Config.HTTP and Config.Admin take,
-// whatever host it is asked for. It asks no proxy, follows no redirect and keeps no connection.
+// Client returns an HTTP client for the server at address, whatever the host of a request is. address has the form of
+// Config.HTTP and Config.Admin. The client uses no proxy, follows no redirect and keeps no connection.
 func Client(address string) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -67,12 +67,12 @@ func Client(address string) *http.Client {
 	}
 }
 
-// AskGRPC asks at the gRPC door, by TLS if secure. It shows no certificate of its own, so that a
-// server that wants one turns it away.
+// AskGRPC checks the gRPC listener, over TLS if secure. It has no client certificate, so a server that requires one
+// rejects it.
 func AskGRPC(ctx context.Context, address string, secure bool) error {
 	transport := insecure.NewCredentials()
 	if secure {
-		// Whoever has this address here is the server: its name, or who signed it, tells nothing more.
+		// The server at this address of this machine is the right one; its certificate would prove nothing more.
 		transport = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	}
 	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(transport), grpc.WithNoProxy(),
@@ -84,7 +84,7 @@ func AskGRPC(ctx context.Context, address string, secure bool) error {
 	answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
 	switch {
 	case err != nil:
-		return fmt.Errorf("ask %s: %w", address, err)
+		return fmt.Errorf("check %s: %w", address, err)
 	case answer.GetStatus() != healthpb.HealthCheckResponse_SERVING:
 		return ErrNotReady
 	default:
@@ -92,8 +92,8 @@ func AskGRPC(ctx context.Context, address string, secure bool) error {
 	}
 }
 
-// reach connects to what listens at address. All addresses of a machine, as a server listens on them, are
-// dialed as its own.
+// reach connects to the listener at address. If it listens on all addresses of the machine, reach dials the loopback
+// address.
 func reach(ctx context.Context, address string) (net.Conn, error) {
 	if path, isUnix := strings.CutPrefix(address, unixScheme); isUnix {
 		return new(net.Dialer).DialContext(ctx, "unix", path)

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// askable is an address as its owner would give it.
+// askable returns an address in the form of a flag.
 func askable(a net.Addr) string {
 	if a.Network() == "unix" {
 		return unixScheme + a.String()
@@ -64,7 +64,7 @@ func TestAsking(t *testing.T) {
 	}
 }
 
-func TestAskingWhoDrains(t *testing.T) {
+func TestAskingADrainingServer(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
 	stopped := make(chan struct{})
@@ -92,7 +92,7 @@ func TestAskingSomethingElse(t *testing.T) {
 		"HTTP": AskHTTP(ctx, askable(silent.Addr())), "gRPC": AskGRPC(ctx, askable(silent.Addr()), false),
 	} {
 		if err == nil {
-			t.Error(name, "has an answer of one who says nothing")
+			t.Error(name, "succeeds without an answer")
 		}
 	}
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// blank are spellings of the value k that an HTTP/1 application cannot tell apart. Envoy keeps the
-// blanks of an HTTP/2 client.
+// blank are spellings of the value k that an HTTP/1 application cannot distinguish. Envoy keeps the blanks of an
+// HTTP/2 client.
 var blank = []string{"k", "k ", "k  ", " k", "\tk", "k\t", " \t k \t "}
 
 func valued(value string) *ratelimit.RateLimitDescriptor {
 	return &ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "plain", Value: value}}}
 }
 
-// postJSON sends a request of one value to /json and returns the status code.
+// postJSON posts a request with one value to /json and returns the status.
 func postJSON(t *testing.T, x *instance, value string) int {
 	t.Helper()
 	body := `{"domain": "d", "descriptors": [{"entries": [{"key": "plain", "value": "` + strings.ReplaceAll(value, "\t", `\t`) + `"}]}]}`
@@ -62,7 +62,7 @@ func TestBlanksAtTheEndsOfValuesDoNotMakeBuckets(t *testing.T) {
 	expect(t, x.put(t, request("d", valued("ab"))), ok, "OK left 1 of 2/YEAR yearly reset")
 }
 
-func TestBlanksAreKeptWhereToldTo(t *testing.T) {
+func TestBlanksAreKeptIfConfigured(t *testing.T) {
 	x := start(t, answers, func(c *Config) { c.Defaults = config.Options{KeepBlanks: true} })
 	for _, value := range blank {
 		expect(t, x.put(t, request("d", valued(value))), ok, "OK left 1 of 2/YEAR yearly reset")

@@ -31,7 +31,7 @@ descriptors:
   - {key: small, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
 `
 
-// bytesCodec sends bytes as they are, and keeps none of those that come.
+// bytesCodec sends bytes unchanged, and drops received ones.
 type bytesCodec struct{}
 
 func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -40,7 +40,7 @@ func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
 func (bytesCodec) Name() string                             { return "proto" }
 
-// manyDescriptors is a request of so many.
+// manyDescriptors is a request with n descriptors.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
 	r := request("d")
@@ -54,15 +54,15 @@ func manyDescriptors(tb testing.TB, n, first int) []byte {
 	return b
 }
 
-// heap is how many bytes of the heap are in use by objects.
+// heap returns the size of all objects on the heap.
 func heap() uint64 {
 	sample := []rtmetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	rtmetrics.Read(sample)
 	return sample[0].Value.Uint64()
 }
 
-// beside asks small requests, one after the other, while attack runs, each of which must be allowed by its limit.
-// The heap may not grow by more than 128 MiB meanwhile.
+// beside sends small requests, one after the other, while attack runs. Each must be allowed by its limit, and the
+// heap may grow by at most 128 MiB.
 func (x *instance) beside(t *testing.T, attack func()) {
 	t.Helper()
 	runtime.GC()
@@ -88,8 +88,8 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 }
 
-// TestManyDescriptorsHarmNobodyElse: 500 requests of 1,000 descriptors at once on one connection, which are denied
-// without being decoded, and 3,000 of as many as are allowed. In memory, and with Redis.
+// TestManyDescriptorsHarmNobodyElse sends 500 concurrent requests of 1,000 descriptors on one connection, which are
+// denied without being decoded, and 3,000 with the allowed number. In memory, and with Redis.
 func TestManyDescriptorsHarmNobodyElse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
@@ -97,7 +97,7 @@ func TestManyDescriptorsHarmNobodyElse(t *testing.T) {
 	redis := redistest.Start(t)
 	for name, edit := range map[string]func(*Config){
 		"memory": func(*Config) {},
-		// A slow machine takes long for all this. That must not deny anything here.
+		// This takes long on a slow machine, which must not cause a denial.
 		"redis": func(c *Config) { c.Redis = Redis{URL: "redis://" + redis.Addr, Timeout: time.Minute} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// TestLargeBodiesOfJSONHarmNobodyElse: 32 posts at once, again and again, of as many empty objects as fit.
+// TestLargeBodiesOfJSONHarmNobodyElse posts 32 bodies at a time, repeatedly, each with as many empty objects as fit.
 func TestLargeBodiesOfJSONHarmNobodyElse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
@@ -165,7 +165,7 @@ func TestLargeBodiesOfJSONHarmNobodyElse(t *testing.T) {
 						answer, err := http.Post(fmt.Sprint("http://", x.HTTP, "/json"), "application/json", strings.NewReader(body))
 						switch {
 						case (errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)) && want == http.StatusRequestEntityTooLarge:
-							// The server has answered and closed the connection before the whole body was sent.
+							// The server answered and closed the connection before it had the whole body.
 						case err != nil:
 							t.Error(err)
 						default:

@@ -10,21 +10,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// The names of conditions that this package reports. Where a name ends in a slash, the address of a server of
-// Redis follows.
+// The names of the conditions that this package reports. If a name ends in a slash, the address of a Redis server
+// follows.
 const (
 	configurationRefused = "configuration-refused"
 	configurationStale   = "configuration-stale"
 	breakerOpen          = "redis-breaker-open/"
 	redisRefuses         = "redis-refuses/"
 	redisAway            = "redis-away/"
-	redisFinding         = "redis-" // and the check, then a slash and the server
+	redisFinding         = "redis-" // followed by the check, a slash and the server
 	redisSlow            = "redis-slow"
 	metricsOverflow      = "metrics-overflow"
 	authMissing          = "auth-not-configured"
 )
 
-// reportReload reports how the last load of the configuration went.
+// reportReload reports the result of the last load of the configuration.
 func (s *server) reportReload(problems config.Problems, stale []string) {
 	if !problems.Bad() {
 		s.conditions.Clear(configurationRefused)
@@ -50,7 +50,7 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	}
 	if len(stale) > 0 {
 		c.Name = configurationStale
-		c.Summary = fmt.Sprintf("The configuration was refused for the domains %s, which stay as they were; the other domains are up to date: %s.",
+		c.Summary = fmt.Sprintf("The new configuration was rejected for the domains %s, which keep their last valid version; the other domains are up to date: %s.",
 			strings.Join(stale, ", "), first)
 	}
 	for _, name := range []string{configurationRefused, configurationStale} {
@@ -61,7 +61,7 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	s.conditions.Set(c)
 }
 
-// reportOverflow reports that some limits have no series of their own in the metrics.
+// reportOverflow reports that some limits have no metrics series of their own.
 func (s *server) reportOverflow() {
 	if !s.metrics.Folding() {
 		return
@@ -71,7 +71,7 @@ func (s *server) reportOverflow() {
 		Summary: "More than 10,000 limits or domains have decided requests: the metrics count the others together, as (overflow). Limits work as configured.",
 		Remedy:  "Nothing needs to be done for limits to hold. For figures of a folded limit, split the configuration over several sidecars, or remove limits that are not used.",
 	}) {
-		s.log.Warn("some limits are counted together in the metrics, as (overflow): the metrics have room for 10,000; rlsidecar_metrics_folded says how many")
+		s.log.Warn("some limits are counted together in the metrics, as (overflow), because only 10,000 limits can have series of their own; rlsidecar_metrics_folded shows how many")
 	}
 }
 
@@ -96,7 +96,7 @@ func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	}
 }
 
-// sentence is clause with a capital and a full stop.
+// sentence returns clause with a capital and a full stop.
 func sentence(clause string) string {
 	if clause == "" {
 		return ""
@@ -104,7 +104,7 @@ func sentence(clause string) string {
 	return strings.ToUpper(clause[:1]) + clause[1:] + "."
 }
 
-// meanwhile says what requests get while Redis cannot decide.
+// meanwhile describes how requests are answered while Redis cannot decide.
 func (s *server) meanwhile() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// conditions are the names and summaries at /api/conditions, a line each.
+// conditions returns severities, names and summaries of /api/conditions, one per line.
 func (x *instance) conditions(tb testing.TB) string {
 	tb.Helper()
 	var answer struct {
@@ -35,7 +35,7 @@ func (x *instance) conditions(tb testing.TB) string {
 func TestARefusedConfigurationIsACondition(t *testing.T) {
 	x := start(t, shared)
 	if got := x.conditions(t); got != "" {
-		t.Fatalf("all is well, but: %s", got)
+		t.Fatalf("a condition without a reason: %s", got)
 	}
 	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 	x.reload(t)

@@ -25,24 +25,25 @@ import (
 const (
 	// mostConnections bounds the default of all listeners together.
 	mostConnections = 16 << 10
-	// connectionBytes is what an idle connection costs: the read buffer, and the stack of a goroutine.
+	// connectionBytes is the memory of an idle connection: the read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
-	// fewestConnections is the least that a listener has by default.
+	// fewestConnections is the minimum of a listener's default.
 	fewestConnections = 8
-	// spareConnections may be open at the HTTP listener beyond its bound. They serve health checks only.
+	// spareConnections may be open at the HTTP listener beyond its bound. They serve only health checks.
 	spareConnections = 16
-	// mostVictims is how many connections are chosen in one look at all, choosing how often that is.
+	// mostVictims is how many connections are chosen in one pass over all of them; choosing is the time between two
+	// passes.
 	mostVictims, choosing = 64, 100 * time.Millisecond
 )
 
-// silence is how long a connection must have sent nothing to be closed for a new one. Tests change it.
+// silence is how long a connection must have sent nothing before it may be closed for a new one. Tests change it.
 var silence = time.Second
 
-// connectionBounds returns the default bound of the gRPC and the HTTP listener, and that of the admin and
-// the metrics listener. Files is how many this process may open (0: unknown), memory its limit.
+// connectionBounds returns the default bound of the gRPC and the HTTP listener, and that of the admin and the metrics
+// listener. files is the number of files that this process may open (0 if unknown), memory its limit.
 func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
 	total, reserve := uint64(mostConnections), uint64(1024)
-	if files > 0 { // the reserve is for Redis, the configuration, and the admin listener
+	if files > 0 { // reserved for Redis, the configuration, and the admin listener
 		reserve = min(max(files/8, 40), 1024)
 		total = min(total, max(files, reserve)-reserve)
 	}
@@ -52,8 +53,8 @@ func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin
 	return max(int(total)/listeners, fewestConnections), min(int(reserve)/4, 64)
 }
 
-// boundListeners makes the listeners of doors bounded.
-func (s *server) boundListeners(doors []door) {
+// boundListeners makes the listeners of listeners bounded.
+func (s *server) boundListeners(listeners []listener) {
 	traffic := 1
 	if s.config.HTTP != "" {
 		traffic = 2
@@ -61,10 +62,10 @@ func (s *server) boundListeners(doors []door) {
 	files, sum := fileLimit(), 0
 	each, admin := connectionBounds(files, debug.SetMemoryLimit(-1), traffic)
 	all := &bounds{}
-	for i := range doors {
-		d := &doors[i]
+	for i := range listeners {
+		d := &listeners[i]
 		l := &boundedListener{
-			Listener: nonblock.Listener(d.listener), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
+			Listener: nonblock.Listener(d.socket), all: all, start: time.Now(), open: map[*boundedConn]struct{}{},
 			log: logthrottle.Log(s.log, time.Second).With(zap.String("listener", d.name)),
 		}
 		switch d.name {
@@ -81,14 +82,14 @@ func (s *server) boundListeners(doors []door) {
 		d.bounded = l
 	}
 	if files > 0 && uint64(sum) >= files {
-		s.log.Warn("more connections may be open than files; Redis and the configuration need some too", zap.Int("connections", sum), zap.Uint64("files", files))
+		s.log.Warn("the listeners may have more connections than this process may open files, and Redis and the configuration need files too; raise the limit of open files, or lower --grpc-max-connections and --http-max-connections", zap.Int("connections", sum), zap.Uint64("files", files))
 	}
 }
 
 // bounds are the bounded listeners of a process.
 type bounds struct{ listeners []*boundedListener }
 
-// makeRoom closes a connection, of the listener that has most, because this process can open no more files.
+// makeRoom closes a connection of the listener that has most, because this process cannot open more files.
 func (b *bounds) makeRoom() bool {
 	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
 		return cmp.Compare(y.stats().Open, x.stats().Open)
@@ -104,24 +105,24 @@ func (b *bounds) makeRoom() bool {
 	return false
 }
 
-// boundedListener accepts at most max connections at a time. At that bound it closes the connection that has
-// been silent for longest, if it has been for silence, and otherwise refuses the new one.
+// boundedListener accepts at most max connections at a time. At the bound it closes the connection that has been
+// silent for longest, if that is at least silence. Otherwise it closes the new one.
 type boundedListener struct {
 	net.Listener
 	all        *bounds
 	max, spare int
-	log        *zap.Logger // each message once a second
+	log        *zap.Logger // logs each message at most once a second
 	start      time.Time
 
 	evicted, refused atomic.Uint64
 
 	mu      sync.Mutex
 	open    map[*boundedConn]struct{} // guarded by mu
-	victims []*boundedConn            // guarded by mu; the one that is silent for longest is last
-	chosen  time.Duration             // guarded by mu; when victims were
+	victims []*boundedConn            // guarded by mu; the longest silent one is last
+	chosen  time.Duration             // guarded by mu; the time of the last pass
 }
 
-// now is the time since the listener was made.
+// now returns the time since the listener was made.
 func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
 
 func (l *boundedListener) stats() metrics.ConnectionStats {
@@ -147,7 +148,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// retry reports whether accepting may succeed now: it failed for want of files, and a connection was closed.
+// retry reports whether accepting may succeed now: it failed because of too many open files, and a connection was
+// closed.
 func (l *boundedListener) retry(err error) bool {
 	//nolint:staticcheck // Accept says by it that trying again may help
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
@@ -164,7 +166,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	full := len(l.open) >= l.max && !l.evict()
 	if full && len(l.open) >= l.max+l.spare {
 		l.refused.Add(1)
-		l.log.Warn("connections are refused: all that may be open are in use", zap.Int("max", l.max))
+		l.log.Warn("connections are refused, because as many as allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 		return nil
 	}
 	c := &boundedConn{Conn: nc, listener: l, isSpare: full}
@@ -176,7 +178,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	return c
 }
 
-// evict closes the connection that has been silent for longest, if there is one. mu is held.
+// evict closes the connection that has been silent for longest. It returns false if there is none. mu is held.
 func (l *boundedListener) evict() bool {
 	now := l.now()
 	if len(l.victims) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
@@ -189,7 +191,7 @@ func (l *boundedListener) evict() bool {
 		if _, open := l.open[c]; open && c.silentAt(now) {
 			delete(l.open, c)
 			l.evicted.Add(1)
-			l.log.Warn("connections that are silent are closed to make room for new ones", zap.Int("max", l.max))
+			l.log.Warn("silent connections are closed to make room for new ones; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 			c.Conn.Close()
 			return true
 		}
@@ -197,7 +199,7 @@ func (l *boundedListener) evict() bool {
 	return false
 }
 
-// choose lists the connections that are silent for longest. mu is held.
+// choose selects the connections that have been silent for longest. mu is held.
 func (l *boundedListener) choose(now time.Duration) {
 	l.chosen = now
 	for c := range l.open {
@@ -217,12 +219,12 @@ func (l *boundedListener) remove(c *boundedConn) {
 	delete(l.open, c)
 }
 
-// boundedConn is a connection that counts.
+// boundedConn is a counted connection.
 type boundedConn struct {
 	net.Conn
 	listener *boundedListener
-	isSpare  bool         // serves health checks only
-	heard    atomic.Int64 // when it last sent something, on the listener's clock
+	isSpare  bool         // serves only health checks
+	heard    atomic.Int64 // time of the last received bytes, on the listener's clock
 }
 
 func (c *boundedConn) silentAt(now time.Duration) bool {
@@ -246,7 +248,7 @@ func (c *boundedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite is that of package net's connections.
+// CloseWrite closes the writing side.
 func (c *boundedConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -260,15 +262,15 @@ type boundedSocket struct {
 	socket *nonblock.Conn
 }
 
-// WriteOnce is nonblock.Conn's.
+// WriteOnce implements nonblock.Conn.
 func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.WriteOnce(b) }
 
-// Await is nonblock.Conn's.
+// Await implements nonblock.Conn.
 func (c *boundedSocket) Await() error { return c.socket.Await() }
 
 type spareKey struct{}
 
-// markSpare is an http.Server's ConnContext: it marks the context of a spare connection.
+// markSpare is the ConnContext of an http.Server. It marks the context of a spare connection.
 func markSpare(ctx context.Context, nc net.Conn) context.Context {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
@@ -279,8 +281,8 @@ func markSpare(ctx context.Context, nc net.Conn) context.Context {
 	return ctx
 }
 
-// onlyHealth answers a request on a spare connection, unless it is a health check, and reports whether it did.
-// The connection ends in either case.
+// onlyHealth answers a request on a spare connection unless it is a health check, and reports whether it did. The
+// connection is closed in both cases.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
 	if r.Context().Value(spareKey{}) == nil {
 		return false

@@ -32,9 +32,9 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 		{1 << 20, math.MaxInt64, 1, 16 << 10, 64},    // gRPC only
 		{1024, math.MaxInt64, 2, 448, 32},            // 128 are reserved
 		{256, math.MaxInt64, 2, 108, 10},             // 40 are reserved
-		{16, math.MaxInt64, 2, 8, 10},                // too few to be served well, but served
+		{16, math.MaxInt64, 2, 8, 10},                // too few, but served
 		{1 << 20, 256 << 20, 2, 512, 64},             // a quarter of 256 MiB
-		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // next to nothing
+		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // almost no memory
 	} {
 		if traffic, admin := connectionBounds(c.files, c.memory, c.listeners); traffic != c.traffic || admin != c.admin {
 			t.Errorf("%+v: %d, %d", c, traffic, admin)
@@ -44,7 +44,7 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 
 const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"
 
-// TestSilentConnectionsMakeRoom: many idle clients keep nobody out.
+// TestSilentConnectionsMakeRoom: many idle clients do not prevent new connections.
 func TestSilentConnectionsMakeRoom(t *testing.T) {
 	concurrent(t)
 	const most = 5
@@ -77,15 +77,15 @@ func TestSilentConnectionsMakeRoom(t *testing.T) {
 		}
 	}
 	if x.logs.FilterLevelExact(zapcore.WarnLevel).FilterMessageSnippet("connections").Len() == 0 {
-		t.Error("nothing in the log")
+		t.Error("the log has no warning")
 	}
 }
 
-// TestHealthIsServedBeyondTheBound: all connections there may be are in use.
+// TestHealthIsServedBeyondTheBound: health checks are answered while all allowed connections are in use.
 func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	usual := silence
 	t.Cleanup(func() { silence = usual })
-	silence = time.Hour // however slow this machine is
+	silence = time.Hour // no connection counts as silent, even on a slow machine
 	const most = 3
 	x := start(t, admitAll, func(c *Config) { c.HTTPMaxConnections = most })
 	ask := func(nc net.Conn) {
@@ -131,7 +131,8 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// TestOutOfFilesAConnectionIsClosed: a silent one of any listener, so that health checks are answered. That is logged.
+// TestOutOfFilesAConnectionIsClosed: a silent connection of any listener is closed and logged, so that health checks
+// are answered.
 func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	all := &bounds{}
@@ -180,7 +181,7 @@ func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsEnd, over gRPC and HTTP.
+// TestIdleConnectionsEnd tests gRPC and HTTP.
 func TestIdleConnectionsEnd(t *testing.T) {
 	concurrent(t)
 	const idle = 100 * time.Millisecond

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// fastServer makes the listener's server that answers ShouldRateLimit itself, and leaves the rest to others.
+// fastServer returns the server that answers ShouldRateLimit itself, and passes all other calls to others.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	return h2grpc.New(h2grpc.Config{
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
@@ -21,7 +21,7 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 	})
 }
 
-// fastMethod is ShouldRateLimit as package h2grpc knows methods.
+// fastMethod implements h2grpc.Method with ShouldRateLimit.
 type fastMethod struct {
 	*grpcapi.Server
 	limiter *limiter.Limiter

@@ -2,5 +2,5 @@
 
 package server
 
-// fileLimit is how many files this process may have open; 0: unknown.
+// fileLimit returns the number of files that this process may open, or 0 if it is unknown.
 func fileLimit() uint64 { return 0 }

@@ -4,7 +4,7 @@ package server
 
 import "syscall"
 
-// fileLimit is how many files this process may have open; 0: unknown.
+// fileLimit returns the number of files that this process may open, or 0 if it is unknown.
 func fileLimit() uint64 {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {

@@ -15,20 +15,21 @@ import (
 )
 
 const (
-	// firstAnswer is how long readiness waits for a Redis that is away: a cold connection must not deny everybody.
+	// firstAnswer is how long readiness waits for an unreachable Redis. A first request over a new connection must
+	// not be denied for its delay.
 	firstAnswer = 3 * time.Second
 	// provePause is the time between two attempts while readiness waits, and laterPause after that.
 	provePause, laterPause = 50 * time.Millisecond, time.Second
-	// examinePause is how long a finding that is not fine stands before it is looked for again.
+	// examinePause is the time until a check that failed is repeated.
 	examinePause = time.Minute
 	// repeatMistake is how often the log repeats that Redis refuses this sidecar.
 	repeatMistake = time.Minute
 )
 
-// gate holds readiness back until every Redis has decided once. A Redis that is merely away opens it after
-// firstAnswer: limits answer by on_backend_failure then. One that refuses this sidecar (a wrong password, TLS on one
-// side only) does not open it, so that a rollout with such a mistake stops at its first pod. The gate never closes
-// again.
+// gate keeps the sidecar not ready until every Redis has decided once. If Redis is merely unreachable, the gate opens
+// after firstAnswer, and limits answer by on_backend_failure. If Redis refuses this sidecar (a wrong password, TLS on
+// one side only), the gate stays closed, so that a rollout with such a mistake stops at its first pod. Once open, the
+// gate stays open.
 type gate struct {
 	left   atomic.Int32
 	opened chan struct{}
@@ -42,7 +43,7 @@ func newGate(stores int) *gate {
 	return g
 }
 
-// part returns a function that opens one store's part of the gate; it may be called more than once.
+// part returns a function that opens one store's part of the gate. It may be called repeatedly.
 func (g *gate) part() (open func()) {
 	return sync.OnceFunc(func() {
 		if g.left.Add(-1) == 0 {
@@ -51,8 +52,8 @@ func (g *gate) part() (open func()) {
 	})
 }
 
-// followRedis tries each Redis until it has decided once, and until background ends at most. It returns when it is
-// known how all of them answer, or firstAnswer has passed, or ctx ends.
+// followRedis tries each Redis until it has decided once, or background ends. It returns when the state of each is
+// known, when firstAnswer has passed, or when ctx ends.
 func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) {
 	known := newGate(len(s.stack.redis))
 	for _, r := range s.stack.redis {
@@ -75,7 +76,7 @@ type firstContact struct {
 	redis       *redis.Store
 	known, open func()
 	began       time.Time
-	refused     bool // it has refused this sidecar; readiness waits for its first decision, however long
+	refused     bool // Redis has refused this sidecar, which stays not ready until the first decision
 	log         *zap.Logger
 }
 
@@ -93,13 +94,13 @@ func (f *firstContact) run(ctx context.Context) {
 		case isMistake:
 			f.refused = true
 			f.server.reportMistake(f.redis.Place(), mistake)
-			f.log.Error("redis refuses this sidecar, which is not ready until Redis has decided once; requests are answered by on_backend_failure",
+			f.log.Error("redis refuses this sidecar, which stays not ready until Redis has decided once; requests are answered by on_backend_failure; rlsidecar doctor shows what is wrong",
 				zap.String("server", mistake.Server), zap.String("cause", mistake.Says), zap.String("remedy", mistake.Remedy))
 			f.known()
 			pause = laterPause
 		case time.Since(f.began) >= firstAnswer:
 			f.server.reportAway(f.redis.Place(), err)
-			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does", zap.Error(err))
+			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does; check --redis-url with rlsidecar doctor", zap.Error(err))
 			if !f.refused {
 				f.open()
 			}
@@ -112,7 +113,7 @@ func (f *firstContact) run(ctx context.Context) {
 	}
 }
 
-// proven opens the gate, and then examines Redis until nothing is found to be wrong.
+// proven opens the gate, and then examines Redis until all checks pass.
 func (f *firstContact) proven(ctx context.Context) {
 	s := f.server
 	for _, name := range []string{redisRefuses, redisAway} {
@@ -134,8 +135,8 @@ func (f *firstContact) proven(ctx context.Context) {
 	}
 }
 
-// reportFindings reports what was found about Redis, and returns the names of the conditions that now exist. Those of
-// before that were not found again are cleared.
+// reportFindings reports failed checks of Redis, and returns the names of the present conditions. It clears those in
+// before that are no longer found.
 func (s *server) reportFindings(found []redis.Finding, before map[string]bool) map[string]bool {
 	now := map[string]bool{}
 	for _, f := range found {
@@ -164,7 +165,7 @@ func (s *server) reportFindings(found []redis.Finding, before map[string]bool) m
 	return now
 }
 
-// sleep waits; false: ctx has ended.
+// sleep pauses; it returns false if ctx has ended.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

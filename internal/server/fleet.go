@@ -18,13 +18,13 @@ import (
 const (
 	// reportEvery is how often a sidecar reports to the others, with a jitter of a tenth.
 	reportEvery = 10 * time.Second
-	// tidyEvery is how many reports there are for one that also removes those of sidecars that are gone.
+	// tidyEvery is the number of reports after which reports of stopped sidecars are removed.
 	tidyEvery = 30
-	// reportTime bounds a report.
+	// reportTime bounds the duration of a report.
 	reportTime = 2 * time.Second
 )
 
-// fleet is what this process knows of the sidecars that share its Redis.
+// fleet knows the sidecars that share this process's Redis.
 type fleet struct {
 	store *redis.Store
 	id    string
@@ -33,7 +33,7 @@ type fleet struct {
 	err error // of the last report; guarded by mu
 }
 
-// newFleet makes the fleet of this process; nil: it shares no Redis.
+// newFleet returns the fleet of this process, or nil if it has no Redis.
 func (s *server) newFleet() *fleet {
 	if len(s.stack.redis) == 0 || s.watch == nil {
 		return nil
@@ -50,7 +50,7 @@ func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 	for n := 0; ; n++ {
 		err := f.report(ctx, report())
 		if n%tidyEvery == 0 && err == nil {
-			_, _ = f.members(ctx) // it removes old reports; what it needs is found out when somebody looks
+			_, _ = f.members(ctx) // removes old reports; an error shows when the page is read
 		}
 		f.mu.Lock()
 		f.err = err
@@ -79,7 +79,7 @@ func (f *fleet) members(ctx context.Context) ([]redis.Member, error) {
 	return f.store.Fleet(ctx)
 }
 
-// read lists the sidecars for the page.
+// read lists the sidecars for the admin page.
 func (f *fleet) read(ctx context.Context) admin.Fleet {
 	list, err := f.members(ctx)
 	f.mu.Lock()
@@ -95,7 +95,7 @@ func (f *fleet) read(ctx context.Context) admin.Fleet {
 	return out
 }
 
-// report is what this process reports.
+// report returns the report of this process.
 func (s *server) report() admin.Report {
 	r := admin.Report{Version: s.config.Version, Started: s.watch.started.Truncate(time.Second).UTC()}
 	if len(r.Version) > 64 {

@@ -22,16 +22,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 )
 
-// Engine is what serves the gRPC door.
+// Engine is the implementation of the gRPC listener.
 type Engine string
 
 // The engines.
 const (
-	FastEngine Engine = "fast"    // package h2grpc; grpc-go for all but ShouldRateLimit
-	GRPCEngine Engine = "grpc-go" // grpc-go alone
+	FastEngine Engine = "fast"    // package h2grpc; grpc-go for other methods than ShouldRateLimit
+	GRPCEngine Engine = "grpc-go" // grpc-go only
 )
 
-// The default: of what does not say which.
+// defaultEngine is used if no engine is configured.
 const defaultEngine = FastEngine
 
 func (e Engine) check() error {
@@ -42,20 +42,20 @@ func (e Engine) check() error {
 	return fmt.Errorf("no gRPC engine is called %q; there are %s and %s", string(e), FastEngine, GRPCEngine)
 }
 
-// grpcDoor makes the gRPC server. The error is of the TLS files.
-func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
+// grpcListener returns the gRPC listener. The error concerns the TLS files.
+func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	var tls *tls.Config
 	if s.config.TLS.Cert != "" {
 		var err error
 		if tls, err = s.config.TLS.server(s.log); err != nil {
-			return door{}, err
+			return listener{}, err
 		}
 	}
 	h := newHealthServer()
-	d := door{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
+	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
 	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
-	if fast && s.tracing != nil { // a span for each call is what this engine saves
-		s.log.Info("grpc-go serves the gRPC door, for calls are traced")
+	if fast && s.tracing != nil { // this engine makes no span for each call
+		s.log.Info("the engine grpc-go is used, because --tracing needs it")
 		fast = false
 	}
 	if fast {
@@ -93,7 +93,7 @@ func (s *server) grpcDoor(api *grpcapi.Server) (door, error) {
 	return d, nil
 }
 
-// newGRPCServer makes a grpc-go server of everything there is over gRPC.
+// newGRPCServer returns a grpc-go server with all gRPC services.
 func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(append(options, grpc.ForceServerCodecV2(grpcapi.Codec()), grpc.WaitForHandlers(true))...)
 	api.Register(g)
@@ -102,20 +102,20 @@ func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerO
 	return g
 }
 
-// grpcOptions are those of a grpc-go server that has the connections.
+// grpcOptions returns the options of a grpc-go server that has its own connections.
 func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	options := []grpc.ServerOption{
-		// Envoy pings as often as it is configured to, with no call under way; the default of 5
-		// minutes would answer with the end of the connection.
+		// Envoy pings as often as configured, even without a call in flight. With the default of 5 minutes the server
+		// would close the connection.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Envoy does not wait for a limit on streams: calls over it would fail, and let requests pass. So it is
-		// more than Envoy sends; that of the fast engine.
+		// Envoy does not observe the limit of streams: calls beyond it fail, and the requests are allowed. So the
+		// limit is higher than what Envoy sends, as in the fast engine.
 		grpc.MaxConcurrentStreams(16 << 10),
-		// Goroutines that are kept keep their stacks grown, which was a fifth of a call's cost. They
-		// take calls only while they are free: enough of them for a burst.
+		// Goroutines that are kept keep their grown stacks. Growing them took a fifth of a call's time. They take
+		// calls only while they are idle, so there must be enough for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 	}
-	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0: for ever
+	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0 means for ever
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}))
 	if tls != nil {
@@ -127,8 +127,7 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	return options
 }
 
-// healthServer is grpc.health.v1, whose Watches can be ended: GracefulStop would wait for them for
-// ever.
+// healthServer is grpc.health.v1 whose Watch calls can be ended: GracefulStop would wait for them for ever.
 type healthServer struct {
 	*health.Server
 	ending context.Context

@@ -24,12 +24,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// engine serves the gRPC doors of the tests that are running.
+// engine is the engine of the running tests.
 var engine Engine
 
-// bothEngines runs all tests with each engine: nothing may tell them apart. In short mode, which is for the
-// race detector, the second engine runs only the tests that call concurrent: what else there is to see under
-// it, the first engine shows.
+// bothEngines runs all tests with each engine, because their behavior must be equal. In short mode, which is for the
+// race detector, the second engine runs only the tests that call concurrent; the first engine covers the rest.
 type bothEngines struct{ *testing.M }
 
 func (m bothEngines) Run() (code int) {
@@ -44,11 +43,10 @@ func (m bothEngines) Run() (code int) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
 
-// ofConcurrent are the names of the tests that have called concurrent.
+// ofConcurrent has the names of the tests that have called concurrent.
 var ofConcurrent sync.Map
 
-// concurrent says that the test has many gRPC requests in progress at once, or cuts some off. It is called
-// before start.
+// concurrent marks a test that has many gRPC requests in flight at once, or aborts some. Call it before start.
 func concurrent(tb testing.TB) { ofConcurrent.Store(tb.Name(), true) }
 
 func isConcurrent(tb testing.TB) bool {
@@ -57,7 +55,7 @@ func isConcurrent(tb testing.TB) bool {
 	return is
 }
 
-// instance is a server that runs, and a client of it.
+// instance is a running server, with a client.
 type instance struct {
 	Running
 	file   string // the configuration
@@ -65,10 +63,10 @@ type instance struct {
 	hangup chan os.Signal
 	rls    rls.RateLimitServiceClient
 	health healthpb.HealthClient
-	stop   func() error // stops it, and returns what Run does
+	stop   func() error // stops it, and returns the result of Run
 }
 
-// start runs a server with the given configuration file until the test ends.
+// start runs a server with the given configuration until the test ends.
 func start(tb testing.TB, yaml string, edit ...func(*Config)) *instance {
 	tb.Helper()
 	if testing.Short() && engine == GRPCEngine && !isConcurrent(tb) {
@@ -143,10 +141,10 @@ func (x *instance) write(tb testing.TB, yaml string) {
 	}
 }
 
-// reload has the configuration read again, and waits until it has been.
+// reload makes the server read the configuration again, and waits until it has.
 func (x *instance) reload(tb testing.TB) {
 	tb.Helper()
-	x.hangup <- os.Interrupt // any will do; it is taken once the reload before is done
+	x.hangup <- os.Interrupt // any signal; it is received after the previous reload
 	x.hangup <- os.Interrupt
 }
 
@@ -155,7 +153,7 @@ var (
 	request    = rlstest.Request
 )
 
-// ask asks domain "d".
+// ask sends a request to domain "d".
 func (x *instance) ask(tb testing.TB, texts ...string) *rls.RateLimitResponse {
 	tb.Helper()
 	r := request("d")
@@ -179,7 +177,7 @@ func get(tb testing.TB, a net.Addr, path string, header ...string) *http.Respons
 	return exchange(tb, "GET", a, path, "", header...)
 }
 
-// exchange asks an HTTP port of this machine; it keeps no connection.
+// exchange sends a request to an HTTP port of this machine. It keeps no connection.
 func exchange(tb testing.TB, method string, a net.Addr, path, body string, header ...string) *http.Response {
 	tb.Helper()
 	_, port, err := net.SplitHostPort(a.String())

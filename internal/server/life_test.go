@@ -31,7 +31,7 @@ descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}
 `
 
-// run is Run for servers that are not to start.
+// run calls Run, which must fail to start.
 func run(t *testing.T, c Config) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -103,7 +103,7 @@ func TestUnixSockets(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
-		t.Error("a socket in use was taken")
+		t.Error("a socket in use was replaced")
 	}
 	if got := x.ask(t, "k=v"); got.OverallCode != ok {
 		t.Errorf("%v", got)
@@ -112,13 +112,13 @@ func TestUnixSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket was left: %v", err)
+		t.Errorf("the socket was not removed: %v", err)
 	}
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
-		t.Error("a file was taken for a socket")
+		t.Error("a file was treated as a socket")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "precious" {
 		t.Error("a file was removed")
@@ -190,7 +190,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestWatchTellsOfTheEndAndDoesNotDelayIt(t *testing.T) {
+func TestWatchReportsTheEndAndDoesNotDelayIt(t *testing.T) {
 	x := start(t, small, func(c *Config) { c.DrainTimeout = time.Hour })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -227,7 +227,7 @@ descriptors:
   - {key: job, limit: jobs}
 `
 
-// awaitJobs waits until n jobs have been allowed; answers may be held still.
+// awaitJobs waits until n jobs have been allowed; their answers may still be delayed.
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, "jobs", func() bool {
@@ -238,7 +238,7 @@ func (x *instance) awaitJobs(t *testing.T, n int) {
 func TestDrainLosesNothing(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
-	// The delay is longer than what is done before the clients stop may take on a busy machine.
+	// The delay must be longer than all steps before the clients stop, even on a busy machine.
 	x := start(t, strings.Replace(held, "500ms", "6s", 1), func(c *Config) { c.DrainDelay = 5 * time.Second })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: grpcapi.ServiceName})
 	if err != nil {
@@ -247,7 +247,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	if _, err := watch.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	// Clients ask until they are told that the server is going, as Envoy does.
+	// Clients send requests until the server announces its end, as Envoy does.
 	var going atomic.Bool
 	var asked atomic.Int64
 	var clients sync.WaitGroup
@@ -262,7 +262,7 @@ func TestDrainLosesNothing(t *testing.T) {
 		})
 	}
 	x.ask(t, "job=1")
-	clients.Go(func() { // its turn is in 6 s, when the delay is over
+	clients.Go(func() { // its turn comes after 6 s, at the end of the delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
 			t.Errorf("held: %v, %v", r, err)
 		}
@@ -286,7 +286,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	}
 }
 
-// TestDrainIsBounded holds 20 answers, two for each of ten clients, whose turns come after 20 and 40 seconds.
+// TestDrainIsBounded delays 20 answers, two for each of ten clients, whose turns come after 20 and 40 seconds.
 func TestDrainIsBounded(t *testing.T) {
 	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
@@ -341,7 +341,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	const reloads = 30
 	for n := 1; n <= reloads; n++ {
 		text := config(n)
-		if n%10 == 9 { // would be used if it were not for the last line
+		if n%10 == 9 { // would be used but for its last line
 			text += "nonsense: true\n"
 		}
 		x.write(t, text)
@@ -368,15 +368,15 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
-		t.Error("the metric tells of no success")
+		t.Error("the metric shows no success")
 	}
-	// Used is used: what has been counted is kept over all of them.
+	// Counts survive all reloads.
 	if left := x.ask(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < asked.Load() {
 		t.Errorf("%d left after %d requests", left, asked.Load())
 	}
 }
 
-// TestReloadIsolates: a mistake in one domain leaves it as it was, and the other goes live.
+// TestReloadIsolates: a domain with a mistake keeps its last version, and the other one is replaced.
 func TestReloadIsolates(t *testing.T) {
 	two := func(d, e string) string {
 		return fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, %s}\n---\ndomain: e\ndescriptors:\n  - {key: k, %s}\n", d, e)
@@ -401,10 +401,10 @@ func TestReloadIsolates(t *testing.T) {
 		}
 	}
 	if x.logs.FilterMessageSnippet("refused in part").Len() == 0 || x.logs.FilterMessageSnippet("these domains").Len() == 0 {
-		t.Error("the log does not tell")
+		t.Error("the log has no error")
 	}
 
-	// A domain that was never without a mistake denies: it limits something, and there is no telling what.
+	// A domain that never was valid denies: it limits something, but it is unknown what.
 	y := start(t, two(five, wrong), isolate)
 	expect(t, y.ask(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
@@ -419,7 +419,7 @@ func TestReloadIsolates(t *testing.T) {
 	y.write(t, two(nine, nine))
 	y.reload(t)
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
-	y.write(t, two(wrong, five)) // d stays as the second configuration has it, not the first
+	y.write(t, two(wrong, five)) // d keeps the second configuration, not the first
 	y.reload(t)
 	expect(t, y.ask(t, "k=v"), ok, "OK left 7 of 9/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
@@ -433,14 +433,14 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 	x := start(t, small)
 	n := 1_000_000
 	eventually(t, "reload", func() bool {
-		n++ // a change that came before the watch began is not seen, the next one is
+		n++ // a change before the watch began is missed, the next one is not
 		x.write(t, strings.ReplaceAll(small, "1000000", fmt.Sprint(n)))
 		time.Sleep(200 * time.Millisecond)
 		return x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000
 	})
 }
 
-func TestDoorThatFailsEndsTheServer(t *testing.T) {
+func TestAFailingListenerEndsTheServer(t *testing.T) {
 	broken := errors.New("broken")
 	stopped := make(chan struct{})
 	s := &server{log: zap.NewNop(), redisGate: newGate(0), config: Config{DrainDelay: time.Hour, DrainTimeout: time.Second}}
@@ -449,17 +449,17 @@ func TestDoorThatFailsEndsTheServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	err = s.serve(t.Context(), []door{
-		{listener: l, serve: func(net.Listener) error { return broken }, stop: func(context.Context) {}},
-		{listener: l, serve: func(net.Listener) error { <-stopped; return nil }, stop: func(context.Context) { close(stopped) }},
+	err = s.serve(t.Context(), []listener{
+		{socket: l, serve: func(net.Listener) error { return broken }, stop: func(context.Context) {}},
+		{socket: l, serve: func(net.Listener) error { <-stopped; return nil }, stop: func(context.Context) { close(stopped) }},
 	}, func() {})
 	if !errors.Is(err, broken) || s.ready.Load() {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestDrainingAnswersCloseTheirConnections over HTTP, as soon as readiness fails: the client's next request comes to
-// another server.
+// TestDrainingAnswersCloseTheirConnections: over HTTP, from the moment when readiness fails, so that the next request
+// goes to another server.
 func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
 	for _, delay := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
 		if answersCloseWhileDraining(t, delay) {
@@ -470,7 +470,7 @@ func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
 	t.Error("no answer while the server drained")
 }
 
-// answersCloseWhileDraining reports whether there was an answer before the delay was over.
+// answersCloseWhileDraining reports whether there was an answer before the delay ended.
 func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool) {
 	t.Helper()
 	x := start(t, small, func(c *Config) { c.DrainDelay = delay })

@@ -13,25 +13,25 @@ import (
 
 const unixScheme = "unix://"
 
-// listen opens host:port, unix:///path or unix://@name (which has no file). What a server that is
-// gone has left at path is removed first. A port is shared with other processes of this user that
-// share it, if reuse; the path of a socket is taken from one that shares it, but not before takeOver.
+// listen opens host:port, unix:///path or unix://@name (which has no file). It first removes a socket at path whose
+// owner has ended. With reuse, it shares a port with other processes of this user that share it. It replaces the
+// socket of another process that shares it, but only in takeOver.
 func listen(address string, reuse bool) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, unixScheme)
 	if !isUnix {
 		var c net.ListenConfig
 		if reuse {
 			c.Control = sharePort
-			c.SetMultipathTCP(false) // with it leavePort cannot say where connections go
+			c.SetMultipathTCP(false) // with it, leavePort could not redirect connections
 		}
 		l, err := c.Listen(context.Background(), "tcp", address)
 		if reuse && errors.Is(err, syscall.EADDRINUSE) {
-			err = fmt.Errorf("%w; a process that holds the port shares it only if it was started with --reuse-port too, by the same user", err)
+			err = fmt.Errorf("%w; the process that has the port shares it only if it runs with --reuse-port too, as the same user", err)
 		}
 		return l, err
 	}
 	if path == "" {
-		return nil, errors.New("there is no path; write unix:///path or unix://@name")
+		return nil, errors.New("the path is missing; write unix:///path or unix://@name")
 	}
 	if strings.HasPrefix(path, "@") {
 		return net.Listen("unix", path)
@@ -45,16 +45,16 @@ func listen(address string, reuse bool) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// sharedSocket listens at path+aside until takeOver has put it at path. It does not remove that when it
-// is closed: by then it may be another process's. The next start replaces it.
+// sharedSocket listens at path+aside until takeOver has moved the socket to path. Close does not remove that, because
+// it may belong to another process by then; the next start replaces it.
 type sharedSocket struct {
 	*net.UnixListener
 	path  string
 	taken bool
 }
 
-// aside ends the name that a shared socket is bound to. Whoever connects is told that name, wherever the
-// socket is by then, and so knows that its owner lets others take over.
+// aside is the suffix of a shared socket's name. A process that connects sees this name, wherever the socket has been
+// moved, and so knows that its owner allows others to take over.
 const aside = ".next"
 
 func listenAside(path string) (net.Listener, error) {
@@ -72,27 +72,27 @@ func listenAside(path string) (net.Listener, error) {
 	return &sharedSocket{UnixListener: l, path: path}, nil
 }
 
-// shares is an error unless the socket at path, if there is one, may be replaced.
+// shares returns an error if there is a socket at path that must not be replaced.
 func shares(path string) error {
 	holder, err := dialSocket(path)
 	switch {
 	case err != nil || holder == nil:
 		return err
 	case holder.String() != path+aside:
-		return fmt.Errorf("another process listens at %s, and was not started with --reuse-port", path)
+		return fmt.Errorf("another process listens at %s, and runs without --reuse-port; stop it, or give it that flag", path)
 	default:
 		return nil
 	}
 }
 
-// takeOver has new connections to path come here: in one step, so that none finds nobody there. Those
-// that wait for the process before still are its own.
+// takeOver moves the socket to path, so that new connections arrive here. It is one step: at any time some process
+// listens at path. Connections in the old process's queue stay with it.
 func (l *sharedSocket) takeOver() error {
 	l.taken = true
 	return os.Rename(l.path+aside, l.path)
 }
 
-// Addr is what clients connect to.
+// Addr returns the address that clients connect to.
 func (l *sharedSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
 
 // Close stops listening.
@@ -104,11 +104,11 @@ func (l *sharedSocket) Close() error {
 	return err
 }
 
-// takeOver puts the shared sockets of doors where clients look for them: all of them are open, so that
-// the process before keeps its own where this one cannot start.
-func takeOver(doors []door) error {
-	for _, d := range doors {
-		if l, ok := d.listener.(*sharedSocket); ok {
+// takeOver moves all shared sockets to their paths. By then all listeners are open, so that the old process keeps its
+// sockets if this one cannot start.
+func takeOver(listeners []listener) error {
+	for _, d := range listeners {
+		if l, ok := d.socket.(*sharedSocket); ok {
 			if err := l.takeOver(); err != nil {
 				return err
 			}
@@ -117,13 +117,13 @@ func takeOver(doors []door) error {
 	return nil
 }
 
-// removeStale removes the socket at path if nobody listens there.
+// removeStale removes the socket at path if no process listens there.
 func removeStale(path string) error {
 	switch holder, err := dialSocket(path); {
 	case err != nil:
 		return err
 	case holder != nil:
-		return fmt.Errorf("another process listens at %s", path)
+		return fmt.Errorf("another process listens at %s; stop it, or use another path", path)
 	}
 	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -131,8 +131,8 @@ func removeStale(path string) error {
 	return nil
 }
 
-// dialSocket tells what the socket at path says that it is bound to; nil: nobody listens, or nothing is
-// there. It is an error if it is no socket.
+// dialSocket returns the address that the socket at path is bound to, or nil if nothing listens there. It returns an
+// error if path is not a socket.
 func dialSocket(path string) (holder net.Addr, err error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -141,7 +141,7 @@ func dialSocket(path string) (holder net.Addr, err error) {
 	case err != nil:
 		return nil, err
 	case info.Mode().Type() != os.ModeSocket:
-		return nil, fmt.Errorf("%s is there already, and is no socket", path)
+		return nil, fmt.Errorf("%s exists and is not a socket; remove it, or use another path", path)
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
 	switch {
@@ -155,7 +155,7 @@ func dialSocket(path string) (holder net.Addr, err error) {
 	}
 }
 
-// isLocal reports whether address can be reached from this machine only.
+// isLocal reports whether address can be reached only from this machine.
 func isLocal(address string) bool {
 	if strings.HasPrefix(address, unixScheme) {
 		return true

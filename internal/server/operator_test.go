@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestOperatorsResetForAllSidecars: a bucket is looked at and forgotten at any sidecar, and whom each
-// denied it tells of itself.
+// TestOperatorsResetForAllSidecars: a bucket can be read and reset at any sidecar. Each sidecar lists only its own
+// denials.
 func TestOperatorsResetForAllSidecars(t *testing.T) {
 	redis := redistest.Start(t)
 	var all []*instance
@@ -44,7 +44,7 @@ descriptors:
 	left(1, 1)
 	asks(0, rls.RateLimitResponse_OK)
 	asks(0, rls.RateLimitResponse_OVER_LIMIT)
-	asks(0, rls.RateLimitResponse_OVER_LIMIT) // of which it remembers the denial
+	asks(0, rls.RateLimitResponse_OVER_LIMIT) // this sidecar has a cached denial
 	left(0, 0)
 	for i, want := range []string{`"why":"limit","key":"::1","descriptor":[["path","/login"],["ip","::1"]],"denied":2,"exact":true,`, `"denied":[],`} {
 		if got := body(t, get(t, all[i].Admin, "/api/top")); !strings.Contains(got, want) {
@@ -61,8 +61,8 @@ descriptors:
 	left(1, 1)
 }
 
-// TestOperatorsAreNotCounted looks at buckets that deny the look itself, one in debt and one blocked by a
-// penalty, and compares all counters with those before.
+// TestOperatorsAreNotCounted reads buckets that deny, one in debt and one blocked by a penalty, and compares all
+// counters with those before.
 func TestOperatorsAreNotCounted(t *testing.T) {
 	x := start(t, `
 domain: d
@@ -123,7 +123,7 @@ descriptors:
 	if after := counters(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	// An application that checks before it lets somebody in is no operator.
+	// The check of an application counts.
 	if code, answer := post(t, x.HTTP, "/v1/check", `{"name": "credit", "key": "bob"}`); code != 429 {
 		t.Errorf("%d %s", code, answer)
 	}

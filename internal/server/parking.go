@@ -27,7 +27,7 @@ type parkingListener struct {
 	parked map[*boundedSocket]struct{} // guarded by mu; nil when closed
 }
 
-// acceptance is what Accept returns.
+// acceptance is the result of Accept.
 type acceptance struct {
 	conn net.Conn
 	err  error

@@ -9,12 +9,12 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// proxyHeaderTimeout bounds the wait for a PROXY header, which balancers send at once.
+// proxyHeaderTimeout bounds the wait for a PROXY header, which load balancers send at once.
 const proxyHeaderTimeout = 5 * time.Second
 
-// proxyProtocol has connections of trusted proxies start with a header of the PROXY protocol, of
-// version 1 or 2, that says whose they are. One that has none is the proxy's own. Of all others
-// nothing is read: such a header from them is no HTTP.
+// proxyProtocol reads a header of the PROXY protocol, version 1 or 2, at the start of connections from trusted
+// proxies. The header states the client's address; without one the client is the proxy itself. No header is read from
+// other peers: sent by them it is malformed HTTP.
 func (s *server) proxyProtocol(l net.Listener) net.Listener {
 	return &proxyproto.Listener{
 		Listener: l, ReadHeaderTimeout: proxyHeaderTimeout, ValidateHeader: checkProxyHeader,
@@ -40,11 +40,11 @@ func (s *server) trusts(peer net.Addr) bool {
 	return err == nil && snapshot.Auth.Trusts(p.Addr())
 }
 
-// checkProxyHeader refuses who is at no address: somebody at a Unix socket of the proxy's machine
-// would be taken for one at ours.
+// checkProxyHeader rejects a header without an IP address: a client at a Unix socket of the proxy's machine would
+// count as one at a socket of this machine.
 func checkProxyHeader(h *proxyproto.Header) error {
 	if _, isTCP := h.SourceAddr.(*net.TCPAddr); h.Command.IsProxy() && h.SourceAddr != nil && !isTCP {
-		return errors.New("the PROXY header is of no TCP connection")
+		return errors.New("the PROXY header does not describe a TCP connection")
 	}
 	return nil
 }

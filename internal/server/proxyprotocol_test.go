@@ -23,7 +23,7 @@ auth:
   routes: [{descriptors: [[{key: remote_address, from: client_ip}]]}]
 `
 
-// header is a PROXY header.
+// header returns a PROXY header.
 func header(tb testing.TB, version byte, command proxyproto.ProtocolVersionAndCommand, source net.Addr) string {
 	tb.Helper()
 	h := proxyproto.HeaderProxyFromAddrs(version, source, source)
@@ -39,8 +39,8 @@ func at(address string) net.Addr {
 	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
 }
 
-// sendAuth opens a connection that starts with start, asks for the auth of a POST, and returns the
-// status, 0 where there is no answer.
+// sendAuth opens a connection that starts with start, sends a POST to /v1/auth, and returns the status, or 0 without
+// an answer.
 func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
 	tb.Helper()
 	conn, err := net.Dial(a.Network(), a.String())
@@ -72,13 +72,13 @@ func TestProxyProtocol(t *testing.T) {
 			t.Errorf("%q: %d, want %d", start, got, want)
 		}
 	}
-	// One client, whichever version says so.
+	// Both versions identify the same client.
 	ask(200, v1("192.0.2.1:1000"))
 	ask(200, v2("192.0.2.1:1001"))
 	ask(429, v1("192.0.2.1:1002"))
-	// It is not believed: it is no proxy.
+	// Its X-Forwarded-For is not trusted, because it is not a proxy.
 	ask(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
-	// A proxy behind the balancer is.
+	// That of a proxy behind the load balancer is.
 	ask(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
@@ -86,15 +86,15 @@ func TestProxyProtocol(t *testing.T) {
 	ask(200, v1("[2001:db8::1]:1000"))
 	ask(200, v2("[2001:db8::2]:1000"))
 	ask(429, v2("[2001:db8::3]:1000"))
-	// Without a header, or with one that names nobody, it is the balancer itself.
+	// Without a header, or with one without an address, the client is the load balancer.
 	ask(200, "")
 	ask(200, "PROXY UNKNOWN\r\n")
 	ask(429, header(t, 2, proxyproto.LOCAL, at("192.0.2.7:1")))
-	// What is none is refused.
+	// A malformed header is rejected.
 	ask(0, "PROXY TCP4 nobody 192.0.2.1 1 1\r\n")
 	ask(0, "PROXY TCP4 192.0.2.1 192.0.2.1 1 1"+strings.Repeat(" ", 200)+"\r\n")
 	ask(0, header(t, 2, proxyproto.PROXY, &net.UnixAddr{Net: "unix", Name: "/x"}))
-	// The second header of a connection is its client's.
+	// The second header of a connection comes from the client.
 	ask(400, v1("192.0.2.3:1")+v1("192.0.2.4:1"))
 }
 
@@ -112,7 +112,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 			t.Errorf("%s, without it: %d, want 200", name, got)
 		}
 	}
-	// From one configuration to the next, and through a socket.
+	// Trust follows the configuration, also for a socket.
 	socket := filepath.Join(t.TempDir(), "http.sock")
 	x := start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on, func(c *Config) { c.HTTP = "unix://" + socket })
 	if got := sendAuth(t, x.HTTP, said); got != 400 {
@@ -127,7 +127,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 
 func TestProxyHeadersDoNotHoldUpOthers(t *testing.T) {
 	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1]"), func(c *Config) { c.HTTPProxyProtocol = true })
-	for range 50 { // connections that say nothing, or next to nothing
+	for range 50 { // connections that send nothing, or almost nothing
 		conn, err := net.Dial("tcp", x.HTTP.String())
 		if err != nil {
 			t.Fatal(err)

@@ -18,45 +18,44 @@ import (
 )
 
 const (
-	// leaseTimeout bounds borrowing ahead, and giving back what is on loan. What does not arrive in time
-	// is lost: the limits stay under by it.
+	// leaseTimeout bounds the calls that renew and return leases. Units that are not returned in time are lost, so
+	// that the limits admit less.
 	leaseTimeout = time.Second
 )
 
-// Redis says which Redis keeps the buckets.
+// Redis configures the Redis that keeps the buckets.
 type Redis struct {
-	// URL as redis.Config has it; "": buckets are kept in memory.
+	// URL has the form of redis.Config.URL; "" means that buckets are kept in memory.
 	URL string
-	// PerSecondURL is where the buckets of limits by the second are instead, as of the reference
-	// server's REDIS_PERSECOND; "": at URL. What follows is of both, but PasswordFile of URL only.
+	// PerSecondURL is the Redis that keeps the buckets of limits per second, as REDIS_PERSECOND of the reference
+	// server; "" means URL. The following fields apply to both, except PasswordFile, which applies to URL.
 	PerSecondURL string
 	KeyPrefix    string
 	PasswordFile string
-	// Timeout bounds each question to it.
+	// Timeout is the deadline of each call.
 	Timeout time.Duration
-	// WaitReplicas is how many replicas must confirm a charge before it counts.
+	// WaitReplicas is the number of replicas that must confirm a charge before it counts.
 	WaitReplicas int
-	// CA, Cert and Key are files, for the rediss forms; Cert and Key are read again for every new
-	// connection.
+	// CA, Cert and Key are files, for rediss://. Cert and Key are read again for every new connection.
 	CA, Cert, Key string
-	// SkipHostname takes any name in the server's certificate, which must still be signed by the CA.
+	// SkipHostname accepts any name in the server's certificate, which must still be signed by the CA.
 	SkipHostname bool
 }
 
-// bySecond reports whether c is of a limit by the second, as the reference server has it.
+// bySecond reports whether c is a charge of a limit per second, as the reference server defines it.
 func bySecond(c *backend.Charge) bool {
 	l := c.Limit
 	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
 }
 
-// UnusableRedis says that the settings of Redis cannot be used, whatever Redis answers: a file is missing, or they
-// contradict each other.
+// UnusableRedis is a mistake in the settings of Redis that no answer of Redis can correct: a file is missing, or
+// settings contradict each other.
 type UnusableRedis struct{ Err error }
 
 // Error implements error.
 func (u UnusableRedis) Error() string { return u.Err.Error() }
 
-// Unwrap returns what is wrong with them.
+// Unwrap returns the mistake.
 func (u UnusableRedis) Unwrap() error { return u.Err }
 
 // openRedis opens the stores of s.
@@ -67,7 +66,7 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 		s.breakerChanged(server, open)
 		if open {
 			opened(server)
-			s.log.Error("redis fails and is not asked for now; limits answer by on_backend_failure", zap.String("server", server))
+			s.log.Error("redis fails, and gets no calls for now (circuit breaker); limits answer by on_backend_failure; rlsidecar doctor shows what is wrong", zap.String("server", server))
 		} else {
 			closed(server)
 			s.log.Info("redis answers again", zap.String("server", server))
@@ -75,15 +74,15 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 	}, s.storePanicked)
 }
 
-// OpenRedis makes the stores that a server with c would have. The error is of c.
+// OpenRedis returns the stores of a server with c. The error concerns the settings.
 func OpenRedis(c Redis) ([]*redis.Store, error) {
-	redis.LogTo(func(string) {}) // what matters comes back as an error
+	redis.LogTo(func(string) {}) // failures that matter are returned as errors
 	return c.open(nil, nil)
 }
 
 func (c Redis) open(changed func(server string, open bool), panicked func(value any)) (stores []*redis.Store, err error) {
 	if c.hasTLS() && !strings.HasPrefix(c.URL, "rediss") && !strings.HasPrefix(c.PerSecondURL, "rediss") {
-		return nil, errors.New("the --redis-tls flags mean nothing here, for the connection would not be encrypted: write rediss:// in --redis-url, or remove them")
+		return nil, errors.New("the --redis-tls flags have no effect, because the connection is not encrypted; write rediss:// in --redis-url, or remove them")
 	}
 	conf, err := c.tls()
 	if err != nil {
@@ -113,14 +112,14 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	return stores, nil
 }
 
-// first is the Redis at URL.
+// first returns the configuration of the Redis at URL.
 func (c Redis) first(conf *tls.Config) redis.Config {
 	return redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, WaitReplicas: c.WaitReplicas, TLS: conf,
 	}
 }
 
-// ledger opens that of the adjustments.
+// ledger opens the ledger of adjustments.
 func (c Redis) ledger() (*redis.Ledger, error) {
 	conf, err := c.tls()
 	if err != nil {
@@ -129,12 +128,12 @@ func (c Redis) ledger() (*redis.Ledger, error) {
 	return redis.OpenLedger(c.first(conf), "adjustments")
 }
 
-// storePanicked logs a panic on a goroutine that serves many requests. Theirs has failed.
+// storePanicked logs a panic on a goroutine that serves many requests, which have failed.
 func (s *server) storePanicked(value any) {
-	s.log.Error("panic while Redis was asked; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
+	s.log.Error("panic during a call to Redis; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
 }
 
-// backendFailed logs why Redis could not decide, once a second at most.
+// backendFailed logs why Redis could not decide, at most once a second.
 func (s *server) backendFailed() func(error) {
 	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {
@@ -147,10 +146,10 @@ func (s *server) backendFailed() func(error) {
 	}
 }
 
-// hasTLS reports whether c says how TLS is to be done.
+// hasTLS reports whether c has TLS settings.
 func (c Redis) hasTLS() bool { return c.CA != "" || c.Cert != "" || c.Key != "" || c.SkipHostname }
 
-// tls is the configuration of the files; nil if there are none.
+// tls returns the configuration with the files, or nil if there are none.
 func (c Redis) tls() (*tls.Config, error) {
 	if !c.hasTLS() {
 		return nil, nil
@@ -165,7 +164,7 @@ func (c Redis) tls() (*tls.Config, error) {
 	return conf, err
 }
 
-// anyName makes conf verify all of a certificate but the name.
+// anyName makes conf verify all of a certificate except the name.
 func anyName(conf *tls.Config) {
 	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection does it
 	conf.VerifyConnection = func(state tls.ConnectionState) error {

@@ -21,7 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// onRedis has buckets kept at url; the timeout is what a busy test machine needs.
+// onRedis keeps buckets at url, with a timeout for a busy test machine.
 func onRedis(url string) func(*Config) {
 	return func(c *Config) { c.Redis = Redis{URL: url, Timeout: 3 * time.Second} }
 }
@@ -69,7 +69,7 @@ descriptors:
   - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 100}}
 `
 
-func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
+func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
@@ -121,8 +121,9 @@ func TestRedisAwayIsAnsweredByPolicy(t *testing.T) {
 	})
 }
 
-// TestRedisFailsUnderLoad again and again, in ways after which it answers at once. Nobody hears an error, no more is
-// admitted than was charged, and no more is charged than was admitted or may have been lost with an answer.
+// TestRedisFailsUnderLoad makes Redis fail repeatedly, in ways after which it answers at once. No client gets an
+// error. No more is admitted than was charged, and no more is charged than was admitted or may have been lost with an
+// answer.
 func TestRedisFailsUnderLoad(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -148,7 +149,7 @@ descriptors:
 		})
 	}
 	begin := time.Now()
-	both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // a busy machine is late more often
+	both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // on a busy machine more answers are late
 	for round := 0; round < 20 || !both() && time.Since(begin) < time.Minute; round++ {
 		redis.Pause()
 		time.Sleep(40 * time.Millisecond)
@@ -180,7 +181,7 @@ func TestStartsWithoutRedis(t *testing.T) {
 	redis.Kill()
 	before := time.Now()
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
-	if took := time.Since(before); took > 10*time.Second { // it waits for 3 s
+	if took := time.Since(before); took > 10*time.Second { // the start waits for 3 s
 		t.Errorf("took %v to start", took)
 	}
 	if got := x.ask(t, "deny=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
@@ -195,13 +196,13 @@ func TestStartsWithoutRedis(t *testing.T) {
 	})
 }
 
-func TestARaisedLimitCountsAtOnce(t *testing.T) {
+func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr))
 	for range 300 {
 		x.ask(t, "all=1")
 	}
-	for range 3 { // the denial is remembered
+	for range 3 { // the denial is cached
 		if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 			t.Fatalf("%v", got)
 		}
@@ -212,12 +213,12 @@ func TestARaisedLimitCountsAtOnce(t *testing.T) {
 		t.Errorf("with one more: %v", got)
 	}
 	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("what was used stays used: %v", got)
+		t.Errorf("consumed units stay consumed: %v", got)
 	}
 }
 
-// TestTwoSidecarsWithDifferentNumbers: in a rolling change one has 100 a day and the other 10, on one Redis.
-// Together they admit what the larger limit has.
+// TestTwoSidecarsWithDifferentNumbers: during a rolling update one sidecar has 100 a day and the other 10, on one
+// Redis. Together they admit the larger number.
 func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
 	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
 		t.Run(algorithm, func(t *testing.T) {
@@ -252,13 +253,13 @@ descriptors:
   - {key: year, rate_limit: {unit: year, requests_per_unit: 2}}
 `
 
-// TestLimitsByTheSecondHaveARedisOfTheirOwn: REDIS_PERSECOND.
-func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
+// TestLimitsPerSecondHaveTheirOwnRedis covers REDIS_PERSECOND.
+func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
-	buckets := regexp.MustCompile(`rl:\{\}1`) // not what is written to examine the server
+	buckets := regexp.MustCompile(`rl:\{\}1`) // without the key that examining the server writes
 	keys := func(s *redistest.Server) int { return len(buckets.FindAllString(s.Do("keys", "*"), -1)) }
 	ask := func(want rls.RateLimitResponse_Code, texts ...string) *rls.RateLimitResponse {
 		t.Helper()
@@ -282,7 +283,7 @@ func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
 	}
 	ask(ok, "second=b", "year=a")
 
-	// What one of both denies the other gives back.
+	// If one of the two denies, the charge in the other is refunded.
 	left := func(text string) uint32 {
 		t.Helper()
 		look := descriptor(text)
@@ -294,15 +295,15 @@ func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
 		redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=q") == 2 })
 	}
 
-	// An override brings its own period.
+	// An override has its own period.
 	o := request("d", descriptor("any=a"))
 	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
 	before := keys(main)
-	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // a full bucket is forgotten meanwhile
+	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // a full bucket is deleted meanwhile
 		t.Errorf("%v, and %d buckets in the main Redis, before %d", a, keys(main), before)
 	}
 
-	// Where one is away, limits in the other hold.
+	// While one is unreachable, limits in the other still hold.
 	second.Pause()
 	defer second.Resume()
 	ask(over, "second=z")
@@ -312,7 +313,8 @@ func TestLimitsByTheSecondHaveARedisOfTheirOwn(t *testing.T) {
 	redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=z") == 1 })
 }
 
-// A list of limits in both is taken once under its id, whichever sidecar is asked again.
+// TestAnIDHoldsOverBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar
+// gets the repetition.
 func TestAnIDHoldsOverBothRedis(t *testing.T) {
 	main, second := redistest.Start(t), redistest.Start(t)
 	both := func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr }
@@ -334,14 +336,14 @@ limits:
 	}
 }
 
-func TestNoRedisForSecondsAlone(t *testing.T) {
+func TestTheRedisForSecondsNeedsAnother(t *testing.T) {
 	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
 		t.Error(err)
 	}
 }
 
-// Sidecars that lease stay within the limit together, and give back what is left: on a reload and when
-// they stop. A reset counts for what is on loan.
+// TestSidecarsLease: sidecars with leases stay within the limit together. They return unused units on a reload and
+// when they stop. A reset includes leased units.
 func TestSidecarsLease(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -364,7 +366,7 @@ func TestSidecarsLease(t *testing.T) {
 		return n
 	}
 	if n := left(a); n >= limit-600 || n < limit-600-2*most {
-		t.Errorf("%d are left after 600 of %d, two may have borrowed up to %d each", n, limit, most)
+		t.Errorf("%d are left after 600 of %d, two sidecars may have leased up to %d each", n, limit, most)
 	}
 	for _, series := range []string{"rlsidecar_lease_served_total", "rlsidecar_lease_borrowed_units_total", "rlsidecar_lease_units", "rlsidecar_lease_keys"} {
 		if text := body(t, get(t, a.Admin, "/metrics")); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {
@@ -380,7 +382,7 @@ func TestSidecarsLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := left(a); n != limit-600 {
-		t.Errorf("%d are left after 600 of %d, all is back", n, limit)
+		t.Errorf("%d are left after 600 of %d, all leases are returned", n, limit)
 	}
 	for range 300 {
 		a.ask(t, "all=1")
@@ -392,19 +394,19 @@ func TestSidecarsLease(t *testing.T) {
 		t.Errorf("%d are left after a reset", n)
 	}
 	if code, answer := post(t, a.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"all","key":"1","count":%d}`, limit)); code != 200 {
-		t.Errorf("all there is: %d %s", code, answer)
+		t.Errorf("the whole limit: %d %s", code, answer)
 	}
 	if got := a.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("one more: %v", got)
 	}
 }
 
-// TestRequestsWithoutTimeAreNotCharged: what the deadline leaves is less than an answer from Redis may take.
+// TestRequestsWithoutTimeAreNotCharged: the rest of the deadline is shorter than an answer from Redis may take.
 func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	x := start(t, shared, onRedis("redis://"+redistest.Start(t).Addr))
 	for range 50 {
 		ctx, cancel := context.WithTimeout(t.Context(), answerMargin-time.Microsecond)
-		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // mostly nobody waits for the answer
+		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // the client has mostly given up by then
 		cancel()
 	}
 	if left := x.ask(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
@@ -412,8 +414,8 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	}
 }
 
-// TestTooManyLimitsAtOnce: a request with more limits than one step can charge is denied, whatever the
-// limits say about failures of Redis, and counts as none: it cannot open the circuit breaker for others.
+// TestTooManyLimitsAtOnce: a request with more limits than one step can charge is denied, whatever on_backend_failure
+// is. It does not count as a failure, so that it cannot open the circuit breaker for others.
 func TestTooManyLimitsAtOnce(t *testing.T) {
 	x := start(t, `
 domain: d

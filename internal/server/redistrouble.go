@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// troubleTick is how often the failures of Redis are looked at.
+	// troubleTick is the time between two checks for failures of Redis.
 	troubleTick = 5 * time.Second
-	// troubleTicks is after how many ticks without a failure Redis is well again.
+	// troubleTicks is the number of ticks without a failure after which Redis counts as healthy again.
 	troubleTicks = 12
 )
 
@@ -31,7 +31,7 @@ func (t *redisTrouble) failed(err error) {
 	t.last.Store(&err)
 }
 
-// cause is the last failure, as the end of a sentence; "": there was none.
+// cause returns the last failure, as the end of a sentence, or "" if there was none.
 func (t *redisTrouble) cause() string {
 	if last := t.last.Load(); last != nil {
 		return " (" + (*last).Error() + ")"
@@ -39,14 +39,14 @@ func (t *redisTrouble) cause() string {
 	return ""
 }
 
-// isLate reports whether err is of an answer that did not come in time.
+// isLate reports whether err means that an answer was late.
 func isLate(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout()
 }
 
-// watchTrouble reports that Redis fails at times, until ctx ends. That it fails all the time is for the circuit
-// breakers to report.
+// watchTrouble reports occasional failures of Redis, until ctx ends. Permanent failures are reported by the circuit
+// breakers.
 func (s *server) watchTrouble(ctx context.Context) {
 	quiet := 0
 	for seen := s.redisTrouble.count.Load(); sleep(ctx, troubleTick); {
@@ -66,7 +66,7 @@ func (s *server) watchTrouble(ctx context.Context) {
 	}
 }
 
-// reportSlow reports so many failures within a tick.
+// reportSlow reports the number of failures within a tick.
 func (s *server) reportSlow(failed uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
@@ -74,7 +74,7 @@ func (s *server) reportSlow(failed uint64) {
 		Remedy:  "Look at Redis: rlsidecar doctor says what is wrong with it.",
 	}
 	if last := s.redisTrouble.last.Load(); last != nil && isLate(*last) {
-		c.Remedy = fmt.Sprintf("Its answers come later than --backend-timeout (%v) allows. rlsidecar doctor measures the time that it needs, and names the value to set.",
+		c.Remedy = fmt.Sprintf("Its answers take longer than --backend-timeout (%v). rlsidecar doctor measures how long they take, and suggests a value.",
 			s.config.Redis.Timeout)
 	}
 	s.conditions.Set(c)
@@ -88,7 +88,7 @@ func (s *server) breakerChanged(server string, open bool) {
 		return
 	}
 	s.redisTrouble.open.Add(1)
-	s.conditions.Clear(redisSlow) // this is worse
+	s.conditions.Clear(redisSlow) // the new condition is worse
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,
 		Summary: "Redis at " + server + " gives no answer" + s.redisTrouble.cause() + ", and its circuit breaker is open. " + s.meanwhile(),

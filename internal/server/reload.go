@@ -14,9 +14,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// configure sees to it that there is a configuration, and that it is followed until background ends.
-// It waits for the first one, unless the server is to start without; ctx ends the wait. The error is
-// a config.Problems if the files cannot be used.
+// configure loads the configuration and follows its changes until background ends. It waits for the first
+// configuration, unless StartWithout is set; ctx ends the wait. The error is a config.Problems if the files cannot be
+// used.
 func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) error {
 	if s.config.XDS.Server != "" {
 		return s.configureXDS(ctx, background, wg)
@@ -27,7 +27,7 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 		watcher.Run(background, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // a reload is due already
+			default: // a reload is pending already
 			}
 		})
 	})
@@ -40,7 +40,7 @@ func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) 
 	return nil
 }
 
-// follow reads the configuration again when the files have changed, and when asked to.
+// follow reloads the configuration when the files change and on SIGHUP.
 func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	for {
 		select {
@@ -53,12 +53,12 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// refused logs the mistakes in a configuration.
+// refused logs the mistakes of a configuration.
 func (s *server) refused(problems config.Problems) {
 	what := "configuration refused; the one before it stays in use"
 	if stale := s.lastReload().Stale; len(stale) > 0 {
 		what = "configuration refused in part"
-		s.log.Error("these domains stay as they were before, or are answered by on_backend_failure if they never were without a mistake; the others are in use as they are configured",
+		s.log.Error("the configuration of these domains has mistakes; they keep their last valid version or, without one, are answered by on_backend_failure; the other domains are updated",
 			zap.Strings("domains", stale))
 	}
 	for _, p := range problems {
@@ -68,8 +68,8 @@ func (s *server) refused(problems config.Problems) {
 	}
 }
 
-// load reads the configuration and puts it to use, unless there is a mistake in it. It logs
-// warnings; mistakes are the caller's to tell.
+// load reads the configuration and uses it unless it has a mistake. It logs warnings, and returns mistakes to the
+// caller.
 func (s *server) load() config.Problems {
 	defer s.tightly()()
 	start := time.Now()
@@ -83,17 +83,17 @@ func (s *server) load() config.Problems {
 	return problems
 }
 
-// manyBytes is from where on a configuration is large: what is read and parsed takes several times its size.
+// manyBytes is the size from which on a configuration is large: its parsed form takes several times its size.
 const manyBytes = 1 << 20
 
-// tightly keeps memory small while a large configuration, or the first, is loaded: the collector runs more often, and
-// at the end what was only needed for loading is given back to the system.
+// tightly keeps memory small while a large configuration, or the first one, is loaded. The garbage collector runs
+// more often, and end returns unused memory to the system.
 func (s *server) tightly() (end func()) {
 	bytes := s.loader.Bytes
 	if s.keeper != nil {
 		bytes = s.keeper.Bytes
 	}
-	const often = 25 // percent of the heap that may be garbage
+	const often = 25 // percentage of the heap that may be garbage
 	if s.limiter.Current() != nil && bytes() < manyBytes {
 		return func() {}
 	}
@@ -106,8 +106,8 @@ func (s *server) tightly() (end func()) {
 	}
 }
 
-// take puts what was read from sources to use, if it could be: snapshot is nil otherwise. The stale
-// domains in it are not as they were read. Reading began at start.
+// take uses the configuration that was read from sources if it is valid; otherwise snapshot is nil. The stale domains
+// in it have an earlier version. Reading began at start.
 func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	s.metrics.Loaded(!problems.Bad(), now)
@@ -145,7 +145,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 	}
 }
 
-// owners are those who share the room of the store.
+// owners returns the Owners of all limits, who share the space in the store.
 func owners(s *limiter.Snapshot) []string {
 	var list []string
 	for _, p := range s.Policies {
@@ -163,14 +163,14 @@ func (s *server) lastReload() admin.Reload {
 	return s.reload
 }
 
-// swap makes snapshot the configuration in use.
+// swap puts snapshot in use.
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
 	if s.stack.lease != nil {
-		s.stack.lease.Forget() // while the numbers it was lent under are in use
+		s.stack.lease.Forget() // while the limits that they were granted under are in use
 	}
 	s.limiter.Swap(snapshot)
 	if s.stack.denied != nil {
-		s.stack.denied.Forget() // a higher limit counts at once
+		s.stack.denied.Forget() // a raised limit applies at once
 	}
 }

@@ -11,17 +11,17 @@ import (
 // canSharePorts reports whether sharePort works here.
 const canSharePorts = true
 
-// sharePort is a net.ListenConfig's Control: several sockets may listen on one port, and the kernel
-// spreads connections over them.
+// sharePort is the Control of a net.ListenConfig. It lets several sockets listen on one port; the kernel distributes
+// connections over them.
 func sharePort(_, _ string, c syscall.RawConn) error {
 	return control(c, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 	})
 }
 
-// leavePort has the kernel give new connections to the second of those who share l's port, the one
-// that came to take over, so that none is in l's queue when l is closed: it would be reset. Where
-// there is no second, l keeps getting them.
+// leavePort directs new connections to the second socket that shares l's port, that of the new process. Otherwise
+// connections in l's queue would be reset when l is closed. If there is no second socket, l keeps getting
+// connections.
 func leavePort(l net.Listener) error {
 	tcp, is := l.(*net.TCPListener)
 	if !is {
@@ -31,8 +31,8 @@ func leavePort(l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	// Sockets are counted in the order in which they began to listen; a program that names one that is
-	// not there is passed over.
+	// Sockets are numbered in the order in which they began to listen. The kernel ignores a program that returns a
+	// number without a socket.
 	choose := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1}
 	return control(c, func(fd int) error {
 		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: 1, Filter: &choose})

@@ -23,8 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// A new server takes over from an old one, while clients ask over gRPC and HTTP, by connections that last
-// and by new ones. None of them fails.
+// TestNewProcessTakesOverThePorts replaces a server by a new one while clients send requests over gRPC and HTTP, on
+// old and new connections. No request fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -37,15 +37,16 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 				c.GRPC, c.HTTP, c.Admin = grpcAddress, httpAddress, adminAddress
 			}
 		})
-		if grpcAddress == "" { // the first, before anybody asks
+		if grpcAddress == "" { // the first server, before any request
 			grpcAddress, httpAddress, adminAddress = x.GRPC.String(), x.HTTP.String(), x.Admin.String()
 		}
 		return x
 	})
 }
 
-// The same with the buckets in Redis. The old server's connections to Redis end while its last requests are in
-// progress, and the new server's are new: nobody is denied, and each request is charged exactly once.
+// TestNewProcessTakesOverWithRedis does the same with buckets in Redis. The old server's connections to Redis end
+// while its last requests are in flight, and the new server's are new. No request is denied, and each is charged
+// exactly once.
 func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -90,8 +91,8 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	}
 }
 
-// takesOver starts one server after the other with next, asking the addresses, which it sets, meanwhile. It
-// returns how many requests were allowed over gRPC: all that were made.
+// takesOver starts servers from next, one after the other, while clients send requests to the addresses, which it
+// sets. It returns the number of requests allowed over gRPC, which must be all.
 func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()
@@ -171,7 +172,7 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 	clients.Wait()
 	for what, n := range asked {
 		if t.Logf("%s: %d asks", what, n.Load()); n.Load() == 0 {
-			t.Errorf("%s: nothing was asked", what)
+			t.Errorf("%s: no request was sent", what)
 		}
 		if strings.HasPrefix(what, "gRPC") {
 			allowed += n.Load()
@@ -180,8 +181,8 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 	return allowed
 }
 
-func TestPortsAreSharedByThoseWhoShareThem(t *testing.T) {
-	x := start(t, small) // does not
+func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
+	x := start(t, small) // does not share
 	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String(), ReusePort: true})
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--reuse-port") {
 		t.Errorf("%v", err)
@@ -193,7 +194,7 @@ func TestPortsAreSharedByThoseWhoShareThem(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		holder.ask(t, "k=v")
-		if mine { // one that cannot start has not taken over
+		if mine { // a server that cannot start has not taken over
 			if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, HTTP: x.HTTP.String(), ReusePort: true}); !errors.Is(err, syscall.EADDRINUSE) {
 				t.Errorf("%v", err)
 			}
@@ -203,11 +204,11 @@ func TestPortsAreSharedByThoseWhoShareThem(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	again := start(t, small, func(c *Config) { c.GRPC = socket }) // where one that shares has left its socket
+	again := start(t, small, func(c *Config) { c.GRPC = socket }) // a server that shared it has left its socket
 	again.ask(t, "k=v")
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {
 		l.Close()
-		t.Error("who does not share a port got one that is shared")
+		t.Error("a server without --reuse-port listens at a shared port")
 	}
 }

@@ -1,6 +1,5 @@
-// Package server is the running program: it puts the parts together, opens the doors, follows the
-// configuration files, and shuts everything down in order. Whatever it starts it stops and waits
-// for.
+// Package server is the running program. It connects the parts, opens the listeners, follows the configuration files,
+// and shuts everything down in order. It stops every goroutine that it starts, and waits for it.
 package server
 
 import (
@@ -35,91 +34,89 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
 
-// Config is what Run needs to know. It has one field for each flag of serve, or group of them.
+// Config configures Run. It has one field for each flag of serve, or group of flags.
 type Config struct {
-	// Paths are the configuration files, and folders of them.
+	// Paths are the configuration files and folders.
 	Paths []string
-	// Isolate keeps mistakes in a configuration to the domains they are in: the others go live.
+	// Isolate restricts the effect of mistakes in a configuration to the domains that have them.
 	Isolate bool
-	// XDS brings the configuration instead.
+	// XDS is the control plane that provides the configuration, if Paths does not.
 	XDS XDS
-	// Defaults for what the files leave open.
+	// Defaults are the defaults of settings that the files do not state.
 	Defaults config.Options
-	// Hangup asks for the files to be read again, each time something arrives. May be nil.
+	// Hangup triggers a reload for each received value. It may be nil.
 	Hangup <-chan os.Signal
 
-	// Where to listen: host:port, unix:///path or unix://@name. HTTP and Admin may be empty: not at
-	// all.
+	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name. HTTP and
+	// Admin may be empty, which means no listener.
 	GRPC, HTTP, Admin string
-	// Metrics is where Prometheus finds the metrics, and nothing else, at MetricsPath; "": at Admin
-	// only.
+	// Metrics is the address of a listener for the metrics only, at MetricsPath; "" means that they are only at
+	// Admin.
 	Metrics, MetricsPath string
-	// NearLimitRatio is the part of a limit above which hits count as near it; 0: 0.8.
+	// NearLimitRatio is the share of a limit above which hits count as near_limit; 0 means 0.8.
 	NearLimitRatio float64
-	// Statsd is where metrics are sent, Source and Log aside; its zero value: nowhere.
+	// Statsd states where metrics are sent, without Source and Log; the zero value means that they are not sent.
 	Statsd statsd.Config
-	// Tracing sends traces of the gRPC door's decisions; nil: not at all.
+	// Tracing traces the decisions of the gRPC listener; nil means no tracing.
 	Tracing *tracing.Config
-	// AdminToken, or the content of AdminTokenFile, is needed to see anything at Admin; required where
-	// that is not this machine only. Files with tokens are read again when they change.
+	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. It may be missing only if Admin
+	// can be reached only from this machine. Files with tokens are read again when they change.
 	AdminToken, AdminTokenFile string
-	// AdminReadTokenFile holds a token that is enough to read at Admin, and not to change anything; "": none is.
+	// AdminReadTokenFile has a token that may only read at Admin; "" means none.
 	AdminReadTokenFile string
-	// StateDir is the folder where adjustments are kept over a restart; "": nowhere.
+	// StateDir is the folder that keeps adjustments over a restart; "" means none.
 	StateDir string
-	// AuditKeyFile holds the secret that the audit of adjustments is chained with; "": there is none.
+	// AuditKeyFile has the secret that protects the audit of adjustments; "" means none.
 	AuditKeyFile string
-	// APIToken, or the content of APITokenFile, is needed to ask the HTTP API. Without one it answers
-	// only where HTTP can be reached from this machine alone.
+	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is served only
+	// if HTTP can be reached only from this machine.
 	APIToken, APITokenFile string
-	// SettleKeyFile has the secrets that sign reservations, one or two, the one in use first; "": the APIToken signs, or
-	// else a random one.
+	// SettleKeyFile has the secrets that sign reservations, one or two, the one in use first; "" means that the APIToken
+	// signs, or else a random key.
 	SettleKeyFile string
-	// NoJSON: there is no /json at HTTP.
+	// NoJSON removes /json from HTTP.
 	NoJSON bool
-	// HTTPProxyProtocol: connections of trusted proxies to HTTP may start with a PROXY header.
+	// HTTPProxyProtocol accepts a PROXY header at the start of HTTP connections from trusted proxies.
 	HTTPProxyProtocol bool
-	// APIInlineConfig lets requests to the HTTP API bring limits of their own.
+	// APIInlineConfig accepts limits in requests to the HTTP API.
 	APIInlineConfig bool
-	// TLS of the gRPC door.
+	// TLS is that of the gRPC listener.
 	TLS TLSFiles
-	// Engine of the gRPC door; "": the default.
+	// Engine is that of the gRPC listener; "" means the default.
 	Engine Engine
-	// MaxConnectionAge ends gRPC connections that are older, MaxConnectionGrace what they still have
-	// under way later; 0: never.
+	// MaxConnectionAge ends older gRPC connections, MaxConnectionGrace later their requests in flight; 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
-	// MaxConnectionIdle ends gRPC connections that have nothing under way for so long; 0: never.
+	// MaxConnectionIdle ends gRPC connections that had no request in flight for this time; 0 means never.
 	MaxConnectionIdle time.Duration
-	// HTTPIdleTimeout closes HTTP connections that wait so long for a request; 0: defaultHTTPIdle.
+	// HTTPIdleTimeout closes HTTP connections that had no request for this time; 0 means defaultHTTPIdle.
 	HTTPIdleTimeout time.Duration
-	// GRPCMaxConnections and HTTPMaxConnections bound the open connections; 0: connectionBounds.
+	// GRPCMaxConnections and HTTPMaxConnections bound the open connections; 0 means the result of connectionBounds.
 	GRPCMaxConnections, HTTPMaxConnections int
-	// Modes change what all denials come to.
+	// Modes change the outcome of all denials.
 	Modes limiter.Modes
-	// Answers is what answers carry beside the verdict.
+	// Answers configures what answers contain besides the verdict.
 	Answers grpcapi.Options
-	// HTTPHeaders are those of decisions at the HTTP door.
+	// HTTPHeaders are the rate limit headers of the HTTP listener.
 	HTTPHeaders httpapi.HeaderSets
-	// Redis keeps the buckets; its zero value: they are in memory.
+	// Redis keeps the buckets; the zero value means that they are in memory.
 	Redis Redis
-	// MemoryMaxKeys bounds the buckets kept in memory; 0: memory.DefaultMaxKeys.
+	// MemoryMaxKeys bounds the buckets in memory; 0 means memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
-	// ReusePort shares the ports with other processes that share them, so that a new one takes over
-	// before the old one leaves. Linux only; it means nothing for Unix sockets.
+	// ReusePort shares the ports and sockets with other processes that do so, so that a new process can replace an
+	// old one without a gap. Linux only.
 	ReusePort bool
 
-	// DrainDelay is for how long requests are still taken after readiness has failed, so that those
-	// who send them notice in time.
+	// DrainDelay is how long requests are still accepted after readiness has failed, so that clients notice in time.
 	DrainDelay time.Duration
-	// DrainTimeout bounds the wait for requests under way; what is left then is cut off.
+	// DrainTimeout bounds the wait for requests in flight; then they are aborted.
 	DrainTimeout time.Duration
 
-	// Version and Revision of the program.
+	// Version and Revision are those of the program.
 	Version, Revision string
 }
 
-// Check returns what is wrong with c itself, whatever the state of files and network.
+// Check returns an error for mistakes in c itself. It uses no files and no network.
 func (c *Config) Check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
@@ -131,25 +128,25 @@ func (c *Config) Check() error {
 		return errors.New("two API tokens are given; give only one of --api-token and --api-token-file")
 	}
 	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
-		return fmt.Errorf("the admin address %s can be reached from elsewhere; give a token, or listen on 127.0.0.1", c.Admin)
+		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
 	}
 	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {
-		return errors.New("a token for reading is given, but no admin token: without one everybody may read; give --admin-token-file too")
+		return errors.New("--admin-read-token-file has no effect without an admin token, because everybody may read; give --admin-token-file too")
 	}
 	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
-		return errors.New("the most connections of a listener must not be negative; leave it out for the default")
+		return errors.New("--grpc-max-connections and --http-max-connections must not be negative; leave them out for the default")
 	}
 	if c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0 {
-		return errors.New("an idle timeout must not be negative")
+		return errors.New("--grpc-max-connection-idle and --http-idle-timeout must not be negative")
 	}
 	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
-		return fmt.Errorf("the path of the metrics is %q; it must start with /", c.MetricsPath)
+		return fmt.Errorf("--metrics-path must start with /, is %q", c.MetricsPath)
 	}
 	if c.ReusePort && !canSharePorts {
 		return errors.New("--reuse-port needs Linux; leave it out here, and restart one instance after the other")
 	}
 	if len(c.Paths) > 0 && c.XDS.Server != "" {
-		return errors.New("the configuration comes from files or from an xDS server, not from both: give --config or --xds-server")
+		return errors.New("--config and --xds-server cannot be combined; give one of them")
 	}
 	if c.Statsd.Address != "" {
 		if err := c.Statsd.Check(); err != nil {
@@ -164,7 +161,7 @@ func (c *Config) Check() error {
 	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
 }
 
-// checkAddresses finds a port that stands alone.
+// checkAddresses returns an error for an address that is only a port.
 func (c *Config) checkAddresses() error {
 	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
 		if _, err := strconv.ParseUint(address, 10, 16); err == nil {
@@ -175,32 +172,32 @@ func (c *Config) checkAddresses() error {
 	return nil
 }
 
-// Running is what has been started.
+// Running describes a started server.
 type Running struct {
-	// GRPC, HTTP, Admin and Metrics are where it listens; nil: not at all.
+	// GRPC, HTTP, Admin and Metrics are the addresses of the listeners; nil means that there is none.
 	GRPC, HTTP, Admin, Metrics net.Addr
-	// Snapshot is the configuration that it started with; nil: it waits for the first.
+	// Snapshot is the configuration at the start; nil if it has not arrived.
 	Snapshot *limiter.Snapshot
-	// NotReady is why it is not ready, a line for each reason; "": it is.
+	// NotReady has the reasons for which the server is not ready, one per line; "" means that it is ready.
 	NotReady string
 }
 
-// server is the parts that are there while Run runs.
+// server has the parts of a running server.
 type server struct {
 	config    Config
 	log       *zap.Logger
 	stack     stack
 	metrics   *metrics.Metrics
-	denials   *denials.Recorder // nil: there is no admin port that tells of them
-	watch     *watch            // nil where denials is
+	denials   *denials.Recorder // nil without an admin listener
+	watch     *watch            // nil if denials is nil
 	limiter   *limiter.Limiter
 	adjust    *adjustments
 	settle    *settleKeys
-	tracing   *tracing.Tracing // nil: not at all
+	tracing   *tracing.Tracing // nil without tracing
 	unmatched *unmatched.Recorder
-	// conditions is what is wrong now.
+	// conditions are the present problems.
 	conditions *conditions.Registry
-	// The tokens of Config; nil: there is none.
+	// The tokens of Config; nil if there is none.
 	apiToken, adminToken, adminReadToken httpauth.Token
 	ready, draining                      atomic.Bool
 	noAuthSaid                           atomic.Bool
@@ -210,7 +207,7 @@ type server struct {
 	configured   chan struct{}
 	isConfigured func()
 
-	// Both are of the one goroutine that loads; keeper is nil unless Isolate.
+	// Only the goroutine that loads uses them. keeper is nil without Isolate.
 	loader *config.Loader
 	keeper *config.Keeper
 
@@ -218,9 +215,8 @@ type server struct {
 	reload admin.Reload // guarded by mu
 }
 
-// ballast is never touched, so that it takes no memory, but counts as a part of the heap: with the
-// few megabytes that are really there the garbage collector would run all the time, for an eighth of
-// a call's cost.
+// ballast is never touched, so it takes no memory, but counts as a part of the heap. Without it, the garbage
+// collector would run constantly for the few megabytes of the real heap, which takes an eighth of a call's time.
 var ballast []byte //nolint:unused // being there is its use
 
 const ballastSize = 16 << 20
@@ -228,8 +224,8 @@ const ballastSize = 16 << 20
 // ballasted makes ballast once for all servers of a process.
 var ballasted sync.Once
 
-// Run serves until ctx ends, or a door fails, and drains. It calls started once all doors are
-// open. The error is a config.Problems if the configuration cannot be used at the start.
+// Run serves until ctx ends or a listener fails, and then drains. It calls started when all listeners are open. The
+// error is a config.Problems if the configuration cannot be used at the start.
 func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -260,7 +256,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		defer s.tracing.Stop()
 	}
 
-	// What runs in the background outlives ctx: it goes on until the doors are closed.
+	// Background goroutines outlive ctx: they run until the listeners are closed.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -272,15 +268,15 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if ctx.Err() != nil { // stopped before there was a configuration
 		return nil
 	}
-	s.followRedis(ctx, background, &wg) // before there are ports at which somebody would have to wait with us
+	s.followRedis(ctx, background, &wg) // before the listeners are open, so that no request waits for Redis
 	s.adjust.first(ctx)
 	s.settle.first(ctx, s.adjust.ledger)
-	doors, running, err := s.open()
+	listeners, running, err := s.open()
 	if err != nil {
 		return err
 	}
 	s.runBackground(background, &wg)
-	return s.serve(ctx, doors, func() {
+	return s.serve(ctx, listeners, func() {
 		log.Info("listening", zap.Stringer("grpc", running.GRPC), address("http", running.HTTP), address("admin", running.Admin), address("metrics", running.Metrics))
 		if !s.ready.Load() {
 			running.NotReady = s.notReady()
@@ -289,7 +285,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	})
 }
 
-// newLimiter makes the limiter, which has no configuration yet.
+// newLimiter returns a limiter without a configuration.
 func (s *server) newLimiter() *limiter.Limiter {
 	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
@@ -301,7 +297,7 @@ func (s *server) newLimiter() *limiter.Limiter {
 	return limiter.New(s.stack.top, c)
 }
 
-// newServer makes what needs neither Redis nor a configuration. The error is of a file with a token.
+// newServer makes the parts that need neither Redis nor a configuration. The error concerns a file with a token.
 func newServer(c Config, log *zap.Logger) (*server, error) {
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
@@ -316,7 +312,7 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 	return s, s.readTokens()
 }
 
-// runBackground starts what runs until ctx ends, once the listeners are open.
+// runBackground starts the goroutines that run until ctx ends, when the listeners are open.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
@@ -341,7 +337,7 @@ func (s *server) readTokens() (err error) {
 	return err
 }
 
-// token is a fixed one, or that in a file; nil where both are "".
+// token returns a fixed token, or the one in a file, or nil if both are "".
 func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	if file == "" {
 		return httpauth.FixedToken(fixed), nil
@@ -349,7 +345,7 @@ func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	return httpauth.FileToken(file, s.log)
 }
 
-// observer is told of every answer.
+// observer returns the observer of all answers.
 func (s *server) observer() limiter.Observer {
 	s.unmatched = unmatched.New(time.Now, s.log)
 	if s.config.Admin != "" {
@@ -375,7 +371,7 @@ func (s *server) Refused(reason string) {
 	}
 }
 
-// sendMetrics sends metrics to statsd, if there is one, until ctx ends.
+// sendMetrics sends metrics to StatsD, if it is configured, until ctx ends.
 func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	if s.config.Statsd.Address == "" {
 		return
@@ -385,7 +381,7 @@ func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { statsd.Run(ctx, c) })
 }
 
-// address is a field for the log; none for a door that is not there.
+// address returns a field for the log, or no field for a listener that does not exist.
 func address(name string, a net.Addr) zap.Field {
 	if a == nil {
 		return zap.Skip()
@@ -393,27 +389,26 @@ func address(name string, a net.Addr) zap.Field {
 	return zap.Stringer(name, a)
 }
 
-// defaultHTTPIdle is longer than the idle timeouts of the proxies that keep connections.
+// defaultHTTPIdle is longer than the idle timeouts of proxies that keep connections.
 const defaultHTTPIdle = 5 * time.Minute
 
-// door is one way in.
-type door struct {
-	name     string
-	listener net.Listener
-	bounded  net.Listener // accepts the connections of listener, up to a bound
-	serve    func(net.Listener) error
-	// stop ends serve: it waits for what is under way, and cuts it off when ctx ends.
+// listener is a port with its server.
+type listener struct {
+	name    string
+	socket  net.Listener
+	bounded net.Listener // accepts the connections of socket, up to a bound
+	serve   func(net.Listener) error
+	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
 	stop func(ctx context.Context)
-	// ready and unready, if any, tell those who watch that requests should come, and that they should
-	// go elsewhere.
+	// ready and unready, if not nil, report to watching clients whether to send requests.
 	ready, unready func()
-	// last: it stays open until the others are closed.
+	// last means that it stays open until the others are closed.
 	last bool
 }
 
-// open makes the doors, listening. On an error none is left open.
-func (s *server) open() (doors []door, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // who does not ask for response times does not pay for them
+// open opens the listeners. After an error none stays open.
+func (s *server) open() (listeners []listener, running Running, err error) {
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measured only if somebody can read them
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {
@@ -432,53 +427,53 @@ func (s *server) open() (doors []door, running Running, err error) {
 	for _, open := range []func() error{o.grpc, o.http, o.admin, o.metrics} {
 		if err = open(); err != nil {
 			o.giveUp()
-			return o.doors, o.running, err
+			return o.listeners, o.running, err
 		}
 	}
-	s.boundListeners(o.doors)
-	if err = takeOver(o.doors); err != nil {
+	s.boundListeners(o.listeners)
+	if err = takeOver(o.listeners); err != nil {
 		o.giveUp()
 	}
-	return o.doors, o.running, err
+	return o.listeners, o.running, err
 }
 
-// opening is listeners that are being opened.
+// opening collects listeners while they are opened.
 type opening struct {
-	server  *server
-	api     *grpcapi.Server
-	doors   []door
-	running Running
+	server    *server
+	api       *grpcapi.Server
+	listeners []listener
+	running   Running
 }
 
-// giveUp closes what was opened.
+// giveUp closes the opened listeners.
 func (o *opening) giveUp() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
-	for _, d := range o.doors {
-		if d.listener != nil {
-			d.listener.Close()
+	for _, d := range o.listeners {
+		if d.socket != nil {
+			d.socket.Close()
 		}
 		d.stop(now)
 	}
 }
 
-// add listens on an address for d, and puts in at what came of it.
-func (o *opening) add(name, address string, at *net.Addr, d door) (err error) {
+// add listens on address for d, and stores the resulting address in at.
+func (o *opening) add(name, address string, at *net.Addr, d listener) (err error) {
 	d.name = name
-	if d.listener, err = listen(address, o.server.config.ReusePort); err != nil {
+	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) && !o.server.config.ReusePort {
-			err = fmt.Errorf("%w: another process listens there; stop it, or give another address by --%s-listen", err, name)
+			err = fmt.Errorf("%w: another process listens there; stop it, or give another address with --%s-listen", err, name)
 		}
 		err = fmt.Errorf("listen on %s: %w", address, err)
 	} else {
-		*at = d.listener.Addr()
+		*at = d.socket.Addr()
 	}
-	o.doors = append(o.doors, d) // in any case, so that it is stopped
+	o.listeners = append(o.listeners, d) // even if it failed, so that it is stopped
 	return err
 }
 
 func (o *opening) grpc() error {
-	d, err := o.server.grpcDoor(o.api)
+	d, err := o.server.grpcListener(o.api)
 	if err != nil {
 		return err
 	}
@@ -492,14 +487,14 @@ func (o *opening) http() error {
 	}
 	c := httpapi.Config{
 		AnswerJSON: o.api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
-		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authDoor(),
+		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authHandler(),
 	}
 	if s.config.NoJSON {
 		c.AnswerJSON = nil
 	}
-	d := s.httpDoor(&http.Server{
+	d := s.httpListener(&http.Server{
 		Handler: httpapi.New(c), ReadTimeout: 10 * time.Second,
-		WriteTimeout: 75 * time.Second, // longer than an answer may be held
+		WriteTimeout: 75 * time.Second, // longer than the longest delay of an answer
 	})
 	plain := d.serve
 	if s.config.HTTPProxyProtocol {
@@ -526,7 +521,7 @@ func (o *opening) admin() error {
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
-	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as it is asked to
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as the request says
 	d.last = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
@@ -542,16 +537,16 @@ func (o *opening) metrics() error {
 	if isLocal(s.config.Metrics) {
 		h = httpauth.ThisMachineOnly(h, "ask by an address or as localhost")
 	}
-	d := s.httpDoor(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
 	d.last = true
 	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
 }
 
-// httpAPI is the API for applications.
+// httpAPI returns the API for applications.
 func (s *server) httpAPI() *httpapi.API {
 	closed := s.apiToken == nil && !isLocal(s.config.HTTP)
 	if closed {
-		s.log.Warn("the HTTP API is closed: others than this machine can reach it, and there is no token for it", zap.String("http", s.config.HTTP))
+		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
 	}
 	api := &httpapi.API{Limiter: s.limiter, Token: s.apiToken, Closed: closed, Headers: s.config.HTTPHeaders}
 	if s.config.APIInlineConfig {
@@ -560,33 +555,34 @@ func (s *server) httpAPI() *httpapi.API {
 	return api
 }
 
-// authDoor is what proxies ask by HTTP.
-func (s *server) authDoor() *httpapi.Auth {
+// authHandler returns the handler of auth requests.
+func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
 }
 
-// httpDoor completes h.
-func (s *server) httpDoor(h *http.Server) door {
+// httpListener completes h.
+func (s *server) httpListener(h *http.Server) listener {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// The address tells connections apart, and means nothing: c could have to read it from the client.
+		// The address only has to differ between connections. Reading the real one from c could block on a PROXY
+		// header.
 		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	h.ConnState = parkIdle
-	h.MaxHeaderBytes = 128 << 10                           // twice what Envoy takes: its client's path may come twice
-	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // what clients do wrong
+	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice
+	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // errors of clients
 	var leaving atomic.Bool
 	handler := h.Handler
 	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if leaving.Load() {
-			w.Header().Set("Connection", "close") // whoever asks on comes by another connection
+			w.Header().Set("Connection", "close") // the client continues on another connection
 		}
 		if !onlyHealth(w, r) {
 			handler.ServeHTTP(w, r)
 		}
 	})
-	return door{
+	return listener{
 		unready: func() { leaving.Store(true) },
 		serve: func(l net.Listener) error {
 			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -602,7 +598,7 @@ func (s *server) httpDoor(h *http.Server) door {
 	}
 }
 
-// mayBeReady reports whether there is a configuration, and Redis, if there is one, does not hold readiness back.
+// mayBeReady reports whether there is a configuration and Redis, if it is used, does not delay readiness.
 func (s *server) mayBeReady() bool {
 	select {
 	case <-s.configured:
@@ -617,7 +613,7 @@ func (s *server) mayBeReady() bool {
 	}
 }
 
-// waitUntilReady waits until mayBeReady; false: ctx has ended.
+// waitUntilReady waits for mayBeReady; it returns false if ctx ends first.
 func (s *server) waitUntilReady(ctx context.Context) bool {
 	for _, open := range []<-chan struct{}{s.configured, s.redisGate.opened} {
 		select {
@@ -629,7 +625,7 @@ func (s *server) waitUntilReady(ctx context.Context) bool {
 	return true
 }
 
-// notReady is why this sidecar is not ready, a line for each reason.
+// notReady returns the reasons for which this sidecar is not ready, one per line.
 func (s *server) notReady() string {
 	if s.draining.Load() {
 		return "draining: this sidecar is being stopped\n"
@@ -646,49 +642,49 @@ func (s *server) notReady() string {
 	return b.String()
 }
 
-// beReady tells that requests should come.
-func (s *server) beReady(doors []door) {
+// beReady reports readiness to watching clients.
+func (s *server) beReady(listeners []listener) {
 	s.ready.Store(true)
-	for _, d := range doors {
+	for _, d := range listeners {
 		if d.ready != nil {
 			d.ready()
 		}
 	}
 }
 
-// serve opens the doors and, when asked ends or one of them fails, closes them in order.
-func (s *server) serve(asked context.Context, doors []door, started func()) error {
+// serve opens the listeners. When asked ends or one of them fails, it closes them in order.
+func (s *server) serve(asked context.Context, listeners []listener, started func()) error {
 	ctx, fail := context.WithCancelCause(asked)
 	defer fail(nil)
 	var serving sync.WaitGroup
-	for _, d := range doors {
+	for _, d := range listeners {
 		serving.Go(func() {
 			if err := d.serve(d.bounded); err != nil {
-				fail(fmt.Errorf("serve on %s: %w", d.listener.Addr(), err))
+				fail(fmt.Errorf("serve on %s: %w", d.socket.Addr(), err))
 			}
 		})
 	}
 	if s.mayBeReady() {
-		s.beReady(doors)
+		s.beReady(listeners)
 	}
 	started()
 	if !s.ready.Load() && s.waitUntilReady(ctx) {
-		s.beReady(doors)
+		s.beReady(listeners)
 		s.log.Info("ready")
 	}
 	<-ctx.Done()
 
 	s.draining.Store(true)
-	for _, d := range doors {
+	for _, d := range listeners {
 		if d.unready != nil {
 			d.unready()
 		}
 	}
-	s.ready.Store(false) // whoever sees this finds each answer over HTTP closing its connection
-	for _, d := range doors {
+	s.ready.Store(false) // from now on each answer over HTTP closes its connection
+	for _, d := range listeners {
 		if s.config.ReusePort {
-			if err := leavePort(d.listener); err != nil {
-				s.log.Warn("new connections still come here until the port is closed", zap.Stringer("port", d.listener.Addr()), zap.Error(err))
+			if err := leavePort(d.socket); err != nil {
+				s.log.Warn("the port cannot be handed over early; new connections arrive here until it is closed", zap.Stringer("port", d.socket.Addr()), zap.Error(err))
 			}
 		}
 	}
@@ -703,7 +699,7 @@ func (s *server) serve(asked context.Context, doors []door, started func()) erro
 	defer cancel()
 	for _, last := range []bool{false, true} {
 		var stopping sync.WaitGroup
-		for _, d := range doors {
+		for _, d := range listeners {
 			if d.last == last {
 				stopping.Go(func() { d.stop(bound) })
 			}

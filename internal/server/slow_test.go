@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestSlowClientsAreCutOff has clients that hold connections without asking: each is closed in time,
-// and meanwhile others are answered.
+// TestSlowClientsAreCutOff has clients that hold connections without a complete request. Each is closed in time, and
+// other clients are answered meanwhile.
 func TestSlowClientsAreCutOff(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")
@@ -23,7 +23,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		_, _ = io.WriteString(conn, send) // the server may have had enough
+		_, _ = io.WriteString(conn, send) // the server may have closed it
 		return conn
 	}
 	const head = "GET /v1/auth HTTP/1.1\r\nHost: h\r\n"

@@ -10,20 +10,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
-// answerMargin is the time kept of a caller's deadline to give the answer in: a late one opens Envoy's gate.
+// answerMargin is the part of a caller's deadline that is reserved for the answer: Envoy allows a request whose
+// answer is late.
 const answerMargin = 2 * time.Millisecond
 
-// stack is the Stores, from the one that the limiter asks down to the servers.
+// stack has the Stores, from the one that the limiter calls down to the Redis servers.
 type stack struct {
 	top    backend.Store
-	memory *memory.Store       // all buckets; with Redis those that stand in for it
-	denied *stores.DeniedStore // nil: in memory
-	lease  *stores.LeaseStore  // nil: in memory
-	redis  []*redis.Store      // one, or that for limits by the second too; none: in memory
-	undos  *stores.Undos       // refunds where a request's limits are in both; nil: there is one
+	memory *memory.Store       // all buckets or, with Redis, those of on_backend_failure local
+	denied *stores.DeniedStore // nil without Redis
+	lease  *stores.LeaseStore  // nil without Redis
+	redis  []*redis.Store      // one, or also that of limits per second; none if buckets are in memory
+	undos  *stores.Undos       // refunds for requests with limits in both; nil with one Redis
 }
 
-// newStack makes the Stores, from the bottom to the top. A batch passes them from the top to the bottom.
+// newStack makes the Stores, from the last to the first.
 func (s *server) newStack() (st stack, err error) {
 	c := s.config.Redis
 	st.memory = memory.New(memory.Config{MaxKeys: s.config.MemoryMaxKeys})
@@ -33,29 +34,29 @@ func (s *server) newStack() (st stack, err error) {
 	case c.URL == "" && c.PerSecondURL == "":
 		return st, nil
 	case c.URL == "":
-		return st, errors.New("there is a redis for limits by the second, but none for the others: give --redis-url too")
+		return st, errors.New("--redis-per-second-url needs --redis-url, for the limits that are not per second")
 	}
 	if st.redis, err = s.openRedis(); err != nil {
 		return st, err
 	}
-	st.top = st.redis[0] // it has a lane to each server: a queue, a breaker and connections
+	st.top = st.redis[0] // a Store has a lane for each server: a queue, a circuit breaker and connections
 	if len(st.redis) > 1 {
 		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
-	// These outlive an outage of Redis. A lease comes before a remembered denial: its units are there, even though Redis
-	// denied.
+	// These work during an outage of Redis. The lease comes before the denial cache: leased units are available even
+	// after a denial by Redis.
 	st.denied = stores.Denied(st.top, stores.DeniedConfig{})
 	st.lease = stores.Lease(st.denied, stores.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
-	// Outermost: whatever happens below it, the answer is in time.
+	// The deadline comes first, so that the answer is in time whatever happens in the others.
 	st.top = stores.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
 
-// undosDropped is how many refunds and clean-ups were not sent.
+// undosDropped returns the number of refunds and clean-ups that were not sent.
 func (st *stack) undosDropped() (n int64) {
 	if st.undos != nil {
 		n = st.undos.Dropped()
@@ -66,7 +67,7 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
-// close gives back what is on loan, and ends all connections. Nothing may be submitted any more.
+// close returns leases and closes all connections. No batch may be submitted after it.
 func (st *stack) close() {
 	if st.lease != nil {
 		st.lease.Close()

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
-// An undo that is dropped is counted, wherever in the stack it was: here each Undos is closed.
+// TestDroppedUndosAreCounted closes each Undos of the stack: a dropped undo is counted in each.
 func TestDroppedUndosAreCounted(t *testing.T) {
 	r, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:1"})
 	if err != nil {

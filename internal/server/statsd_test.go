@@ -19,8 +19,7 @@ descriptors:
   - {key: all, detailed_metric: true, descriptors: [{key: deep, descriptors: [{key: deeper, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}]}]}
 `
 
-// TestStatsdIsSentTheReferenceServersMetrics reads what arrives at a TCP server until the sidecar has
-// stopped.
+// TestStatsdIsSentTheReferenceServersMetrics reads the metrics at a TCP server until the sidecar has stopped.
 func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -77,7 +76,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	}
 }
 
-// TestDeadStatsdDelaysNobody has a server that accepts and never reads.
+// TestDeadStatsdDelaysNobody has a StatsD server that accepts connections and never reads.
 func TestDeadStatsdDelaysNobody(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// askAs asks a port of this machine by another name, as a page whose name was made to lead here would.
+// askAs sends a request to a port of this machine under another host name, as a web page could by DNS rebinding.
 func askAs(t *testing.T, a net.Addr, host, line, text string, headers ...string) (code int, answer string) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(a.String())
@@ -36,8 +36,8 @@ func askAs(t *testing.T, a net.Addr, host, line, text string, headers ...string)
 
 const askBob = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// TestStrangersGetNothing asks for every path of every listener by the name of another site. What stays
-// open tells nothing but whether the program is ready, or how it is asked.
+// TestStrangersGetNothing requests every path of every listener under the name of another site. The paths that stay
+// open show only whether the program is ready, or how to use it.
 func TestStrangersGetNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {
@@ -70,7 +70,7 @@ func TestStrangersGetNothing(t *testing.T) {
 	}
 }
 
-// Off loopback other machines use whatever name the port has for them; pages in browsers still cannot ask.
+// TestJSONOffLoopback: other machines may use any name for the host; pages in browsers are still rejected.
 func TestJSONOffLoopback(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.HTTP, c.APIToken = "0.0.0.0:0", "s3cret" })
 	const service = "rlsidecar.edge.svc.cluster.local:8080"
@@ -101,7 +101,7 @@ func TestJSONOffLoopback(t *testing.T) {
 	}
 }
 
-// TestTokensComeFromFiles changes both while the program runs.
+// TestTokensComeFromFiles changes both files while the program runs.
 func TestTokensComeFromFiles(t *testing.T) {
 	dir := t.TempDir()
 	api, admin := filepath.Join(dir, "api"), filepath.Join(dir, "admin")
@@ -135,7 +135,7 @@ func TestTokensComeFromFiles(t *testing.T) {
 	write(admin, "admin-2")
 	eventually(t, "the new tokens count", func() bool { return codes("2") == [2]int{200, 200} })
 	if got := codes("1"); got != [2]int{401, 401} {
-		t.Errorf("the old ones still count: %v", got)
+		t.Errorf("the old tokens are still accepted: %v", got)
 	}
 	write(api, "")
 	if err := os.Remove(admin); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
-// TLSFiles are PEM files. Without Cert there is no TLS; with ClientCA clients must show a
-// certificate that it has signed. Files that change are read again at the next handshake.
+// TLSFiles are PEM files. Without Cert there is no TLS. With ClientCA, clients must have a certificate signed by it.
+// Changed files are read again at the next handshake.
 type TLSFiles struct {
 	Cert, Key, ClientCA string
 	// ClientName, if not empty, must be one of the DNS names of the client's certificate.
@@ -24,16 +24,16 @@ type TLSFiles struct {
 func (f TLSFiles) check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
-		return errors.New("TLS needs both a certificate and its key")
+		return errors.New("TLS needs both --tls-cert and --tls-key")
 	case f.ClientCA != "" && f.Cert == "":
-		return errors.New("a client CA needs a certificate and key as well")
+		return errors.New("--tls-client-ca needs --tls-cert and --tls-key")
 	case f.ClientName != "" && f.ClientCA == "":
-		return errors.New("a client name needs a client CA as well")
+		return errors.New("--tls-client-name needs --tls-client-ca")
 	}
 	return nil
 }
 
-// server reads the files.
+// server returns the configuration of a server with these files.
 func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	k := &keeper{files: f, log: log}
 	k.seen = f.stamps()
@@ -47,7 +47,7 @@ func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
 	}, nil
 }
 
-// load makes a configuration of the files.
+// load reads the files.
 func (f TLSFiles) load() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
@@ -62,13 +62,13 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}
 	if f.ClientName != "" {
 		c.VerifyConnection = func(state tls.ConnectionState) error {
-			return state.PeerCertificates[0].VerifyHostname(f.ClientName) // there is one: it has been verified
+			return state.PeerCertificates[0].VerifyHostname(f.ClientName) // there is one, and it has been verified
 		}
 	}
 	return c, nil
 }
 
-// stamp tells one content of a file from the next.
+// stamp identifies the content of a file.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -83,8 +83,8 @@ func (f TLSFiles) stamps() (s [3]stamp) {
 	return s
 }
 
-// keeper keeps the configuration of the files as they are now, or as they last could be read:
-// files are written one after the other, and in between they do not go together.
+// keeper has the configuration of the files as they last were valid together. Files are written one after the other,
+// and in between they do not match.
 type keeper struct {
 	files TLSFiles
 	log   *zap.Logger
@@ -104,7 +104,7 @@ func (k *keeper) current() *tls.Config {
 	k.seen = now
 	c, err := k.files.load()
 	if err != nil {
-		k.log.Error("TLS files cannot be used; those before them stay in use", zap.Error(err))
+		k.log.Error("TLS files (--tls-cert, --tls-key, --tls-client-ca) cannot be used; the earlier ones stay in use", zap.Error(err))
 		return k.config
 	}
 	k.log.Info("TLS files read again")

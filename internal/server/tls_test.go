@@ -32,7 +32,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.Cert)
-	// serial asks over a new connection, and returns the serial number of the server's certificate.
+	// serial opens a new connection and returns the serial number of the server's certificate.
 	serial := func(by *certtest.Authority) (int64, error) {
 		t.Helper()
 		clientTLS := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1"}
@@ -58,11 +58,11 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	}
 	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": stranger} {
 		if _, err := serial(by); err == nil {
-			t.Errorf("%s: let in", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 	cert, key = ca.Issue(t, 2)
-	write(files.Cert, cert) // does not go with the old key
+	write(files.Cert, cert) // does not match the old key
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Errorf("half written: %d, %v", n, err)
 	}
@@ -74,7 +74,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(stranger); err != nil || n != 2 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if x.logs.FilterMessageSnippet("TLS files cannot be used").Len() != 1 {
+	if x.logs.FilterMessageSnippet("the earlier ones stay in use").Len() != 1 {
 		t.Error("not logged once")
 	}
 	write(files.Key, nil)

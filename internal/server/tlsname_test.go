@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// files writes a certificate of a's, its key and a's own into a new folder.
+// filesOf writes a certificate signed by a, its key and a's own certificate to a new folder.
 func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
 	t.Helper()
 	folder := t.TempDir()
@@ -29,7 +29,7 @@ func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
 	return f
 }
 
-func TestClientNameIsAsked(t *testing.T) {
+func TestClientNameIsRequired(t *testing.T) {
 	ca := certtest.New(t)
 	files := filesOf(t, ca)
 	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
@@ -70,7 +70,7 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_ = conn.(*tls.Conn).Handshake() // what it comes to is the client's to tell
+			_ = conn.(*tls.Conn).Handshake() // the client reports the result
 			conn.Close()
 		}
 	}()

@@ -43,7 +43,7 @@ func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.got <- message
 }
 
-// newSink starts a collector, and returns its URL.
+// newSink starts a collector and returns its URL.
 func newSink(t *testing.T, protocol string) (*sink, string) {
 	t.Helper()
 	s := &sink{got: make(chan *collector.ExportTraceServiceRequest, 100)}
@@ -63,7 +63,7 @@ func newSink(t *testing.T, protocol string) (*sink, string) {
 	return s, "http://" + listener.Addr().String()
 }
 
-// spans are all that has arrived, by their names, and the attributes of the process.
+// spans returns all received spans, by name, and the attributes of the process.
 func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process string) {
 	t.Helper()
 	close(s.got)
@@ -81,7 +81,7 @@ func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process str
 	return byName, process
 }
 
-// inTrace are the spans of one trace.
+// inTrace returns the spans of one trace.
 func inTrace(spans []*trace.Span, id string) (in []*trace.Span) {
 	for _, span := range spans {
 		if hex.EncodeToString(span.TraceId) == id {
@@ -111,7 +111,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			}
 			ask("traceparent", "00-"+caller+"-"+callerSpan+"-01")
 			ask("b3", caller+"-"+callerSpan+"-1")
-			ask("traceparent", "00-"+caller+"-"+callerSpan+"-00") // its caller does not trace it
+			ask("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
 			x.put(t, request(marker, descriptor("a="+marker)))
 			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
 				t.Error("no error")
@@ -133,7 +133,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			if len(of) != 2 {
 				t.Fatalf("%d decisions are in their caller's trace, want 2: %v", len(of), decided)
 			}
-			// A call's span ends once its answer is sent, by when the next call may have ended: in no order.
+			// A call's span ends after its answer is sent, so that the spans arrive in any order.
 			for _, span := range of {
 				call := slices.IndexFunc(calls, func(c *trace.Span) bool { return slices.Equal(c.SpanId, span.ParentSpanId) })
 				if call < 0 || hex.EncodeToString(calls[call].TraceId) != caller || hex.EncodeToString(calls[call].ParentSpanId) != callerSpan {
@@ -156,13 +156,13 @@ func TestDecisionsAreTraced(t *testing.T) {
 }
 
 func TestDeadCollectorDelaysNobody(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts and never answers
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
 	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
-	for range 3000 { // more than are kept
+	for range 3000 { // more than the queue holds
 		if a := x.ask(t, "free=v"); a.OverallCode != ok {
 			t.Fatal(a)
 		}

@@ -16,37 +16,39 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
-// watch is what the server remembers for the admin page beside the denials.
+// watch has what the server records for the admin page, besides the denials.
 type watch struct {
 	started time.Time
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
 
-	fleet *fleet // nil: no other process shares this one's Redis
-	// full is how many charges found no room in memory at the last sample, and fullAt when the last of them did.
+	fleet *fleet // nil if no other process can share a Redis
+	// full is the number of charges that had found no room in memory at the last sample; fullAt is the time of the
+	// last one.
 	full   uint64
 	fullAt time.Time
-	// swapped is the last swap of configurations, until it is compared.
+	// swapped has the last swap of configurations, until it is compared.
 	swapped chan swap
 }
 
-// swap is two configurations of which the second took the place of the first.
+// swap is a configuration and its successor.
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
 	return &watch{started: now, history: history.New(now), usage: usage.New(time.Now, sampleEvery), swapped: make(chan swap, 1)}
 }
 
-// sampleEvery is how many decisions there are for one that is timed: reading the clock costs a tenth of a decision.
+// sampleEvery is the number of decisions of which one is timed: reading the clock takes a tenth of the time of a
+// decision.
 const sampleEvery = 64
 
-// observers count every answer, and remember what the page shows. An allowed request costs a random number and a
-// comparison for it.
+// observers count every answer, and record what the admin page shows. For an allowed request that takes a random
+// number and a comparison.
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // nil, as is watch: there is no admin listener
+	denials   *denials.Recorder // nil, as is watch, without an admin listener
 	watch     *watch
 }
 
@@ -67,7 +69,7 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-// sample records one decision of sampleEvery.
+// sample records one of sampleEvery decisions.
 func (w *watch) sample(c *limiter.Call) {
 	if !c.Arrived.IsZero() {
 		w.times.Add(time.Since(c.Arrived))
@@ -75,7 +77,7 @@ func (w *watch) sample(c *limiter.Call) {
 	w.usage.Observe(c)
 }
 
-// runWatch takes a sample of the counters in every step, and compares configurations, until ctx ends.
+// runWatch samples the counters in every step and compares configurations, until ctx ends.
 func (s *server) runWatch(ctx context.Context) {
 	ticker := time.NewTicker(history.Step)
 	defer ticker.Stop()
@@ -96,7 +98,7 @@ func (s *server) runWatch(ctx context.Context) {
 	}
 }
 
-// read takes a sample of the counters. What shadow mode allowed counts as denied.
+// read samples the counters. Requests that shadow mode allowed count as denied.
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()
@@ -107,8 +109,8 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	})
 }
 
-// compare has the page show how after differs from before. For many limits that takes longer than a reload should. One
-// goroutine loads configurations, so that no other send comes between.
+// compare shows on the admin page how after differs from before. For many limits that takes longer than a reload
+// should. Only one goroutine loads configurations, so there is only one sender.
 func (w *watch) compare(before, after *limiter.Snapshot) {
 	if w == nil || before == nil {
 		return
@@ -127,8 +129,8 @@ const (
 	fullFor = time.Minute
 )
 
-// reportMemory reports that buckets found no room in memory, or soon will find none. With Redis these are the buckets that
-// stand in for it.
+// reportMemory reports that buckets find no room in memory, or soon will not. With Redis, these are the buckets of
+// on_backend_failure local.
 func (s *server) reportMemory(now time.Time) {
 	stats := s.stack.memory.Stats()
 	if stats.Full > s.watch.full {
@@ -153,7 +155,7 @@ func (s *server) reportMemory(now time.Time) {
 	}
 }
 
-// reportControlPlane returns what is called when the stream of the control plane at server opens or ends.
+// reportControlPlane returns the function to call when the stream to the control plane at server opens or ends.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
 		Name: controlPlaneAway, Severity: conditions.Degraded,

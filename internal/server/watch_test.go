@@ -51,14 +51,14 @@ func TestMemoryThatFillsIsReported(t *testing.T) {
 	if got := wrong(); !strings.HasPrefix(got, "critical: Memory has no room") {
 		t.Errorf("with more than there is room for: %q", got)
 	}
-	now = now.Add(2 * time.Minute) // all are as ones never seen
+	now = now.Add(2 * time.Minute) // all buckets equal new ones
 	use(5000, 5001)
 	if got := wrong(); strings.HasPrefix(got, "critical") {
 		t.Errorf("later: %q", got)
 	}
 }
 
-// TestSidecarsOfOneRedisKnowEachOther: the page lists both, and shows which has an old configuration.
+// TestSidecarsOfOneRedisKnowEachOther: the admin page lists both, and shows which has an old configuration.
 func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	a, b := start(t, oneLimit, onRedis("redis://"+redis.Addr)), start(t, oneLimit, onRedis("redis://"+redis.Addr))

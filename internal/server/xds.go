@@ -15,44 +15,44 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/xds"
 )
 
-// XDS says which control plane brings the configuration, over ADS.
+// XDS is the control plane that provides the configuration, over ADS.
 type XDS struct {
-	// Server is host:port; "": the configuration comes from files.
+	// Server is host:port; "" means that the configuration comes from files.
 	Server string
-	// NodeID and NodeMetadata are what it knows this process by.
+	// NodeID and NodeMetadata identify this process to the control plane.
 	NodeID       string
 	NodeMetadata map[string]string
-	// Headers go with the stream.
+	// Headers are sent when the stream is opened.
 	Headers map[string]string
-	// TLS says to use it. CA, Cert and Key are PEM files, read again for every connection: whom to
-	// trust ("": the system's), and what to show, if anything. ServerName is what the server's
-	// certificate must be for; "": the host of Server.
+	// TLS enables TLS. CA, Cert and Key are PEM files that are read again for every connection. Without CA the
+	// system's are trusted; without Cert no client certificate is sent. ServerName is the expected name in the
+	// server's certificate; "" means the host of Server.
 	TLS                       bool
 	CA, Cert, Key, ServerName string
-	// MaxMessage bounds a configuration, in bytes; 0: xds.DefaultMaxMessage.
+	// MaxMessage bounds a configuration, in bytes; 0 means xds.DefaultMaxMessage.
 	MaxMessage int
-	// MinBackoff and MaxBackoff bound the pauses between attempts; 0: the defaults of package xds.
+	// MinBackoff and MaxBackoff bound the pauses between attempts; 0 means the defaults of package xds.
 	MinBackoff, MaxBackoff time.Duration
-	// StartWithout opens the doors before the first configuration: until it comes, requests are
-	// answered by the default of on_backend_failure, and the server is not ready.
+	// StartWithout opens the listeners before the first configuration. Until it arrives, requests are answered by the
+	// default of on_backend_failure, and the server is not ready.
 	StartWithout bool
 }
 
-// firstWarning is how often it is said that there is no configuration yet: a control plane answers
-// only nodes that it knows, and says nothing to others.
+// firstWarning is the time between warnings that there is no configuration yet. A control plane sends nothing to a
+// node that it does not know.
 const firstWarning = 15 * time.Second
 
-// check returns what is wrong with x itself.
+// check returns an error for mistakes in x itself.
 func (x *XDS) check() error {
 	switch {
 	case x.Server == "":
 		return nil
 	case !x.TLS && (x.CA != "" || x.Cert != "" || x.Key != "" || x.ServerName != ""):
-		return errors.New("the files of the xDS server's TLS mean nothing without --xds-tls: the stream would not be encrypted; add it, or remove them")
+		return errors.New("the --xds-tls-… files have no effect without --xds-tls, because the stream is not encrypted; add --xds-tls, or remove them")
 	case (x.Cert == "") != (x.Key == ""):
 		return errors.New("a client certificate for the xDS server needs both --xds-tls-cert and --xds-tls-key")
 	case x.MaxMessage < 0 || x.MinBackoff < 0 || x.MaxBackoff < 0:
-		return errors.New("sizes and pauses of the xDS stream must not be negative")
+		return errors.New("--xds-max-message, --xds-backoff and --xds-max-backoff must not be negative")
 	}
 	for name, value := range x.Headers {
 		if err := xds.CheckHeader(name, value); err != nil {
@@ -86,7 +86,7 @@ func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGrou
 	return nil
 }
 
-// waitForFirst waits for the first configuration, until ctx ends, and says so now and then.
+// waitForFirst waits for the first configuration until ctx ends, and logs a warning at intervals.
 func (s *server) waitForFirst(ctx context.Context) {
 	again := time.NewTicker(firstWarning)
 	defer again.Stop()
@@ -97,14 +97,14 @@ func (s *server) waitForFirst(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-again.C:
-			s.log.Warn("there is no configuration yet: the xDS server has not sent one that can be used; does it know this node?",
+			s.log.Warn("there is no configuration yet: the xDS server has not sent a valid one; does it know this node (--xds-node-id)?",
 				zap.String("server", s.config.XDS.Server), zap.String("node", s.config.XDS.NodeID))
 		}
 	}
 }
 
-// useMessages puts a whole configuration to use; the error is all mistakes in it. One that is isolated
-// is in use but for the domains with a mistake, and refused all the same: so the protocol has it.
+// useMessages uses a whole configuration; the error has all its mistakes. With Isolate, a configuration with a
+// mistake is used except for the domains that have mistakes, and still rejected in the protocol.
 func (s *server) useMessages(messages []config.Message, problems config.Problems) error {
 	start := time.Now()
 	var snapshot *limiter.Snapshot
@@ -124,7 +124,7 @@ func (s *server) useMessages(messages []config.Message, problems config.Problems
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })
 	}
 	if len(messages) == 0 {
-		s.log.Error("the configuration from the xDS server is empty: NOTHING IS LIMITED", zap.String("server", s.config.XDS.Server))
+		s.log.Error("the configuration from the xDS server is empty: NO REQUEST IS LIMITED", zap.String("server", s.config.XDS.Server))
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func newPlane(t *testing.T, address string) *plane {
 	return &plane{xdstest.Start(t, address)}
 }
 
-// set makes descriptors those of the domain. None at all: not even the domain.
+// set sets the descriptors of the domain. Without descriptors it removes the domain.
 func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescriptor) {
 	t.Helper()
 	var configs []*conf.RateLimitConfig
@@ -41,9 +41,9 @@ func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescr
 	return &conf.RateLimitDescriptor{Key: key, RateLimit: &conf.RateLimitPolicy{Unit: unit, RequestsPerUnit: n}}
 }
 
-const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // unknown to the Go module
+const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // not in the Go module yet
 
-// from takes the configuration from p.
+// from gets the configuration from p.
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {
 		c.Paths, c.XDS = nil, XDS{Server: p.Address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
@@ -55,13 +55,13 @@ func from(p *plane, edit ...func(*XDS)) func(*Config) {
 
 func startWithout(x *XDS) { x.StartWithout = true }
 
-// shows waits for a line of the metrics.
+// shows waits for a line in the metrics.
 func (x *instance) shows(t *testing.T, line string) {
 	t.Helper()
 	eventually(t, line, func() bool { return strings.Contains(body(t, get(t, x.Admin, "/metrics")), "\n"+line+"\n") })
 }
 
-// left is what a descriptor has left after one more request, if it is limited.
+// left returns the remaining units of a descriptor after one more request, if it is limited.
 func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
 	t.Helper()
 	s := x.ask(t, text).Statuses[0]
@@ -83,7 +83,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	}
 	a := x.ask(t, "w=v", "quota=v")
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
-		t.Errorf("%v", a) // all quota limits of the request, the one, deny
+		t.Errorf("%v", a) // a denial needs all quota limits of the request; there is only this one
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "xds:"+p.Address) {
 		t.Errorf("the page does not show the control plane:\n%s", page)
@@ -94,14 +94,14 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	x.shows(t, "rlsidecar_xds_connected 1")
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
 
-	// More is allowed; what was counted stays counted.
+	// A higher limit applies, and counted hits stay counted.
 	p.set(t, "2", perUnit("k", 4, year))
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
 	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
 		t.Errorf("%d left, limited %t", rest, limited)
 	}
 
-	// A mistake: the control plane is told, and what was there stays.
+	// A configuration with a mistake is rejected, and the previous one stays in use.
 	p.set(t, "3", perUnit("k", 9, year), perUnit("k", 9, year), perUnit("z", 9, 99))
 	why := receive(t, p.Refused)
 	for _, want := range []string{
@@ -117,16 +117,16 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		t.Errorf("%v", a)
 	}
 	if x.logs.FilterMessageSnippet("configuration refused").Len() == 0 {
-		t.Error("nothing in the log")
+		t.Error("the log has no error")
 	}
 
-	// Nothing at all is a configuration, too.
+	// An empty configuration is valid too.
 	p.set(t, "4")
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")
 	if _, limited := x.left(t, "k=v"); limited {
 		t.Error("still limited")
 	}
-	eventually(t, "the log", func() bool { return x.logs.FilterMessageSnippet("NOTHING IS LIMITED").Len() == 1 })
+	eventually(t, "the log", func() bool { return x.logs.FilterMessageSnippet("NO REQUEST IS LIMITED").Len() == 1 })
 }
 
 func receive(t *testing.T, from <-chan string) string {
@@ -135,7 +135,7 @@ func receive(t *testing.T, from <-chan string) string {
 	case s := <-from:
 		return s
 	case <-time.After(time.Minute):
-		t.Fatal("nothing in 10 s")
+		t.Fatal("nothing received within 10 s")
 		return ""
 	}
 }
@@ -187,7 +187,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 		t.Errorf("the page:\n%s", page)
 	}
 
-	// One that cannot be used changes nothing.
+	// An invalid configuration changes nothing.
 	p.set(t, "1", perUnit("", 1, year))
 	receive(t, p.Refused)
 	if a := x.ask(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
@@ -206,7 +206,7 @@ func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	if a := x.ask(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("%v", a)
 	}
-	if err := x.stop(); err != nil { // though it never was ready
+	if err := x.stop(); err != nil { // though it was never ready
 		t.Error(err)
 	}
 }
@@ -219,7 +219,7 @@ func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- Run(ctx, c, zap.NewNop(), func(Running) { close(started) }) }()
 	p.set(t, "1", perUnit("", 1, year))
-	receive(t, p.Refused) // it is there, and waits on
+	receive(t, p.Refused) // the control plane has answered, and the server still waits
 	select {
 	case <-started:
 		t.Error("started without")
@@ -247,7 +247,7 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestControlPlaneIsIsolated: the domains without a mistake of a response that is refused are in use.
+// TestControlPlaneIsIsolated: the valid domains of a rejected response are in use.
 func TestControlPlaneIsIsolated(t *testing.T) {
 	domain := func(name string, list ...*conf.RateLimitDescriptor) *conf.RateLimitConfig {
 		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}
