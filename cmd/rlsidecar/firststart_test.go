@@ -106,11 +106,11 @@ func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 		"an empty one":          {[]string{"--redis-url", "redis://h", "--redis-password-file", write(t, "\n")}, []string{"is empty"}},
 		"the password twice":    {[]string{"--redis-url", "redis://:x@h", "--redis-password-file", file}, []string{"given twice", "remove one"}},
 		"no CA file":            {[]string{"--redis-url", "rediss://h", "--redis-tls-ca", none}, []string{none}},
-		"a CA without TLS":      {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"would not be encrypted", "write rediss://"}},
+		"a CA without TLS":      {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"is not encrypted", "write rediss://"}},
 		"a URL without scheme":  {[]string{"--redis-url", "h:6379"}, []string{"has no scheme", "redis://host:port"}},
 		"a cluster's database":  {[]string{"--redis-url", "redis+cluster://h/1"}, []string{"one database only"}},
 		"a prefix with a brace": {[]string{"--redis-url", "redis://h", "--redis-key-prefix", "{x}"}, []string{"braces"}},
-		"only by the second":    {[]string{"--redis-per-second-url", "redis://h"}, []string{"give --redis-url too"}},
+		"only by the second":    {[]string{"--redis-per-second-url", "redis://h"}, []string{"needs --redis-url"}},
 	} {
 		var stderr output
 		args := append([]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, c.args...)

@@ -102,7 +102,7 @@ func TestServeExitCodes(t *testing.T) {
 	}{
 		"bad configuration": {[]string{"--config", bad, "--grpc-listen", "127.0.0.1:0"}, exitNo, bad + ":2:1: "},
 		"no configuration":  {nil, exitUsage, "--config PATH or --xds-server"},
-		"two of them":       {[]string{"--config", good, "--xds-server", "x:1"}, exitUsage, "not from both"},
+		"two of them":       {[]string{"--config", good, "--xds-server", "x:1"}, exitUsage, "cannot be combined"},
 		"half a header":     {[]string{"--xds-server", "x:1", "--xds-header", "secret"}, exitUsage, "--xds-header must be NAME:VALUE"},
 		"TLS files alone":   {[]string{"--xds-server", "x:1", "--xds-tls-ca", "f"}, exitUsage, "--xds-tls"},
 		"no such file":      {[]string{"--config", "/nowhere/at/all"}, exitFailed, "/nowhere/at/all"},

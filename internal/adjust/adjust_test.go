@@ -73,7 +73,7 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 		t.Fatalf("version %d, %v", version, err)
 	}
 	want := "limit send_message of domain edge, key bob: token bucket: 100 per 1m, up to 200 at once, until 2026-03-01 18:00:00 UTC" +
-		" (configured: token bucket: 10 per 1m, up to 20 at once); what is used now stays used"
+		" (configured: token bucket: 10 per 1m, up to 20 at once); consumed units stay consumed"
 	if set.Words != want {
 		t.Errorf("words\n%s, want\n%s", set.Words, want)
 	}

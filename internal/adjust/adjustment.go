@@ -1,10 +1,9 @@
-// Package adjust changes the numbers of single limits without a deployment: an operator gives one key,
-// or all keys of a limit, other numbers until a moment. It holds what an adjustment is, the immutable
-// Set of those in force, what they make of a limit, the chained audit of changes, and the Service that
-// the admin API and the page use.
+// Package adjust changes the numbers of single limits without a deployment: an operator gives one key, or all keys of
+// a limit, other numbers for some time. The package has adjustments, the immutable Set of those in force, their
+// effect on a limit, the chained audit of changes, and the Service that the admin API and the page use.
 //
-// An adjustment changes numbers as a new configuration does: a bucket keeps what was consumed. So
-// sidecars that do not agree yet never admit more than the larger of the two limits.
+// An adjustment changes numbers as a new configuration does: consumed units stay consumed. So sidecars that disagree
+// for a moment never admit more than the larger of the two limits.
 package adjust
 
 import (
@@ -23,13 +22,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Bounds of adjustments. What clients send does not reach them; they keep a mistaken script of an operator
-// from filling memory, Redis or the log.
+// These bounds apply to adjustments. Traffic cannot reach them. They prevent a faulty script of an operator from
+// filling memory, Redis or the log.
 const (
-	// MaxAdjustments is how many there can be at a time.
+	// MaxAdjustments bounds how many adjustments are in force at a time.
 	MaxAdjustments = 10_000
-	// MaxFor is how far ahead an adjustment may expire. What should last longer belongs in the
-	// configuration.
+	// MaxFor bounds the time until an adjustment expires. Longer changes belong in the configuration.
 	MaxFor = 30 * 24 * time.Hour
 
 	maxAuthor    = 128  // bytes
@@ -41,30 +39,31 @@ const (
 
 // Adjustment is a change of one limit's numbers, for one key or for all keys, until Expires.
 type Adjustment struct {
-	// ID names it: equal targets have equal IDs, so that a second adjustment of a target replaces the first.
+	// ID identifies the adjustment: equal targets have equal IDs, so that a second adjustment of a target replaces
+	// the first.
 	ID     string
 	Target Target
 	Change Change
 	// Algorithm that the limit had when the adjustment was made. Numbers and factors apply only while it
 	// has the same.
 	Algorithm algorithms.Kind
-	// Expires and Created are moments by the clock of the place where adjustments are kept.
+	// Expires and Created are times of the clock of the keeper.
 	Expires, Created algorithms.Micros
-	// Author as they called themselves, and their Reason.
+	// Author and Reason are given by the operator.
 	Author, Reason string
 }
 
 // Target is what an adjustment changes.
 type Target struct {
 	Domain, Limit string
-	// Key is the values that identify the bucket; raw bytes, and an empty value is a value.
+	// Key has the values that identify the bucket, as raw bytes. An empty value is a value.
 	Key []string
-	// AllKeys: every key of the limit that has no adjustment of its own. Key is empty then.
+	// AllKeys means every key of the limit that has no adjustment of its own. Key is then empty.
 	AllKeys bool
 }
 
-// Change is what becomes of the numbers: exactly one of other numbers (Rate, Capacity, Period; what is
-// nil or 0 stays), a Factor, Unlimited or Block.
+// Change is the change of the numbers: exactly one of other numbers (Rate, Capacity, Period; nil or 0 keeps the
+// configured one), a Factor, Unlimited or Block.
 type Change struct {
 	Rate, Capacity *int64
 	Period         algorithms.Micros
@@ -75,7 +74,8 @@ type Change struct {
 	Block bool
 }
 
-// Factor multiplies the numbers of the day; in thousandths, so that every sidecar computes the same. 0: none.
+// Factor multiplies the configured numbers. It is in thousandths, so that every sidecar computes the same. 0 means
+// none.
 type Factor int64
 
 const (
@@ -83,13 +83,13 @@ const (
 	maxFactor        = 1_000_000 * one
 )
 
-// String is the factor as a decimal number.
+// String returns the factor as a decimal number.
 func (f Factor) String() string {
 	text := fmt.Sprintf("%d.%03d", f/one, f%one)
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 }
 
-// ParseFactor reads a decimal number with at most three decimal places.
+// ParseFactor parses a decimal number with at most three decimal places.
 func ParseFactor(text string) (Factor, error) {
 	wrong := fmt.Errorf("factor %q must be a number from 0.001 to %d, with at most three decimal places", descriptors.Printable(text), maxFactor/one)
 	whole, fraction, _ := strings.Cut(text, ".")
@@ -122,12 +122,12 @@ func (t *Target) ID() string {
 	return hex.EncodeToString(h.Sum(nil)[:12])
 }
 
-// String is the target for people.
+// String describes the target in plain words.
 func (t *Target) String() string {
 	return fmt.Sprintf("limit %s of domain %s, %s", descriptors.Printable(t.Limit), descriptors.Printable(t.Domain), t.KeyText())
 }
 
-// KeyText is the key for people.
+// KeyText describes the key in plain words.
 func (t *Target) KeyText() string {
 	switch {
 	case t.AllKeys:
@@ -144,7 +144,7 @@ func (t *Target) KeyText() string {
 	return "key " + strings.Join(shown, ",")
 }
 
-// Check returns what is wrong with a, without regard to the configuration.
+// Check returns an error for mistakes in a that do not depend on the configuration.
 func (a *Adjustment) Check() error {
 	for _, check := range []error{a.Target.check(), a.Change.check(), checkText("author", a.Author, maxAuthor), checkText("reason", a.Reason, maxReason)} {
 		if check != nil {
@@ -205,7 +205,7 @@ func (c *Change) check() error {
 	return nil
 }
 
-// String is c in a few words.
+// String returns a short description of c.
 func (c *Change) String() string {
 	var parts []string
 	add := func(name string, n *int64) {
@@ -232,7 +232,7 @@ func (c *Change) String() string {
 // numbers reports whether c gives other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 
-// checkText checks a text that people are shown.
+// checkText checks a text that is shown to people.
 func checkText(what, text string, most int) error {
 	switch {
 	case strings.TrimSpace(text) == "":

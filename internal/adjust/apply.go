@@ -11,15 +11,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Apply returns what a makes of p: a copy with other numbers, or with another treatment of denials. An
-// error says why a does not apply to p as it is configured now; p counts then.
+// Apply returns p with the adjustment: a copy with other numbers, or other handling of denials. An error is the
+// reason for which a does not apply to p as configured now; then p stays in use.
 func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	changed := *p
 	changed.Adjusted = &descriptors.Adjusted{ID: a.ID, Expires: a.Expires, Unlimited: a.Change.Unlimited, Block: a.Change.Block}
 	switch {
 	case a.Change.Block:
 		changed.Shadow, changed.Quota = false, false
-		changed.Reference = p.Reference && p.Limit.Rate > 0 // without numbers there is no window to tell of
+		changed.Reference = p.Reference && p.Limit.Rate > 0 // without numbers there is no window to report
 		return &changed, nil
 	case p.Unlimited:
 		return nil, errors.New("the limit is configured as unlimited: it has no numbers to change; it can be blocked")
@@ -35,7 +35,7 @@ func (a *Adjustment) Apply(p *descriptors.Policy) (*descriptors.Policy, error) {
 	return &changed, renumber(&changed, p, spec)
 }
 
-// renumber gives changed, a copy of p, the numbers of spec. Shards, lease and the stand-in bucket follow.
+// renumber gives changed, a copy of p, the numbers of spec. Shards, lease and local bucket follow.
 func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	limit, err := algorithms.Compile(spec)
 	if err != nil {
@@ -67,13 +67,13 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	return nil
 }
 
-// spec is l with the numbers that c changes.
+// spec returns l with the numbers that c changes.
 func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	if l.Rate == 0 {
 		return algorithms.Spec{}, errors.New("the limit is configured to allow nothing: it has no numbers to change")
 	}
 	s := l.Spec()
-	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // as where none is configured
+	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // as if none were configured
 	if c.Factor != 0 {
 		s.Rate = c.Factor.of(s.Rate)
 		if s.Capacity != nil {
@@ -109,7 +109,7 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	return fitInitial(s), nil
 }
 
-// fitInitial lowers what a new bucket holds to the capacity.
+// fitInitial lowers Initial to the capacity.
 func fitInitial(s algorithms.Spec) algorithms.Spec {
 	if capacity := s.Rate; s.Initial != nil {
 		if s.Capacity != nil {
@@ -120,10 +120,10 @@ func fitInitial(s algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// of is f times n, rounded down, or the largest number there is.
+// of returns f times n, rounded down, or the largest number.
 func (f Factor) of(n int64) int64 { return scale(n, int64(f), int64(one)) }
 
-// scale is n*by/of rounded down, or the largest number there is; all are at least 0, and of at least 1.
+// scale returns n*by/of, rounded down, or the largest number. All must be at least 0, and of at least 1.
 func scale(n, by, of int64) int64 {
 	hi, lo := bits.Mul64(uint64(n), uint64(by))
 	if hi >= uint64(of) {
@@ -136,7 +136,7 @@ func scale(n, by, of int64) int64 {
 	return int64(quotient)
 }
 
-// Words says what a does, in a sentence, to limits that are configured as p.
+// Words describes the effect of a, in a sentence, on limits that are configured as p.
 func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	changed, err := a.Apply(p)
 	if err != nil {
@@ -147,8 +147,8 @@ func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	case a.Change.Block:
 		return fmt.Sprintf("%s: every request is denied until %s", a.Target.String(), until), nil
 	case a.Change.Unlimited:
-		return fmt.Sprintf("%s: nothing is denied until %s; what is used is still counted (configured: %s)", a.Target.String(), until, p.Words()), nil
+		return fmt.Sprintf("%s: nothing is denied until %s; consumed units are still counted (configured: %s)", a.Target.String(), until, p.Words()), nil
 	default:
-		return fmt.Sprintf("%s: %s, until %s (configured: %s); what is used now stays used", a.Target.String(), changed.Words(), until, p.Words()), nil
+		return fmt.Sprintf("%s: %s, until %s (configured: %s); consumed units stay consumed", a.Target.String(), changed.Words(), until, p.Words()), nil
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// MaxEntries is how many entries of the audit are kept at least; a few more until the oldest are trimmed.
+// MaxEntries is how many entries of the audit are kept at least. Some more are kept until the oldest are trimmed.
 const MaxEntries = 10_000
 
 // trimBy is how many entries are trimmed at a time.
 const trimBy = 500
 
-// TrimTo is the version up to which the entries are to be trimmed when one more is added, the last trimmed one
-// being that of the checkpoint; 0: none are.
+// TrimTo returns the version up to which entries must be trimmed when one more is added, or 0. checkpoint is the
+// version of the last trimmed entry.
 func TrimTo(checkpoint, added uint64) uint64 {
 	if added-checkpoint > MaxEntries+trimBy {
 		return checkpoint + trimBy
@@ -26,21 +26,21 @@ func TrimTo(checkpoint, added uint64) uint64 {
 	return 0
 }
 
-// Entry is one change, as the audit has it.
+// Entry is one change in the audit.
 type Entry struct {
 	// Version counts changes from 1.
 	Version uint64
-	// At is when, by the clock of the place where adjustments are kept.
+	// At is the time by the keeper's clock.
 	At algorithms.Micros
-	// Operation is unique: an operator whose request was not answered finds here whether it was carried out.
+	// Operation is unique. An operator who got no answer can find out here whether the change was made.
 	Operation string
 	// Author as they called themselves, and their Reason.
 	Author, Reason string
 	// Target is the ID of the adjustment that was set or deleted.
 	Target string
-	// Before and After are it before and after the change; nil: there was, or is, none.
+	// Before and After are the adjustment before and after the change, or nil.
 	Before, After *Adjustment
-	// Body is the entry as it is kept, and MAC its HMAC together with the MAC of the entry before.
+	// Body is the stored form of the entry. MAC is its HMAC together with the MAC of the previous entry.
 	Body []byte
 	MAC  string
 }
@@ -57,7 +57,7 @@ type entryJSON struct {
 	After     *Adjustment       `json:"after,omitempty"`
 }
 
-// MarshalJSON implements json.Marshaler, for operators.
+// MarshalJSON implements json.Marshaler.
 func (e *Entry) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		Version   uint64      `json:"version"`
@@ -72,12 +72,12 @@ func (e *Entry) MarshalJSON() ([]byte, error) {
 	}{e.Version, moment(e.At), e.Operation, e.Author, e.Reason, e.Target, e.Before, e.After, e.MAC})
 }
 
-// Chain computes the MACs of entries. Each depends on all before it, so that an entry that is changed or
-// removed shows. With a secret key nobody who can only write to the store can hide that; without one the
-// chain shows damage, and not who did it.
+// Chain computes the MACs of entries. Each depends on all earlier ones, so that a changed or removed entry is
+// detected. With a secret key, nobody who can only write to the store can hide a change; without one, the chain
+// detects damage, but not forgery.
 type Chain struct{ key []byte }
 
-// NewChain makes a Chain of a secret key, which may be empty.
+// NewChain returns a Chain with a secret key, which may be empty.
 func NewChain(key []byte) *Chain {
 	if len(key) == 0 {
 		key = []byte("rlsidecar audit without a key")
@@ -104,7 +104,7 @@ func (c *Chain) Next(head Head, e *Entry) error {
 	return nil
 }
 
-// ParseEntry reads an entry as it is kept. It does not verify the MAC.
+// ParseEntry parses a stored entry. It does not verify the MAC.
 func ParseEntry(body []byte, mac string) (*Entry, error) {
 	var f entryJSON
 	if err := json.Unmarshal(body, &f); err != nil {
@@ -113,7 +113,7 @@ func ParseEntry(body []byte, mac string) (*Entry, error) {
 	return &Entry{f.Version, f.At, f.Operation, f.Author, f.Reason, f.Target, f.Before, f.After, body, mac}, nil
 }
 
-// Checkpoint stands for the entries that were trimmed: the Head of the newest of them, signed.
+// Checkpoint replaces the trimmed entries: the Head of the newest of them, signed.
 type Checkpoint struct {
 	Head
 	Signature string
@@ -124,16 +124,15 @@ func (c *Chain) Checkpoint(head Head) Checkpoint {
 	return Checkpoint{head, c.sum("checkpoint", fmt.Sprint(head.Version), head.MAC)}
 }
 
-// BrokenChain is an audit that was tampered with, or is damaged.
+// BrokenChain is an audit that was damaged or forged.
 type BrokenChain struct{ Problem string }
 
-// Error is the Problem.
+// Error returns the Problem.
 func (b *BrokenChain) Error() string { return b.Problem }
 
 func brokenChain(format string, args ...any) error { return &BrokenChain{fmt.Sprintf(format, args...)} }
 
-// Broken returns a *BrokenChain if the chain of an audit is broken. entries follow from, and head is the newest
-// of them.
+// Broken returns a *BrokenChain if the chain of an audit is broken. entries follow from; head is the newest entry.
 func (c *Chain) Broken(from Checkpoint, entries []*Entry, head Head) error {
 	if from.Version > 0 && !hmac.Equal([]byte(from.Signature), []byte(c.Checkpoint(from.Head).Signature)) {
 		return brokenChain("the checkpoint at entry %d is not signed with this key", from.Version)

@@ -18,30 +18,31 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Local keeps adjustments in this process, and in files where it has a folder.
+// Local keeps adjustments in this process and, with a folder, in files.
 type Local struct {
 	chain *Chain
 	clock func() time.Time
-	dir   string // "": in memory only
+	dir   string // "" means in memory only
 
 	set atomic.Pointer[Set] // replaced under mu
 
 	mu      sync.Mutex
-	from    Checkpoint // of the entries that were trimmed; guarded by mu
+	from    Checkpoint // of the trimmed entries; guarded by mu
 	entries []*Entry   // the oldest first; guarded by mu
-	damaged bool       // the file with the audit may end in a part of a line; guarded by mu
-	failed  error      // the last writing; guarded by mu
+	damaged bool       // the audit file may end in an incomplete line; guarded by mu
+	failed  error      // of the last write; guarded by mu
 	watch   func(*Set) // guarded by mu
 }
 
-// The files of a folder. The audit is written before the adjustments, and holds what it changes: after a
-// crash between the two it completes them.
+// The files of a folder. The audit is written before the adjustments and contains all changes: after a crash between
+// the two writes it completes the adjustments.
 const (
 	setFile   = "adjustments.json"
 	auditFile = "adjustments-audit.jsonl"
 )
 
-// NewLocal makes a Local; dir "" keeps nothing over a restart. The error names the file that cannot be used.
+// NewLocal returns a Local. With an empty dir, a restart loses all adjustments. An error names the file that cannot
+// be used.
 func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) {
 	l := &Local{chain: chain, clock: clock, dir: dir}
 	l.set.Store(NewSet(Head{}, nil))
@@ -64,7 +65,7 @@ func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) 
 	return l, nil
 }
 
-// Watch has see called with the Set now, and with each one after it. It must not change anything itself.
+// Watch calls see with the present Set, and then with each new one. see must not change anything in l.
 func (l *Local) Watch(see func(*Set)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,8 +111,8 @@ func (l *Local) Change(_ context.Context, o Operation) (*Entry, error) {
 	return e, nil
 }
 
-// keep adds e to the audit, and writes set; l.mu is held. A change counts once it is in the audit: set can be
-// made of that.
+// keep adds e to the audit and writes set; l.mu is held. A change is complete when it is in the audit, because set
+// can be rebuilt from that.
 func (l *Local) keep(set *Set, e *Entry) error {
 	entries, from := append(l.entries, e), l.from
 	whole := l.damaged
@@ -156,7 +157,7 @@ func (l *Local) Verify(context.Context) (int, error) {
 	return len(l.entries), l.chain.Broken(l.from, l.entries, l.Set().Head)
 }
 
-// auditLine is a line of the file with the audit: an entry, or at the start the checkpoint.
+// auditLine is a line of the audit file: an entry or, at the start, the checkpoint.
 type auditLine struct {
 	Checkpoint *Checkpoint     `json:"checkpoint,omitempty"`
 	MAC        string          `json:"mac,omitempty"`
@@ -177,8 +178,8 @@ func auditText(from Checkpoint, entries []*Entry) []byte {
 	return text
 }
 
-// readAudit reads the file with the audit, if there is one. A last line that a crash cut off is dropped:
-// what it was about to say was not confirmed to anybody.
+// readAudit reads the audit file, if it exists. It drops an incomplete last line, which a crash has left: that change
+// was not confirmed to any operator.
 func (l *Local) readAudit() error {
 	path := filepath.Join(l.dir, auditFile)
 	text, err := os.ReadFile(path)

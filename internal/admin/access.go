@@ -17,14 +17,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// visitor is who sent a request, and what the request may do.
+// visitor is the sender of a request, with its permissions.
 type visitor struct {
 	mayRead bool
-	// mayWrite holds for the forms of the page. Programs write through /api/.
+	// mayWrite permits the forms of the page. Programs write through /api/.
 	mayWrite bool
-	// csrf must come with every form.
+	// csrf must be sent with every form.
 	csrf string
-	// session is that of the cookie; nil: the visitor has none.
+	// session is that of the cookie, or nil.
 	session *session
 }
 
@@ -33,7 +33,7 @@ type access struct {
 	token, readToken httpauth.Token
 	sessions         *sessions
 	attempts         *attempts
-	// socketCSRF is the visitor.csrf of those who use the Unix socket, which need no session.
+	// socketCSRF is the visitor.csrf of users of the Unix socket, who need no session.
 	socketCSRF string
 	now        func() time.Time
 }
@@ -45,8 +45,8 @@ func newAccess(c *Config) *access {
 	}
 }
 
-// visitor finds out who sent r. Without a token everybody who reaches the listener may read, but only the Unix socket
-// writes: pods share their loopback addresses among containers.
+// visitor identifies the sender of r. Without a token everybody who reaches the listener may read, but only the Unix
+// socket may write, because the containers of a pod share their loopback addresses.
 func (a *access) visitor(r *http.Request) visitor {
 	switch {
 	case a.token == nil && httpauth.ThroughUnixSocket(r):
@@ -75,8 +75,8 @@ func (a *access) visitor(r *http.Request) visitor {
 	return visitor{mayRead: true, mayWrite: s.mayWrite, csrf: s.csrf, session: s}
 }
 
-// refusal is why a form is refused, for the person who sent it; "": it is accepted. A form that changes something needs
-// more than one that ends a session.
+// refusal returns the reason for which a form is rejected, or "". A form that changes something needs more than one
+// that ends a session.
 func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
 	switch {
 	case !httpauth.FromSamePage(r):
@@ -94,7 +94,7 @@ func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
 
 const elsewhere = "This form was not sent by a page of this sidecar. Open the page again and send the form from there."
 
-// logIn makes a session for the token that r brings in a form. Without one, problem says why.
+// logIn makes a session if the form r has a valid token. Otherwise problem has the reason.
 func (a *access) logIn(r *http.Request) (id, problem string) {
 	if !httpauth.FromSamePage(r) {
 		return "", elsewhere
@@ -113,7 +113,7 @@ func (a *access) logIn(r *http.Request) (id, problem string) {
 	}
 }
 
-// cookieName contains the port: cookies ignore ports, and one browser may look at several sidecars through forwarded
+// cookieName contains the port: cookies ignore ports, and one browser may show several sidecars through forwarded
 // ports of one host.
 func cookieName(r *http.Request) string {
 	const name = "rlsidecar_session"
@@ -146,11 +146,11 @@ func local(next string) string {
 const (
 	// attemptsAtOnce is how many tokens a client may try at once, attemptsPerMinute how many in the long run.
 	attemptsAtOnce, attemptsPerMinute = 10, 6
-	// maxClients bounds the clients whose attempts are remembered. Beyond it new ones may not log in.
+	// maxClients bounds the clients whose attempts are counted. Beyond it, new clients cannot log in.
 	maxClients = 1024
 )
 
-// attempts bounds how often a token is tried. Its buckets are this program's own.
+// attempts bounds the rate of attempts to log in.
 type attempts struct {
 	buckets *memory.Store
 	limit   algorithms.Limit
@@ -167,7 +167,7 @@ func newAttempts(now func() time.Time) *attempts {
 	return &attempts{memory.New(memory.Config{Clock: now, MaxKeys: maxClients}), limit}
 }
 
-// allow counts an attempt and reports whether it may be made.
+// allow counts an attempt and reports whether it is allowed.
 func (a *attempts) allow(r *http.Request) bool {
 	var d [1]backend.Decision
 	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Ask: algorithms.Ask{Cost: 1}, Owner: "log in"}
@@ -175,7 +175,7 @@ func (a *attempts) allow(r *http.Request) bool {
 	return d[0].Err == nil && d[0].Allowed
 }
 
-// client identifies those who share an address, or the half of an IPv6 address that a host chooses freely.
+// client identifies the clients of one address, or of the half of an IPv6 address that a host cannot choose.
 func client(remote string) []byte {
 	addr, _ := clientip.Peer(remote)
 	network, ok := clientip.Network(addr, 64)

@@ -27,7 +27,7 @@ func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 
 const host = "sidecar.test:6070"
 
-// browser is one that keeps cookies and sends what browsers send.
+// browser keeps cookies and sends the headers of a browser.
 type browser struct {
 	h       http.Handler
 	cookies map[string]string
@@ -74,7 +74,7 @@ func (b *browser) logIn(token string) *httptest.ResponseRecorder {
 	return b.send("POST", "/login", url.Values{"token": {token}, "next": {"/?q=x"}})
 }
 
-// csrf is the token of the forms of the front page.
+// csrf returns the token of the forms on the front page.
 func (b *browser) csrf() string {
 	_, rest, _ := strings.Cut(b.send("GET", "/", nil).Body.String(), `name="csrf" value="`)
 	token, _, _ := strings.Cut(rest, `"`)
@@ -98,7 +98,7 @@ func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
 		}
 	}
 	if w := get(h, "/elsewhere", ""); w.Code != 401 {
-		t.Errorf("without a token %d says what there is", w.Code)
+		t.Errorf("without a token, the answer %d shows content", w.Code)
 	}
 }
 
@@ -168,8 +168,8 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 }
 
-// A page of another origin can have a browser send any form, with the cookie if its host is the same: ports do not
-// count for cookies.
+// TestFormsOfOtherPagesAreRefused: a page of another origin can make a browser send any form, with the cookie if the
+// host is the same, because cookies ignore ports.
 func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	b := newBrowser(guarded(t))
 	b.logIn("secret")
@@ -218,7 +218,8 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	}
 }
 
-// Without a token, containers of the same pod reach the page: it only reads, except through the Unix socket.
+// TestWithoutATokenOnlyTheUnixSocketChanges: without a token, other containers of the pod can read the page, but not
+// change anything.
 func TestWithoutATokenOnlyTheUnixSocketChanges(t *testing.T) {
 	p := newPages(fixture(t))
 	h := p.handler()
@@ -281,7 +282,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	if n := tries(); n != attemptsPerMinute {
 		t.Errorf("%d attempts after a minute, want %d", n, attemptsPerMinute)
 	}
-	// One host has many addresses of IPv6; and what is remembered is bounded.
+	// A host has many IPv6 addresses, which count as one client. The number of clients is bounded.
 	b.remote = "[2001:db8::1]:1"
 	tries()
 	b.remote = "[2001:db8::ffff:ffff]:1"
@@ -323,14 +324,14 @@ func TestSessionsEnd(t *testing.T) {
 		}
 	}
 	if now = began.Add(sessionLife); in() {
-		t.Error("it outlives 12 hours")
+		t.Error("the session outlives 12 hours")
 	}
 	logIn()
 	if now = now.Add(sessionIdle); in() {
-		t.Error("it outlives an hour in which it is not used")
+		t.Error("the session outlives an hour without use")
 	}
 	logIn()
-	for range 60 { // the page refreshes itself, and nobody is there
+	for range 60 { // the page refreshes itself without a person
 		now = now.Add(time.Minute)
 		b.send("GET", "/", nil, "X-Refresh", "1")
 	}
@@ -340,7 +341,7 @@ func TestSessionsEnd(t *testing.T) {
 	logIn()
 	secret = "another"
 	if in() {
-		t.Error("it outlives the token")
+		t.Error("the session outlives the token")
 	}
 	logIn()
 	for range maxSessions {
@@ -350,11 +351,11 @@ func TestSessionsEnd(t *testing.T) {
 		another.logIn(secret)
 	}
 	if in() {
-		t.Error("there are more sessions than may be")
+		t.Error("there are more sessions than allowed")
 	}
 }
 
-func TestLoggingInLeadsNowhereElse(t *testing.T) {
+func TestLoggingInRedirectsOnlyToThisListener(t *testing.T) {
 	for next, want := range map[string]string{
 		"/": "/", "/?q=x#limits": "/?q=x#limits", "/key?value=%2F%2Fevil": "/key?value=%2F%2Fevil",
 		"": "/", "//evil.test": "/", "https://evil.test/": "/", "/\\evil.test": "/", "evil": "/", "javascript:alert(1)": "/", "/\r\nx: y": "/", "/%zz": "/",

@@ -14,9 +14,9 @@ import (
 // auditShown is how many entries of the audit a page has.
 const auditShown = 50
 
-// adjustmentsBody is what adjustments.html shows.
+// adjustmentsBody is the data of adjustments.html.
 type adjustmentsBody struct {
-	// Off: there are no adjustments. Problem is why they cannot be read or changed now.
+	// Off means that adjustments are not enabled. Problem is the reason for which they cannot be read or changed now.
 	Off     bool
 	Problem string
 	Done    string
@@ -26,7 +26,7 @@ type adjustmentsBody struct {
 	More    string
 	Audit   []auditRow
 	Older   string
-	// Fault is why the audit cannot be shown.
+	// Fault is the reason for which the audit cannot be shown.
 	Fault string
 }
 
@@ -74,7 +74,7 @@ func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
 	}
 }
 
-// auditWords say what an entry did.
+// auditWords describes an entry.
 func auditWords(e *adjust.Entry) string {
 	switch {
 	case e.After != nil && e.Before != nil:
@@ -88,7 +88,7 @@ func auditWords(e *adjust.Entry) string {
 	}
 }
 
-// adjustmentWords describe an adjustment without the limit as it is configured now.
+// adjustmentWords describes an adjustment without the configured limit.
 func adjustmentWords(a *adjust.Adjustment) string {
 	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)
 }

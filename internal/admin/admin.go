@@ -1,7 +1,8 @@
-// Package admin serves the operators' listener: the page, the metrics, profiles and /api/. The page is made by the
-// server and works without a script; its style and script are part of each page, and nothing is loaded from elsewhere.
+// Package admin serves the admin listener: the page, metrics, profiles and /api/. The page is rendered by the server
+// and works without a script. Style and script are part of each page, and nothing is loaded from elsewhere.
 //
-// Keys and names are bytes that clients chose: they are shown escaped and cut. Whoever may read is decided in access.go.
+// Keys and names are bytes chosen by clients: they are shown escaped and cut. access.go decides who may read and
+// change.
 package admin
 
 import (
@@ -27,11 +28,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Config is what the pages are made of. The functions are called for each page.
+// Config has the sources of the pages. The functions are called for each page.
 type Config struct {
-	// Token, if not nil, is required: as Authorization: Bearer TOKEN, or to log in to the page.
+	// Token, if not nil, is required, as Authorization: Bearer TOKEN or to log in to the page.
 	Token httpauth.Token
-	// ReadToken, if not nil, is accepted in its place where nothing is changed.
+	// ReadToken, if not nil, is also accepted for requests that change nothing.
 	ReadToken httpauth.Token
 	// Version of the program, and when it was Started.
 	Version string
@@ -40,43 +41,43 @@ type Config struct {
 	Now func() time.Time
 	// Metrics serves /metrics.
 	Metrics http.Handler
-	// Limiter answers for the buckets, and resets them; Log is told of buckets that were reset.
+	// Limiter reads and resets buckets; Log records resets.
 	Limiter *limiter.Limiter
 	Log     *zap.Logger
-	// Adjust changes the numbers of single limits; nil: there are no adjustments.
+	// Adjust manages adjustments; nil means that there are none.
 	Adjust *adjust.Service
 	// Current is the configuration in use.
 	Current func() *limiter.Snapshot
-	// Reload is how the last load of the configuration went.
+	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
-	// Tally is what a limit decided.
+	// Tally returns the decisions of a limit.
 	Tally func(*descriptors.Policy) metrics.Tally
-	// Denied is the n keys denied most, and since when they are counted.
+	// Denied returns the n keys that were denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
-	// Unmatched is the n shapes of requests that met no limit most, and since when they are counted.
+	// Unmatched returns the n most frequent shapes of requests that met no limit, and since when they are counted.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
-	// Used is the keys that used most, and since when they are counted.
+	// Used returns the keys that consumed most, and since when they are counted.
 	Used func() (since time.Time, top []usage.Used)
-	// History is what was counted in the last fifteen minutes, Times how long decisions took.
+	// History has the counts of the last fifteen minutes, Times the durations of decisions.
 	History *history.Recorder
 	Times   *history.Times
-	// Conditions is what is wrong now, the worst first.
+	// Conditions returns the present problems, the worst first.
 	Conditions func() []conditions.Condition
-	// Fleet lists the sidecars that share this one's Redis; nil: none does.
+	// Fleet returns the sidecars that share this one's Redis; nil means that there are none.
 	Fleet func(context.Context) Fleet
 	// API serves what is below /api/.
 	API http.Handler
 }
 
-// pages serves what a Config is about.
+// pages serves the pages.
 type pages struct {
 	Config
 	access   *access
 	catalogs catalogs
 }
 
-// New makes the handler of all paths. Without a token a web page whose own name is made to lead here could read all of
-// it: every path requires a name of this machine then.
+// New returns the handler of all paths. Without a token, a web page could read everything by DNS rebinding: every
+// path then requires a host name of this machine.
 func New(c Config) http.Handler {
 	return newPages(c).handler()
 }
@@ -107,8 +108,8 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page shows a page to those who may read, and to others the form to log in. That is the answer to each path, so that a
-// link works once somebody has logged in.
+// page shows a page to visitors who may read, and the login form to others. The form is the answer to each path, so
+// that a link works after the login.
 func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.visitor(r)
@@ -120,7 +121,7 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) htt
 	}
 }
 
-// form calls next for a form that a page of this listener sent; changes says that it changes something.
+// form calls next for a form that was sent by a page of this listener. changes means that the form changes something.
 func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.visitor(r)
@@ -140,7 +141,7 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 // maxForm bounds the body of a form.
 const maxForm = 64 << 10
 
-// plain serves what is no page to those who may read.
+// plain serves other content than pages to visitors who may read.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.visitor(r).mayRead {
@@ -152,7 +153,7 @@ func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// api serves programs: they bring a token with each request, and no cookie counts.
+// api serves programs: they send a token with each request, and cookies are ignored.
 func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
@@ -166,8 +167,8 @@ func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// profiles serves net/http/pprof, but not the command line: it may hold tokens and passwords. A profile
-// costs processor time, so that no page of another site may start one.
+// profiles serves net/http/pprof without the command line, which may contain tokens and passwords. A profile takes
+// CPU time, so no page of another site may start one.
 func (p *pages) profiles() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -185,7 +186,7 @@ func (p *pages) profiles() http.Handler {
 	})
 }
 
-// rlconfig prints a line for each limit, as the reference server does.
+// rlconfig prints one line for each limit, in the format of the reference server.
 func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	s := p.Current()
@@ -199,7 +200,7 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	_, _ = b.WriteTo(w) // an error is the reader's
 }
 
-// numbers prints the numbers of p: in the reference form if it was written so.
+// numbers formats the numbers of p, in the reference form if it was configured in that.
 func numbers(p *descriptors.Policy) string {
 	l := p.Limit
 	period := algorithms.Micros(l.Period) * l.Tick
@@ -217,7 +218,7 @@ func numbers(p *descriptors.Policy) string {
 	}
 }
 
-// unit is the reference server's name for period.
+// unit returns the reference server's name for period.
 func unit(period algorithms.Micros) string {
 	for name, length := range map[string]algorithms.Micros{
 		"SECOND": algorithms.Second, "MINUTE": 60 * algorithms.Second, "HOUR": 3600 * algorithms.Second,

@@ -114,7 +114,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
+func TestWithoutATokenOtherHostNamesAreRejected(t *testing.T) {
 	h := New(fixture(t))
 	for host, code := range map[string]int{
 		"localhost": 200, "LOCALHOST:6070": 200, "127.0.0.1:6070": 200, "[::1]:6070": 200, "[::1]": 200, "10.1.2.3": 200, "": 200,
@@ -131,7 +131,8 @@ func TestWithoutATokenOtherNamesAreKeptOut(t *testing.T) {
 	}
 }
 
-// A page of another site cannot read a profile, but could have the process make one after the other.
+// TestPagesOfOtherSitesStartNoProfile: a page of another site could not read a profile, but could start one after the
+// other.
 func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	c := fixture(t)
 	for _, token := range []string{"", "secret"} {
@@ -153,7 +154,8 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	}
 }
 
-// With a token too, the command line stays hidden: whoever may see metrics need not know the other secrets.
+// TestNobodySeesTheCommandLine: with a token too, because a person who may see metrics need not know the other
+// secrets.
 func TestNobodySeesTheCommandLine(t *testing.T) {
 	c := fixture(t)
 	c.Token = httpauth.FixedToken("secret")

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// change is what a visitor wants to do: reset, raise, block or end.
+// change is an action of a visitor: reset, raise, block or end.
 type change struct {
 	do      string
 	subject subject
@@ -38,19 +38,19 @@ func parseChange(q url.Values) (c change, err error) {
 		c.lasts = durations[0]
 	}
 	if done[c.do] == "" {
-		return c, errors.New("there is no such change")
+		return c, errors.New("there is no such change; follow a link of the page")
 	}
 	if c.do == "end" {
 		return c, nil
 	}
 	found := false
 	if c.subject, found, err = parseSubject(q); err == nil && (!found || c.subject.Limit == "") {
-		err = errors.New("the link names no limit")
+		err = errors.New("the link lacks the limit")
 	}
 	return c, err
 }
 
-// query is what parseChange reads.
+// query returns the query that parseChange parses.
 func (c *change) query() url.Values {
 	q := url.Values{"do": {c.do}}
 	if c.do == "end" {
@@ -71,7 +71,7 @@ func (c *change) query() url.Values {
 	return q
 }
 
-// back is the page that the change is of.
+// back returns the page from which the change was started.
 func (c *change) back() string {
 	switch {
 	case c.do == "end":
@@ -83,7 +83,7 @@ func (c *change) back() string {
 	}
 }
 
-// proposal is what the adjust service is to carry out.
+// proposal converts c for the adjust service.
 func (c *change) proposal() (p adjust.Proposal, err error) {
 	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.allKeys}
 	if !c.allKeys {
@@ -98,7 +98,7 @@ func (c *change) proposal() (p adjust.Proposal, err error) {
 	return p, err
 }
 
-// changeBody is what change.html shows.
+// changeBody is the data of change.html.
 type changeBody struct {
 	Title, Do, Preview, Problem, Back string
 	Hidden                            []hidden
@@ -113,7 +113,7 @@ var changeTitles = map[string]string{
 	"reset": "Reset a bucket", "raise": "Raise a limit", "block": "Block", "end": "End an adjustment",
 }
 
-// preview shows what a change would do, and asks for a reason.
+// preview shows what a change would do, and requests a reason.
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v visitor) {
 	c, err := parseChange(r.URL.Query())
 	if err != nil {
@@ -153,7 +153,7 @@ func choices(list []string, chosen string) (all []choice) {
 	return all
 }
 
-// previewWords say what c would do.
+// previewWords describes what c would do.
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	switch {
 	case c.do == "reset":
@@ -190,7 +190,7 @@ func keyWords(s *subject) string {
 	return "key " + printable(s.Key) + " of limit " + descriptors.Printable(s.Limit)
 }
 
-// change carries a change out.
+// change executes a change.
 func (p *pages) change(w http.ResponseWriter, r *http.Request, v visitor) {
 	c, err := parseChange(r.PostForm)
 	if err != nil {
@@ -227,7 +227,7 @@ func (p *pages) carryOut(r *http.Request, c *change, author, reason string) erro
 	return err
 }
 
-// reset forgets the bucket of s.
+// reset deletes the bucket of s.
 func (p *pages) reset(r *http.Request, s *subject, author, reason string) error {
 	c, err := p.call(s, 0)
 	if err != nil {

@@ -11,22 +11,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Reload is how the last load of a configuration went.
+// Reload is the result of the last load of the configuration.
 type Reload struct {
 	// Paths the configuration is read from.
 	Paths []string
 	// Loaded is when the configuration in use was loaded.
 	Loaded time.Time
-	// Failed is when a later one was refused; zero: none was. Refused says why.
+	// Failed is the time at which a later one was rejected, or zero. Refused has the reasons.
 	Failed  time.Time
 	Refused []Refusal
-	// Stale are the domains that the last one did not change, because of a mistake in them.
+	// Stale are the domains that kept an earlier version because of a mistake.
 	Stale []string
-	// Changes is how the configuration in use differs from the one before it; nil: there was none before it.
+	// Changes are the differences from the previous configuration; nil if there was none.
 	Changes *Changes
 }
 
-// Refusal is a mistake in a configuration that was refused, with the lines around it as they were then.
+// Refusal is a mistake in a rejected configuration, with the surrounding lines at that time.
 type Refusal struct {
 	Text  string
 	Lines []sourceLine
@@ -35,7 +35,7 @@ type Refusal struct {
 // maxRefusals bounds the mistakes that are kept.
 const maxRefusals = 50
 
-// Refusals describes the mistakes of problems. It reads the files.
+// Refusals describes mistakes. It reads the files.
 func Refusals(problems config.Problems) (all []Refusal) {
 	for _, p := range problems {
 		if p.Warning {
@@ -53,14 +53,14 @@ func Refusals(problems config.Problems) (all []Refusal) {
 	return all
 }
 
-// Changes is how one configuration differs from the one before it, limit by limit.
+// Changes are the differences between two configurations, limit by limit.
 type Changes struct {
 	Rows []Changed
-	// Added, Removed and Edited are how many limits there are of each, in Rows or not.
+	// Added, Removed and Edited are the numbers of such limits, including those that are not in Rows.
 	Added, Removed, Edited int
 }
 
-// Changed is one limit that differs; Before or After is "" where it was added or removed.
+// Changed is a limit that differs. Before or After is "" if it was added or removed.
 type Changed struct{ Domain, Limit, Before, After, Place string }
 
 // maxChanged bounds the rows of Changes.
@@ -120,7 +120,7 @@ func (c *Changes) add(before, after *descriptors.Policy) {
 	c.Rows = append(c.Rows, row)
 }
 
-// describe is all that the page says of a limit, in a text.
+// describe returns the description of a limit as text.
 func describe(l *descriptors.Policy) string {
 	parts := []string{l.Words()}
 	for _, f := range facts(l) {
@@ -129,7 +129,7 @@ func describe(l *descriptors.Policy) string {
 	return strings.Join(parts, "; ")
 }
 
-// configurationBody is what configuration.html shows.
+// configurationBody is the data of configuration.html.
 type configurationBody struct {
 	Reload
 	Hash            string

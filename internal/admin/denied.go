@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// reasons are the reasons of denials in words.
+// reasons are texts for the reasons of denials.
 var reasons = map[string]string{
 	denials.Limit:    "the limit was reached",
 	denials.Penalty:  "the penalty of the limit blocks this key",
@@ -32,7 +32,7 @@ type deniedRow struct {
 	Now                                             time.Time
 }
 
-// denied lists the n keys denied most, of those that match; nil: all do.
+// denied returns the n keys that were denied most, of those that match; nil matches all.
 func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, rows []deniedRow) {
 	now := p.Now()
 	from, top := p.Denied(maxDenied)
@@ -61,10 +61,10 @@ func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, r
 	return at(from), rows
 }
 
-// maxDenied is how many keys are asked for: all that are kept.
+// maxDenied exceeds the number of keys that are kept.
 const maxDenied = 4096
 
-// shown is a key as text, whatever bytes it has.
+// shown returns a key as printable text.
 func shown(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptors.Format(d.Entries)
@@ -80,7 +80,7 @@ func printable(key []string) string {
 	return strings.Join(parts, ",")
 }
 
-// deniedLink leads to the page of a key that was denied.
+// deniedLink returns the link to the page of a denied key.
 func deniedLink(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptorLink(d.Domain, d.Entries)
@@ -88,14 +88,14 @@ func deniedLink(d *denials.Denied) string {
 	return keyLink(d.Domain, d.Limit, d.Key)
 }
 
-// keyLink leads to the page of a key of one limit.
+// keyLink returns the link to the page of a key of one limit.
 func keyLink(domain, limit string, key []string) string {
 	q := url.Values{"domain": {domain}, "limit": {limit}}
 	addKey(q, key)
 	return "/key?" + q.Encode()
 }
 
-// addKey adds a key to a query: as text, or in base64url where a value is no text. The parameter value is repeated for
+// addKey adds a key to a query: as text, or in base64url if a value is not text. The parameter value is repeated for
 // each value.
 func addKey(q url.Values, key []string) {
 	for _, v := range key {
@@ -109,7 +109,7 @@ func addKey(q url.Values, key []string) {
 	q["value"] = key
 }
 
-// descriptorLink leads to the page of a descriptor: entry64 is repeated for each key and each value.
+// descriptorLink returns the link to the page of a descriptor: entry64 is repeated for each key and each value.
 func descriptorLink(domain string, entries []descriptors.Entry) string {
 	q := url.Values{"domain": {domain}}
 	for _, e := range entries {

@@ -13,18 +13,18 @@ import (
 // Report is what a sidecar reports to those that share its Redis.
 type Report struct {
 	Version string `json:"version"`
-	// Config tells configurations apart, and Loaded is when it was loaded.
+	// Config identifies the configuration, and Loaded is when it was loaded.
 	Config  string    `json:"config"`
 	Loaded  time.Time `json:"loaded"`
 	Started time.Time `json:"started"`
 	// Allowed and Denied are requests since the start.
 	Allowed uint64 `json:"allowed"`
 	Denied  uint64 `json:"denied"`
-	// Wrong is the name of the worst condition; "": all is well.
+	// Wrong is the name of the worst condition, or "".
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Member is a sidecar, and how old its Report is.
+// Member is a sidecar, with the age of its Report.
 type Member struct {
 	ID  string
 	Age time.Duration
@@ -36,23 +36,23 @@ type Fleet struct {
 	// Self is the ID of this one.
 	Self    string
 	Members []Member
-	// Problem is why there is not all; nil: there is.
+	// Problem is the reason for which the list is incomplete, or nil.
 	Problem error
 }
 
 const (
-	// lateAfter is when a sidecar that should report every ten seconds is missed.
+	// lateAfter is the age of a report from which on its sidecar counts as missing. Reports come every ten seconds.
 	lateAfter = 35 * time.Second
 	// maxMembers bounds the rows of the page.
 	maxMembers = 500
 )
 
-// fleetBody is what fleet.html shows.
+// fleetBody is the data of fleet.html.
 type fleetBody struct {
 	Off     bool
 	Problem string
 	Rows    []memberRow
-	// Summary says how many there are, and how many run another configuration than this one.
+	// Summary has the number of sidecars, and of those with another configuration.
 	Summary string
 	Old     bool
 	More    string
@@ -75,7 +75,7 @@ func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.show(w, r, v, http.StatusOK, fleetPage, frame{Title: "Fleet", Section: "/fleet", Live: true, Body: b})
 }
 
-// members fills in b. The newest configuration is that which was loaded last, by any sidecar.
+// members adds the rows to b. The newest configuration is the one that was loaded last, by any sidecar.
 func (p *pages) members(b *fleetBody, f *Fleet) {
 	if f.Problem != nil {
 		b.Problem = descriptors.Printable(f.Problem.Error())

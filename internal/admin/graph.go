@@ -7,19 +7,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 )
 
-// graph is the last fifteen minutes as an image: columns of what was allowed and, on top of it, of what was denied.
+// graph is an image of the last fifteen minutes: columns of allowed requests with the denied ones on top.
 type graph struct {
 	Width, Height   int
 	Allowed, Denied string // paths
 	// Text is the same in words.
 	Text string
-	// Most is what the highest column stands for, in requests in a second.
+	// Most is the value of the highest column, in requests per second.
 	Most float64
 }
 
 const graphHeight = 24
 
-// sparkline draws a column for every width steps.
+// sparkline draws one column for every width steps.
 func sparkline(p *history.Points, width int, denied string) graph {
 	columns := make([]history.Totals, 0, history.Steps/width)
 	most := uint64(0)
@@ -43,7 +43,7 @@ func sparkline(p *history.Points, width int, denied string) graph {
 	for i, c := range columns {
 		low := height(c.Allowed, most)
 		high := height(c.Allowed+c.Denied, most)
-		if c.Denied > 0 { // so much that it can be seen
+		if c.Denied > 0 { // at least one pixel
 			high = max(high, 1)
 			low = min(low, high-1)
 		}
@@ -58,7 +58,7 @@ func sparkline(p *history.Points, width int, denied string) graph {
 	return g
 }
 
-// height rounds up, so that a single request is seen.
+// height rounds up, so that a single request is visible.
 func height(n, most uint64) int {
 	return int((float64(n)*graphHeight + float64(most) - 1) / float64(most))
 }

@@ -22,18 +22,18 @@ import (
 const (
 	// maxValues and maxValueBytes bound a key in a link.
 	maxValues, maxValueBytes = 64, 16 << 10
-	// lookupTime bounds how long the store is asked for one page.
+	// lookupTime bounds the time of the store for one page.
 	lookupTime = 2 * time.Second
 )
 
-// subject is what a key page is about: a key of one limit, or a descriptor and all limits that it meets.
+// subject is what a key page shows: a key of one limit, or a descriptor and all limits that it meets.
 type subject struct {
 	Domain, Limit string
 	Key           []string
 	Entries       []descriptors.Entry
 }
 
-// parseSubject reads a subject from a query. It reports false where the query has none.
+// parseSubject parses a subject from a query. found reports whether the query has one.
 func parseSubject(q url.Values) (s subject, found bool, err error) {
 	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
 	if text := q.Get("descriptor"); text != "" {
@@ -72,7 +72,7 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 	return s, true, nil
 }
 
-// String shows a subject to people.
+// String returns the subject as printable text.
 func (s *subject) String() string {
 	if s.Entries != nil {
 		return descriptors.Format(s.Entries)
@@ -80,7 +80,7 @@ func (s *subject) String() string {
 	return printable(s.Key)
 }
 
-// link leads to the page of s.
+// link returns the link to the page of s.
 func (s *subject) link() string {
 	if s.Entries != nil {
 		return descriptorLink(s.Domain, s.Entries)
@@ -88,44 +88,45 @@ func (s *subject) link() string {
 	return keyLink(s.Domain, s.Limit, s.Key)
 }
 
-// keyBody is what key.html shows.
+// keyBody is the data of key.html.
 type keyBody struct {
 	Subject, Domain string
-	// Denied says whether a request of cost 1 would be denied now, and Answer why, in a sentence.
+	// Denied reports whether a request of cost 1 would be denied now. Answer is the reason, as a sentence.
 	Denied bool
 	Answer string
 	Limits []keyLimit
-	// Problem is why there is no answer; "": there is one.
+	// Problem is the reason for which there is no answer, or "".
 	Problem string
-	// Done is what the visitor has just done.
+	// Done is the action that the visitor has just made.
 	Done string
-	// Adjustable: there are adjustments.
+	// Adjustable means that adjustments are enabled.
 	Adjustable bool
 }
 
 // keyLimit is one limit that the subject meets.
 type keyLimit struct {
 	Domain, Limit, Link, Key, Words, Mode string
-	// State says what is left, or until when and by what the key is denied.
+	// State describes the remaining units, or until when and why the key is denied.
 	State  string
 	Denied bool
 	Left   string
-	// Since says when the key was denied first and how often since then; "": it was not, or is not among those denied most.
+	// Since is the time of the first counted denial of the key, with their number. It is "" if the key is not among
+	// those denied most.
 	Since  string
 	Recent []recentRow
-	// Adjusted is in force for the key; nil: nothing is.
+	// Adjusted is the adjustment in force for the key, or nil.
 	Adjusted *adjustedRow
-	// Reset, Raise and Block lead to forms.
+	// Reset, Raise and Block are links to forms.
 	Reset, Raise, Block string
 }
 
-// recentRow is a decision that was seen.
+// recentRow is a recorded decision.
 type recentRow struct {
 	At, What, Cost, Left string
 	Denied               bool
 }
 
-// done are the sentences for what a visitor has just done, by the parameter done.
+// done are texts for actions that the visitor has just made, by the parameter done.
 var done = map[string]string{
 	"reset": "The bucket was reset: it is as one never seen.",
 	"raise": "The limit was raised for this key.",
@@ -133,7 +134,7 @@ var done = map[string]string{
 	"end":   "The adjustment was ended.",
 }
 
-// key answers "why is this denied?".
+// key shows why a key is denied.
 func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
 	q := r.URL.Query()
 	s, found, err := parseSubject(q)
@@ -156,7 +157,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.show(w, r, v, http.StatusOK, keyPage, frame{Title: "Why is this denied?", Section: "/key", Live: b.Done == "", Body: b})
 }
 
-// inspect returns what a request of s for cost would be answered now. It consumes nothing.
+// inspect returns the present answer to a request of s with this cost. It consumes nothing.
 func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.Call, error) {
 	c, err := p.call(s, cost)
 	if err != nil {
@@ -174,7 +175,7 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	return c, nil
 }
 
-// call asks about s without consuming anything.
+// call returns a dry run of s.
 func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
 	if s.Entries != nil {
@@ -196,13 +197,13 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case !limit.Whole && len(limit.Open) != len(s.Key):
 			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
 		}
-		ask.Inline = limit // one that stands at a descriptor and has no other name
+		ask.Inline = limit // it belongs to a descriptor and has no other name
 	}
 	c.Limits = []limiter.LimitAsk{ask}
 	return c, nil
 }
 
-// openKeys names the values that identify a bucket of l.
+// openKeys describes the values that identify a bucket of l.
 func openKeys(l *descriptors.Policy) string {
 	if len(l.Open) == 0 {
 		return "no value"
@@ -215,12 +216,12 @@ func openKeys(l *descriptors.Policy) string {
 	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
-// explain completes b from c, which asked for one unit.
+// explain completes b from c, a dry run of one unit.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
 	now := p.Now()
 	_, denied := p.Denied(maxDenied)
 	_, used := p.Used()
-	look, _ := p.inspect(ctx, s, 0) // what is left; the answer for one unit may have other numbers
+	look, _ := p.inspect(ctx, s, 0) // the remaining units; the dry run of one unit may have other numbers
 	for i := range c.Results {
 		result := &c.Results[i]
 		if result.Policy == nil {
@@ -247,7 +248,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	}
 }
 
-// deniedBy names what denies c.
+// deniedBy describes what denies c.
 func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	var names []string
 	for _, l := range limits {
@@ -261,7 +262,7 @@ func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	return strings.Join(names, "; ")
 }
 
-// keyLimit describes the answer of one limit: result for one unit, state for none.
+// keyLimit describes the answer of one limit: result is for one unit, state for a cost of 0.
 func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now time.Time) keyLimit {
 	limit := result.Policy
 	key := c.AppendValues(nil, result)
@@ -285,7 +286,7 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	return l
 }
 
-// stateWords say what a limit does with the next request, and by what.
+// stateWords describes the answer of a limit to the next request, and its reason.
 func stateWords(result *limiter.Result, now time.Time) string {
 	d, limit := &result.Decision, result.Policy
 	until := func() string {
@@ -316,7 +317,7 @@ func stateWords(result *limiter.Result, now time.Time) string {
 	}
 }
 
-// leftWords say what is in a bucket.
+// leftWords describes the content of a bucket.
 func leftWords(r *limiter.Result) string {
 	d := &r.Decision
 	if d.Err != nil {
@@ -335,7 +336,7 @@ func leftWords(r *limiter.Result) string {
 // maxRecent bounds the decisions that are shown.
 const maxRecent = 12
 
-// seen adds to l what was seen of the key of result.
+// seen adds to l the recorded decisions about the key of result.
 func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, denied []denials.Denied, used []usage.Used, now time.Time) {
 	key := c.AppendValues(nil, result)
 	is := func(domain, limit string, other []string, isCut bool) bool {
@@ -376,13 +377,13 @@ func recent(e denials.Event) recentRow {
 	return row
 }
 
-// adjustedRow is an adjustment that is in force, or was.
+// adjustedRow is an adjustment that is or was in force.
 type adjustedRow struct {
 	Words, Ignored, Author, Reason, Left, Expires, End string
-	Link                                               string // the page of the key; "": it is of all keys
+	Link                                               string // page of the key; "" if it applies to all keys
 }
 
-// adjustedBy describes the adjustment that made limit what it is; nil: none did.
+// adjustedBy describes the adjustment of limit, or returns nil if there is none.
 func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
 	if limit.Adjusted == nil || p.Adjust == nil {
 		return nil

@@ -46,7 +46,7 @@ descriptors:
           requests_per_unit: 3
 `
 
-// desk is a listener over a limiter with buckets of its own, and a browser that is logged in.
+// desk is an admin listener with a limiter of its own, and a browser that is logged in.
 type desk struct {
 	*browser
 	now     time.Time
@@ -141,7 +141,7 @@ func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.Res
 	return d.send("POST", "/change", values)
 }
 
-// click returns the page behind the link with a text.
+// click returns the page behind the link with this text.
 func (d *desk) click(t *testing.T, page, text string) string {
 	t.Helper()
 	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
@@ -189,14 +189,14 @@ func TestSearchingAKey(t *testing.T) {
 	body := d.read(t, "/key?q=bob")
 	has(t, body, `href="/key?domain=d&amp;limit=send&amp;value=bob">bob</a>`, `href="/key?domain=d&amp;limit=quiet&amp;value=bob">bob</a>`, "0 of 20 left", "denied 5 times")
 	if strings.Contains(body, "limit=login") {
-		t.Error("it shows a bucket that is as one never seen")
+		t.Error("it shows a bucket that equals a new one")
 	}
 	has(t, d.read(t, "/key?q=user%3Dbob"), "denied now", "1 limit")
 	has(t, d.read(t, "/key?q=nobody"), "None.")
 	has(t, d.read(t, "/key?q="+url.QueryEscape(strings.Repeat("é\xff<b>", 1000))), "None.")
 }
 
-// Keys are any bytes; each leads to its own page, and back to the same bytes.
+// TestKeysOfAnyBytes: keys are arbitrary bytes. Each has its own page, which shows the same bytes.
 func TestKeysOfAnyBytes(t *testing.T) {
 	d := newDesk(t)
 	for _, key := range []string{"", "\xff\x00", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
@@ -270,7 +270,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 }
 
-// Who may only read sees no buttons, and their forms are refused.
+// TestOnlyTheAdminTokenChanges: visitors who may only read see no buttons, and their forms are rejected.
 func TestOnlyTheAdminTokenChanges(t *testing.T) {
 	d := newDesk(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}

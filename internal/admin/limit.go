@@ -22,7 +22,7 @@ import (
 // keysShown is how many keys of a limit its page lists.
 const keysShown = 20
 
-// limitBody is what limit.html shows.
+// limitBody is the data of limit.html.
 type limitBody struct {
 	Domain, Name, Words, Mode, Done string
 	// ID is the raw domain and name, for the form.
@@ -36,28 +36,29 @@ type limitBody struct {
 	Since, UsedSince string
 	Denied           []deniedRow
 	Used             []usedRow
-	// Values names the values that identify a bucket; none: there is one bucket. Free: applications choose them.
+	// Values describes the values that identify a bucket; it is empty if there is one bucket. Free means that
+	// applications choose the values.
 	Values      []string
 	Free        bool
 	Unlimited   bool
 	Adjustments []adjustedRow
-	// Raise and Block change all keys; "": there are no adjustments.
+	// Raise and Block are links to change all keys; "" without adjustments.
 	Raise, Block string
 }
 
 // fact is one line about a limit.
 type fact struct{ Name, Text string }
 
-// minuteRow is the graph in numbers.
+// minuteRow is one minute of the graph, as numbers.
 type minuteRow struct {
 	Ago             string
 	Allowed, Denied uint64
 }
 
-// usedRow is a key that used much.
+// usedRow is a key that consumed much.
 type usedRow struct{ Key, Link, Units string }
 
-// limit shows one limit.
+// limit shows a limit.
 func (p *pages) limit(w http.ResponseWriter, r *http.Request, v visitor) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
@@ -123,7 +124,7 @@ func (p *pages) used(domain, name string) (since string, rows []usedRow) {
 	return at(from), rows
 }
 
-// facts describe how a limit is treated.
+// facts describe the settings of a limit.
 func facts(l *descriptors.Policy) (list []fact) {
 	add := func(name, text string) { list = append(list, fact{name, text}) }
 	if l.Unlimited {
@@ -155,7 +156,7 @@ func facts(l *descriptors.Policy) (list []fact) {
 	return list
 }
 
-// minutes are the points of the graph, a row for each minute.
+// minutes returns the points of the graph, one row for each minute.
 func minutes(p *history.Points) (rows []minuteRow) {
 	const width = 6
 	for i := history.Steps - width; i >= 0; i -= width {
@@ -169,11 +170,11 @@ func minutes(p *history.Points) (rows []minuteRow) {
 	return rows
 }
 
-// source is where a limit is configured.
+// source is the place where a limit is configured.
 type source struct {
 	Place string
 	Lines []sourceLine
-	// Note says what is to be known about Lines.
+	// Note explains Lines.
 	Note string
 }
 
@@ -187,11 +188,11 @@ type sourceLine struct {
 const (
 	// maxLines and maxLine bound an excerpt of a file.
 	maxLines, maxLine = 40, 200
-	// maxScanned bounds, in bytes, what is read of a file for an excerpt.
+	// maxScanned bounds how many bytes of a file are read for an excerpt.
 	maxScanned = 16 << 20
 )
 
-// source reads the lines that configure l from its file. Those of a named limit are its definition.
+// source reads the lines of l from its file. For a named limit these are its definition.
 func (p *pages) source(l *descriptors.Policy) source {
 	if d := p.Current().Domains[l.Domain]; d != nil && d.Named[l.Name] != nil {
 		l = d.Named[l.Name]
@@ -210,8 +211,9 @@ func (p *pages) source(l *descriptors.Policy) source {
 	return s
 }
 
-// block reads what a line of a YAML file belongs to: in the block style a limit begins at the line of its first key, so
-// that the line above, which is indented less, names it; and a rate_limit belongs to the descriptor above it.
+// block returns the lines of a YAML file that belong to a line. In the block style a limit begins at the line of its
+// first key, so that the line above, which is indented less, names it; a rate_limit belongs to the descriptor above
+// it.
 func block(name string, line int) (lines []sourceLine) {
 	var text []string
 	readLines(name, func(n int, one string) bool {
@@ -241,7 +243,7 @@ func block(name string, line int) (lines []sourceLine) {
 	return lines
 }
 
-// above finds the line above line i that is indented less; i: there is none.
+// above returns the line above line i that is indented less, or i if there is none.
 func above(text []string, i int) int {
 	for j := i - 1; j >= 0; j-- {
 		if strings.TrimSpace(text[j]) != "" && indent(text[j]) < indent(text[i]) {
@@ -253,7 +255,7 @@ func above(text []string, i int) int {
 
 func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
 
-// readLines calls visit with the lines of a file until it returns false.
+// readLines calls visit with the lines of a file until visit returns false.
 func readLines(name string, visit func(n int, text string) bool) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -269,7 +271,7 @@ func readLines(name string, visit func(n int, text string) bool) {
 	}
 }
 
-// generated is what a limit means, written as YAML.
+// generated describes a limit as YAML.
 func generated(l *descriptors.Policy) (lines []sourceLine) {
 	add := func(text string) { lines = append(lines, sourceLine{len(lines) + 1, text, false}) }
 	add("rate_limit:")
@@ -289,7 +291,7 @@ func generated(l *descriptors.Policy) (lines []sourceLine) {
 	return lines
 }
 
-// excerptAround reads a line and two lines before and after it.
+// excerptAround returns a line with two lines before and after it.
 func excerptAround(name string, line int) (lines []sourceLine) {
 	readLines(name, func(n int, text string) bool {
 		if n >= line-2 {
@@ -300,5 +302,5 @@ func excerptAround(name string, line int) (lines []sourceLine) {
 	return slices.Clip(lines)
 }
 
-// moment is when an entry of the audit was made.
+// moment formats the time of an entry of the audit.
 func moment(t algorithms.Micros) string { return at(time.UnixMicro(int64(t))) }

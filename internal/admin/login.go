@@ -4,7 +4,7 @@ import (
 	"net/http"
 )
 
-// loginBody is what login.html shows.
+// loginBody is the data of login.html.
 type loginBody struct{ Next, Problem string }
 
 // askToLogIn answers with the form for the token.

@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// rowsShown is how many limits a page of the overview has.
+	// rowsShown is the number of limits on a page of the overview.
 	rowsShown = 100
-	// deniedShown is how many keys the overview lists.
+	// deniedShown is the number of keys that the overview lists.
 	deniedShown = 20
-	// maxQuery bounds, in bytes, a text to search for.
+	// maxQuery bounds the bytes of a search text.
 	maxQuery = 256
 )
 
-// catalog is the limits of one Snapshot in the order of their names, each once, wherever it is used.
+// catalog has the limits of one Snapshot by name, each once, however many places use it.
 type catalog struct {
 	snapshot *limiter.Snapshot
 	limits   []*descriptors.Policy
 }
 
-// catalogs keeps the last one: sorting 100,000 names takes longer than a page may.
+// catalogs keeps the last one: sorting 100,000 names takes longer than a page may take.
 type catalogs struct{ last atomic.Pointer[catalog] }
 
 func (c *catalogs) of(s *limiter.Snapshot) *catalog {
@@ -48,7 +48,7 @@ func (c *catalogs) of(s *limiter.Snapshot) *catalog {
 	return made
 }
 
-// compareNames puts the places where a named limit is used before its definition: they name the keys.
+// compareNames puts the uses of a named limit before its definition, because they have the names of the keys.
 func compareNames(a, b *descriptors.Policy) int {
 	definition := func(l *descriptors.Policy) int {
 		if l.Extra().Named {
@@ -59,7 +59,7 @@ func compareNames(a, b *descriptors.Policy) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
 }
 
-// find returns the limit of a name; nil: there is none.
+// find returns the limit with this name, or nil.
 func (c *catalog) find(domain, name string) *descriptors.Policy {
 	i, found := slices.BinarySearchFunc(c.limits, descriptors.Policy{Domain: domain, Name: name, Index: -1}, func(a *descriptors.Policy, b descriptors.Policy) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
@@ -70,7 +70,7 @@ func (c *catalog) find(domain, name string) *descriptors.Policy {
 	return c.limits[i]
 }
 
-// overviewBody is what overview.html shows.
+// overviewBody is the data of overview.html.
 type overviewBody struct {
 	Configured bool
 	Denied     []deniedRow
@@ -81,9 +81,9 @@ type overviewBody struct {
 	Sorts      []choice
 	Shows      []choice
 	Rows       []limitRow
-	// First and Last of Found are on this page.
+	// First and Last are the positions of this page's limits among the Found ones.
 	First, Last, Found, All string
-	Previous, Next          string // links; "": there is no such page
+	Previous, Next          string // links; "" if there is no such page
 	// Dropped limits have no sparkline.
 	Dropped string
 }
@@ -91,7 +91,7 @@ type overviewBody struct {
 // unmatchedRow is a shape of requests that met no limit: the keys of their descriptors, without the values.
 type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
 
-// unmatchedShown is how many shapes the overview lists.
+// unmatchedShown is the number of shapes that the overview lists.
 const unmatchedShown = 10
 
 func (p *pages) unmatched() (rows []unmatchedRow) {
@@ -113,11 +113,11 @@ type choice struct {
 	Chosen     bool
 }
 
-// limitRow is one limit of the overview.
+// limitRow is a limit of the overview.
 type limitRow struct {
 	Domain, Name, Link, Words, Mode string
-	// Rate is requests in a second, Denied those denied in the last fifteen minutes; of a limit in shadow mode, those
-	// that it would have denied.
+	// Rate is in requests per second. Denied are those denied in the last fifteen minutes or, in shadow mode, those
+	// that would have been denied.
 	Rate, DeniedRate float64
 	Denied           uint64
 	Total            metrics.Tally
@@ -125,7 +125,7 @@ type limitRow struct {
 	Shadow           bool
 }
 
-// ranked is what the overview sorts by.
+// ranked is the value that the overview sorts by.
 type ranked struct {
 	limit  *descriptors.Policy
 	tally  metrics.Tally
@@ -199,7 +199,7 @@ func (b *overviewBody) link(sort, show string, page int) string {
 	return "/?" + q.Encode() + "#limits"
 }
 
-// ranked returns the limits that b shows, in its order.
+// ranked returns the limits to show, in their order.
 func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {
@@ -219,7 +219,7 @@ func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 			return query != "" && !strings.Contains(strings.ToLower(l.limit.Domain+"/"+l.limit.Name), query)
 		}
 	})
-	switch b.Sort { // all was in the order of names, and stays so among equals
+	switch b.Sort { // the order by name stays among equals
 	case "rate":
 		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.denied, a.denied)) })
 	case "denied":
@@ -239,7 +239,7 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-// deniedWord describes what the counters of denials mean.
+// deniedWord describes the meaning of the counters of denials.
 func deniedWord(l *descriptors.Policy) string {
 	if l.Shadow {
 		return "would have been denied"
@@ -247,7 +247,7 @@ func deniedWord(l *descriptors.Policy) string {
 	return "denied"
 }
 
-// modes names the modes of a limit.
+// modes describes the modes of a limit.
 func modes(l *descriptors.Policy) string {
 	var list []string
 	if l.Shadow {

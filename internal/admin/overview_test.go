@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// has reports the texts that a page lacks.
+// has fails the test for each text that a page lacks.
 func has(t *testing.T, body string, texts ...string) {
 	t.Helper()
 	_, content, _ := strings.Cut(body, "<body>")
@@ -78,11 +78,12 @@ func TestTheWorstConditionComesFirst(t *testing.T) {
 	body := get(New(c), "/", "").Body.String()
 	has(t, body, `class="banner critical"`, "Redis &lt;is&gt; away.", "Start it.", "since 2001-09-09 01:46:40 UTC", "1 more", "Memory is full. Raise it.")
 	if strings.Contains(body, "All is well") {
-		t.Error("all is well, too")
+		t.Error("the page also says that all is well")
 	}
 }
 
-// Keys are bytes that clients chose: on the page they are text, and bytes that are no text are escaped.
+// TestDeniedKeysAreShownAsText: keys are bytes chosen by clients. The page shows them as text, and escapes bytes that
+// are not text.
 func TestDeniedKeysAreShownAsText(t *testing.T) {
 	w := get(New(fixture(t)), "/", "")
 	body := w.Body.String()
@@ -132,7 +133,7 @@ func TestPagesForbidWhatTheyDoNotNeed(t *testing.T) {
 	}
 }
 
-// many is a configuration of n limits.
+// many returns a configuration with n limits.
 func many(tb testing.TB, n int) Config {
 	tb.Helper()
 	s := &limiter.Snapshot{}
@@ -169,8 +170,8 @@ func TestPagesOfAHundredLimits(t *testing.T) {
 	}
 }
 
-// TestHundredThousandLimits compares the page of 100,000 limits with that of 1,000: it may take longer by what it takes
-// to look at each limit, which is far less than it takes to print each.
+// TestHundredThousandLimits compares the page of 100,000 limits with that of 1,000. It may take longer only by a
+// quick check of each limit, which takes far less than printing it.
 func TestHundredThousandLimits(t *testing.T) {
 	few, lots := New(many(t, 1000)), New(many(t, 100_000))
 	fastest := func(h http.Handler) time.Duration {

@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// maxTried is how many limits a search looks into.
+	// maxTried is how many limits a search tries.
 	maxTried = 200
-	// maxFound is how many rows it shows.
+	// maxFound is how many rows a search shows.
 	maxFound = 50
 )
 
-// searchBody is what search.html shows.
+// searchBody is the data of search.html.
 type searchBody struct {
 	Query string
-	// Buckets are those of the key in the limits that were tried; Seen the keys that contain the text.
+	// Buckets are the buckets of the key in the tried limits. Seen are the recorded keys that contain the text.
 	Buckets []foundRow
 	Seen    []foundRow
 	Notes   []string
 	Domains []string
 }
 
-// foundRow is a key that a search found.
+// foundRow is a key found by a search.
 type foundRow struct {
 	Key, Link, Limit, Domain, State string
 	Denied                          bool
 }
 
-// search looks for the buckets of a key, whatever limit they are of.
+// search finds the buckets of a key in any limit.
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
@@ -97,7 +97,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		}
 		result := &c.Results[0]
 		if d := &result.Decision; d.Remaining >= result.Policy.Limit.Capacity && d.Blocked == 0 && result.Policy.Adjusted == nil {
-			continue // as one never seen
+			continue // equals a new one
 		}
 		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: leftWords(result)}
 		row.Denied = result.Decision.Remaining <= 0 || result.Decision.Blocked > 0
@@ -105,7 +105,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	}
 }
 
-// searchSeen finds the keys that contain a text, among those denied most and those that used most.
+// searchSeen finds the keys that contain a text, among those that were denied most or consumed most.
 func (p *pages) searchSeen(b *searchBody, query string) {
 	contains := func(key []string, entries []descriptors.Entry) bool {
 		for _, v := range key {

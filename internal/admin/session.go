@@ -8,23 +8,23 @@ import (
 )
 
 const (
-	// maxSessions bounds the sessions; the one unused for longest makes room for a new one.
+	// maxSessions bounds the sessions. The longest unused one is ended for a new one.
 	maxSessions = 64
-	// sessionIdle ends a session that is not used, sessionLife any session.
+	// sessionIdle ends an unused session, sessionLife any session.
 	sessionIdle, sessionLife = time.Hour, 12 * time.Hour
 )
 
-// session is a browser that brought a token.
+// session is a browser that has sent a token.
 type session struct {
 	csrf     string
-	token    [sha256.Size]byte // the fingerprint of the token
+	token    [sha256.Size]byte // fingerprint of the token
 	mayWrite bool
 	began    time.Time
 	used     time.Time // guarded by sessions.mu
 	author   string    // the name given with the last change; guarded by sessions.mu
 }
 
-// sessions are kept here and nowhere else: a restart ends them all. The browser has the id, this process only its hash.
+// sessions are only in memory: a restart ends them all. The browser has the id, this process only its hash.
 type sessions struct {
 	now func() time.Time
 
@@ -38,7 +38,7 @@ func newSessions(now func() time.Time) *sessions {
 
 func fingerprint(text string) [sha256.Size]byte { return sha256.Sum256([]byte(text)) }
 
-// begin makes a session of a browser that brought token.
+// begin makes a session for a browser that has sent token.
 func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	now := s.now()
 	id = rand.Text() + rand.Text()
@@ -63,7 +63,8 @@ func (s *sessions) dropOldest() {
 	delete(s.all, oldest)
 }
 
-// find returns the session of id; nil: there is none, or it is over. What a person does prolongs the session.
+// find returns the session of id, or nil if there is none or it has ended. A request by a person prolongs the
+// session.
 func (s *sessions) find(id string, person bool) *session {
 	now, hash := s.now(), fingerprint(id)
 	s.mu.Lock()
@@ -82,14 +83,14 @@ func (s *sessions) find(id string, person bool) *session {
 	return one
 }
 
-// end ends the session of id, if there is one.
+// end ends the session of id, if it exists.
 func (s *sessions) end(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.all, fingerprint(id))
 }
 
-// author returns the name that came with the last change of the session.
+// author returns the name given with the last change of the session.
 func (s *sessions) author(of *session) string {
 	if of == nil {
 		return ""
@@ -99,7 +100,7 @@ func (s *sessions) author(of *session) string {
 	return of.author
 }
 
-// setAuthor remembers the name for the next change.
+// setAuthor stores the name for the next change.
 func (s *sessions) setAuthor(of *session, name string) {
 	if of == nil {
 		return

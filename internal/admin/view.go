@@ -15,7 +15,7 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// The style and the script stand in every page, and the policy names their digests.
+// Style and script are part of every page. The content security policy contains their digests.
 var (
 	style  = asset("assets/page.css")
 	script = asset("assets/page.js")
@@ -36,7 +36,7 @@ func digest(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// The pages, each the layout around a body of its own.
+// The pages: each has the layout around its own body.
 var (
 	overviewPage = parse("overview")
 	loginPage    = parse("login")
@@ -57,38 +57,40 @@ func parse(name string) *template.Template {
 	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
 }
 
-// link is one of the navigation, chosen if it is that of the page's section.
+// link returns a link of the navigation. It is chosen if it leads to the page's section.
 func link(section, to, name string) choice { return choice{name, to, section == to} }
 
-// frame is what every page shows around its Body.
+// frame has what every page shows around its Body.
 type frame struct {
 	Title string
-	// Section is the link of the navigation that leads here; "": none does.
+	// Section is the link of the navigation to this page, or "".
 	Section string
 	Version string
 	Style   template.CSS
 	Script  template.JS
 	// Live pages are refreshed by the script.
 	Live bool
-	// LoggedIn has a button to log out. NeedsToken: the listener has no token, so that the page changes nothing.
+	// LoggedIn shows a button to log out. NeedsToken means that the listener has no token, so that the page cannot
+	// change anything.
 	LoggedIn, MayWrite, NeedsToken bool
 	CSRF                           string
-	// Query is what the visitor searched keys for.
+	// Query is the search text of the visitor.
 	Query string
-	// Banner is nil for those who may not read.
+	// Banner is nil for visitors who may not read.
 	Banner *banner
 	Body   any
 }
 
-// banner says whether all is well.
+// banner is the summary of the sidecar's state.
 type banner struct {
-	// Worst is the first condition, Others those after it; nil: all is well.
+	// Worst is the first condition, or nil; Others are those after it.
 	Worst  *conditions.Condition
 	Others []conditions.Condition
 	Uptime string
-	// Rate, Allowed and Denied are requests in a second during the last minute.
+	// Rate, Allowed and Denied are requests per second during the last minute.
 	Rate, Allowed, Denied float64
-	// Median and Slowest are the times within which half, and 99 %, of the decisions were made; "": there was none.
+	// Median and Slowest are the times within which half, and 99 %, of the decisions were made; "" if there were
+	// none.
 	Median, Slowest string
 }
 
@@ -115,10 +117,10 @@ func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status i
 	_, _ = body.WriteTo(w) // an error is the reader's
 }
 
-// problem is a page that says why there is no other.
+// problem is a page that reports an error.
 type problem struct {
 	Text string
-	Back string // a path; "": the front page
+	Back string // a path; "" means the front page
 }
 
 func (p *pages) problem(w http.ResponseWriter, r *http.Request, v visitor, status int, text, back string) {
@@ -139,7 +141,7 @@ func (p *pages) banner() *banner {
 	return b
 }
 
-// short prints a duration with two digits.
+// short formats a duration with two digits.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Microsecond:

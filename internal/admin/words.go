@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// at prints a moment.
+// at formats a time.
 func at(t time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -15,7 +15,7 @@ func at(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05 UTC")
 }
 
-// ago prints how long a moment is past.
+// ago formats the time since t.
 func ago(t, now time.Time) string {
 	if t.IsZero() {
 		return "never"
@@ -26,7 +26,7 @@ func ago(t, now time.Time) string {
 	return "just now"
 }
 
-// span prints a duration with its two largest units.
+// span formats a duration with its two largest units.
 func span(d time.Duration) string {
 	units := []struct {
 		name string
@@ -50,7 +50,7 @@ func span(d time.Duration) string {
 	return ""
 }
 
-// plural prints a number of things.
+// plural formats a number with the singular or plural of thing.
 func plural(n int64, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -58,7 +58,7 @@ func plural(n int64, thing string) string {
 	return count(uint64(max(n, 0))) + " " + thing + "s"
 }
 
-// count prints a number with its digits in groups of three.
+// count formats a number with its digits in groups of three.
 func count(n uint64) string {
 	digits := strconv.FormatUint(n, 10)
 	var b strings.Builder
@@ -71,7 +71,7 @@ func count(n uint64) string {
 	return b.String()
 }
 
-// rate prints a number of requests in a second.
+// rate formats a rate of requests.
 func rate(perSecond float64) string {
 	switch {
 	case perSecond == 0:
