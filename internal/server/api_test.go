@@ -78,7 +78,7 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token") {
 		t.Errorf("without a token: %d %s", code, answer)
 	}
-	if n := x.logs.FilterMessageSnippet("the HTTP API is closed").Len(); n != 1 {
+	if n := x.logs.FilterMessageSnippet("the HTTP API is off").Len(); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
 	x = start(t, named, everywhere, func(c *Config) { c.APIToken = "s3cret" })

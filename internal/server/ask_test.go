@@ -78,7 +78,7 @@ func TestAskingADrainingServer(t *testing.T) {
 
 func TestAskingSomethingElse(t *testing.T) {
 	x := start(t, "domain: d")
-	if err := AskHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP port?") {
+	if err := AskHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Error(err)
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")

@@ -388,7 +388,7 @@ func TestReloadIsolates(t *testing.T) {
 	x.reload(t)
 	expect(t, x.ask(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
 	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
-	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was refused for the domains e") {
+	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was rejected for the domains e") {
 		t.Errorf("the front page does not show it:\n%s", page)
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "These domains stay as they were") || !strings.Contains(page, "<mark>7    - {key: k, nonsense: 1}</mark>") {
