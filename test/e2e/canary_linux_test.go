@@ -1,0 +1,192 @@
+package e2e
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+// TestSecretsStayInTheProcess gives the program each of its secrets by a file, makes it use them, makes each of them
+// wrong, and lets it crash. No secret is in an answer, the log, the list of processes, the output of a command, Redis,
+// the state folder or the output of the crash.
+func TestSecretsStayInTheProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	names := []string{"redis-password", "api-token", "admin-token", "admin-read-token", "settle-key", "audit-key"}
+	secret := func(name string) string { return "canary-" + name + "-0123456789abcdef0123456789abcdef" }
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	redis := redistest.Start(t)
+	redis.Do("CONFIG", "SET", "requirepass", secret("redis-password"))
+	certtest.New(t).Secret(t, dir, 1, "localhost")
+	key, err := os.ReadFile(filepath.Join(dir, "tls.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	limits := "domain: d\nlimits: {send: {algorithm: token_bucket, rate: 3, period: 1h, max_reserved: 5}}\ndescriptors: [{key: user, limit: send}]\n"
+	at := loopback()
+	args := []string{
+		"serve", "--config", write("limits.yaml", limits), "--log-level", "debug", "--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr,
+		"--grpc-listen", at + ":8081", "--http-listen", at + ":8080", "--admin-listen", at + ":6070", "--metrics-listen", at + ":9090", "--state-dir", state,
+		"--tls-cert", filepath.Join(dir, "tls.crt"), "--tls-key", filepath.Join(dir, "tls.key"),
+	}
+	for _, name := range names {
+		args = append(args, "--"+name+"-file", write(name, secret(name)))
+	}
+	canaries := map[string]string{"the TLS key": strings.Split(string(key), "\n")[1], "a client's wrong token": "canary-guess"}
+	for _, name := range names {
+		canaries[name] = secret(name)
+	}
+	seen := 0
+	clean := func(where, text string) {
+		t.Helper()
+		seen++
+		for what, canary := range canaries {
+			if strings.Contains(text, canary) {
+				t.Errorf("%s shows %s", where, what)
+			}
+		}
+	}
+	p := start(t, sidecarProgram, args...)
+	client := &http.Client{Timeout: patience}
+	request := func(port, token, line, body string) (code int, text string) {
+		t.Helper()
+		method, path, _ := strings.Cut(line, " ")
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+at+":"+port+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		answer, err := client.Do(r)
+		if err != nil {
+			return 0, ""
+		}
+		defer answer.Body.Close()
+		content, err := io.ReadAll(answer.Body)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are
+			content, _ = io.ReadAll(plain)
+		}
+		text = fmt.Sprint(answer.Header, string(content))
+		clean(line, text)
+		return answer.StatusCode, text
+	}
+	eventually(t, "it is ready", func() bool { code, _ := request("8080", "", "GET /readyz", ""); return code == http.StatusOK })
+
+	// Each secret is used, and guessed.
+	code, reserved := request("8080", secret("api-token"), "POST /v1/limit", `{"name":"send","key":"bob","count":2,"reserve":true}`)
+	if id := regexp.MustCompile(`"reservation":"([^"]+)"`).FindStringSubmatch(reserved); code != http.StatusOK || id == nil {
+		t.Errorf("a reservation: %d %s", code, reserved)
+	} else if code, text := request("8080", secret("api-token"), "POST /v1/limit", `{"reservation":"`+id[1]+`","count":1}`); code != http.StatusOK {
+		t.Errorf("its settlement: %d %s", code, text)
+	}
+	if code, text := request("6070", secret("admin-token"), "POST /api/adjustments", `{"domain":"d","limit":"send","key":["bob"],"factor":2,"for":"1h","author":"ann","reason":"test"}`); code != http.StatusOK {
+		t.Errorf("an adjustment: %d %s", code, text)
+	}
+	pages := func() {
+		for _, line := range []string{
+			"GET /", "GET /limit?domain=d&limit=send", "GET /key?domain=d&limit=send&key=bob", "GET /adjustments", "GET /configuration", "GET /fleet", "GET /login", "GET /metrics", "GET /rlconfig",
+			"GET /api/conditions", "GET /api/top", "GET /api/adjustments", "GET /api/adjustments/audit", "GET /api/adjustments/audit/verify", "GET /api/buckets?limit=send&key=bob",
+			"GET /debug/pprof/", "GET /debug/pprof/cmdline", "GET /debug/pprof/heap?debug=1", "GET /debug/pprof/goroutine?debug=2", "GET /debug/pprof/allocs?debug=1",
+		} {
+			for _, token := range []string{secret("admin-token"), secret("admin-read-token"), "canary-guess", ""} {
+				request("6070", token, line, "")
+			}
+		}
+		for _, line := range []string{"GET /readyz", "GET /livez", "POST /v1/limit", "POST /json", "GET /v1/auth", "GET /v1/limits"} {
+			request("8080", "canary-guess", line, `{"name":"send","key":"bob"}`)
+		}
+		request("9090", "", "GET /metrics", "")
+	}
+	pages()
+	for _, file := range []string{"cmdline", "environ"} { // what other users and containers of the pod may read
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.cmd.Process.Pid, file))
+		if err != nil || len(text) == 0 {
+			t.Errorf("%s: %v", file, err)
+		}
+		clean("the list of processes", string(text))
+	}
+
+	// Each secret is wrong.
+	doctor := func() {
+		c := exec.CommandContext(t.Context(), sidecarProgram, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
+		out, _ := c.CombinedOutput() // it fails once the password is wrong
+		clean("doctor", string(out))
+	}
+	doctor()
+	admin := redis.Client()
+	admin.Options().Password = secret("redis-password")
+	if err := admin.Do(t.Context(), "CONFIG", "SET", "requirepass", "another").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no").Err(); err != nil {
+		t.Log(err) // its own connection too
+	}
+	doctor()
+	for _, name := range names[1:] {
+		write(name, secret(name)+" twice "+secret(name))
+	}
+	write("tls.key", secret("api-token"))
+	eventually(t, "the wrong password is in the log", func() bool {
+		request("8080", "", "POST /json", `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`)
+		return strings.Contains(p.output.String(), "WRONGPASS")
+	})
+	pages()
+	env := exec.CommandContext(t.Context(), sidecarProgram, "env")
+	env.Env = append(os.Environ(), "RLSIDECAR_API_TOKEN="+secret("api-token"), "RLSIDECAR_ADMIN_TOKEN="+secret("admin-token"), "RLSIDECAR_REDIS_URL=redis://:"+secret("redis-password")+"@"+redis.Addr)
+	out, err := env.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "RLSIDECAR_API_TOKEN") {
+		t.Errorf("env: %v\n%s", err, out)
+	}
+	clean("env", string(out))
+
+	// What is kept elsewhere.
+	if err := filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			text, err := os.ReadFile(path)
+			clean(path, string(text))
+			return err
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+
+	// A crash.
+	p.killed = true // by this test
+	_ = p.cmd.Process.Signal(syscall.SIGABRT)
+	<-p.exited
+	log := p.output.String()
+	if !strings.Contains(log, "SIGABRT") || !strings.Contains(log, "goroutine 1") {
+		t.Errorf("no crash: %s", p.output.tail())
+	}
+	clean("the log, and the output of the crash", log)
+	t.Logf("%d texts", seen)
+}
