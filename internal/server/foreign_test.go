@@ -1,0 +1,52 @@
+package server
+
+import (
+	"strings"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+// TestForeignValuesInRedisHarmOneBucket: whatever another client writes to the key of a bucket, requests to that bucket
+// are decided or denied, never an error, and other buckets are decided.
+func TestForeignValuesInRedisHarmOneBucket(t *testing.T) {
+	redis := redistest.Start(t)
+	x := start(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n", onRedis("redis://"+redis.Addr))
+	x.ask(t, "k=bad")
+	key := strings.Trim(redis.Do("KEYS", "rl:*bad*"), "[]")
+	if key == "" || strings.Contains(key, " ") {
+		t.Fatalf("keys: %q", key)
+	}
+	state := redis.Do("GET", key)
+	for name, write := range map[string][]any{
+		"nothing":            {"SET", key, ""},
+		"a text":             {"SET", key, "x"},
+		"digits":             {"SET", key, "99999999999999999999999999999999999999"},
+		"a state and more":   {"SET", key, state + "x"},
+		"a part of a state":  {"SET", key, state[:len(state)/2]},
+		"bytes":              {"SET", key, strings.Repeat("\xff", len(state))},
+		"zeros":              {"SET", key, strings.Repeat("\x00", len(state))},
+		"a megabyte":         {"SET", key, strings.Repeat("z", 1<<20)},
+		"another type":       {"RPUSH", key, "x"},
+		"a script's own sum": {"INCRBYFLOAT", key, "1.5"},
+	} {
+		redis.Do("DEL", key)
+		redis.Do(write...)
+		for range 10 { // five failures in turn would open the circuit breaker
+			answer := x.ask(t, "k=bad")
+			if decided := answer.Statuses[0].CurrentLimit != nil; !decided && answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
+				t.Errorf("%s: %v", name, answer)
+			}
+			if good := x.ask(t, "k=good"); good.OverallCode != rls.RateLimitResponse_OK || good.Statuses[0].CurrentLimit == nil {
+				t.Errorf("%s harms another bucket: %v", name, good)
+			}
+		}
+		t.Logf("%s: %v", name, x.ask(t, "k=bad").OverallCode)
+	}
+	redis.Do("DEL", key)
+	if answer := x.ask(t, "k=bad"); answer.OverallCode != rls.RateLimitResponse_OK {
+		t.Errorf("afterwards: %v", answer)
+	}
+}
