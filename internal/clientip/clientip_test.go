@@ -1,0 +1,83 @@
+package clientip
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// trusts is the trust of the tests: everything in 10.0.0.0/8 is a proxy.
+func trusts(addr netip.Addr) bool { return netip.MustParsePrefix("10.0.0.0/8").Contains(addr) }
+
+var peer = netip.MustParseAddr("10.0.0.1")
+
+func TestForwarded(t *testing.T) {
+	for _, c := range []struct {
+		lines     []string
+		want      string
+		untrusted bool
+	}{
+		{nil, "10.0.0.1", false},
+		{[]string{"192.0.2.7"}, "192.0.2.7", true},
+		{[]string{"6.6.6.6, 192.0.2.7, 10.0.0.2"}, "192.0.2.7", true},   // the client invented the first
+		{[]string{"6.6.6.6", "192.0.2.7, 10.0.0.2"}, "192.0.2.7", true}, // in a line of its own
+		{[]string{"192.0.2.7, nonsense, 10.0.0.2"}, "10.0.0.2", true},   // no proxy writes that
+		{[]string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3", false},             // all are proxies
+		{[]string{"[2001:db8::1]:443, ::ffff:10.0.0.2"}, "2001:db8::1", true},
+		{[]string{" , 192.0.2.7:80 ,, "}, "192.0.2.7", true},
+	} {
+		got, untrusted := Forwarded(c.lines, peer, trusts)
+		if got.String() != c.want || untrusted != c.untrusted {
+			t.Errorf("%q: %s %t, want %s %t", c.lines, got, untrusted, c.want, c.untrusted)
+		}
+	}
+}
+
+// TestNetworks: addresses of one IPv6 network are one client.
+func TestNetworks(t *testing.T) {
+	for _, c := range []struct{ addr, key, network string }{
+		{"192.0.2.7", "192.0.2.7", "192.0.2.7/32"},
+		{"2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64", "2001:db8:1:2::/64"},
+	} {
+		addr := netip.MustParseAddr(c.addr)
+		key, _ := Key(addr, 64)
+		network, _ := Network(addr, 64)
+		if key != c.key || network != c.network {
+			t.Errorf("%s: %s %s, want %s %s", addr, key, network, c.key, c.network)
+		}
+	}
+	if key, ok := Key(netip.Addr{}, 64); ok {
+		t.Errorf("no address has the key %q", key)
+	}
+}
+
+// FuzzForwarded compares Forwarded with a reference implementation that splits all lines first.
+func FuzzForwarded(f *testing.F) {
+	f.Add("192.0.2.7, 10.0.0.2\n6.6.6.6")
+	f.Add("[::1%eth0]:80,\t10.1.1.1")
+	f.Add("10.0.0.9\nx\n,,")
+	f.Fuzz(func(t *testing.T, text string) {
+		lines := strings.Split(text, "\n")
+		want := peer
+		hops := strings.Split(strings.Join(lines, ","), ",")
+		for _, hop := range slices.Backward(hops) {
+			if hop = strings.Trim(hop, " \t"); hop == "" {
+				continue
+			}
+			addr, is := Hop(hop)
+			if !is {
+				break
+			}
+			if want = addr; !trusts(addr) {
+				break
+			}
+		}
+		if got, _ := Forwarded(lines, peer, trusts); got != want {
+			t.Errorf("%q: %s, want %s", lines, got, want)
+		}
+		if got, _ := Forwarded(lines, peer, trusts); got.Zone() != "" || got.Is4In6() {
+			t.Errorf("%q: %s is not normalized", lines, got)
+		}
+	})
+}

@@ -1,0 +1,35 @@
+package algorithms
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// FuzzModel compares the package with the reference implementation, which computes with big numbers. The input is
+// what the dice show: two bytes for each throw, then chance.
+func FuzzModel(f *testing.F) {
+	for _, k := range kinds {
+		f.Add(uint8(k.kind), []byte("what the dice show"))
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, thrown []byte) {
+		chance := rand.New(rand.NewPCG(uint64(len(thrown)), 0))
+		roll := dice(func(n int64) int64 {
+			if len(thrown) < 2 {
+				return chance.Int64N(n)
+			}
+			value := int64(thrown[0])<<8 | int64(thrown[1])
+			if thrown = thrown[2:]; n > 1<<16 { // two bytes do not reach all of them
+				value |= chance.Int64N(n) &^ 0xffff
+			}
+			return value % n
+		})
+		k := kinds[int(kind)%len(kinds)]
+		s, l := roll.limit(k.kind)
+		model := twinOf(s)
+		roll.walk(200, []*Limit{l}, func(m moment) {
+			if want := model.ask(m.now, m.ask); m.got != want {
+				t.Fatalf("%s, at %d %+v of %+v:\n got %+v\nwant %+v", show(s), m.now, m.ask, m.before, m.got, want)
+			}
+		})
+	})
+}
