@@ -214,3 +214,18 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 		t.Errorf("%d files were parsed for none that changed", l.Parsed())
 	}
 }
+
+// TestDomainsThatAreGoneAreNotKept: a control plane may name another domain with each version.
+func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
+	l := NewLoader(Options{})
+	for i := range 10 {
+		read := l.read([]File{{Name: "a.yaml", Data: fmt.Appendf(nil, "domain: d%d\ndescriptors: []\n", i)}}, nil)
+		if s, problems := l.compiler(read).compile(read.docs, read.files); s == nil {
+			t.Fatal(problems)
+		}
+		l.tidy(read)
+	}
+	if len(l.built) != 1 || len(l.parts) != 1 {
+		t.Errorf("%d domains and %d files are kept, want one of each", len(l.built), len(l.parts))
+	}
+}

@@ -1,6 +1,7 @@
 package limiter_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -149,5 +150,35 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	t.Logf("%d cancelled, %d of them returned something", cancelled, returned)
 	if cancelled > 50 && returned == 0 {
 		t.Error("no cancellation refunded anything, so nothing was tested")
+	}
+}
+
+// TestChangedShardsCannotBeSettled: the shards are other buckets, which have not paid for the reservation.
+func TestChangedShardsCannotBeSettled(t *testing.T) {
+	for _, c := range []struct {
+		name, was, is string
+		changed       bool
+	}{
+		{"the same", "shards: 2", "shards: 2", false},
+		{"other numbers", "shards: 2", "shards: 2, capacity: 50", false},
+		{"more shards", "shards: 2", "shards: 4", true},
+		{"no shards", "shards: 2", "capacity: 100", true},
+	} {
+		b := newBench(t, "domain: d\ndescriptors: []\n")
+		const form = "algorithm: token_bucket, rate: 100, period: 1h, "
+		b.jobs(t, form+c.was)
+		call, ok := b.consume(t, 10, false)
+		if !ok {
+			t.Fatal("denied")
+		}
+		r, ok := call.Reserved(0, "id")
+		if !ok {
+			t.Fatal("not reserved")
+		}
+		b.jobs(t, form+c.is)
+		err := b.Settle(t.Context(), &limiter.Call{}, &r, nil, 0, sec, b.now)
+		if errors.Is(err, limiter.ErrChanged) != c.changed || !c.changed && err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }

@@ -1,0 +1,37 @@
+package h2grpc
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// TestNoMoreBytesThanGranted: the window of the connection bounds the answers of all streams, to the byte.
+func TestNoMoreBytesThanGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+		first, second := c.ask("long 100000"), c.ask("long 100000")
+		granted := 65_535 // RFC 9113, 6.9.2
+		for _, more := range []int{0, 1, 1000, 20_000} {
+			if granted += more; more > 0 {
+				_ = c.to.WriteWindowUpdate(0, uint32(more))
+			}
+			c.flush()
+			have := func() int { return len(c.reply(first).data) + len(c.reply(second).data) }
+			for have() < granted {
+				if _, err := c.read(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // what came too much is there by then
+			for _, err := c.read(); err == nil; _, err = c.read() {
+			}
+			_ = c.nc.SetReadDeadline(time.Time{})
+			if have() != granted {
+				t.Fatalf("%d bytes came, %d were granted", have(), granted)
+			}
+		}
+	})
+}
