@@ -15,7 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Store keeps buckets and charges them.
+// Store keeps buckets and charges them. A wrapper passes batches on to another Store; it may replace Done, and restores it
+// before it calls it.
 type Store interface {
 	// Submit decides b.Charges and writes b.Decisions. Consecutive charges with equal Group form a group, which is
 	// charged together or not at all. The charges of a group must name different buckets. A denial is a Decision,
@@ -150,7 +151,8 @@ var waiters = sync.Pool{New: func() any {
 
 // Charge is one limit's part of a request.
 type Charge struct {
-	// Key identifies the bucket. A Store that needs it after Done copies it.
+	// Key identifies the bucket. A Store that needs it after Done copies it. descriptors.KeyText describes it for
+	// people.
 	Key []byte
 	// Limit has the numbers of the limit. It is immutable.
 	Limit *algorithms.Limit
@@ -217,10 +219,10 @@ var (
 	// the request, not a failure of the Store.
 	ErrTooLarge = errors.New("too many limits are charged together")
 	// ErrReused means that Once.ID was used for another group. Nothing was consumed now.
-	ErrReused = errors.New("the id is that of something else")
+	ErrReused = errors.New("the id was used for something else")
 	// ErrPending means that a group with this Once.ID is in flight, or that its outcome is unknown. Nothing was
 	// consumed now.
-	ErrPending = errors.New("the same is under way, or its outcome is not known")
+	ErrPending = errors.New("a call with the same id is in progress, or its outcome is unknown")
 )
 
 type notTaken struct{}

@@ -253,6 +253,8 @@ func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, e
 	switch {
 	case errors.Is(err, limiter.ErrChanged):
 		return Result{}, fmt.Errorf("settle limit %q: %w: the limit has another algorithm now", data.Name, ErrExpired)
+	case errors.Is(err, ErrReused):
+		return Result{}, fmt.Errorf("settle limit %q: it was settled with another cost: %w", data.Name, err)
 	case err != nil:
 		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, err)
 	}

@@ -27,7 +27,8 @@ const stripeCount = 128
 type Config struct {
 	// Clock returns the time; nil means time.Now. A test can set it.
 	Clock func() time.Time
-	// MaxKeys bounds the number of buckets, entries of sliding logs, and denials counted by penalties.
+	// MaxKeys bounds the number of buckets, entries of sliding logs, and denials counted by penalties; 0 means
+	// DefaultMaxKeys.
 	MaxKeys int
 	// Repeatable makes the Store sweep the same buckets whenever it gets the same requests. It is for replays only:
 	// with its fixed hash seed, an attacker could construct keys that collide.
@@ -348,7 +349,8 @@ func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	}
 }
 
-// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left.
+// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left. A Store also works
+// without it, in up to as much memory as MaxKeys allows: then it sweeps when a new bucket needs room.
 func (s *Store) Run(ctx context.Context) {
 	const turn = 100 * time.Millisecond
 	tick := time.NewTicker(turn)

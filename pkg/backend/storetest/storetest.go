@@ -1,5 +1,11 @@
 // Package storetest is the conformance suite of every Store: one that answers exactly as package
 // algorithms does, all or none within a group, whoever asks at the same time.
+//
+//	func TestMyStore(t *testing.T) {
+//		storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+//			return NewMyStore(now) // empty, and on this clock
+//		})
+//	}
 package storetest
 
 import (

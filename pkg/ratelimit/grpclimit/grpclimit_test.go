@@ -3,6 +3,7 @@ package grpclimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -149,4 +150,36 @@ func TestAnUnknownLimitIsAnErrorAtTheStart(t *testing.T) {
 	if _, _, err := grpclimit.New(limiter, grpclimit.Config{Limit: "nope"}); !errors.Is(err, ratelimit.ErrUnknown) {
 		t.Error(err)
 	}
+}
+
+func Example() {
+	limiter, err := ratelimit.New(ratelimit.Config{
+		Store:  memory.New(memory.Config{}),
+		Limits: ratelimit.Limits{"calls": ratelimit.TokenBucket(1, 90*time.Second)},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	unary, stream, err := grpclimit.New(limiter, grpclimit.Config{
+		Limit: "calls",
+		Key:   grpclimit.By(grpclimit.ByMetadata("user"), grpclimit.ByMethod),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	server := grpc.NewServer(grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
+	defer server.Stop()
+
+	// What the server does with a call of bob's:
+	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("user", "bob"))
+	handler := func(context.Context, any) (any, error) { return "hello", nil }
+	for range 2 {
+		answer, err := unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/greeter/Hello"}, handler)
+		fmt.Println(answer, status.Code(err))
+	}
+	// Output:
+	// hello OK
+	// <nil> ResourceExhausted
 }

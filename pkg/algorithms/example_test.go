@@ -1,0 +1,29 @@
+package algorithms_test
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// A decision takes the state of a bucket and returns the next one. The zero State is a new bucket.
+func ExampleLimit_Take() {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 2, Period: 10 * algorithms.Second})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	var state algorithms.State
+	for at := range algorithms.Micros(4) {
+		now := 1_767_225_600*algorithms.Second + at*algorithms.Second
+		var d algorithms.Decision
+		state, d = limit.Take(state, now, algorithms.Ask{Cost: 1})
+		fmt.Println(d.Allowed, d.Remaining, time.Duration(d.RetryAfter)*time.Microsecond)
+	}
+	// Output:
+	// true 1 0s
+	// true 0 0s
+	// false 0 3s
+	// false 0 2s
+}

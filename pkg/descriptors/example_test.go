@@ -1,0 +1,36 @@
+package descriptors_test
+
+import (
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+)
+
+// The text form of a descriptor, as the command line reads and prints it.
+func ExampleParse() {
+	entries, err := descriptors.Parse(`user=bob,path=/a\,b`)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, e := range entries {
+		fmt.Println(e.Key, e.Value)
+	}
+	fmt.Println(descriptors.Format(entries))
+	// Output:
+	// user bob
+	// path /a,b
+	// user=bob,path=/a\,b
+}
+
+// A wrapper of a Store sees keys as bytes.
+func ExampleKeyText() {
+	p := descriptors.Policy{
+		Limit:  &algorithms.Limit{Kind: algorithms.TokenBucket},
+		Prefix: descriptors.Prefix("mail", "limit", "send", algorithms.TokenBucket),
+	}
+	key, _ := p.AppendKeyOf(nil, []string{"bob", "\xff"})
+	fmt.Println(descriptors.KeyText(key))
+	// Output: limit send of domain mail, key bob,\xff
+}
