@@ -1,0 +1,128 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+)
+
+// model is examples/llm: Envoy in front of a stand-in for a language model.
+type model struct{ *stack }
+
+// newModel starts examples/llm, with a model that waits for delay after each word.
+func newModel(t *testing.T, delay string) *model {
+	t.Helper()
+	tooltest.Path(t, "envoy") // may skip
+	program := filepath.Join(t.TempDir(), "model")
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/llm/model").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	m := &model{bareStack(t, "")}
+	awaitPort(t, start(t, program, "-listen", m.addr+":9000", "-delay", delay), "tcp", m.addr+":9000")
+	m.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/llm/limits.yaml",
+		"--grpc-listen", m.addr+":8081", "--http-listen", m.addr+":8080", "--admin-listen", m.addr+":6070", "--drain-delay", "0s")
+	awaitPort(t, m.sidecar, "tcp", m.addr+":8081")
+	m.runEnvoy(t, m.envoyFile(t, "llm/envoy.yaml", patient))
+	return m
+}
+
+// complete requests an answer of so many words as user, with a prompt of one word, and returns the status.
+func (m *model) complete(t *testing.T, user, options string, words int) int {
+	t.Helper()
+	body := fmt.Sprintf(`{"model": "demo", %s "max_tokens": %d, "messages": [{"content": "hello"}]}`, options, words)
+	request, err := http.NewRequest("POST", "http://"+m.addr+":10000/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	request.Header.Set("x-user", user)
+	request.Header.Set("content-type", "application/json")
+	response, err := m.client.Do(request)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Error(err)
+	}
+	return response.StatusCode
+}
+
+// remaining returns what user has left of the day's tokens.
+func (m *model) remaining(t *testing.T, user string) int {
+	t.Helper()
+	response, err := m.client.Get("http://" + m.addr + ":8080/v1/limits/tokens?domain=ai&key=" + user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var bucket struct{ Remaining *int }
+	if err := json.NewDecoder(response.Body).Decode(&bucket); err != nil || bucket.Remaining == nil {
+		t.Fatalf("no number of remaining tokens: %v", err)
+	}
+	return *bucket.Remaining
+}
+
+// settles waits until user has want tokens left.
+func (m *model) settles(t *testing.T, user string, want int) {
+	t.Helper()
+	var last int
+	defer func() {
+		if last != want {
+			t.Logf("%s has %d tokens left", user, last)
+		}
+	}()
+	eventually(t, fmt.Sprintf("%s has %d tokens left", user, want), func() bool { last = m.remaining(t, user); return last == want })
+}
+
+const (
+	streamed  = `"stream": true, "stream_options": {"include_usage": true},`
+	unmetered = `"stream": true,` // no usage in the answer
+)
+
+// TestLanguageModelExample does what examples/llm/README.md says.
+func TestLanguageModelExample(t *testing.T) {
+	t.Parallel()
+	m := newModel(t, "0s")
+	const budget, estimate = 10_000, 1500
+
+	if code := m.complete(t, "bob", streamed, 40); code != http.StatusOK {
+		t.Errorf("a streamed answer: %d", code)
+	}
+	m.settles(t, "bob", budget-41)
+	if code := m.complete(t, "bob", "", 20); code != http.StatusOK {
+		t.Errorf("an answer in one piece: %d", code)
+	}
+	m.settles(t, "bob", budget-41-21)
+	if code := m.complete(t, "bob", unmetered, 20); code != http.StatusOK {
+		t.Errorf("an answer without usage: %d", code)
+	}
+	m.settles(t, "bob", budget-41-21-estimate)
+
+	// alice is greedy: requests at the same time never use more than the budget, and bob does not notice.
+	var codes sync.Map
+	var requests sync.WaitGroup
+	for i := range 20 {
+		requests.Go(func() { codes.Store(i, m.complete(t, "alice", streamed, 3000)) })
+	}
+	requests.Wait()
+	counts := map[any]int{}
+	codes.Range(func(_, code any) bool { counts[code]++; return true })
+	admitted := counts[http.StatusOK]
+	if admitted == 0 || admitted+counts[http.StatusTooManyRequests] != 20 {
+		t.Errorf("20 requests at once: %v", counts)
+	}
+	m.settles(t, "alice", max(0, budget-admitted*3001))
+	if m.remaining(t, "bob") != budget-41-21-estimate {
+		t.Error("alice used tokens of bob")
+	}
+}
