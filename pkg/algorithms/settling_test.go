@@ -128,3 +128,92 @@ func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	}
 	return least(room, minus(m.capacity, least(m.capacity, plus(m.after[last], times(m.flow, whole(int64(now-m.at[last])))))))
 }
+
+// The same by a clock that steps back and forth, in us and in ms, where a bucket is forgotten as soon as it may be: the
+// other world is a limit that charges all costs, whatever is there, and reads the same clock at the same moments.
+func TestSettlementsByAClockThatSteps(t *testing.T) {
+	refunded, nothing := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		capacity := roll.between(2, 1000)
+		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1e6, 60e6)), Capacity: &capacity, Settles: true}
+		if roll.once(4) { // in ms
+			s.Rate, s.Period, capacity = 1000, 365*Day, 200_000_000
+		}
+		// With estimates that are too low the other bucket is full later, so that it would be forgotten later.
+		low := roll.once(2)
+		l := mustCompileRapid(t, s)
+		all := s
+		all.Settles, all.Overdraw = false, true
+		known := mustCompileRapid(t, all)
+		var state State
+		type moment struct {
+			now  Micros
+			call *call // that began, or nil
+			seen bool  // the bucket has seen this time
+		}
+		var moments []moment
+		var open []*call
+		now, lost := t0, int64(0)
+		for range length(t, 200) {
+			var d Decision
+			m := moment{now: now}
+			if len(open) > 0 && roll.once(2) {
+				i := roll(int64(len(open)))
+				c := open[i]
+				open = append(open[:i:i], open[i+1:]...)
+				before := state.Value
+				state, d = l.Take(state, now, Ask{Cost: c.cost - c.estimate, Of: c.at, Settle: true})
+				m.seen = c.cost != c.estimate && state.By != nil
+				if lost += d.Lost; c.cost < c.estimate {
+					if refunded++; state.Value <= before {
+						nothing++
+					}
+				}
+			} else {
+				c := &call{at: now, estimate: roll.between(1, max(1, capacity/roll.of(1, 2, 10)))}
+				if c.cost = roll.between(0, c.estimate); low {
+					c.cost = roll.between(0, 2*c.estimate)
+				}
+				if state, d = l.Take(state, now, Ask{Cost: c.estimate}); d.Allowed {
+					open, m.call, m.seen = append(open, c), c, true
+				}
+			}
+			moments = append(moments, m)
+			switch step := Micros(roll.of(0, 0, 1, int64(d.RetryAfter), int64(d.ResetAfter), roll(int64(Second)))); {
+			case roll.once(10):
+				now -= Micros(roll.of(1, 1500, int64(Second), int64(59*Second), int64(200*Second), int64(maxOpen)))
+			case roll.once(20):
+				now += Micros(roll.of(int64(200*Second), int64(2*Day)))
+			default:
+				now += min(step, 2*Day)
+			}
+			if !low && state.By != nil && now >= state.FreshAt() {
+				state = State{}
+			}
+		}
+		var other State
+		for _, c := range open {
+			c.cost = c.estimate
+		}
+		for _, m := range moments {
+			if !low && other.By != nil && m.now >= other.FreshAt() {
+				other = State{}
+			}
+			cost := int64(0)
+			if m.call != nil {
+				cost = m.call.cost
+			}
+			if m.seen {
+				other, _ = known.Take(other, m.now, Ask{Cost: cost + 1})
+				cost = -1
+			}
+			other, _ = known.Take(other, m.now, Ask{Cost: cost})
+		}
+		is, would := left1(l, state, now), left1(known, other, now)
+		if is > would+lost*l.Q {
+			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost", show(s), is, would, lost*l.Q)
+		}
+	})
+	t.Logf("%d refunds, %d of them of nothing", refunded, nothing)
+}

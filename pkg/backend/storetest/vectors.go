@@ -252,6 +252,8 @@ func vectors() []vector {
 			{at: 25 * s, cost: 4000, allowed: true}, // it lacked 6000
 			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 5000},
 			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 6000}, // 6000 of both, not 10000
+			{at: 25 * s, cost: 10000, of: 25 * s, settle: true, allowed: true, left: -3000, lost: 1000},
+			{at: 25 * s, cost: 1, left: -3000, retry: 18006 * ms},
 		}},
 		{"settled for more", settling, []step{
 			{at: 1 * s, cost: 8000, allowed: true, left: 2000},
