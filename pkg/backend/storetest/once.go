@@ -100,3 +100,40 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	wg.Wait()
 	ask(t, store, crowd, 0, true, 980, 0)
 }
+
+// settles starts a request of two limits that settle, in two places, and settles each once, however often it is asked.
+// A bucket that is reset in between has nothing to refund.
+func settles(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	const s = algorithms.Second
+	daily := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), Settles: true})
+	perMinute := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute, Settles: true})
+	daily.Key, perMinute.Key, daily.Slot, perMinute.Slot = []byte("daily"), []byte("per minute"), 1, 2
+	of := clock.Now()
+	for _, c := range []backend.Charge{daily, perMinute} {
+		ask(t, store, c, 60, true, c.Limit.Capacity-60, 0)
+	}
+	settlement := func(c backend.Charge, id byte, cost int64) backend.Charge {
+		c.Ask = algorithms.Ask{Cost: cost, Of: of, Settle: true}
+		return once(id, c)[0]
+	}
+	for i, cost := range []int64{-40, -40, -40} { // the last two were not answered, say
+		clock.Set(of + algorithms.Micros(i)*s)
+		for n, c := range []backend.Charge{daily, perMinute} {
+			d := take(store, settlement(c, byte(100+n), cost))[0]
+			if d.Err != nil || !d.Allowed || d.Replayed != (i > 0) || d.At != of || d.Remaining != c.Limit.Capacity-20 {
+				t.Errorf("settlement %d of %s: got %+v, want %d left, replayed but the first time", i, c.Key, d, c.Limit.Capacity-20)
+			}
+		}
+	}
+	ask(t, store, daily, 0, true, 980, 0)
+	for n, c := range []backend.Charge{daily, perMinute} {
+		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
+			t.Fatal(err)
+		}
+		ask(t, store, c, 50, true, c.Limit.Capacity-50, 0)
+		if d := take(store, settlement(c, byte(110+n), -20))[0]; d.Remaining != c.Limit.Capacity-50 {
+			t.Errorf("%s was reset, and got %+v back for what was charged before", c.Key, d)
+		}
+	}
+}

@@ -106,6 +106,10 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		_, store := start(t)
 		resets(t, store)
 	})
+	t.Run("a settlement is made once, and of nothing that was forgotten", func(t *testing.T) {
+		clock, store := start(t)
+		settles(t, clock, store)
+	})
 	t.Run("a group is taken once", func(t *testing.T) {
 		clock, store := start(t)
 		takesOnce(t, clock, store)

@@ -255,6 +255,12 @@ func vectors() []vector {
 			{at: 25 * s, cost: 10000, of: 25 * s, settle: true, allowed: true, left: -3000, lost: 1000},
 			{at: 25 * s, cost: 1, left: -3000, retry: 18006 * ms},
 		}},
+		{"settled after a refund of something else at the same time", settling, []step{
+			{at: 1 * s, cost: 10000, allowed: true},
+			{at: 1 * s, cost: -10000, allowed: true, left: 10000},
+			{at: 1 * s, cost: 10000, allowed: true},
+			{at: 1 * s, cost: -10000, of: 1 * s, settle: true, allowed: true}, // it was full in between
+		}},
 		{"settled for more", settling, []step{
 			{at: 1 * s, cost: 8000, allowed: true, left: 2000},
 			{at: 1 * s, cost: 1000, of: 1 * s, settle: true, allowed: true, left: 1000},
