@@ -181,7 +181,7 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 }
 
 // hanging finds the test that was running when go test gave up.
-var hanging = regexp.MustCompile(`^\t+(Test\w*)\S* \(`)
+var hanging = regexp.MustCompile(`^\t+((?:Test|Fuzz)\w*)\S* \(`)
 
 // firstFailure reads the events of go test until a test fails or hangs. It returns the name of that test, the number of
 // tests that passed before, and what was printed outside of tests.

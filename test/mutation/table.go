@@ -14,37 +14,47 @@ const (
 	tableEnd   = "<!-- end of what make mutate writes -->\n"
 )
 
-// writeTable replaces the table in a page.
-func writeTable(page string, results []result, now time.Time) error {
+// writeTable writes the rows of results to the table in a page. It keeps the rows of other faults of all, and drops
+// those of faults that are not there any more.
+func writeTable(page string, all []fault, results []result, now time.Time) error {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		return err
 	}
 	before, rest, found := bytes.Cut(text, []byte(tableStart))
-	_, behind, ended := bytes.Cut(rest, []byte(tableEnd))
+	was, behind, ended := bytes.Cut(rest, []byte(tableEnd))
 	if !found || !ended {
 		return fmt.Errorf("%s: the lines %q and %q are missing", page, tableStart, tableEnd)
+	}
+	rows := map[string]string{} // by the start of the row
+	for row := range strings.Lines(string(was)) {
+		for _, f := range all {
+			if strings.HasPrefix(row, rowOf(f)) {
+				rows[rowOf(f)] = row
+			}
+		}
+	}
+	for _, r := range results {
+		rows[rowOf(r.fault)] = fmt.Sprintf("%s `%s` | %.0f s |\n", rowOf(r.fault), r.by, r.after.Seconds())
 	}
 	var b bytes.Buffer
 	b.Write(before)
 	b.WriteString(tableStart)
-	b.WriteString(table(results, now))
+	b.WriteString(table(all, rows, now))
 	b.WriteString(tableEnd)
 	b.Write(behind)
 	return os.WriteFile(page, b.Bytes(), 0o644)
 }
 
-func table(results []result, now time.Time) string {
+// rowOf is the start of the row of a fault.
+func rowOf(f fault) string { return fmt.Sprintf("| %s | %s | `%s` |", f.Area, f.Fault, f.File) }
+
+func table(all []fault, rows map[string]string, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d faults planted, all noticed (%s).\n\n", len(results), now.UTC().Format(time.DateOnly))
-	b.WriteString("| area | fault | file | noticed by | after |\n|---|---|---|---|---|\n")
-	area := ""
-	for _, r := range results {
-		first := ""
-		if r.Area != area {
-			first, area = r.Area, r.Area
-		}
-		fmt.Fprintf(&b, "| %s | %s | `%s` | `%s` | %.0f s |\n", first, r.Fault, r.File, r.by, r.after.Seconds())
+	fmt.Fprintf(&b, "%d faults planted, all noticed; the newest rows are of %s.\n\n", len(rows), now.UTC().Format(time.DateOnly))
+	b.WriteString("| area | fault | file | noticed first by | after |\n|---|---|---|---|---|\n")
+	for _, f := range all {
+		b.WriteString(rows[rowOf(f)])
 	}
 	return b.String()
 }
