@@ -328,13 +328,22 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 // learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
 // the time asked, in the batch with the number take.
 func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
-	if backend.Took(charges, decisions) {
+	if backend.Took(charges, decisions) || allAllowed(decisions) { // in a group, dry runs may stand beside charges
 		s.consumed(charges)
 		return
 	}
 	if d := denialOf(charges, decisions, asked, s.config.MaxAge); d != nil {
 		s.remember(d, take)
 	}
+}
+
+func allAllowed(decisions []backend.Decision) bool {
+	for i := range decisions {
+		if decisions[i].Err != nil || !decisions[i].Allowed {
+			return false
+		}
+	}
+	return true
 }
 
 // denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
