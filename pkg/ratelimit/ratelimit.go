@@ -68,6 +68,19 @@ var (
 	ErrPending = backend.ErrPending
 )
 
+// DeniedError is the ErrDenied of calls that return no Result: Reserve, ReserveN, Wait and WaitN.
+type DeniedError struct {
+	// Result has RetryAfter: the time until the same call can succeed.
+	Result Result
+}
+
+func (e *DeniedError) Error() string {
+	return fmt.Sprintf("%v; try again after %v", ErrDenied, e.Result.RetryAfter)
+}
+
+// Is reports whether target is ErrDenied.
+func (e *DeniedError) Is(target error) bool { return target == ErrDenied }
+
 // Config configures a Limiter.
 type Config struct {
 	// Store keeps the buckets. Its owner closes it.
@@ -80,7 +93,8 @@ type Config struct {
 	// settle each other's reservations. Without a secret, a Limiter accepts reservations from everybody who can make up
 	// one.
 	Secret string
-	// MaxWait bounds the Wait of a Reservation: a request that would have to wait longer is denied. 0 means no bound.
+	// MaxWait bounds how long Reserve and Wait may have to wait: requests that would have to wait longer are denied. 0
+	// means no bound.
 	MaxWait time.Duration
 	// Clock returns the time by which reservations expire; nil means time.Now. The Store has a clock of its own for
 	// decisions.

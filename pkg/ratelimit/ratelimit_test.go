@@ -210,8 +210,18 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 	if _, err := l.ReserveN(t.Context(), 10, "burst"); err != nil { // 30 s
 		t.Fatal(err)
 	}
-	if _, err := l.Reserve(t.Context(), "burst"); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("36 s: %v", err)
+	_, err = l.Reserve(t.Context(), "burst")
+	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != 6*time.Second {
+		t.Errorf("36 s, which are 30 in 6 s: %v", err)
+	}
+	if _, err := l.ReserveN(t.Context(), 10, "send", "full"); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.ReserveN(t.Context(), 16, "send"); !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("16 of 10 take 36 s, even if the bucket is full: %v", err)
+	}
+	if r, err := l.ReserveN(t.Context(), 15, "send"); err != nil || r.Delay().Round(time.Second) != 30*time.Second {
+		t.Errorf("15 of 10 take 30 s: %v", err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "burst"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Minute {
 		t.Errorf("the denial consumed nothing: %+v %v", r, err)
@@ -245,7 +255,9 @@ func TestWaitWaitsAndConsumes(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if err := l.Wait(ctx, name); !errors.Is(err, ratelimit.ErrDenied) {
+		err := l.Wait(ctx, name)
+		denied, ok := errors.AsType[*ratelimit.DeniedError](err)
+		if !ok || denied.Result.RetryAfter < 50*time.Minute || !errors.Is(err, ratelimit.ErrDenied) {
 			t.Errorf("%s: its turn is after the deadline: %v", name, err)
 		}
 		cancel()

@@ -79,8 +79,8 @@ func (l *Limiter) Reserve(ctx context.Context, name string, key ...string) (Rese
 	return l.ReserveN(ctx, 1, name, key...)
 }
 
-// ReserveN consumes n units now or for later: Delay of the Reservation says when they are available. The error is
-// ErrDenied if too many units are reserved already or if the delay would exceed Config.MaxWait; ErrNeverFits,
+// ReserveN consumes n units now or for later: Delay of the Reservation says when they are available. The error is a
+// DeniedError if too many units are reserved already or if the delay would exceed Config.MaxWait; ErrNeverFits,
 // ErrCannotReserve, ErrUnits, ErrUnknown, or one of the Store's.
 func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...string) (Reservation, error) {
 	r := Request{Name: name, Key: key, N: n, Reserve: true}
@@ -96,22 +96,52 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 		return err
 	}
 	m := r.limit
+	if l.maxWait > 0 && m.neverWithin(r.N, l.maxWait) {
+		return ErrNeverFits
+	}
 	if longest > 0 { // a dry run, so that a request which has to wait for too long consumes nothing
 		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Ask{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), Look: true})
 		if err == nil && ahead.Wait > longest {
-			err = ErrDenied
+			err = tooLate(&ahead, longest)
 		}
 		if err != nil {
-			return err
+			return withResult(err, &ahead)
 		}
 	}
 	one := [1]Request{*r}
 	err := l.AllowAll(ctx, one[:])
 	*r = one[0]
 	if err == nil && longest > 0 && r.Result.Wait > longest { // others were faster
-		return errors.Join(ErrDenied, l.undo(ctx, m, r))
+		undone := l.undo(ctx, m, r)
+		return errors.Join(withResult(tooLate(&r.Result, longest), &r.Result), undone)
+	}
+	return withResult(err, &r.Result)
+}
+
+// tooLate makes r the denial of a request that would have to wait for longer than longest.
+func tooLate(r *Result, longest time.Duration) error {
+	r.Allowed, r.RetryAfter = false, r.Wait-longest
+	return ErrDenied
+}
+
+// withResult adds the result to an ErrDenied.
+func withResult(err error, r *Result) error {
+	if errors.Is(err, ErrDenied) {
+		return &DeniedError{*r}
 	}
 	return err
+}
+
+// neverWithin reports whether n units take longer than longest to flow in even after the bucket was full. The buckets of
+// fixed windows fill at once when the next window starts, so that a request near the end of one waits for a short time.
+func (m *limit) neverWithin(n int64, longest time.Duration) bool {
+	numbers := m.policy.Limit
+	if numbers.Kind != algorithms.TokenBucket || n <= numbers.Capacity || numbers.Rate == 0 {
+		return false
+	}
+	period := float64(numbers.Period) * float64(numbers.Tick)
+	const rounding = 1 // us
+	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(longest.Microseconds())+rounding
 }
 
 // undo returns the units of r, which was allowed, as far as they have not flowed in since.
@@ -125,8 +155,8 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 	return l.WaitN(ctx, 1, name, key...)
 }
 
-// WaitN waits until n units are available and consumes them. It returns ErrDenied at once if that would be later than the
-// deadline of ctx or than Config.MaxWait. If ctx is canceled while it waits, it returns the units and the error
+// WaitN waits until n units are available and consumes them. It returns a DeniedError at once if that would be later than
+// the deadline of ctx or than Config.MaxWait. If ctx is canceled while it waits, it returns the units and the error
 // of ctx. Waiting requests of limits that support reservations are served in their order.
 func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string) error {
 	r := Request{Name: name, Key: key, N: n}
@@ -155,7 +185,7 @@ func (l *Limiter) retry(ctx context.Context, r *Request) error {
 			return err
 		}
 		if longest := l.patience(ctx); longest > 0 && result.RetryAfter > longest {
-			return err
+			return withResult(err, &result)
 		}
 		if err := sleep(ctx, result.RetryAfter); err != nil {
 			return err
