@@ -34,7 +34,12 @@ const ClockSlack = 60 * algorithms.Second
 // charge, unless the bucket refilled faster then than it does by l. In that case it is so much earlier that l brings as
 // much as the faster rate did. The store does not know when the rate changed, and its clock may be ahead of now, so the
 // undo returns too little rather than too much.
+//
+// A limit that settles remembers its peaks whatever the rate was, so that it needs the moment itself.
 func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.Limit) algorithms.Micros {
+	if l.Settles {
+		return at
+	}
 	is, latest := l.Inflow(), now+ClockSlack
 	if was.Units <= 0 || was.Span <= 0 || is.Units == 0 || at <= 0 || latest <= at {
 		return at

@@ -26,4 +26,10 @@ func TestTakeAllocatesNothing(t *testing.T) {
 			t.Errorf("%d charges: %v allocations", n+1, allocs)
 		}
 	}
+	spec := l.Spec()
+	spec.Settles = true
+	charges[0].Limit, charges[0].Key = limit(t, spec), []byte("three")
+	if allocs := testing.AllocsPerRun(1000, func() { backend.Take(context.Background(), s, charges[:1], d[:1]) }); allocs > 1 {
+		t.Errorf("a charge of a limit that settles: %v allocations, want at most that of its peaks", allocs)
+	}
 }

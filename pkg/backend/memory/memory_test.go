@@ -203,6 +203,35 @@ func TestDenialsTakeRoom(t *testing.T) {
 	}
 }
 
+// A bucket of a limit that settles needs the room of three, with which it stays below 100 bytes each.
+func TestPeaksTakeRoom(t *testing.T) {
+	const n = 20_000
+	clock, s := at(3 * n)
+	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 100 * algorithms.Second, Settles: true})
+	before := heap()
+	for step := range 7 { // more charges than peaks are kept
+		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
+		for i := range n {
+			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
+				t.Fatalf("charge %d of bucket %d: %+v", step, i, d)
+			}
+		}
+	}
+	if got := s.Stats().Keys; got != 3*n {
+		t.Errorf("%d buckets hold %d, want %d", n, got, 3*n)
+	}
+	if per := float64(heap()-before)/n - 16; per > 300 {
+		t.Errorf("%.0f bytes a bucket beyond its key, want at most 300", per)
+	}
+	if d := ask(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
+		t.Errorf("one more bucket: got %+v, want ErrFull", d)
+	}
+	clock.Set(storetest.Start + 200*algorithms.Second)
+	if s.Sweep(); s.Stats().Keys != 0 {
+		t.Errorf("holds %d, want 0", s.Stats().Keys)
+	}
+}
+
 func TestGivingBackToUnseenBucketsTakesNoRoom(t *testing.T) {
 	_, s := at(10)
 	for i := range 100 {

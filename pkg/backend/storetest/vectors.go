@@ -119,6 +119,8 @@ func vectors() []vector {
 	settling := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10_000, Period: minute, Settles: true, MaxDebt: n(3000)}
 	halfSettling := settling
 	halfSettling.Rate = 5000
+	slowSettling := settling
+	slowSettling.Rate, slowSettling.Capacity = 1000, n(10_000)
 	settlingWindow := window
 	settlingWindow.Settles = true
 	blocked := tenPerMinute
@@ -295,6 +297,10 @@ func vectors() []vector {
 			{at: 1 * s, cost: 10000, allowed: true},
 			{at: 1 * s, by: halfSettling, cost: -6000, of: 1 * s, settle: true, allowed: true, left: 1000},
 			{at: 1 * s, by: halfSettling, cost: -4000, of: 1 * s, settle: true, allowed: true, left: 5000},
+		}},
+		{"settled after the rate was lowered", settling, []step{
+			{at: 1 * s, cost: 5000, allowed: true, left: 5000},
+			{at: 13 * s, by: slowSettling, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 10000},
 		}},
 		{"a settlement without a difference", blocked, []step{
 			{cost: 10, allowed: true, brings: true},
