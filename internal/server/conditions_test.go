@@ -76,3 +76,47 @@ func TestAnOpenBreakerIsACondition(t *testing.T) {
 		return x.conditions(t) == ""
 	})
 }
+
+// TestASlowRedisIsACondition: it is late now and then, but its circuit breaker stays closed.
+func TestASlowRedisIsACondition(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	x := start(t, policies, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 5 * time.Millisecond })
+	eventually(t, "the condition is reported", func() bool {
+		redis.Pause()
+		x.ask(t, "deny=1")
+		redis.Resume()
+		redis.Wait()
+		x.ask(t, "deny=1")
+		got := x.conditions(t)
+		return strings.Contains(got, "degraded redis-slow: Redis could not decide") && strings.Contains(got, "deny (2 limits)")
+	})
+}
+
+// TestMetricsThatOverflowAreACondition: limits beyond those that have series of their own.
+func TestMetricsThatOverflowAreACondition(t *testing.T) {
+	if engine == GRPCEngine {
+		t.Skip("takes ten seconds; the engine has no part in it")
+	}
+	t.Parallel()
+	const limits = 10_001
+	var b strings.Builder
+	b.WriteString("domain: d\ndescriptors:\n")
+	for i := range limits {
+		fmt.Fprintf(&b, "  - {key: k, value: v%d, rate_limit: {unit: year, requests_per_unit: 5}}\n", i)
+	}
+	x := start(t, b.String())
+	for first := 0; first < limits; first += 100 {
+		if got := x.conditions(t); first < limits-100 && got != "" {
+			t.Fatalf("a condition without a reason, after %d limits: %s", first, got)
+		}
+		var texts []string
+		for i := first; i < min(first+100, limits); i++ {
+			texts = append(texts, fmt.Sprintf("k=v%d", i))
+		}
+		x.ask(t, texts...)
+	}
+	eventually(t, "the condition is reported", func() bool {
+		return strings.HasPrefix(x.conditions(t), "warning metrics-overflow: More than 10,000 limits")
+	})
+}

@@ -146,6 +146,9 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	x := start(t, "", from(p))
 	p.Stop()
 	x.shows(t, "rlsidecar_xds_connected 0")
+	if got := x.conditions(t); !strings.HasPrefix(got, "degraded control-plane-away: There is no stream from the xDS server "+p.Address) {
+		t.Errorf("conditions: %q", got)
+	}
 	if first, second := x.ask(t, "k=v").OverallCode, x.ask(t, "k=v").OverallCode; first != ok || second != over {
 		t.Errorf("%v, %v", first, second)
 	}
@@ -154,6 +157,9 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	eventually(t, "the new limit", func() bool {
 		return x.ask(t, "k=v").Statuses[0].CurrentLimit.GetRequestsPerUnit() == 7
 	})
+	if got := x.conditions(t); got != "" {
+		t.Errorf("conditions when the control plane is back: %q", got)
+	}
 }
 
 func TestStartWithoutConfiguration(t *testing.T) {
