@@ -113,7 +113,7 @@ func (f *firstContact) run(ctx context.Context) {
 	}
 }
 
-// proven opens the gate, and then examines Redis until all checks pass.
+// proven opens the gate, and then examines Redis until all checks pass, and its clocks from then on.
 func (f *firstContact) proven(ctx context.Context) {
 	s := f.server
 	for _, name := range []string{redisRefuses, redisAway} {
@@ -129,9 +129,15 @@ func (f *firstContact) proven(ctx context.Context) {
 	f.known()
 	for before := map[string]bool{}; ctx.Err() == nil; found = f.redis.Examine(ctx, 0) {
 		before = s.reportFindings(found, before)
-		if len(before) == 0 || !sleep(ctx, examinePause) {
+		if len(before) == 0 {
+			break
+		}
+		if !sleep(ctx, examinePause) {
 			return
 		}
+	}
+	for before := map[string]bool{}; sleep(ctx, examinePause); { // clocks may go wrong later
+		before = s.reportFindings(f.redis.ExamineClocks(ctx), before)
 	}
 }
 

@@ -20,22 +20,7 @@ import (
 func TestFaultClockSteps(t *testing.T) {
 	t.Run("of a real server", func(t *testing.T) {
 		faulty(t)
-		binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
-		libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
-		if len(libraries) == 0 {
-			tooltest.Missing(t, "libfaketime")
-		}
-		file := filepath.Join(t.TempDir(), "offset")
-		step := func(by time.Duration) {
-			if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(by.Seconds())), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		step(0)
-		server := redistest.StartBinary(t, binary, []string{
-			"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file,
-			"FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
-		})
+		server, step := serverWithClock(t)
 		clockSteps(t, open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), step)
 	})
 	t.Run("as the Store is told", func(t *testing.T) {
@@ -48,6 +33,48 @@ func TestFaultClockSteps(t *testing.T) {
 		s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second, Clock: clock})
 		clockSteps(t, s, func(by time.Duration) { offset.Store(int64(by)) })
 	})
+}
+
+// serverWithClock starts a server, and returns the function that sets its clock ahead.
+func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
+	t.Helper()
+	binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
+	libraries, _ := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
+	if len(libraries) == 0 {
+		tooltest.Missing(t, "libfaketime")
+	}
+	file := filepath.Join(t.TempDir(), "offset")
+	step := func(by time.Duration) {
+		if err := os.WriteFile(file, fmt.Appendf(nil, "%+d\n", int(by.Seconds())), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step(0)
+	return redistest.StartBinary(t, binary, []string{
+		"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + file,
+		"FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
+	}), step
+}
+
+// TestAClockThatIsOffIsFound, also while the server runs.
+func TestAClockThatIsOffIsFound(t *testing.T) {
+	t.Parallel()
+	server, step := serverWithClock(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	for _, c := range []struct {
+		offset time.Duration
+		want   string
+	}{
+		{0, ""},
+		{time.Hour, "warning: is 1h0m0s ahead of this machine's; limits go by the server's"},
+		{-10 * time.Minute, "warning: is 10m0s behind this machine's; limits go by the server's"},
+		{0, ""},
+	} {
+		step(c.offset)
+		redistest.Eventually(t, "the server's clock is seen to be off by "+c.offset.String(), func() bool {
+			return said(s.ExamineClocks(t.Context()), "clock") == c.want && said(s.Examine(t.Context(), 0), "clock") == c.want
+		})
+	}
 }
 
 func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) {

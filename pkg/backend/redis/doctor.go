@@ -72,9 +72,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	took := time.Since(before)
 	found(Fine, "connection", "answers in %v, connecting included", took.Round(10*time.Microsecond))
-	if off := there.Sub(before.Add(took / 2)).Abs(); off > 5*time.Second {
-		found(Warning, "clock", "differs from this machine's by %v; limits go by the server's", off.Round(time.Second))
-	}
+	all = append(all, checkClock(server, there, before, took)...)
 	info, err := client.Info(ctx).Result()
 	if err != nil {
 		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.where.form))
@@ -113,6 +111,48 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	severity, text := judgeLatency(s.measure(ctx, client, probe), timeout)
 	found(severity, "latency", "%s", text)
+	return all
+}
+
+// maxClockOffset is the difference between the clocks of this machine and of Redis that is reported.
+const maxClockOffset = 5 * time.Second
+
+// checkClock compares the clock of a server, which was there in a call that took some time from before on, with this
+// machine's.
+func checkClock(server string, there, before time.Time, took time.Duration) []Finding {
+	off := there.Sub(before.Add(took / 2))
+	if off.Abs() <= maxClockOffset {
+		return nil
+	}
+	direction := "ahead of"
+	if off < 0 {
+		direction = "behind"
+	}
+	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits go by the server's", off.Abs().Round(time.Second), direction)}}
+}
+
+// ExamineClocks is Examine for the clocks alone, and returns only what is wrong. A server that does not answer is left
+// out.
+func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
+	examine := func(server string, client *goredis.Client) []Finding {
+		before := time.Now()
+		there, err := client.Time(ctx).Result()
+		if err != nil {
+			return nil
+		}
+		return checkClock(server, there, before, time.Since(before))
+	}
+	if s.cluster == nil {
+		return examine(s.name, s.client.(*goredis.Client))
+	}
+	var mu sync.Mutex
+	_ = s.cluster.client.ForEachMaster(ctx, func(_ context.Context, client *goredis.Client) error {
+		found := examine(client.Options().Addr, client)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, found...)
+		return nil
+	})
 	return all
 }
 
