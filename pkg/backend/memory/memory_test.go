@@ -205,11 +205,11 @@ func TestDenialsTakeRoom(t *testing.T) {
 
 // A bucket of a limit that settles needs the room of three, with which it stays below 100 bytes each.
 func TestPeaksTakeRoom(t *testing.T) {
-	const n = 20_000
+	const n = 50_000
 	clock, s := at(3 * n)
 	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 100 * algorithms.Second, Settles: true})
 	before := heap()
-	for step := range 7 { // more charges than peaks are kept
+	for step := range 5 { // more charges than peaks are kept
 		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
 		for i := range n {
 			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
