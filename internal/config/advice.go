@@ -39,7 +39,14 @@ func wordAdvice(word string, known []string) string {
 // adviseAt reports whether a key of l that stands at here is probably misplaced. Settle has keys with common names, such
 // as most, that people write elsewhere by mistake: only a limit may have meant those of its settle.
 func (l *level) adviseAt(here *level) bool {
-	return l != levelOf(reflect.TypeFor[settleTerms]()) || here == levelOf(reflect.TypeFor[limit]())
+	switch l {
+	case levelOf(reflect.TypeFor[settleTerms]()):
+		return here == levelOf(reflect.TypeFor[limit]())
+	case levelOf(reflect.TypeFor[estimateTerms]()):
+		return here == levelOf(reflect.TypeFor[settleTerms]())
+	default:
+		return true
+	}
 }
 
 // unknownKey returns the message for a key that does not belong at level here.

@@ -253,6 +253,7 @@ var levels = []*level{
 	newLevel[lease]("lease", "inside lease"),
 	newLevel[penalty]("penalty", "inside penalty"),
 	newLevel[settleNames]("settle of a domain", "inside settle of a domain"),
+	newLevel[estimateTerms]("estimate", "inside estimate"),
 	newLevel[settleTerms]("settle", "inside settle of a limit"),
 	newLevel[replacement]("replaces", "in an item of replaces"),
 	newLevel[auth]("auth", "inside auth"),

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -32,9 +33,24 @@ type settleTerms struct {
 type (
 	settleDomain struct{ given[limiter.SettleEntries] }
 	settling     struct{ given[*settleTerms] }
-	estimate     struct{ given[int64] }        // units
+	percentile   struct{ given[float64] }      // "p90": 0.9
 	unknownCost  struct{ given[unknownUnits] } // estimate, most, or units
 )
+
+// estimate is a number of units, or how to learn it.
+type estimate struct {
+	given[int64]
+	learned *estimateTerms // nil: it is not learned
+}
+
+// estimateTerms is an estimate that is learned.
+type estimateTerms struct {
+	Learn percentile `key:"learn"`
+	First whole      `key:"first"`
+	Least whole      `key:"least"`
+	Most  whole      `key:"most"`
+	Per   textList   `key:"per"`
+}
 
 // unknownUnits is what a request is charged whose real cost nobody reported.
 type unknownUnits struct {
@@ -85,10 +101,34 @@ func (s *settling) read(p *parser, key string, n *yaml.Node) {
 	if p.mistakes == before && !terms.Estimate.ok {
 		p.mistake(p.at(n), "%s needs estimate, the units that a request reserves: %s", key, settleExample)
 	}
+	if e := terms.Estimate.learned; e != nil {
+		for _, bound := range []struct {
+			key          string
+			inner, outer *whole
+		}{{"least", &e.Least, &terms.Least}, {"most", &e.Most, &terms.Most}} {
+			switch {
+			case !bound.inner.stated():
+			case bound.outer.stated():
+				p.mistake(bound.inner.at, "%s is stated in settle already; state it once", bound.key)
+			default:
+				*bound.outer = *bound.inner
+			}
+		}
+	}
 	s.set(p, n, terms, p.mistakes == before)
 }
 
 func (e *estimate) read(p *parser, key string, n *yaml.Node) {
+	if follow(n).Kind == yaml.MappingNode {
+		terms, before := &estimateTerms{}, p.mistakes
+		p.object(n, key, terms)
+		if p.mistakes == before && (!terms.Learn.ok || !terms.First.ok) {
+			p.mistake(p.at(n), "%s needs learn and first, the estimate until enough is known: {learn: p90, first: 1500}", key)
+		}
+		e.learned = terms
+		e.set(p, n, terms.First.value, p.mistakes == before)
+		return
+	}
 	var w whole
 	w.read(p, key, n)
 	if w.ok && w.value < 1 {
@@ -96,6 +136,17 @@ func (e *estimate) read(p *parser, key string, n *yaml.Node) {
 		w.ok = false
 	}
 	e.set(p, n, w.value, w.ok)
+}
+
+func (q *percentile) read(p *parser, key string, n *yaml.Node) {
+	v := follow(n)
+	digits, isP := strings.CutPrefix(v.Value, "p")
+	number, err := strconv.ParseUint(digits, 10, 8)
+	ok := v.Kind == yaml.ScalarNode && isP && err == nil && number >= 1 && number <= 99
+	if !ok {
+		p.mistake(p.at(n), "%s must be a percentile from p1 to p99, such as p90, is %s", key, describe(n))
+	}
+	q.set(p, n, float64(number)/100, ok)
 }
 
 func (u *unknownCost) read(p *parser, key string, n *yaml.Node) {
@@ -134,7 +185,34 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 			settle.Unknown = settle.Most
 		}
 	}
+	if e := terms.Estimate.learned; e != nil {
+		settle.Learn = &descriptors.Learn{Quantile: e.Learn.value, Values: map[string]map[string]bool{}}
+		for _, key := range e.Per.value {
+			settle.Learn.Per = append(settle.Learn.Per, key.value)
+			settle.Learn.Values[key.value] = map[string]bool{}
+		}
+	}
 	p.more.Settle = settle
+}
+
+// learnValues collects the values that have estimates of their own: those that the descriptors of d state.
+func (d *domain) learnValues() {
+	var add func(learn *descriptors.Learn, list []*descriptor)
+	add = func(learn *descriptors.Learn, list []*descriptor) {
+		for _, one := range list {
+			if values := learn.Values[one.Key.value]; values != nil && one.Value.ok && !strings.Contains(one.Value.value, "*") {
+				values[one.Value.value] = true
+			}
+			add(learn, one.Descriptors.value)
+		}
+	}
+	for _, p := range d.Settling {
+		if learn := p.Extras.Settle.Learn; learn != nil {
+			for _, doc := range d.docs {
+				add(learn, doc.Descriptors.value)
+			}
+		}
+	}
 }
 
 // settleAlone reports what does not go with settle.
@@ -181,7 +259,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 		most, what = s.Most.value, fmt.Sprintf("most, %d", s.Most.value)
 	}
 	bounded(&s.Least, "least", 0, most, what)
-	e := whole(s.Estimate)
+	e := whole{s.Estimate.given}
 	bounded(&e, "estimate", max(1, min(s.Least.value, most)), most, what)
 	const mostDebt = 1 << 53
 	bounded(&s.MaxDebt, "max_debt", 0, mostDebt, fmt.Sprint(int64(mostDebt)))
@@ -213,6 +291,7 @@ func (c *compiler) settleEntries(d *domain) {
 		}
 		return
 	}
+	d.learnValues()
 	entries := stated.or(defaultSettle)
 	d.Settle = &entries
 	for _, doc := range d.docs {

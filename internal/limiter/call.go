@@ -25,11 +25,12 @@ type Call struct {
 	buckets   []uint32 // an index of charges by the hash of their key, used if there are many; entries count from 1
 	inBatch   span     // the part of the Batch
 
-	ids      IDs      // encodes reservations; nil means that nothing can be settled
-	reserved Reserved // the content of an ID; its memory is reused
-	reserves int      // number of Results that reserve units
-	done     int      // number of Descriptors that settle reservations
-	groups   int      // number of groups of charges
+	estimates Estimates // nil means that nothing is learned
+	ids       IDs       // encodes reservations; nil means that nothing can be settled
+	reserved  Reserved  // the content of an ID; its memory is reused
+	reserves  int       // number of Results that reserve units
+	done      int       // number of Descriptors that settle reservations
+	groups    int       // number of groups of charges
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -123,6 +124,7 @@ type Result struct {
 
 	hash    uint64 // of the key
 	slot    uint64
+	cell    uint64 // of the estimate; 0: none is learned
 	of      algorithms.Micros
 	reserve bool
 	settle  bool
@@ -182,6 +184,7 @@ func (v *Verdict) Denies(r *Result) bool {
 func (c *Call) Reset() {
 	c.Request = Request{Descriptors: c.Descriptors[:0], Limits: c.Limits[:0]}
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0], Settlements: c.Settlements[:0]}
+	c.estimates = nil
 	c.ids, c.reserves, c.done, c.groups = nil, 0, 0, 0
 	c.charges, c.keys = c.charges[:0], c.keys[:0]
 	c.adjusted, c.blocked = nil, false

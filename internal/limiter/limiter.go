@@ -38,6 +38,8 @@ type Config struct {
 	NoConfig *descriptors.OnFailure
 	// IDs encodes reservations that proxies settle; nil: they cannot be settled, and all ids are forged.
 	IDs IDs
+	// Estimates learn what requests cost; nil: limits keep their first estimate.
+	Estimates Estimates
 	// Now is the clock by which such reservations become late. IDs needs it.
 	Now func() algorithms.Micros
 }
@@ -119,6 +121,7 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
 	c.modes, c.adjusted, c.ids = l.config.Modes, u.adjusted, l.config.IDs
+	c.estimates = l.config.Estimates
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
@@ -138,6 +141,9 @@ func (l *Limiter) answer(c *Call) {
 		c.standIn(l.config.Local)
 	}
 	c.fold()
+	if len(c.Settlements) > 0 && c.estimates != nil {
+		c.learn(l.config.Now())
+	}
 }
 
 // observe reports c to the observer, unless it was reported before or is an operator's.

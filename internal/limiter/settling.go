@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"errors"
+	"hash/maphash"
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -32,6 +33,8 @@ type ReservedPart struct {
 	Key   []byte
 	// Hash and Slot are those of the charge (algorithms.Ask, backend.Charge).
 	Hash, Slot uint64
+	// Cell is the number of the estimate; 0 means that it is not learned.
+	Cell uint64
 	// Count is the number of reserved units, in Times equal parts: a request may meet a bucket several times.
 	Count, Times int64
 	// At is when they were reserved, and Inflow how fast the bucket refilled then.
@@ -45,6 +48,14 @@ type IDs interface {
 	Append(dst []byte, r *Reserved) []byte
 	// Open decodes id to r, which it may reuse the room of. It returns false if id is not signed with a known key.
 	Open(id string, r *Reserved) bool
+}
+
+// Estimates learn what requests cost.
+type Estimates interface {
+	// Estimate returns the estimate of a cell; 0 means that too little is known.
+	Estimate(cell uint64) int64
+	// Learn adds the real cost of a request; key is a hash of its bucket, and quantile what Estimate returns.
+	Learn(cell uint64, quantile float64, key uint64, now algorithms.Micros, real int64)
 }
 
 // Settlement is the done of one reserved bucket, or of an id that settles nothing.
@@ -63,6 +74,9 @@ type Settlement struct {
 	Repeated bool
 
 	charge int
+	cell   uint64 // of its estimate; 0: it is not learned
+	key    uint64 // a hash of the bucket's key
+	times  int64
 }
 
 // Failed reports whether the store could not settle s.
@@ -117,9 +131,46 @@ func (c *Call) reserve(r *Result) {
 	if d.Declared {
 		declared = d.Cost
 	}
-	r.Cost = r.Policy.Extras.Settle.Reserves(declared)
+	s := r.Policy.Extras.Settle
+	estimate := s.Estimate
+	if s.Learn != nil && c.estimates != nil {
+		r.cell = c.cell(r.Policy)
+		if learned := c.estimates.Estimate(r.cell); learned > 0 {
+			estimate = learned
+		}
+	}
+	r.Cost = s.Reserves(estimate, declared)
 	if !r.Policy.Shadow {
 		c.reserves++
+	}
+}
+
+// cell returns the number of the estimate for p: one for each combination of values that p's estimates tell apart.
+func (c *Call) cell(p *descriptors.Policy) uint64 {
+	const mix = 0x9E3779B97F4A7C15
+	number := descriptors.PrefixNumber(p.Prefix)
+	learn := p.Extras.Settle.Learn
+	for _, key := range learn.Per {
+		value := uint64(0)
+		for i := range c.Descriptors {
+			for _, e := range c.Descriptors[i].Entries {
+				if e.Key == key && learn.Values[key][e.Value] {
+					value = descriptors.SlotNumber(e.Value)
+				}
+			}
+		}
+		number = number*mix ^ value
+	}
+	return number | 1
+}
+
+// learn gives the real costs that c settled to the estimates.
+func (c *Call) learn(now algorithms.Micros) {
+	for i := range c.Settlements {
+		s := &c.Settlements[i]
+		if s.cell != 0 && !s.Unknown && !s.Repeated && !s.Failed() && s.Policy.Extras.Settle.Learn != nil {
+			c.estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, now, s.Real/s.times)
+		}
 	}
 }
 
@@ -191,7 +242,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 		default:
 			at = len(r.Parts)
 			r.Parts = append(r.Parts, ReservedPart{
-				Limit: limit, Key: one.Key[len(p.Prefix):], Hash: one.hash, Slot: one.slot,
+				Limit: limit, Key: one.Key[len(p.Prefix):], Hash: one.hash, Slot: one.slot, Cell: one.cell,
 				At: one.Decision.At, Inflow: p.Limit.Inflow(),
 			})
 		}
@@ -280,6 +331,7 @@ func (c *Call) planPart(i, j int, real int64, now algorithms.Micros) {
 	terms := p.Extras.Settle
 	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: now > part.At+terms.TTL, charge: len(c.charges)}
 	s.Real, s.Unknown = realCost(terms, part, real), real < 0
+	s.cell, s.key, s.times = part.Cell, maphash.Bytes(bucketSeed, r.Key), part.Times
 	if r.Cost = s.Real - s.Reserved; s.Late {
 		r.Cost = max(0, r.Cost)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -381,6 +382,48 @@ func TestShadowLimitsReserve(t *testing.T) {
 	}
 	if s := p.done(p.start(absent, "shadow=bob", "user=bob"), 0).Settlements; len(s) != 2 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// Estimates are learned for each value that the configuration knows; all others share one.
+func TestEstimatesAreLearned(t *testing.T) {
+	p := newProxy(t)
+	p.Limiter = limiter.New(p.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now },
+		Estimates: &estimate.Estimates{},
+	})
+	p.swap(t, `
+domain: d
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000000, period: 1d, settle: {estimate: {learn: p90, first: 500, most: 800, per: [model]}}}
+descriptors:
+  - {key: user, limit: tokens}
+  - {key: model, value: large}
+`)
+	reserved := func(user, model string) (units int64, id string) {
+		c := p.send("d", []int64{absent, absent}, "user="+user, "model="+model)
+		return c.Results[0].Cost, string(c.AppendID(nil))
+	}
+	for i := range 40 {
+		user := fmt.Sprint(i)
+		units, id := reserved(user, "large")
+		if i == 0 && units != 500 {
+			t.Errorf("the first estimate is %d, want 500", units)
+		}
+		p.done(id, 700)
+		_, id = reserved(user, "unknown "+user)
+		p.done(id, 100)
+		_, unknown := reserved(user, "large")
+		p.done(unknown, absent) // what is not known is not learned
+		p.now += sec
+	}
+	for _, c := range []struct {
+		model string
+		want  int64
+	}{{"large", 700}, {"unknown", 100}, {"", 100}} {
+		if units, _ := reserved("bob", c.model); units < c.want-5 || units > c.want+5 {
+			t.Errorf("model %q: %d reserved, want %d", c.model, units, c.want)
+		}
 	}
 }
 

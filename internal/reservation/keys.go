@@ -111,6 +111,7 @@ func (k *Keys) Open(id string, r *limiter.Reserved) bool {
 const (
 	hasSlot = 1 << iota
 	hasHash
+	hasCell
 )
 
 func appendGroup(b []byte, r *limiter.Reserved) []byte {
@@ -127,12 +128,18 @@ func appendGroup(b []byte, r *limiter.Reserved) []byte {
 		if p.Hash != 0 {
 			has |= hasHash
 		}
+		if p.Cell != 0 {
+			has |= hasCell
+		}
 		b = append(b, has)
 		if p.Slot != 0 {
 			b = binary.BigEndian.AppendUint64(b, p.Slot)
 		}
 		if p.Hash != 0 {
 			b = binary.BigEndian.AppendUint64(b, p.Hash)
+		}
+		if p.Cell != 0 {
+			b = binary.BigEndian.AppendUint64(b, p.Cell)
 		}
 		for _, n := range [...]uint64{uint64(p.Count), uint64(p.Times), uint64(p.At), uint64(p.Inflow.Units), uint64(p.Inflow.Span)} {
 			b = binary.AppendUvarint(b, n)
@@ -160,6 +167,9 @@ func decodeGroup(b []byte, r *limiter.Reserved) bool {
 		}
 		if has[0]&hasHash != 0 {
 			p.Hash = f.uint64()
+		}
+		if has[0]&hasCell != 0 {
+			p.Cell = f.uint64()
 		}
 		p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
 		p.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())}

@@ -17,7 +17,7 @@ func largest() *limiter.Reserved {
 	r := &limiter.Reserved{Domain: math.MaxUint64}
 	for range limiter.MaxReserved {
 		r.Parts = append(r.Parts, limiter.ReservedPart{
-			Limit: math.MaxUint64, Key: bytes.Repeat([]byte{0xff}, 129), Hash: math.MaxUint64, Slot: math.MaxUint64,
+			Limit: math.MaxUint64, Key: bytes.Repeat([]byte{0xff}, 129), Hash: math.MaxUint64, Slot: math.MaxUint64, Cell: math.MaxUint64,
 			Count: math.MaxInt64, Times: math.MaxInt64, At: math.MaxInt64,
 			Inflow: algorithms.Inflow{Units: math.MaxInt64, Span: math.MaxInt64},
 		})

@@ -22,6 +22,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
@@ -287,7 +288,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 
 // newLimiter returns a limiter without a configuration.
 func (s *server) newLimiter() *limiter.Limiter {
-	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock}
+	c := limiter.Config{Observer: s.observer(), Modes: s.config.Modes, IDs: s.settle.keys, Now: wallClock, Estimates: &estimate.Estimates{}}
 	if s.config.XDS.Server != "" && s.config.XDS.StartWithout {
 		c.NoConfig = &s.config.Defaults.OnFailure
 	}

@@ -109,12 +109,24 @@ type Settle struct {
 	Unknown int64
 	// TTL is for how long a reservation can be refunded.
 	TTL algorithms.Micros
+	// Learn, if not nil, means that Estimate is the first estimate, until enough is known.
+	Learn *Learn
+}
+
+// Learn says how the estimate of a limit is learned from real costs.
+type Learn struct {
+	// Quantile of the costs that is the estimate, in (0, 1).
+	Quantile float64
+	// Per lists the keys of the entries whose values have estimates of their own. Values has the values of each key that
+	// have one; all others share one estimate.
+	Per    []string
+	Values map[string]map[string]bool
 }
 
 // Reserves returns the units that a request reserves. The parameter declared is what it declares; 0 or less means that
 // it declares nothing.
-func (s *Settle) Reserves(declared int64) int64 {
-	units := max(declared, s.Estimate)
+func (s *Settle) Reserves(estimate, declared int64) int64 {
+	units := max(declared, estimate)
 	if s.TrustDeclared && declared > 0 {
 		units = declared
 	}

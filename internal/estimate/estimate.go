@@ -1,0 +1,83 @@
+// Package estimate learns what requests cost, for limits whose requests reserve units before their cost is known. An
+// estimate is never part of correctness: a wrong one reserves too much or too little until the request is settled.
+//
+// Memory is bounded: by MaxCells sketches, which have a bounded size themselves, and a table of a fixed size that
+// remembers the last samples.
+package estimate
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/beorn7/perks/quantile"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const (
+	// MaxCells bounds the number of sketches. Costs beyond it are not learned.
+	MaxCells = 4096
+	// enough is the number of samples from which on a sketch has an estimate.
+	enough = 20
+	// renew is the number of samples after which a sketch starts afresh, so that estimates follow changes. Until the new
+	// one has enough samples, the estimate of the old one stays.
+	renew = 2000
+	// slots is the size of the table that finds several samples of one key in a second.
+	slots = 4096
+)
+
+// Estimates are those of all limits of a process. The zero Estimates is ready. It is safe for concurrent use.
+type Estimates struct {
+	cells sync.Map // uint64 -> *cell
+	count atomic.Int64
+	last  [slots]atomic.Int64 // the second of the last sample of the keys with this hash
+}
+
+// cell learns the costs of one limit, or of one value that it tells apart.
+type cell struct {
+	estimate atomic.Int64 // 0: too little is known
+
+	mu     sync.Mutex
+	stream *quantile.Stream // guarded by mu
+}
+
+// Estimate returns the quantile of the costs that were learned for a cell; 0 means that too little is known.
+func (e *Estimates) Estimate(number uint64) int64 {
+	if c, ok := e.cells.Load(number); ok {
+		return c.(*cell).estimate.Load()
+	}
+	return 0
+}
+
+// Learn adds the real cost of a request. The parameter key is a hash of its bucket: a bucket counts once a second, so
+// that one client cannot steer the estimate for others. All calls for a cell have the same quantile q, in (0, 1).
+func (e *Estimates) Learn(number uint64, q float64, key uint64, now algorithms.Micros, real int64) {
+	second := int64(now / algorithms.Second)
+	if e.last[(key^number)%slots].Swap(second) == second {
+		return
+	}
+	found, ok := e.cells.Load(number)
+	if !ok {
+		if e.count.Load() >= MaxCells {
+			return
+		}
+		var had bool
+		if found, had = e.cells.LoadOrStore(number, &cell{}); !had {
+			e.count.Add(1)
+		}
+	}
+	found.(*cell).add(q, real)
+}
+
+func (c *cell) add(q float64, real int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stream == nil || c.stream.Count() >= renew {
+		const exactness = 0.01 // of the rank
+		c.stream = quantile.NewTargeted(map[float64]float64{q: exactness})
+	}
+	c.stream.Insert(float64(real))
+	if c.stream.Count() >= enough {
+		c.estimate.Store(max(1, int64(c.stream.Query(q))))
+	}
+}

@@ -1,0 +1,86 @@
+package estimate
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const start = 1_767_225_600 * algorithms.Second
+
+// The estimate is the quantile of what was seen, by comparison with the sorted costs.
+func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
+	for _, q := range []float64{0.5, 0.9, 0.99} {
+		var e Estimates
+		random := rand.New(rand.NewPCG(1, 2))
+		var costs []int64
+		for i := range 1500 {
+			cost := random.Int64N(10_000)
+			costs = append(costs, cost)
+			e.Learn(1, q, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
+		}
+		slices.Sort(costs)
+		low, high := costs[int(1500*(q-0.02))], costs[min(1499, int(1500*(q+0.02)))]
+		if got := e.Estimate(1); got < low || got > high {
+			t.Errorf("quantile %g: %d, want %d to %d", q, got, low, high)
+		}
+	}
+}
+
+func TestOneKeyCountsOnceASecond(t *testing.T) {
+	var e Estimates
+	for second := range algorithms.Micros(30) {
+		for range 1000 { // a client that would have all others reserve 1
+			e.Learn(1, 0.9, 7, start+second*algorithms.Second, 1)
+		}
+		for key := range uint64(9) {
+			e.Learn(1, 0.9, 100+key, start+second*algorithms.Second, 1000)
+		}
+	}
+	if got := e.Estimate(1); got != 1000 {
+		t.Errorf("%d, want 1000", got)
+	}
+}
+
+func TestUntilEnoughIsKnownThereIsNoEstimate(t *testing.T) {
+	var e Estimates
+	for i := range enough - 1 {
+		e.Learn(1, 0.9, uint64(i), start, 5)
+	}
+	if got := e.Estimate(1); got != 0 {
+		t.Errorf("%d, want none", got)
+	}
+	e.Learn(1, 0.9, enough, start, 5)
+	if got := e.Estimate(1); got != 5 {
+		t.Errorf("%d, want 5", got)
+	}
+	if got := e.Estimate(2); got != 0 {
+		t.Errorf("another cell has %d", got)
+	}
+}
+
+func TestEstimatesFollowChanges(t *testing.T) {
+	var e Estimates
+	for i := range renew + enough {
+		cost := int64(1000)
+		if i >= renew {
+			cost = 50
+		}
+		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
+	}
+	if got := e.Estimate(1); got != 50 {
+		t.Errorf("%d, want 50", got)
+	}
+}
+
+func TestCellsAreBounded(t *testing.T) {
+	var e Estimates
+	for number := range uint64(2 * MaxCells) {
+		e.Learn(number, 0.9, number, start+algorithms.Micros(number)*algorithms.Second, 5)
+	}
+	if n := e.count.Load(); n > MaxCells {
+		t.Errorf("%d cells, the most is %d", n, MaxCells)
+	}
+}
