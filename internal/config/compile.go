@@ -597,6 +597,7 @@ func (c *compiler) paidAfterwards(at place, p *draft) {
 
 // useAt completes p for its place and adds it to the node.
 func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
 	if one.Quota.value && p.more.Settle != nil {

@@ -114,6 +114,7 @@ type limit struct {
 	Lease       loan      `key:"lease" form:"algorithm"`
 	MaxDelay    span      `key:"max_delay" form:"algorithm"`
 	Settle      settling  `key:"settle" form:"algorithm"`
+	Weights     weightMap `key:"weights" form:"algorithm"`
 
 	TimeZone   zone         `key:"time_zone"`
 	Penalty    blocking     `key:"penalty"`
@@ -202,6 +203,7 @@ type (
 	unitName   struct{ given[descriptors.Unit] }   // its name
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
+	weightMap      struct{ given[*algorithms.Weights] } // name -> 4, 0.1 or 1/10
 	minimum        struct{ given[*guaranteed] }
 	loan           struct{ given[*lease] }
 	blocking       struct{ given[*penalty] }

@@ -272,7 +272,7 @@ func (c *compiler) own(l *limit, p *draft) {
 	if g := l.Guaranteed.value; g != nil {
 		s.Minimum = &algorithms.Rate{Units: g.Rate.value, Period: g.Period.value}
 	}
-	p.more.MaxDelay = l.MaxDelay.value
+	p.more.MaxDelay, p.more.Weights = l.MaxDelay.value, l.Weights.value
 	if c.numbers(l, p, s); l.Shards.ok && c.mistakes == before {
 		c.shards(l, p, s)
 	}

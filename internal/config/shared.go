@@ -39,6 +39,7 @@ type extrasKey struct {
 	denyBody               descriptors.Body
 	unit                   descriptors.Unit
 	settle                 descriptors.Settle // zero: none
+	weights                string
 }
 
 func newShared() *shared {
@@ -90,7 +91,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 		named:    m.Named,
 		openKeys: joined(m.OpenKeys), replaces: joined(m.Replaces), statValues: positions(m.StatValues), statLevels: joined(m.StatLevels),
 		slot: m.Slot, local: m.Local, localShare: m.LocalShare, maxDelay: m.MaxDelay,
-		denyBody: m.DenyBody, unit: m.Unit,
+		denyBody: m.DenyBody, unit: m.Unit, weights: weightsText(m.Weights),
 	}
 	if m.Lease != nil {
 		key.lease = *m.Lease
@@ -124,4 +125,12 @@ func joined(list []string) string {
 		b.WriteString("\x00.")
 	}
 	return b.String()
+}
+
+// weightsText is w as text that no other weights have; "": none.
+func weightsText(w *algorithms.Weights) string {
+	if w == nil {
+		return ""
+	}
+	return w.String()
 }

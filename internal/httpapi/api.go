@@ -169,6 +169,12 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
 			return
 		}
 	}
+	if ask.costs != nil {
+		if ask.count, err = a.Limiter.Weigh(of.Domain, of.Name, policy, ask.costs); err != nil {
+			mistake(w, err)
+			return
+		}
+	}
 	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+reservation.ClockSlack, a.now())
 	switch {
 	case errors.Is(err, backend.ErrReused):

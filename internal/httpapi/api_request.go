@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
@@ -46,6 +47,7 @@ type apiAsk struct {
 	settles     bool
 	reservation string
 	count       int64
+	costs       map[string]int64 // instead of count; nil: count
 }
 
 // parseAsk parses a request: one limit, a list of them under "limits", or a reservation to settle. Unknown members,
@@ -76,13 +78,15 @@ func parseAsk(body []byte) (*apiAsk, error) {
 	case err != nil:
 		return nil, err
 	case seen["reservation"]:
-		ask.settles, ask.count = true, one.Count
+		ask.settles, ask.count, ask.costs = true, one.Count, one.Costs
 		return ask, onlySettles(seen, ask.count)
 	case !seen["limits"] && !seen["name"]:
 		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
+	case seen["count"] && seen["costs"]:
+		return nil, errBothCosts
 	case !seen["limits"]:
 		ask.add(one, config)
-	case seen["name"] || seen["key"] || seen["count"] || seen["reserve"] || seen["config"]:
+	case seen["name"] || seen["key"] || seen["count"] || seen["costs"] || seen["reserve"] || seen["config"]:
 		return nil, errors.New("has limits beside a limit; put all of them into the list")
 	}
 	return ask, nil
@@ -96,11 +100,15 @@ func (a *apiAsk) add(one limiter.LimitAsk, config []byte) {
 // onlySettles returns an error if the request has members that cannot be combined with a reservation.
 func onlySettles(seen map[string]bool, count int64) error {
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
-		if name != "reservation" && name != "count" {
+		if name != "reservation" && name != "count" && name != "costs" {
 			return fmt.Errorf("%s does not go with reservation, which says all but the count", name)
 		}
 	}
 	switch {
+	case seen["count"] && seen["costs"]:
+		return errBothCosts
+	case seen["costs"]:
+		return nil
 	case !seen["count"]:
 		return errors.New("has a reservation and no count; write what it came to")
 	case count < 0:
@@ -108,6 +116,8 @@ func onlySettles(seen map[string]bool, count int64) error {
 	}
 	return nil
 }
+
+var errBothCosts = errors.New("has count and costs; send one of them")
 
 // parseReset parses a request to reset a bucket.
 func parseReset(body []byte) (domain string, ask limiter.LimitAsk, err error) {
@@ -192,6 +202,10 @@ func (p *parser) ask(into *limiter.LimitAsk, config *[]byte) map[string]func() e
 			into.Count, err = p.count()
 			return err
 		},
+		"costs": func() (err error) {
+			into.Costs, err = p.costs()
+			return err
+		},
 		"reserve": func() error {
 			t := p.token()
 			var ok bool
@@ -219,6 +233,8 @@ func (p *parser) asks(into *apiAsk) error {
 			return fmt.Errorf("[%d]: %w", n, err)
 		case !seen["name"]:
 			return fmt.Errorf("[%d]: names no limit", n)
+		case seen["count"] && seen["costs"]:
+			return fmt.Errorf("[%d]: %w", n, errBothCosts)
 		}
 		into.add(one, config)
 	}
@@ -325,6 +341,34 @@ func (p *parser) config() ([]byte, error) {
 		return nil, fmt.Errorf("has %d bytes, the most is %d", text.Len(), maxInline)
 	}
 	return text.Bytes(), nil
+}
+
+// costs parses an object of costs by kind.
+func (p *parser) costs() (map[string]int64, error) {
+	if t := p.token(); t != json.Delim('{') {
+		return nil, fmt.Errorf("must be an object such as {\"input\": 1200}, is %s", described(t))
+	}
+	costs := map[string]int64{}
+	for p.dec.More() {
+		name, err := p.text()
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := costs[name]; twice {
+			return nil, fmt.Errorf("%q is there twice", descriptors.Printable(name))
+		}
+		if len(costs) == algorithms.MaxWeights || len(name) > algorithms.MaxWeightName {
+			return nil, fmt.Errorf("has more than %d names, or one of more than %d bytes", algorithms.MaxWeights, algorithms.MaxWeightName)
+		}
+		if costs[name], err = p.whole(0, maxCount, "0", "2^53"); err != nil {
+			return nil, fmt.Errorf("%s: %w", descriptors.Printable(name), err)
+		}
+	}
+	p.token()
+	if len(costs) == 0 {
+		return nil, errors.New("is empty; send a cost, or count")
+	}
+	return costs, nil
 }
 
 // count parses a cost.

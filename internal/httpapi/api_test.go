@@ -514,3 +514,75 @@ func FuzzParseAsk(f *testing.F) {
 		}
 	})
 }
+
+// weighted is the API with a limit whose units are weighted.
+func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
+	t.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	return apiOver(t, memory.New(memory.Config{Clock: clock.Time}), func(a *API) {
+		a.Limiter.Swap(authSnapshot(t, `
+domain: ai
+limits:
+  llm:  {algorithm: token_bucket, rate: 1000, period: 1m, weights: {input: 1, cached: 1/10, output: 4}}
+  send: {algorithm: token_bucket, rate: 10, period: 1m}
+`))
+	}), clock
+}
+
+func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
+	h, clock := weighted(t)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"input":100,"cached":1,"output":25}}`, 200, // 200.1, rounded up
+			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":799,"limit":1000,"reset_after_ms":12060}]}`},
+		exchangeStep{0, "/v1/check", `{"name":"llm","key":"bob","costs":{"output":200}}`, 429,
+			`{"ok":false,"retry_after_ms":60,"limits":[{"name":"llm","key":"bob","ok":false,"remaining":799,"limit":1000,"reset_after_ms":12060,"retry_after_ms":60}]}`},
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"llm","key":"bob","costs":{"output":100}},{"name":"send","key":"bob"}]}`, 200,
+			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":399,"limit":1000,"reset_after_ms":36060},` +
+				`{"name":"send","key":"bob","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"output":251}}`, 400, `limit "llm": asks for 1004, the most it can ever get is 1000`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"outputs":1}}`, 400,
+			`limit "llm": costs: "outputs" has no weight; known names are cached, input, output`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"output":9007199254740992}}`, 400,
+			`limit "llm": costs: the sum of the weighted costs must be at most 2^53`},
+		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","costs":{"input":1}}`, 400,
+			`limit "send" has no weights, so it cannot take costs; send count, or add weights to the limit`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"input":-1}}`, 400, `costs: input: must be between 0 and 2^53, is -1`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"input":1,"input":2}}`, 400, `costs: "input" is there twice`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{}}`, 400, `costs: is empty; send a cost, or count`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":[1]}`, 400, `costs: must be an object such as {"input": 1200}, is a list`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":1,"costs":{"input":1}}`, 400, `has count and costs; send one of them`},
+		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"llm","key":"bob","count":1,"costs":{"input":1}}]}`, 400, `limits: [0]: has count and costs; send one of them`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":0}`, 200, // nothing of that was charged
+			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":399,"limit":1000,"reset_after_ms":36060}]}`},
+	)
+}
+
+func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
+	h, _ := weighted(t)
+	reserve := func() string {
+		t.Helper()
+		var answer struct {
+			Reservation string `json:"reservation"`
+		}
+		w := call(h, http.MethodPost, "/v1/limit", `{"name":"llm","key":"eve","costs":{"input":100,"output":100},"reserve":true}`)
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 200 || answer.Reservation == "" {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+		return answer.Reservation
+	}
+	first, second := reserve(), reserve()
+	settle := func(id, costs string, code int, want string) {
+		t.Helper()
+		exchangeStep{0, "/v1/limit", fmt.Sprintf(`{"reservation":%q,%s}`, id, costs), code, want}.check(t, h)
+	}
+	left := func(n, reset int) string {
+		return fmt.Sprintf(`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":%d,"limit":1000,"reset_after_ms":%d}]}`, n, reset)
+	}
+	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660)) // 260.5 of 500
+	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660))
+	settle(first, `"costs":{"input":100}`, 409, "it was settled with another count, which stands")
+	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)
+	settle(second, `"costs":{"input":1},"count":1`, 400, "has count and costs; send one of them")
+	settle(second, `"count":500`, 200, left(239, 45660))
+}

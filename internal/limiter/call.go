@@ -77,9 +77,11 @@ type Override struct {
 
 // LimitAsk is a request for a named limit.
 type LimitAsk struct {
-	Name    string
-	Key     []string // empty for the only bucket of a limit without keys
-	Count   int64
+	Name  string
+	Key   []string // empty for the only bucket of a limit without keys
+	Count int64
+	// Costs, if not nil, are by kind and replace Count, which the weights of the limit make of them.
+	Costs   map[string]int64
 	Reserve bool
 	// Of is, where Count gives back what was reserved, the moment at which that was charged.
 	Of algorithms.Micros

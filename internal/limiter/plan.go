@@ -86,6 +86,11 @@ func (c *Call) planLimits(s *Snapshot) error {
 		if err != nil {
 			return err
 		}
+		if ask.Costs != nil {
+			if ask.Count, err = weigh(p, ask.Costs); err != nil {
+				return err
+			}
+		}
 		if c.Inspect {
 			if err := s.reachable(p, ask.Key); err != nil {
 				return err

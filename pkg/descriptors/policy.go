@@ -86,6 +86,8 @@ type Extras struct {
 	// StatLevels are the parts of StatKey below the domain, one for each entry. They are there only if runtime values
 	// go into the stat key.
 	StatLevels []string
+	// Weights are the costs of kinds of units; nil: the limit has one kind.
+	Weights *algorithms.Weights
 	// DenyBody is the body of denials by this limit; NoBody: that of the domain.
 	DenyBody Body
 	// Unit is what the limit counts; NoUnit: clients are not told.

@@ -221,7 +221,14 @@ func (c *Change) numbers(was, is *descriptors.Policy) {
 		c.Fresh = true
 		c.Details = append(c.Details, fmt.Sprintf("shards: %d -> %d", max(1, old), max(1, new)))
 	}
-	c.Details = append(c.Details, differences(part{"lease", lease(was), lease(is)})...)
+	c.Details = append(c.Details, differences(part{"lease", lease(was), lease(is)}, part{"weights", weights(was), weights(is)})...)
+}
+
+func weights(p *descriptors.Policy) string {
+	if w := p.Extra().Weights; w != nil {
+		return w.String()
+	}
+	return "none"
 }
 
 func lease(p *descriptors.Policy) string {

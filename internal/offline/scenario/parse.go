@@ -177,9 +177,26 @@ func (d *decoder) limit(n *yaml.Node) limiter.LimitAsk {
 		"name":    func(v *yaml.Node) { ask.Name = d.text(v, "name") },
 		"key":     func(v *yaml.Node) { ask.Key = d.texts(v, "key") },
 		"count":   func(v *yaml.Node) { ask.Count = d.integer(v, "count") },
+		"costs":   func(v *yaml.Node) { ask.Costs = d.costs(v) },
 		"reserve": func(v *yaml.Node) { ask.Reserve = d.boolean(v, "reserve") },
 	}, "name")
+	if ask.Costs != nil && ask.Count != 1 {
+		d.mistake(n, "an item of limits has count and costs; write one of them")
+	}
 	return ask
+}
+
+// costs reads a mapping of kinds of units to how many there are.
+func (d *decoder) costs(n *yaml.Node) map[string]int64 {
+	costs, known := map[string]int64{}, fields{}
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			name := n.Content[i].Value
+			known[name] = func(v *yaml.Node) { costs[name] = d.integer(v, name) }
+		}
+	}
+	d.mapping(n, "costs", known)
+	return costs
 }
 
 // expect reads a word or a mapping.

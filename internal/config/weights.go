@@ -1,0 +1,53 @@
+package config
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// read takes a mapping of names to weights. A number with a decimal point is read as it is written.
+func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
+	before := p.mistakes
+	byName := map[string]algorithms.Weight{}
+	for _, e := range p.entries(n, key, false) {
+		v, name := follow(e.value), e.key.Value
+		tag := v.ShortTag()
+		if v.Kind != yaml.ScalarNode || tag != "!!int" && tag != "!!float" && tag != "!!str" {
+			p.mistake(p.at(e.value), "%s: the weight of %q must be a number such as 4, 0.1 or 1/10, is %s", key, short(name), describe(v))
+			continue
+		}
+		weight, err := algorithms.ParseWeight(v.Value)
+		if err != nil {
+			p.mistake(p.at(e.value), "%s: the weight of %q: %v", key, short(name), err)
+			continue
+		}
+		if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r >= 0x7f }) {
+			p.mistake(p.at(e.key), "%s: the name %q must be printable ASCII", key, short(name))
+			continue
+		}
+		byName[name] = weight
+	}
+	if p.mistakes > before {
+		w.set(p, n, nil, false)
+		return
+	}
+	compiled, err := algorithms.CompileWeights(byName)
+	if err != nil {
+		p.mistake(p.at(n), "%s: %v", key, err)
+	}
+	w.set(p, n, compiled, err == nil)
+}
+
+// mostEnvoyHits is the most hits of one descriptor: Envoy leaves out a descriptor with more.
+const mostEnvoyHits = 1e9
+
+// warnHits warns of a limit that a proxy charges in units so small that one request may need more than Envoy sends.
+func (c *compiler) warnHits(at place, p *draft) {
+	if !p.Unlimited && p.Limit.Capacity > 1000*mostEnvoyHits {
+		c.warn(at, "the limit holds %d units, and Envoy leaves out a descriptor with more than 1000000000 hits: a request that costs more, "+
+			"less than a thousandth of the limit, would not be charged; count in larger units", p.Limit.Capacity)
+	}
+}

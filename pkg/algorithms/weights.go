@@ -1,0 +1,142 @@
+package algorithms
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Weight is what one unit of a kind costs: Parts/Of units of the limit.
+type Weight struct{ Parts, Of int64 }
+
+// Weights are the costs of several kinds of units, such as input and output tokens, in units of one limit. They are
+// immutable.
+type Weights struct {
+	names []string // sorted
+	parts []int64 // of each name, in 1/of
+	of    int64
+}
+
+const (
+	// MaxWeights bounds the kinds of units of a limit, and MaxWeightName their names, in bytes.
+	MaxWeights, MaxWeightName = 16, 64
+	// maxWeight bounds the numerator, the denominator and the common denominator of weights. So the sum of MaxWeights
+	// products with costs of at most 2^53 has less than 128 bits: 4 + 53 + 2*30.
+	maxWeight = 1e9
+)
+
+// ParseWeight parses a whole number, a decimal fraction, or a fraction: 4, 0.1, 1/10.
+func ParseWeight(text string) (Weight, error) {
+	wrong := fmt.Errorf("%q must be a whole number, a decimal fraction or a fraction of 0 or more, such as 4, 0.1 or 1/10", text)
+	above, below, isFraction := strings.Cut(text, "/")
+	w := Weight{Of: 1}
+	if !isFraction {
+		whole, part, isDecimal := strings.Cut(text, ".")
+		if isDecimal && (part == "" || len(part) > 9) {
+			return Weight{}, wrong
+		}
+		for range part {
+			w.Of *= 10
+		}
+		above, below = whole+part, strconv.FormatInt(w.Of, 10)
+	}
+	var err error
+	if w.Parts, err = digits(above); err != nil {
+		return Weight{}, wrong
+	}
+	if w.Of, err = digits(below); err != nil || w.Of == 0 {
+		return Weight{}, wrong
+	}
+	shared := gcd(w.Parts, w.Of)
+	w.Parts, w.Of = w.Parts/shared, w.Of/shared
+	if w.Parts > maxWeight || w.Of > maxWeight {
+		return Weight{}, fmt.Errorf("%q is too large or too fine: the numerator and the denominator must be at most 1000000000", text)
+	}
+	return w, nil
+}
+
+// digits parses a number without a sign.
+func digits(text string) (int64, error) {
+	if text == "" || strings.Trim(text, "0123456789") != "" {
+		return 0, errors.New("no digits")
+	}
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// CompileWeights makes Weights of the weight of each name.
+func CompileWeights(byName map[string]Weight) (*Weights, error) {
+	if len(byName) == 0 || len(byName) > MaxWeights {
+		return nil, fmt.Errorf("must have 1 to %d names, has %d", MaxWeights, len(byName))
+	}
+	w := &Weights{of: 1}
+	for name, weight := range byName {
+		if name == "" || len(name) > MaxWeightName {
+			return nil, fmt.Errorf("a name must have 1 to %d bytes, has %d", MaxWeightName, len(name))
+		}
+		w.names = append(w.names, name)
+		if w.of = w.of / gcd(w.of, weight.Of) * weight.Of; w.of > maxWeight {
+			return nil, errors.New("the common denominator must be at most 1000000000; use weights that are less fine")
+		}
+	}
+	slices.Sort(w.names)
+	for _, name := range w.names {
+		weight := byName[name]
+		w.parts = append(w.parts, weight.Parts*(w.of/weight.Of)) // at most 10^18
+	}
+	return w, nil
+}
+
+// String lists the weights: "cached: 1/10, input: 1".
+func (w *Weights) String() string {
+	texts := make([]string, len(w.names))
+	for i, name := range w.names {
+		shared := gcd(w.parts[i], w.of)
+		texts[i] = fmt.Sprintf("%s: %d", name, w.parts[i]/shared)
+		if of := w.of / shared; of > 1 {
+			texts[i] += fmt.Sprintf("/%d", of)
+		}
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Cost returns the sum of costs, each times its weight, rounded up once. Names that are not in costs cost nothing.
+func (w *Weights) Cost(costs map[string]int64) (int64, error) {
+	var high, low uint64
+	names := make([]string, 0, len(costs))
+	for name := range costs {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		at, known := slices.BinarySearch(w.names, name)
+		switch n := costs[name]; {
+		case !known:
+			return 0, fmt.Errorf("%q has no weight; known names are %s", name, strings.Join(w.names, ", "))
+		case n < 0:
+			return 0, fmt.Errorf("%q must be 0 or more, is %d", name, n)
+		case n > maxExact:
+			return 0, fmt.Errorf("%q must be at most 2^53, is %d", name, n)
+		default:
+			h, l := bits.Mul64(uint64(n), uint64(w.parts[at]))
+			var carry uint64
+			low, carry = bits.Add64(low, l, 0)
+			high, _ = bits.Add64(high, h, carry)
+		}
+	}
+	if high >= uint64(w.of) { // the quotient has more than 64 bits
+		return 0, errTooMuch
+	}
+	cost, rest := bits.Div64(high, low, uint64(w.of))
+	if rest > 0 {
+		cost++
+	}
+	if cost > maxExact {
+		return 0, errTooMuch
+	}
+	return int64(cost), nil
+}
+
+var errTooMuch = errors.New("the sum of the weighted costs must be at most 2^53")

@@ -1,0 +1,96 @@
+package algorithms
+
+import (
+	"math/big"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func weights(t interface{ Fatal(...any) }, texts map[string]string) *Weights {
+	byName := map[string]Weight{}
+	for name, text := range texts {
+		w, err := ParseWeight(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		byName[name] = w
+	}
+	w, err := CompileWeights(byName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestWeightedCosts(t *testing.T) {
+	w := weights(t, map[string]string{"input": "1", "cached": "1/10", "output": "4", "image": "0.25", "free": "0", "third": "1/3"})
+	if got, want := w.String(), "cached: 1/10, free: 0, image: 1/4, input: 1, output: 4, third: 1/3"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for _, c := range []struct {
+		costs map[string]int64
+		want  int64
+		err   string
+	}{
+		{map[string]int64{"input": 1200, "output": 300}, 2400, ""},
+		{map[string]int64{"input": 1200, "cached": 1, "output": 300}, 2401, ""},
+		{map[string]int64{"cached": 1, "third": 1}, 1, ""}, // 13/30, rounded up once, and not twice
+		{map[string]int64{"third": 3}, 1, ""},
+		{map[string]int64{"free": 1 << 53}, 0, ""},
+		{map[string]int64{}, 0, ""},
+		{map[string]int64{"input": 1 << 53}, 1 << 53, ""},
+		{map[string]int64{"input": 1 << 53, "cached": 1}, 0, "the sum of the weighted costs must be at most 2^53"},
+		{map[string]int64{"output": 1 << 53}, 0, "the sum of the weighted costs must be at most 2^53"},
+		{map[string]int64{"input": 1<<53 + 1}, 0, `"input" must be at most 2^53, is 9007199254740993`},
+		{map[string]int64{"input": -1}, 0, `"input" must be 0 or more, is -1`},
+		{map[string]int64{"inputs": 1, "input": 1}, 0, `"inputs" has no weight; known names are cached, free, image, input, output, third`},
+	} {
+		got, err := w.Cost(c.costs)
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && err.Error() != c.err {
+			t.Errorf("%v: %d, %v; want %d, %s", c.costs, got, err, c.want, c.err)
+		}
+	}
+}
+
+func TestWeightsThatAreRefused(t *testing.T) {
+	for _, text := range []string{"", "-1", "+1", "1e3", "1/0", "1/", "/2", "1/2/3", ".", "1.", "0.1234567891", "1000000001", "1/1000000001", "99999999999999999999", "0x1", " 1", "1_0"} {
+		if w, err := ParseWeight(text); err == nil {
+			t.Errorf("%q is %+v", text, w)
+		}
+	}
+	for want, byName := range map[string]map[string]Weight{
+		"must have 1 to 16 names": {},
+		"must have 1 to 64 bytes": {strings.Repeat("n", 65): {1, 1}},
+		"common denominator":      {"a": {1, 999999937}, "b": {1, 2}},
+	} {
+		if _, err := CompileWeights(byName); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", byName, err, want)
+		}
+	}
+}
+
+// The sum is that of fractions of any size.
+func TestWeightedCostsAreExact(t *testing.T) {
+	names := []string{"a", "b", "c", "d"}
+	rapid.Check(t, func(rt *rapid.T) {
+		texts, costs := map[string]string{}, map[string]int64{}
+		sum := new(big.Rat)
+		for _, name := range names {
+			above, below := rapid.Int64Range(0, 1e6).Draw(rt, "above"), rapid.Int64Range(1, 150).Draw(rt, "below")
+			weight := big.NewRat(above, below)
+			texts[name] = weight.RatString()
+			costs[name] = rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, 1<<53)).Draw(rt, "cost")
+			sum.Add(sum, weight.Mul(weight, new(big.Rat).SetInt64(costs[name])))
+		}
+		want, rest := new(big.Int).DivMod(sum.Num(), sum.Denom(), new(big.Int))
+		if rest.Sign() > 0 {
+			want.Add(want, big.NewInt(1))
+		}
+		got, err := weights(rt, texts).Cost(costs)
+		if fits := want.Cmp(big.NewInt(1<<53)) <= 0; fits != (err == nil) || fits && got != want.Int64() {
+			rt.Fatalf("%v of %v: %d, %v; want %s", costs, texts, got, err, want)
+		}
+	})
+}
