@@ -16,7 +16,7 @@ type Weight struct{ Parts, Of int64 }
 // immutable.
 type Weights struct {
 	names []string // sorted
-	parts []int64 // of each name, in 1/of
+	parts []int64  // of each name, in 1/of
 	of    int64
 }
 
