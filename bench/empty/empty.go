@@ -34,7 +34,7 @@ func Serve(l net.Listener) error {
 		}
 		go func() {
 			defer nc.Close()
-			_ = newConn(nc).serve() // the client is told no more than that it is over
+			_ = newConn(nc).serve() // the client only sees that the connection ends
 		}()
 	}
 }

@@ -17,7 +17,7 @@ const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 // marker is where the digits of a key go: as long as they are, and not found in sane descriptors.
 const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
 
-// maxKeys is how many keys the digits can tell apart.
+// maxKeys is how many keys the digits can distinguish.
 const maxKeys = 100_000_000
 
 // question is an encoded RateLimitRequest in which the number of the key can be changed, so that

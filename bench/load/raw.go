@@ -34,15 +34,15 @@ type rawConnection struct {
 	unacked uint32 // bytes of answers that the server's window has not got back
 
 	mu      sync.Mutex
-	flights map[uint32]*flight // by stream; guarded by mu
-	idle    []*flight          // guarded by mu
-	window  int64              // bytes the server is ready to take; guarded by mu
-	wake    chan struct{}      // to the sender: something of these has changed
-	broken  chan struct{}      // closed when the reader has ended
+	pending map[uint32]*pendingRequest // by stream; guarded by mu
+	idle    []*pendingRequest          // guarded by mu
+	window  int64                      // bytes the server is ready to take; guarded by mu
+	wake    chan struct{}              // to the sender: something of these has changed
+	broken  chan struct{}              // closed when the reader has ended
 }
 
-// flight is a request on its way.
-type flight struct {
+// pendingRequest is a request in progress.
+type pendingRequest struct {
 	due    time.Duration
 	answer []byte // what there is of it, prefix and message
 }
@@ -68,13 +68,13 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 		out:      bufio.NewWriterSize(conn, 64<<10),
 		in:       bufio.NewReaderSize(conn, 64<<10),
 		stream:   1,
-		flights:  map[uint32]*flight{},
+		pending:  map[uint32]*pendingRequest{},
 		window:   firstWindow,
 		wake:     make(chan struct{}, 1),
 		broken:   make(chan struct{}),
 	}
 	for range r.Outstanding {
-		c.idle = append(c.idle, &flight{})
+		c.idle = append(c.idle, &pendingRequest{})
 	}
 	c.to = http2.NewFramer(c.out, nil)
 	c.from = http2.NewFramer(nil, c.in)
@@ -176,12 +176,12 @@ func (c *rawConnection) send(s *schedule) bool {
 			}
 			s.sleepUntil(at)
 		}
-		f := c.takeFlight(false)
+		f := c.takeRequest(false)
 		if f == nil {
 			if c.flush() != nil {
 				return false
 			}
-			if f = c.takeFlight(true); f == nil {
+			if f = c.takeRequest(true); f == nil {
 				return false
 			}
 			if !s.open() {
@@ -196,9 +196,9 @@ func (c *rawConnection) send(s *schedule) bool {
 	}
 }
 
-// takeFlight returns one that is idle, when the server's window has room for it; nil if there is
+// takeRequest returns one that is idle, when the server's window has room for it; nil if there is
 // none, or with wait, if there will be none.
-func (c *rawConnection) takeFlight(wait bool) *flight {
+func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	size := int64(len(c.question.message))
 	for {
 		c.mu.Lock()
@@ -221,12 +221,12 @@ func (c *rawConnection) takeFlight(wait bool) *flight {
 	}
 }
 
-func (c *rawConnection) sendOne(f *flight, due time.Duration, headers []byte) bool {
+func (c *rawConnection) sendOne(f *pendingRequest, due time.Duration, headers []byte) bool {
 	stream := c.stream
 	c.stream += 2
 	f.due, f.answer = due, f.answer[:0]
 	c.mu.Lock()
-	c.flights[stream] = f
+	c.pending[stream] = f
 	c.mu.Unlock()
 
 	c.writing.Lock()
@@ -245,7 +245,7 @@ func (c *rawConnection) flush() error {
 func (c *rawConnection) allIdle() bool {
 	for {
 		c.mu.Lock()
-		all := len(c.flights) == 0
+		all := len(c.pending) == 0
 		c.mu.Unlock()
 		if all {
 			return true
@@ -282,10 +282,10 @@ func (c *rawConnection) handle(frame http2.Frame, answers *recorder) error {
 	switch f := frame.(type) {
 	case *http2.DataFrame:
 		c.mu.Lock()
-		flight := c.flights[id]
+		pendingRequest := c.pending[id]
 		c.mu.Unlock()
-		if flight != nil {
-			flight.answer = append(flight.answer, f.Data()...)
+		if pendingRequest != nil {
+			pendingRequest.answer = append(pendingRequest.answer, f.Data()...)
 		}
 		return c.received(f.Length)
 	case *http2.HeadersFrame:
@@ -332,11 +332,11 @@ func (c *rawConnection) header(id uint32, fragment []byte, ended, last bool, ans
 	return nil
 }
 
-// land ends a flight; status is its grpc-status, or what came instead.
+// land ends a request; status is its grpc-status, or the error.
 func (c *rawConnection) land(id uint32, answers *recorder, status string) {
 	c.mu.Lock()
-	f := c.flights[id]
-	delete(c.flights, id)
+	f := c.pending[id]
+	delete(c.pending, id)
 	c.mu.Unlock()
 	if f == nil {
 		return

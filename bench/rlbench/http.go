@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// httpCeilingCmd is the least that an HTTP door in Go can cost: net/http, nothing done.
+// httpCeilingCmd measures the minimal cost of an HTTP listener in Go: net/http with an empty handler.
 type httpCeilingCmd struct {
 	Listen string `required:"" placeholder:"ADDR" help:"host:port."`
 }

@@ -49,7 +49,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return s
 }
 
-// refusals counts what an Observer is told.
+// refusals counts the calls of an Observer.
 type refusals struct{ sync.Map }
 
 func (r *refusals) Refused(reason string) {
@@ -228,7 +228,7 @@ func TestTooMuchIsDenied(t *testing.T) {
 		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
 		}
-		// Neither is an error for want of a domain: the proxy would let the request pass.
+		// Neither is an error because of the missing domain: the proxy would allow the request.
 		got, err = ask(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
 			t.Errorf("without a domain: %v, %v", got, err)
@@ -509,7 +509,7 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 	}
 }
 
-// BenchmarkBatch answers as many requests as a proxy under load has under way on a connection.
+// BenchmarkBatch answers as many requests as a proxy under load has in flight on a connection.
 func BenchmarkBatch(b *testing.B) {
 	const many = 16
 	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}

@@ -14,7 +14,7 @@ import (
 )
 
 // TestAnswersWithoutRoomAreForgotten: an answer that is reset because too many bytes wait for the client's
-// window does not count as a request under way.
+// window does not count as a request in flight.
 func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),

@@ -59,7 +59,7 @@ type outgoing struct {
 
 // flow is the state of flow control.
 type flow struct {
-	received int       // bytes received whose connection window was not given back yet; the reader's
+	received int       // bytes received whose connection window was not returned yet; the reader's
 	window   int64     // the client's window of the connection
 	initial  int64     // the client's initial window of a stream
 	stalled  []*stream // streams that wait for window
@@ -108,7 +108,7 @@ type life struct {
 
 	draining  bool
 	drained   time.Time // when draining began
-	finalized bool      // the client was told the last stream that is answered
+	finalized bool      // the client knows the last stream that is answered
 	final     uint32    // that stream
 	leaving   bool      // all streams are answered
 }

@@ -152,7 +152,7 @@ func TestOldConnectionsEnd(t *testing.T) {
 	})
 }
 
-// TestTheGraceOfOldConnectionsStartsWithGOAWAY: streams that are under way then have that long.
+// TestTheGraceOfOldConnectionsStartsWithGOAWAY: streams in flight then have that long.
 func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 	const grace = 30 * time.Second
 	for range 5 { // the age differs by a tenth

@@ -21,7 +21,7 @@ type stream struct {
 	// body is the part of an incomplete request that has arrived.
 	body     []byte
 	length   int64 // bytes that have arrived, without padding
-	unread   int64 // bytes that have arrived and whose window was not given back yet
+	unread   int64 // bytes received whose window was not returned yet
 	window   int64 // the client's window, relative to conn.initial; it may be negative
 	opened   time.Time
 	ended    bool // the client has ended its side of the stream
@@ -227,7 +227,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
 	}
 	switch {
-	case finalized: // the client was told that this stream is not answered
+	case finalized: // the client knows that this stream is not answered
 		c.forget(id)
 		return nil
 	case h.malformed:
@@ -332,7 +332,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if f.stream == 0 {
 		return protocolError("DATA on no stream")
 	}
-	// The connection's window is given back at once, so that the client cannot exceed it. The windows of streams and
+	// The connection's window is returned at once, so that the client cannot exceed it. The windows of streams and
 	// maxBuffered bound what it sends.
 	if c.received += f.length; c.received >= connWindow/2 {
 		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))

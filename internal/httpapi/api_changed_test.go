@@ -68,7 +68,7 @@ func TestALimitPutBackForgetsNothing(t *testing.T) {
 	}
 }
 
-// Units that are given back late have flowed in again: cancelling does not lift what a span admits.
+// Units that are refunded late have been added again meanwhile: a cancellation does not raise the bound of a span.
 func TestLateCancellationsLiftNothing(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":10,"period":"1s","max_reserved":10}`

@@ -28,7 +28,7 @@ type asked struct {
 // read finds the client's request in a.r. own is the path below /v1/auth: Envoy's ext_authz appends the client's
 // path to it.
 func (a *asked) read(own, ownQuery string) {
-	a.believe()
+	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
 	a.Path, a.Query = own, ownQuery
 	if a.trusted {

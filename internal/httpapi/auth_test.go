@@ -35,7 +35,7 @@ func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// refusals are what an AuthObserver was told.
+// refusals are the reasons that an AuthObserver received.
 type refusals []string
 
 func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
@@ -288,7 +288,7 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 	}
 }
 
-// Where the configuration names no proxy, nobody's word is believed: not that of this machine, nor of
+// If the configuration states no proxy, no peer is trusted: not that of this machine, nor of
 // who comes through a Unix socket.
 func TestNobodyIsBelievedByDefault(t *testing.T) {
 	forged := []string{
@@ -452,7 +452,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || told(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
 				t.Errorf("%s: %d %s", sets, w.Code, told(w))
 			}
-			d, _ = authDoor(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // it is the door's then
+			d, _ = authDoor(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the listener's default applies
 			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); told(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
 				t.Errorf("no sets: %s", told(w))

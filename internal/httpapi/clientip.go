@@ -8,8 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 )
 
-// believe sets peer and trusted.
-func (a *asked) believe() {
+// setPeer sets peer and trusted.
+func (a *asked) setPeer() {
 	if local, ok := a.r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		a.trusted = a.auth.TrustUnix
 		return

@@ -85,11 +85,11 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 			l.end(name)
 		})
 	}
-	tightest := replies.Tightest(v)
-	if tightest < 0 {
+	mostRestrictive := replies.MostRestrictive(v)
+	if mostRestrictive < 0 {
 		return
 	}
-	r := &v.Results[tightest]
+	r := &v.Results[mostRestrictive]
 	limit := replies.Limit(r)
 	left, reset := clamp(r.Decision.Remaining), int64(-1)
 	switch {
@@ -99,7 +99,7 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 		reset = max(1, wholeSeconds(r.Decision.RetryAfter))
 	}
 	if s.IETF {
-		l.policies(v, tightest)
+		l.policies(v, mostRestrictive)
 		l.name(r.Policy)
 		l.parameter("r", left)
 		if reset >= 0 {
@@ -117,11 +117,11 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 }
 
 // policies adds RateLimit-Policy: the most restrictive limit first, then the others.
-func (l *lines) policies(v *limiter.Verdict, tightest int) {
-	l.policy(&v.Results[tightest])
+func (l *lines) policies(v *limiter.Verdict, mostRestrictive int) {
+	l.policy(&v.Results[mostRestrictive])
 	shown := 1
 	for i := range v.Results {
-		if r := &v.Results[i]; shown < maxShown && replies.Describes(r) && !shownBefore(v, i, tightest) {
+		if r := &v.Results[i]; shown < maxShown && replies.Describes(r) && !shownBefore(v, i, mostRestrictive) {
 			l.text = append(l.text, ", "...)
 			l.policy(r)
 			shown++
@@ -131,9 +131,9 @@ func (l *lines) policies(v *limiter.Verdict, tightest int) {
 }
 
 // shownBefore reports whether the limit of Result i is the most restrictive one, or that of an earlier Result.
-func shownBefore(v *limiter.Verdict, i, tightest int) bool {
+func shownBefore(v *limiter.Verdict, i, mostRestrictive int) bool {
 	owner := v.Results[i].Policy.Owner
-	if owner == v.Results[tightest].Policy.Owner {
+	if owner == v.Results[mostRestrictive].Policy.Owner {
 		return true
 	}
 	for j := range i {

@@ -29,7 +29,7 @@ type Operator struct {
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Conditions is a conditions.Registry's List.
 	Conditions func() []conditions.Condition
-	// Log is told of buckets that were reset.
+	// Log records resets of buckets.
 	Log *zap.Logger
 	// Adjustments may be nil: there are none.
 	Adjustments *Adjustments

@@ -83,7 +83,7 @@ type LimitAsk struct {
 	// Costs, if not nil, are by kind and replace Count, which the weights of the limit make of them.
 	Costs   map[string]int64
 	Reserve bool
-	// Of is, where Count gives back what was reserved, the moment at which that was charged.
+	// Of is the time of the reservation if Count refunds one.
 	Of algorithms.Micros
 	// Settle says that Count corrects what was reserved: 0, no difference, is always accepted.
 	Settle bool

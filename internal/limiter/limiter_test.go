@@ -436,10 +436,10 @@ descriptors:
 	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		b, twin := newBench(t, yaml), newBench(t, yaml) // the reference has no shadow limits in its requests
+		b, reference := newBench(t, yaml), newBench(t, yaml) // the reference has no shadow limits in its requests
 		for step := range 300 {
 			b.now += algorithms.Micros(rng.Int64N(400_000))
-			twin.now = b.now
+			reference.now = b.now
 			var some []string
 			for _, i := range rng.Perm(len(texts))[:1+rng.IntN(len(texts))] {
 				some = append(some, texts[i])
@@ -459,7 +459,7 @@ descriptors:
 			case failed && !c.Denied:
 				t.Fatalf("seed %d, step %d: the store failed, and the request was allowed", seed, step)
 			case failed:
-			case twin.ask(t, cost, some...).Denied != c.Denied:
+			case reference.ask(t, cost, some...).Denied != c.Denied:
 				t.Fatalf("seed %d, step %d: a shadow changed the verdict", seed, step)
 			}
 			for _, text := range some {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// Reservation is what was reserved of one bucket, until it is known what it came to.
+// Reservation is a reservation of units of one bucket, until it is settled.
 type Reservation struct {
 	// ID tells it from all others.
 	ID string
@@ -62,8 +62,8 @@ func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.
 // afresh.
 var ErrChanged = errors.New("the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle")
 
-// Reserved is what result i of c, which was answered, has reserved; id tells it from others. It fails
-// where the store was not asked, or gave back.
+// Reserved returns the reservation of result i of the answered c; id identifies it. ok is false if the store did not
+// decide, or if it refunded units.
 func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 	result := &c.Results[i]
 	ask := &c.Limits[result.Descriptor]
@@ -75,15 +75,15 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 		Kind: result.Policy.Limit.Kind, Shards: len(result.Policy.Extra().Shards), At: result.Decision.At,
 		Inflow: result.Policy.Limit.Inflow(),
 	}
-	if result.Decision.Allowed { // a shadow limit may have taken nothing
+	if result.Decision.Allowed { // a shadow limit may have consumed nothing
 		r.Count = result.Cost
 	}
 	return r, true
 }
 
-// Settle makes c, which is empty, the settlement of r: count is what it came to. The difference is
-// charged, as a reservation is, or given back (see algorithms.Ask.Of); none is always accepted. It is done
-// once, and remembered for so long. now is the time by this process's clock. An error is one of Check, or ErrChanged.
+// Settle makes c, which is empty, the settlement of r with the real cost count. The difference is charged like a
+// reservation, or refunded (see algorithms.Ask.Of). A difference of 0 is always accepted. A repetition within the time
+// remembered has no further effect. now is the time by this process's clock. The error is one of Check, or ErrChanged.
 func (l *Limiter) Settle(
 	ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered, now algorithms.Micros,
 ) error {

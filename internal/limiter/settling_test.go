@@ -327,7 +327,7 @@ func TestWhileTheStoreIsAwayNothingIsReserved(t *testing.T) {
 	}
 }
 
-// The request meets no limit under the keys of a done, and other descriptors of a done are decided as ever: whoever
+// The request meets no limit under the keys of a done, and other descriptors of a done are decided as always: whoever
 // forgets apply_on_stream_done charges more, never less.
 func TestADoneBesideOtherDescriptors(t *testing.T) {
 	p := newProxy(t)

@@ -47,7 +47,7 @@ func explain(v *limiter.Verdict, quiet bool) denial {
 
 // denier is the Result that explains v: a limit that denies by itself; nil: there is none.
 func denier(v *limiter.Verdict) *limiter.Result {
-	at := tightest(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
+	at := mostRestrictive(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
 	if at < 0 {
 		return nil
 	}

@@ -32,7 +32,7 @@ func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value [
 	var room [32]byte
 	for i := range unitHeaders {
 		u := &unitHeaders[i]
-		at := tightest(v, func(r *limiter.Result) bool { return r.Policy.Extra().Unit == u.unit })
+		at := mostRestrictive(v, func(r *limiter.Result) bool { return r.Policy.Extra().Unit == u.unit })
 		if at < 0 {
 			continue
 		}

@@ -28,13 +28,15 @@ func Limit(r *limiter.Result) *algorithms.Limit {
 	return r.Policy.Limit
 }
 
-// Tightest returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
+// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
 // never allow the cost, or else the one with the longest retry time. Otherwise it is the one with the fewest units
 // left.
-func Tightest(v *limiter.Verdict) int { return tightest(v, func(*limiter.Result) bool { return true }) }
+func MostRestrictive(v *limiter.Verdict) int {
+	return mostRestrictive(v, func(*limiter.Result) bool { return true })
+}
 
-// tightest is Tightest of the Results that of accepts.
-func tightest(v *limiter.Verdict, of func(*limiter.Result) bool) int {
+// mostRestrictive returns the most restrictive of the Results that of accepts.
+func mostRestrictive(v *limiter.Verdict, of func(*limiter.Result) bool) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {
 		r := &v.Results[i]

@@ -41,7 +41,7 @@ func TestDenialsAgainstAPlainMap(t *testing.T) {
 			default:
 				d := &denial{charges: []backend.Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
 				d.hash = groupHash(d.charges)
-				if s.add(d); len(s.groups) == 1 { // the others may have been forgotten for want of room
+				if s.add(d); len(s.groups) == 1 { // the others may have been dropped because there was no room
 					clear(model)
 				}
 				model[d.hash] = d

@@ -203,7 +203,7 @@ func TestGiveBackForgets(t *testing.T) {
 	})
 }
 
-// A denial that was under way while something came back may be out of date already.
+// A denial that was in flight during a refund may be outdated.
 func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -297,7 +297,7 @@ func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
 	})
 }
 
-// Of a limit with a penalty each denial counts, so that it is told of each until a block begins, and
+// Of a limit with a penalty each denial counts, so that the store gets each until a block begins, and
 // that lasts no longer than the block.
 func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -352,7 +352,7 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	}
 }
 
-// What is told of a denial counts what this process consumed since: a smaller cost that is allowed makes
+// A cached denial includes what this process consumed since: a smaller cost that is allowed makes
 // the retry of a larger one later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -438,7 +438,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
 			s, asked := remembering(stores.DeniedConfig{MaxGroups: 7})
-			twin := memory.New(memory.Config{Clock: storetest.Times(wall)})
+			reference := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			rng := rand.New(rand.NewPCG(seed, 3))
 			specs := storetest.Specs()
 			limits := make([]*algorithms.Limit, len(specs))
@@ -458,7 +458,7 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 						charges = append(charges, c)
 					}
 				}
-				got, want := take(t.Context(), s, charges...), take(t.Context(), twin, charges...)
+				got, want := take(t.Context(), s, charges...), take(t.Context(), reference, charges...)
 				total++
 				for at := 0; at < len(charges); {
 					end, is, should, retry, most := at, true, true, algorithms.Micros(0), algorithms.Micros(0)

@@ -89,7 +89,7 @@ func TestDividedGroups(t *testing.T) {
 		t.Errorf("%d batches", n)
 	}
 
-	// A give-back waits for the others, and is not done where they deny.
+	// A refund waits for the others, and is not made if they deny.
 	if d := take("k0", -1, "k1", 2); d[1].Allowed {
 		t.Errorf("%+v", d)
 	}

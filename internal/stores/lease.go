@@ -197,14 +197,14 @@ func (t *leaseTrip) end() {
 	b.Done(b)
 }
 
-// add adds c to the last group of the trip.
+// add adds c to the last group of the call.
 func (t *leaseTrip) add(c *backend.Charge) int {
 	t.asked = append(t.asked, *c)
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
-// plan answers a group from leases, or adds it to the trip. It reports whether it answered the group. deadline is
+// plan answers a group from leases, or adds it to the call. It reports whether it answered the group. deadline is
 // the time by which next answers.
 func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []backend.Decision, deadline time.Time) (answered bool) {
 	now := t.began
@@ -249,7 +249,7 @@ func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.D
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// askFor adds the charges of a group to the trip that were not charged to leases.
+// askFor adds the charges of a group that were not charged to leases to the call.
 func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 	t.number++
 	for i := range g.charges {
@@ -262,7 +262,7 @@ func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 	}
 }
 
-// ask submits the trip to next. waits is Batch.Waits.
+// ask submits the call to next. waits is Batch.Waits.
 func (t *leaseTrip) ask(waits bool) {
 	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
 	clear(t.answers)
@@ -290,8 +290,8 @@ func (t *leaseTrip) ended(*backend.Batch) {
 	t.end()
 }
 
-// settle answers the groups of a trip that was submitted at the time asked. Groups that were denied because of the
-// units requested beyond their cost go on the next trip.
+// settle answers the groups of a call that was submitted at the time asked. Groups that were denied because of the
+// units requested beyond their cost are in the next call.
 func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 	now := s.now()
 	clear(t.asked)

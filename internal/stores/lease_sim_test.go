@@ -76,8 +76,8 @@ type leaseSim struct {
 	denied   [][]simCharge                       // what was asked for and when, by key
 	lost     []algorithms.Micros                 // when a lease may have been lost
 	charges  map[string]int64                    // how many may have granted something, by key
-	asked    map[*backend.Source]map[string]bool // which keys the store was asked for, by who asks
-	gone     map[string]int64                    // units that nobody will ever give out, by key: charged and not told of, or not given back
+	asked    map[*backend.Source]map[string]bool // the keys submitted to the store, by source
+	gone     map[string]int64                    // units that no sidecar can use, by key: charged without an answer, or not returned
 }
 
 type simKey struct {
@@ -179,7 +179,7 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
-// link is a sidecar's way to the store. What a dead one would give back it does not bring.
+// link is a sidecar's connection to the store. It drops what a dead sidecar would return.
 func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time

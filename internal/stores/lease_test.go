@@ -81,7 +81,7 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	})
 }
 
-// The next lease is borrowed ahead: though next is late, by a third of what a lease is used for, who asks
+// The next lease is borrowed ahead: though next is late, by a third of what a lease is used for, the caller
 // for a hot key waits for it only where a window starts.
 func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
@@ -210,7 +210,7 @@ func TestNoMoreIsLentThanMay(t *testing.T) {
 }
 
 // Units are not given out after their time, or in another window, by next's clock, though this
-// process's goes slower; and who asks for them then asks next.
+// process's goes slower; and the next request for them calls next.
 func TestLoansEndInTimeByASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestAnOutageCostsLittle(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if backend.Take(ctx, store, charges, decisions); down.Load() { // it is charged, and nobody is told
+			if backend.Take(ctx, store, charges, decisions); down.Load() { // it is charged, and the answer is lost
 				fail(decisions)
 			}
 		})}
@@ -437,7 +437,7 @@ func TestLoansShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-// What is left of a lease is given back when its time is over: all of it within its window.
+// Unused units of a lease are returned when it expires: all of them within its window.
 func TestWhatIsLeftIsGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -502,7 +502,7 @@ func TestALoanEndsWithItsWindow(t *testing.T) {
 	})
 }
 
-// A token bucket is given back what is left less what has flowed in since.
+// A token bucket gets the unused units, less those added since.
 func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -579,7 +579,7 @@ func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 {
 			t.Errorf("%+v", got)
 		}
-		// What was left is given back first, and a new lease is made on the way.
+		// Unused units are returned first, together with the request for a new lease.
 		if last := asked.last(t); len(last) != 3 || last[0].Ask.Cost >= 0 || last[1].Ask.Cost <= 1 {
 			t.Errorf("next was asked %+v", last)
 		}
@@ -669,7 +669,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
-// What is being borrowed ahead when a bucket is reset, and what waits to be given back, are not the new one's.
+// What is being borrowed ahead when a bucket is reset, and what waits to be returned, do not belong to the new one.
 func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -715,7 +715,7 @@ func TestLooksDoNotSeeLoans(t *testing.T) {
 	})
 }
 
-// Reservations, give-backs and looks are next's.
+// Reservations, refunds and dry runs go to next.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()

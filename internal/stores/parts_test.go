@@ -58,7 +58,7 @@ func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend
 }
 
 // TestUndoOfAWindowThatIsOver: an undo that arrives when the next window has begun, and has been charged,
-// gives nothing back there. One that arrives in time gives back what was charged.
+// refunds nothing there. One that arrives in time refunds the charge.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {

@@ -109,9 +109,9 @@ func FuzzTarget(f *testing.F) {
 			}
 		}
 		value, ok := Query(query, "k")
-		twin, err := url.ParseQuery(query)
-		if err == nil && (ok != twin.Has("k") || value != twin.Get("k")) {
-			t.Errorf("%q: %q %t, by net/url %q %t", query, value, ok, twin.Get("k"), twin.Has("k"))
+		reference, err := url.ParseQuery(query)
+		if err == nil && (ok != reference.Has("k") || value != reference.Get("k")) {
+			t.Errorf("%q: %q %t, by net/url %q %t", query, value, ok, reference.Get("k"), reference.Has("k"))
 		}
 	})
 }

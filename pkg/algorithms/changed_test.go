@@ -326,7 +326,7 @@ func (m *changing) ask(s Spec, now Micros, a Ask) (d Decision) {
 			if isKept {
 				_, pace = parts(m.s)
 			}
-			back = lent(back, times(sum(pace), whole(int64(now/coarse*coarse-a.Of/coarse*coarse))))
+			back = undo(back, times(sum(pace), whole(int64(now/coarse*coarse-a.Of/coarse*coarse))))
 		}
 		for i := range slices.Backward(next.used) { // the bank first
 			off := least(back, next.used[i])

@@ -147,7 +147,7 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
 }
 
 // next is the time of the ask after one that was answered d at now: close by, or idle for long,
-// or just when (or just before) it was told to come back; now and then the clock steps back.
+// or just when (or just before) its retry time; now and then the clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	each := (l.Period / max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
 	period := l.Period * int64(l.Tick)

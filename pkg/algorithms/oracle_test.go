@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The package and the dumb twins must answer every ask alike, to the last microsecond.
+// The package and the reference implementations must answer every request alike, to the last microsecond.
 func TestAgreesWithTwin(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -17,7 +17,7 @@ func TestAgreesWithTwin(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
-				twin := twinOf(s)
+				reference := referenceOf(s)
 				var last [6]moment // what led there
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					asks++
@@ -29,7 +29,7 @@ func TestAgreesWithTwin(t *testing.T) {
 					}
 					copy(last[:], last[1:])
 					last[len(last)-1] = m
-					if want := twin.ask(m.now, m.ask); m.got != want {
+					if want := reference.ask(m.now, m.ask); m.got != want {
 						for _, m := range last {
 							t.Logf("at %d %+v of %+v: %+v", m.now, m.ask, m.before, m.got)
 						}

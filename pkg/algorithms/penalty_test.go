@@ -8,10 +8,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyTwin remembers each denial of another twin, and the last block.
-type penaltyTwin struct {
+// penaltyReference is a reference implementation that stores each denial of another one, and the last block.
+type penaltyReference struct {
 	s      Spec
-	bucket twin
+	bucket reference
 	denied []Micros
 	blocks int64 // in a row
 	from   Micros
@@ -19,7 +19,7 @@ type penaltyTwin struct {
 }
 
 // lasts is how long the k-th block in a row lasts.
-func (b *penaltyTwin) lasts(k int64) Micros {
+func (b *penaltyReference) lasts(k int64) Micros {
 	span := new(big.Int).Lsh(big.NewInt(int64(b.s.Penalty.For)), uint(min(k-1, 100)))
 	if longest := big.NewInt(int64(b.s.Penalty.Max)); longest.Cmp(span) < 0 {
 		span = longest
@@ -28,7 +28,7 @@ func (b *penaltyTwin) lasts(k int64) Micros {
 }
 
 // remembered is b at time now: set back with the clock, or all forgotten.
-func (b *penaltyTwin) remembered(now Micros) penaltyTwin {
+func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)
 	last := slices.Max(append(is.denied, is.from))
@@ -48,9 +48,9 @@ func (b *penaltyTwin) remembered(now Micros) penaltyTwin {
 	return is
 }
 
-func (b *penaltyTwin) face() *watch { return b.bucket.face() }
+func (b *penaltyReference) face() *watch { return b.bucket.face() }
 
-func (b *penaltyTwin) ask(now Micros, a Ask) Decision {
+func (b *penaltyReference) ask(now Micros, a Ask) Decision {
 	is := b.remembered(now)
 	b.face().held = is.blocks > 0 || len(is.denied) > 0
 	clock := *b.face()
@@ -80,7 +80,7 @@ func (b *penaltyTwin) ask(now Micros, a Ask) Decision {
 }
 
 // askBlocked is what the bucket says while nothing can be had of it.
-func (b *penaltyTwin) askBlocked(now Micros, a Ask) Decision {
+func (b *penaltyReference) askBlocked(now Micros, a Ask) Decision {
 	look := a
 	look.Look = true
 	own := b.bucket.ask(now, look)
@@ -95,7 +95,7 @@ func (b *penaltyTwin) askBlocked(now Micros, a Ask) Decision {
 	return d
 }
 
-func (b *penaltyTwin) count(at Micros) {
+func (b *penaltyReference) count(at Micros) {
 	if b.blocks > 0 && at-b.until >= b.s.Penalty.Max {
 		b.blocks, b.from, b.until = 0, 0, 0
 	}
@@ -169,7 +169,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 	}
 }
 
-// A give-back passes a block and does not end it; its units are there afterwards.
+// A refund is accepted during a block and does not end it; its units are available afterwards.
 func TestGiveBackPassesABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Ask{Cost: 10})

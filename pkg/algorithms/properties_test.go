@@ -58,7 +58,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.ask.Look || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
-			return // what is changed or mended is not stored; or it is full already, or may be blocked
+			return // what is converted or corrected is not stored; or it is full already, or may be blocked
 		}
 		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.Tick > m.limit.Tick {
 			return // the answer is of the start of the tick, and it may be full since
@@ -92,9 +92,9 @@ func TestWaitIsExact(t *testing.T) {
 	})
 }
 
-// A denial changes nothing, but for a clock that had to be started or mended, numbers that were
+// A denial changes nothing, except a clock that had to be started or corrected, numbers that were
 // changed, limits that charge what they deny, and the count of denials where there is a penalty. A look
-// does not even mend.
+// does not even correct it.
 func TestDenialAndLookChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
@@ -190,7 +190,7 @@ func TestNeverMoreThanFull(t *testing.T) {
 	})
 }
 
-// charge is what was admitted at a time (less than 0: given back).
+// charge is the units admitted at a time (less than 0: refunded).
 type charge struct {
 	at   Micros
 	cost int64
@@ -273,7 +273,7 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	return big.NewInt(l.Capacity)
 }
 
-// eachLent checks a property of the limits that units can be lent of.
+// eachLent checks a property of the limits that can be leased.
 func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -291,8 +291,8 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	}
 }
 
-// What was lent and comes back unused leaves the bucket no fuller than if it had never been taken,
-// whatever others took and gave back meanwhile; of a window it is not dropped by, all of it comes back.
+// Leased units that are returned unused leave the bucket no fuller than if it had never been taken,
+// whatever others consumed and refunded meanwhile; of a window it is not dropped by, all of it comes back.
 func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
@@ -341,7 +341,7 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 func TestSeenIsWhatALookSees(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Rate == 0 {
-			return // nothing is taken of it, and so nothing lent
+			return // nothing is consumed, and so nothing leased
 		}
 		hash := uint64(roll(1 << 40))
 		value := roll.between(0, l.Capacity) * l.Unit()

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// work is a charge, and what it came to in the end.
+// work is a charge, and its final cost.
 type work struct {
 	at     Micros
 	cost   int64

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the dumb twin of TakeAll: it tries every ask on a copy, and keeps the copies if all
+// takeEach is the reference implementation of TakeAll: it tries every ask on a copy, and keeps the copies if all
 // were allowed.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true

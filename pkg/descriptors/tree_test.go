@@ -235,7 +235,7 @@ func (p *plain) match(entries []Entry) *Policy {
 
 func TestMatchAgreesWithAPlainTree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		tree, twin := &Tree{}, &plain{}
+		tree, reference := &Tree{}, &plain{}
 		count := 0
 		var fill func(parent *Node, p *plain, depth int)
 		fill = func(parent *Node, above *plain, depth int) {
@@ -258,7 +258,7 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 				}
 			}
 		}
-		fill(nil, twin, 3)
+		fill(nil, reference, 3)
 		for range 20 {
 			entries := make([]Entry, rapid.IntRange(1, 4).Draw(t, "entries"))
 			for i := range entries {
@@ -269,7 +269,7 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 			if node := tree.Match(entries); node != nil {
 				got = node.Policies[0]
 			}
-			if want := twin.match(entries); got != want {
+			if want := reference.match(entries); got != want {
 				t.Fatalf("%v meets %+v, want %+v", entries, got, want)
 			}
 		}

@@ -55,7 +55,7 @@ func inPodsNetwork(t *testing.T) bool {
 }
 
 // TestPodsAnswerTheirProbes starts rlsidecar as the Deployment and the sidecar would, and asks it what
-// the kubelet would, before it is told to stop and while it drains.
+// the kubelet would, before it is stopped and while it drains.
 func TestPodsAnswerTheirProbes(t *testing.T) {
 	if !inPodsNetwork(t) {
 		return

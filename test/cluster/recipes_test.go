@@ -17,7 +17,7 @@ const (
 )
 
 // unknown are kinds that this API server cannot judge: a file that Envoy Gateway reads, and those of
-// kgateway, whose module is not to be had everywhere.
+// kgateway, whose module is not available everywhere.
 var unknown = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
 
 // takesTheRecipes applies examples/kubernetes.

@@ -281,7 +281,7 @@ func HTTP(text []byte) (string, error) {
 func Operators(text []byte) (string, error) {
 	return reference(text, "The operators' API: every field", "[`openapi-operators.json`](../../internal/httpapi/openapi-operators.json), which `GET /api/openapi.json` returns",
 		"The admin listener serves it. The calls are explained in [operations](../operations.md#admin) and",
-		"[adjust a limit](../howto/adjust-a-limit.md).")
+		"[change a limit for a while](../howto/change-a-limit-for-a-while.md).")
 }
 
 // reference is a page with all paths and objects of an OpenAPI description.

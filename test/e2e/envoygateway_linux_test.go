@@ -332,7 +332,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Error("a probe fails while the control plane is away")
 	}
 
-	// Ports are those of the Deployment, and the pod ends when it is told to.
+	// Ports are those of the Deployment, and the pod ends on SIGTERM.
 	for _, p := range c.Ports {
 		awaitPort(t, sidecar, "tcp", fmt.Sprintf("127.0.0.1:%d", p.ContainerPort))
 	}

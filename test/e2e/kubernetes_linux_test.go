@@ -193,7 +193,7 @@ func limitsFile(t *testing.T, others object) string {
 		}
 	}
 	dir := t.TempDir()
-	// Who asks in a cluster has an address of it; here all are on this machine.
+	// A client in a cluster has an address of it; here all are on this machine.
 	text = bytes.ReplaceAll(text, []byte("10.0.0.0/8"), []byte("127.0.0.0/8"))
 	if err := os.WriteFile(filepath.Join(dir, "edge.yaml"), text, 0o600); err != nil {
 		t.Fatal(err)

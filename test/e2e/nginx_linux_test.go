@@ -249,7 +249,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// TestNginxAsShippedWithASlowRedis: neither NGINX, which waits 100 ms, nor rlsidecar is told to be
+// TestNginxAsShippedWithASlowRedis: neither NGINX, which waits 100 ms, nor rlsidecar is configured to be
 // patient. Whichever gives up first, nobody waits. Nobody gets through but by an answer of Redis, which a
 // process that stood still for as long finds in time.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
@@ -267,7 +267,7 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 }
 
 // TestNginxWithALateRedis has rlsidecar wait for answers that come 50 ms late: they count as any
-// other, and what is under way meanwhile does not get more than there is.
+// other, and requests in flight meanwhile do not get more than there is.
 func TestNginxWithALateRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")

@@ -26,7 +26,7 @@ type process struct {
 	killed bool // by the test: no need to have ended well
 }
 
-// start runs a program. When the test ends it is told to stop; its output is shown if the test failed.
+// start runs a program. When the test ends it is stopped; its output is shown if the test failed.
 func start(t *testing.T, program string, args ...string) *process {
 	t.Helper()
 	return startIn(t, "", program, args...)

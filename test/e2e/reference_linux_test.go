@@ -139,7 +139,7 @@ func (r *reference) metric(name string) string {
 	return ""
 }
 
-// asker asks one of the doors, and returns the answer or an error's text.
+// asker sends a request to one of the listeners, and returns the answer or an error's text.
 type asker func(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string)
 
 func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {

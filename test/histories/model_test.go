@@ -38,7 +38,7 @@ type question struct {
 	charges, refunds int64
 }
 
-// answer is what a client was told: the units left in each of the buckets.
+// answer is the answer to a client: the units left in each of the buckets.
 type answer struct {
 	ok   bool
 	left [2]int64

@@ -81,7 +81,7 @@ func removeAbandoned(t *testing.T, tool map[string]string) {
 	}
 }
 
-// image is where the image has been built, by the first who asks.
+// image is where the image has been built, by the first test that needs it.
 func image(t *testing.T) *engine {
 	t.Helper()
 	if images == nil {

@@ -199,7 +199,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// Redis that lost only its newest changes, as after a failover, is believed.
+// Redis that lost only its newest changes, as after a failover, is trusted.
 func TestAHeadThatWentBackIsFollowed(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

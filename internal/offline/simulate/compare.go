@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// maxChanged bounds the clients that are told apart in each direction.
+// maxChanged bounds the clients that are counted in each direction.
 const maxChanged = 1 << 20
 
 // Comparison is what two configurations decide differently.
@@ -28,7 +28,7 @@ type Comparison struct {
 // Changes are the requests of which the answer changed in one direction.
 type Changes struct {
 	Requests int64 `json:"requests"`
-	// Clients is how many keys of limits they are of; AtLeast: there are more than were told apart.
+	// Clients is the number of their keys of limits; AtLeast means that there are more than are counted.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
 	// Limits that denied them, the one with most first.

@@ -46,7 +46,7 @@ type Config struct {
 	Share float64
 	// HistoryBytes bounds the requests kept to find suggestions; 0: advise.DefaultMemory.
 	HistoryBytes int64
-	// Progress is told now and then how many lines have been read; nil: nobody is.
+	// Progress is called at intervals with the number of lines read; it may be nil.
 	Progress func(lines int64)
 }
 

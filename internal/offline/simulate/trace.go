@@ -14,7 +14,7 @@ import (
 //	{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
 //	{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
 //
-// hits and count are 1 where they are absent; 0 looks, a negative one gives back. key is a text or
+// hits and count are 1 where they are absent; 0 is a dry run, a negative value is a refund. key is a text or
 // a list of them. What is not known, twice there or of another type is a mistake.
 type trace struct {
 	domain string // of descriptors whose line names none

@@ -60,7 +60,7 @@ func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.
 }
 
 // Status is one status in a line: its code, what is left, and the limit if there is one. That there
-// is a time to wait, if it can be one, is told; how long it is depends on the clock.
+// is only reported to be a time to wait, because its length depends on the clock.
 func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
 	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
 	if l := s.CurrentLimit; l != nil {

@@ -28,7 +28,7 @@ func Path(tb testing.TB, name string) string {
 	return ""
 }
 
-// Missing ends a test for want of something that scripts/install-tools.sh installs: the test fails in CI, and is
+// Missing ends a test because something is missing that scripts/install-tools.sh installs: the test fails in CI, and is
 // skipped elsewhere.
 func Missing(tb testing.TB, what string) {
 	tb.Helper()

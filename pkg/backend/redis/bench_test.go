@@ -185,7 +185,7 @@ func BenchmarkCluster(b *testing.B) {
 	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
 }
 
-// BenchmarkCalls is the script alone, by kind of limit and how many charges ride in one call.
+// BenchmarkCalls is the script alone, by kind of limit and how many charges share a call.
 func BenchmarkCalls(b *testing.B) {
 	server := redistest.Start(b)
 	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})

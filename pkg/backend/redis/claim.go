@@ -18,7 +18,7 @@ import (
 // A group of several slots, with a sharded bucket, or with buckets in another Redis too, cannot be taken
 // and remembered in one step. Its ID is claimed first, then the group is taken, and then the claim becomes what was answered, or is
 // dropped where nothing was taken. So it is taken once at the most: where a step in between gets no
-// answer, or the process dies, the claim stays, and who asks again is told ErrPending until its time
+// answer, or the process dies, the claim stays, and a repetition gets ErrPending until its time
 // is over.
 //
 // A claim is a byte, 32 that tell what is asked, and 16 that tell who claimed it; an answer is a

@@ -195,9 +195,9 @@ type shardAsk struct {
 	ask   algorithms.Ask
 }
 
-// refund gives back to the emptiest shards first. They are not seen all at one moment, and
+// refund refunds to the emptiest shards first. They are not seen all at one moment, and
 // others may fill what was seen to have room: what did not fit is offered to each in turn, twice. (Of
-// 1,300 units that 12 at once took and gave back, 32 were lost when each was given once, now none.)
+// 1,300 units that 12 at once consumed and refunded, 32 were lost when each was given once, now none.)
 type refund struct {
 	charge backend.Charge
 	memory *shardMemory

@@ -15,7 +15,7 @@ import (
 // diagnosis is an error of a server in words.
 type diagnosis struct {
 	// says is what is wrong, as a clause whose subject is the server: "refuses the password". "": the error
-	// speaks for itself.
+	// is clear.
 	says string
 	// remedy is what to do, as a clause; "": nothing is known.
 	remedy string

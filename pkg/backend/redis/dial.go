@@ -119,8 +119,8 @@ func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Dura
 // burst is how many connections may be made at once, and again after each answer of the server: a pool, and what a
 // server that does not answer costs until the breaker opens after 100 ms, two in each timeout.
 func burst(timeout time.Duration) int {
-	const pool, flights, patience = 8, 2, 100 * time.Millisecond
-	return pool + flights*int(1+patience/max(timeout, time.Millisecond))
+	const pool, calls, patience = 8, 2, 100 * time.Millisecond
+	return pool + calls*int(1+patience/max(timeout, time.Millisecond))
 }
 
 // budget bounds dials: a burst, then one each dialPause.

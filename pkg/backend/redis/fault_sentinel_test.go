@@ -27,7 +27,7 @@ func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (
 	l.normal(at, 20*time.Second)
 	if heal != nil {
 		heal()
-		time.Sleep(2 * time.Second) // the old master comes back, and is told that it is one no more
+		time.Sleep(2 * time.Second) // the old master comes back, and is made a replica
 		l.normal(time.Now(), generous)
 	}
 	l.check(s, lost)

@@ -30,7 +30,7 @@ type fault struct {
 	// served: service goes on all the while. How fast it is depends on the machine, so that the deadline
 	// of the requests is far away.
 	served bool
-	// clean: who is not answered knows that nothing was charged, but for asks under way when the
+	// clean: who is not answered knows that nothing was charged, except for calls in flight when the
 	// fault came and went.
 	clean  bool
 	lost   int64         // how often the server's memory is lost
@@ -453,7 +453,7 @@ func TestFaultNothingThereAtStart(t *testing.T) {
 	l.check(s, 0)
 }
 
-// Nobody who asks waits longer than his deadline, whatever he asks of and in whatever state it is.
+// No caller waits longer than its deadline, whatever the server and its state.
 func TestFaultHolesAtStart(t *testing.T) {
 	faulty(t)
 	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says anything

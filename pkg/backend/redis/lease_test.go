@@ -38,8 +38,8 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 }
 
-// A Redis that answers later than there is time to wait denies nobody who asks for a leased key: the
-// next loan is borrowed while there is still something of the last. Nothing of it is lost.
+// A Redis that answers later than the deadline causes no denial of a leased key: the
+// next lease is requested while units of the last remain. Nothing of it is lost.
 func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms

@@ -91,7 +91,7 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 	return left
 }
 
-// A denied group that holds a give-back may write its bucket all the same, in new numbers or with a mended clock: as
+// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock: as
 // it was, and for as long as that matters. So may a look with a negative cost, which starts a clock.
 func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
 	server := redistest.Start(t)
@@ -108,7 +108,7 @@ func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
 	}
 	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
 	take(charge("used", hourly, 10))
-	// The other limit denies, and 10 would be given back: what is written is the bucket in new numbers, with 10 used.
+	// The other limit denies, and 10 would be refunded: what is written is the bucket in new numbers, with 10 used.
 	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
 		t.Fatalf("%+v", d)
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestALimitOfACallHasOneNumber whether the limits of a call are few or many, and in calls that reuse a trip.
+// TestALimitOfACallHasOneNumber whether the limits of a call are few or many, and in calls that reuse memory.
 func TestALimitOfACallHasOneNumber(t *testing.T) {
-	x := &trip{}
+	x := &scriptRun{}
 	for _, n := range []int{1, fewLimits, fewLimits + 1, fewLimits + 2, 1000, 3} {
 		x.reset(n)
 		limits := make([]algorithms.Limit, n)
@@ -30,7 +30,7 @@ func TestALimitOfACallHasOneNumber(t *testing.T) {
 // each was looked for in a list it was up to 256 times.
 func TestTimeGrowsAsTheNumberOfLimits(t *testing.T) {
 	taken := func(n int) time.Duration {
-		limits, x := make([]algorithms.Limit, n), &trip{}
+		limits, x := make([]algorithms.Limit, n), &scriptRun{}
 		x.reset(n)
 		start := time.Now()
 		for i := range limits {

@@ -47,13 +47,13 @@ func (n *node) patient(timeout time.Duration) *node {
 	return p
 }
 
-// flight is what a call sends: a trip, or several, and resets.
-type flight struct {
-	trips  []*trip
-	used   int
-	resets []reset
-	cmds   []once
-	name   []byte
+// payload is the content of a call: one or several runs of the script, and resets.
+type payload struct {
+	scriptRuns []*scriptRun
+	used       int
+	resets     []reset
+	cmds       []once
+	name       []byte
 }
 
 // reset is the name of a bucket that is reset, and its answer.
@@ -62,12 +62,12 @@ type reset struct {
 	decision *backend.Decision
 }
 
-// trip returns room for one more trip, of so many charges at the most.
-func (f *flight) trip(slot, most int) *trip {
-	if f.used == len(f.trips) {
-		f.trips = append(f.trips, &trip{})
+// scriptRun returns room for one more run of the script, with this maximum of charges.
+func (f *payload) scriptRun(slot, most int) *scriptRun {
+	if f.used == len(f.scriptRuns) {
+		f.scriptRuns = append(f.scriptRuns, &scriptRun{})
 	}
-	t := f.trips[f.used]
+	t := f.scriptRuns[f.used]
 	f.used++
 	t.reset(most)
 	t.slot = slot
@@ -84,31 +84,31 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 // known, so it is never sent again; a script that the server did not know, or could not run there, was not run, so
 // it is.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
-	f := &c.flight
+	f := &c.payload
 	f.resets = f.resets[:0]
-	trips := n.plan(c, false)
+	scriptRuns := n.plan(c, false)
 	if len(f.resets) > 0 {
 		failed = n.reset(ctx, f.resets)
 	}
-	if len(trips) == 0 {
+	if len(scriptRuns) == 0 {
 		return failed
 	}
-	n.run(ctx, f, trips)
-	if trips[0].slots && (isElsewhere(trips[0].err) || isForeign(trips[0].err)) {
+	n.run(ctx, f, scriptRuns)
+	if scriptRuns[0].slots && (isElsewhere(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
 		// A slot has moved away: each goes on its own, so that it finds its way alone.
-		trips = n.plan(c, true)
-		n.run(ctx, f, trips)
+		scriptRuns = n.plan(c, true)
+		n.run(ctx, f, scriptRuns)
 	}
-	for _, t := range trips {
+	for _, t := range scriptRuns {
 		failed = cmp.Or(failed, t.answer())
 	}
 	return failed
 }
 
-// plan fills f with the trips that the charges of c need: one, or one for each slot; none if all are resets. Groups
+// plan fills f with the runs of the script that the charges of c need: one, or one for each slot; none if all are resets. Groups
 // stay whole: they are of one slot.
-func (n *node) plan(c *call, bySlot bool) []*trip {
-	f, group := &c.flight, 0
+func (n *node) plan(c *call, bySlot bool) []*scriptRun {
+	f, group := &c.payload, 0
 	f.used = 0
 	for _, r := range c.runs {
 		charges, decisions := r.batch.Charges[:r.to], r.batch.Decisions[:r.to]
@@ -140,20 +140,20 @@ func (n *node) plan(c *call, bySlot bool) []*trip {
 	if n.now != nil {
 		now = n.now()
 	}
-	for _, t := range f.trips[:f.used] {
+	for _, t := range f.scriptRuns[:f.used] {
 		t.finish(now, n.wall)
 	}
-	return f.trips[:f.used]
+	return f.scriptRuns[:f.used]
 }
 
-// find returns the trip for a slot, of so many charges at the most.
-func (f *flight) find(slot int, bySlot bool, most int) *trip {
-	for _, have := range f.trips[:f.used] {
+// find returns the run of the script for a slot, with this maximum of charges.
+func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
+	for _, have := range f.scriptRuns[:f.used] {
 		if have.slot == slot || !bySlot {
 			return have
 		}
 	}
-	return f.trip(slot, most)
+	return f.scriptRun(slot, most)
 }
 
 // reset deletes buckets; the error tells that it failed for one of them.
@@ -178,14 +178,14 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	return failed
 }
 
-// run sends trips, again in full where the server has not got the script, without the shebang where
+// run sends runs of the script, again in full if the server lacks the script, without the shebang where
 // it does not know one, and with other windows of a calendar where its clock shows none of those given.
-func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
+func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun) {
 	old := n.plain.Load()
 	// The replicas are waited for even if the server has not got the script, which may take most of the time.
 	full := n.replicas.count > 0 && !n.loaded.Load()
-	unconfirmed := n.send(ctx, f, trips, old, full)
-	if again := failed(trips, func(t *trip) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
+	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
+	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
 		if unconfirmed != nil { // replicas are missing, and there is little time left
 			for _, t := range again {
@@ -194,17 +194,17 @@ func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 			return
 		}
 		n.send(ctx, f, again, old, true)
-	} else if full && !slices.ContainsFunc(trips, func(t *trip) bool { return t.reply == "" }) {
+	} else if full && !slices.ContainsFunc(scriptRuns, func(t *scriptRun) bool { return t.reply == "" }) {
 		n.loaded.Store(true)
 	}
 	if !old {
-		if again := failed(trips, func(t *trip) bool { return isCompileError(t.err) }); len(again) > 0 {
+		if again := failed(scriptRuns, func(t *scriptRun) bool { return isCompileError(t.err) }); len(again) > 0 {
 			n.plain.Store(true)
 			old = true
 			n.send(ctx, f, again, old, true)
 		}
 	}
-	if again := failed(trips, func(t *trip) bool { _, yes := t.elsewhen(); return yes }); len(again) > 0 {
+	if again := failed(scriptRuns, func(t *scriptRun) bool { _, yes := t.elsewhen(); return yes }); len(again) > 0 {
 		for _, t := range again {
 			now, _ := t.elsewhen()
 			t.near(now)
@@ -213,14 +213,14 @@ func (n *node) run(ctx context.Context, f *flight, trips []*trip) {
 	}
 }
 
-// send sends trips, in full or by the script's name, for an old server or not. unconfirmed is why what was written
+// send sends runs of the script, in full or by the script's name, for an old server or not. unconfirmed is why what was written
 // does not count.
-func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full bool) (unconfirmed error) {
+func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
-	for _, t := range trips {
+	for _, t := range scriptRuns {
 		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
 	}
-	if len(trips) == 1 && n.replicas.count == 0 {
+	if len(scriptRuns) == 1 && n.replicas.count == 0 {
 		_ = n.client.Process(ctx, f.cmds[0]) // its error is the command's
 	} else {
 		pipe := n.client.Pipeline()
@@ -231,7 +231,7 @@ func (n *node) send(ctx context.Context, f *flight, trips []*trip, old, full boo
 		_, _ = pipe.Exec(ctx) // each error is its command's
 		unconfirmed = confirmed()
 	}
-	for i, t := range trips {
+	for i, t := range scriptRuns {
 		cmd := f.cmds[i]
 		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run here
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
@@ -274,12 +274,12 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock out
 	}
 }
 
-// failed returns those of trips that did so.
-func failed(trips []*trip, so func(*trip) bool) []*trip {
-	if !slices.ContainsFunc(trips, so) {
+// failed returns those that failed.
+func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
+	if !slices.ContainsFunc(scriptRuns, so) {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(trips), func(t *trip) bool { return !so(t) })
+	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !so(t) })
 }
 
 // once is a command that is never sent again when its answer is lost: it may have been charged.

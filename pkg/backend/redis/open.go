@@ -61,7 +61,7 @@ type Config struct {
 	WaitReplicas int
 	// Clock decides instead of the server's own; nil: the server's. For tests.
 	Clock func() algorithms.Micros
-	// Changed is told when the breaker of a server opens (true) and closes; may be nil.
+	// Changed is called when the circuit breaker of a server opens (true) and closes; may be nil.
 	Changed func(server string, open bool)
 	// Panicked is called with the value of a panic on a goroutine of the Store's that serves several batches: the
 	// process goes on. May be nil.
@@ -240,7 +240,7 @@ func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 // UndosDropped is how many refunds and clean-ups were not sent because too many were in flight.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
 
-// Close waits for the refunds that are under way, answers all batches that have not been sent, and ends all
+// Close waits for the refunds in flight, answers all batches that have not been sent, and ends all
 // connections.
 func (s *Store) Close() error {
 	s.undos.Close()
@@ -427,7 +427,7 @@ func (c Config) options(l location) *goredis.Options {
 		ReadTimeout:           2 * c.Timeout, // longer than the deadline, which is to end the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
-		PoolSize:              cmp.Or(c.connections, 8), // twice the flights of a lane
+		PoolSize:              cmp.Or(c.connections, 8), // twice the calls in flight of a lane
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{

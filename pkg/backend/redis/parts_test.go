@@ -247,7 +247,7 @@ func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Ask) backend.De
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// TestUndoOfAWindowThatIsOver: what a denied group charged in other slots, or in shards, is given back only
+// TestUndoOfAWindowThatIsOver: what a denied group charged in other slots, or in shards, is refunded only
 // while its window lasts. The undo arrives here when the next window has been charged.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	t.Parallel()
@@ -286,8 +286,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// TestUndoOfShardsInTheNextWindow: a charge of several shards, of which one was used up meanwhile, is given
-// back to the others only while its window lasts. The undo arrives when the next window has been charged.
+// TestUndoOfShardsInTheNextWindow: a charge of several shards, of which one was used up meanwhile, is refunded to the
+// others only while its window lasts. The undo arrives when the next window has been charged.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()

@@ -137,7 +137,7 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	// A connection has one call under way: what the server says after a script was asked for is
+	// A connection has one call in flight: what the server says after a script was asked for is
 	// the script's answer.
 	var script atomic.Bool
 	p.done.Go(func() {

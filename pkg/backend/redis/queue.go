@@ -78,7 +78,7 @@ type call struct {
 	ended   []*backend.Batch // their decisions are complete
 	sources []*backend.Source
 	permit  effect
-	flight  flight
+	payload payload
 }
 
 // run is charges of one batch that are next to each other.
@@ -315,7 +315,7 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // errKnown is of a group that has been answered already.
 var errKnown = errors.New("known")
 
-// group returns the length of the group at charge i, and an error if it is not to be sent. A look at a bucket and the
+// group returns the length of the group at charge i, and an error if it must not be sent. A dry run of a bucket and the
 // refund to it that follows are sent as one group: the caller compares what was there before and after.
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]

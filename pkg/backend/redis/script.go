@@ -39,9 +39,9 @@ func newScript(text string) script {
 	return script{text, hex.EncodeToString(sum[:])}
 }
 
-// trip is one call of the script: the charges of it as the script takes them, and its answer. It is
+// scriptRun is one run of the script: its charges in the form of the script, and its answer. It is
 // reused.
-type trip struct {
+type scriptRun struct {
 	slot    int      // of its first key
 	slots   bool     // it may have keys of several, in a cluster
 	tag     uint64   // Charge.Slot of its first charge
@@ -70,7 +70,7 @@ type target struct {
 }
 
 // reset empties t, to take so many charges at the most.
-func (t *trip) reset(most int) {
+func (t *scriptRun) reset(most int) {
 	const perKey = 2 // places in index; a charge has a key, and may have a head with another
 	places := 1 << bits.Len(uint(2*perKey*most))
 	t.index = slices.Grow(t.index[:0], places)[:places]
@@ -97,7 +97,7 @@ const (
 )
 
 // add appends c, whose decision is d; name is that of its key.
-func (t *trip) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
+func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
 	t.of = append(t.of, target{charge: c, decision: d})
 	if t.last >= 0 && t.group == group {
 		what := t.charges[t.last+8:][:8]
@@ -129,7 +129,7 @@ func (t *trip) add(c *backend.Charge, d *backend.Decision, name []byte, group in
 
 // mayDiffer reports whether c, with the key of that name, may be of another slot than the charges before it. It costs
 // less than finding out.
-func (t *trip) mayDiffer(c *backend.Charge, name []byte) bool {
+func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	if len(t.of) == 0 {
 		t.tag = c.Slot
 		return false
@@ -138,7 +138,7 @@ func (t *trip) mayDiffer(c *backend.Charge, name []byte) bool {
 }
 
 // head appends the head of a group of n charges, which is taken once; name is that of its record.
-func (t *trip) head(once *backend.Once, n int, name []byte) {
+func (t *scriptRun) head(once *backend.Once, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
 	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
 	t.charges = append(t.charges, once.Of[:]...)
@@ -148,7 +148,7 @@ func (t *trip) head(once *backend.Once, n int, name []byte) {
 func lifetime(once *backend.Once) int64 { return int64(max(once.For, 1)+999) / 1000 }
 
 // key is the number of a key, from 1.
-func (t *trip) key(name []byte) int {
+func (t *scriptRun) key(name []byte) int {
 	last := uint64(len(t.index) - 1)
 	at := xxhash.Sum64(name) & last
 	for ; t.index[at] != 0; at = (at + 1) & last {
@@ -168,7 +168,7 @@ func (t *trip) key(name []byte) int {
 const fewLimits = 16
 
 // limit is the number of l, from 1.
-func (t *trip) limit(l *algorithms.Limit) int {
+func (t *scriptRun) limit(l *algorithms.Limit) int {
 	if len(t.limits) > fewLimits {
 		if n := t.numbers[l]; n > 0 {
 			return n
@@ -193,7 +193,7 @@ func (t *trip) limit(l *algorithms.Limit) int {
 
 // finish completes the arguments; now is the time to decide by, 0: the server's own, which is thought
 // to be near wall.
-func (t *trip) finish(now algorithms.Micros, wall func() algorithms.Micros) {
+func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 	declared := len(t.keys)
 	if t.slots {
 		declared = 1
@@ -216,7 +216,7 @@ func (t *trip) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 }
 
 // near writes the limits, with the windows of calendars around now.
-func (t *trip) near(now algorithms.Micros) {
+func (t *scriptRun) near(now algorithms.Micros) {
 	t.limitsB = t.limitsB[:0]
 	for _, l := range t.limits {
 		t.limitsB = appendLimit(t.limitsB, l, now)
@@ -259,7 +259,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 
 // elsewhen reports whether the server's time was in none of the windows given, so that nothing was
 // decided, and what it was.
-func (t *trip) elsewhen() (now algorithms.Micros, yes bool) {
+func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false
 	}
@@ -267,7 +267,7 @@ func (t *trip) elsewhen() (now algorithms.Micros, yes bool) {
 }
 
 // form is the script for t.
-func (t *trip) form(old bool) script {
+func (t *scriptRun) form(old bool) script {
 	switch {
 	case old:
 		return plain
@@ -278,8 +278,8 @@ func (t *trip) form(old bool) script {
 	}
 }
 
-// by makes the trip one of s: by its name, or in full.
-func (t *trip) by(s script, full bool) []any {
+// by makes it a run of s: by its name, or in full.
+func (t *scriptRun) by(s script, full bool) []any {
 	if t.args[0], t.args[1] = "evalsha", s.sha; full {
 		t.args[0], t.args[1] = "eval", s.text
 	}
@@ -327,7 +327,7 @@ func complete(text string, n int) bool {
 }
 
 // answer puts the script's answer into the decisions of its charges.
-func (t *trip) answer() error {
+func (t *scriptRun) answer() error {
 	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.of))) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
 	}

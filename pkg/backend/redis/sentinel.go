@@ -113,7 +113,7 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	return goredis.NewClient(o)
 }
 
-// checkMaster is an error if the server says that it is a replica. One that does not allow the question is believed.
+// checkMaster is an error if the server says that it is a replica. One that does not allow the question is trusted.
 func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 	info, err := client.Info(ctx, "replication").Result()
 	var reply goredis.Error

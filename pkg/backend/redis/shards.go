@@ -62,7 +62,7 @@ func (s *shardStore) Submit(b *backend.Batch) {
 	d.steps.Run(b)
 }
 
-// draws is a batch under way. Its steps are the draws of all charges, first and second.
+// draws is a batch in flight. Its steps are the draws of all charges, first and second.
 type draws struct {
 	*shardStore
 
@@ -143,7 +143,7 @@ func (d *draws) apart(i int, m machine) {
 	})
 }
 
-// ended ends the batch if nothing more is under way.
+// ended ends the batch if nothing more is in flight.
 func (d *draws) ended() {
 	if d.pending.Add(-1) > 0 {
 		return
@@ -184,7 +184,7 @@ func shardOf(c *backend.Charge, i int) backend.Charge {
 }
 
 // shardMemory remembers what was last seen of shards, to choose by. It is a hint: being wrong costs
-// a trip, never a wrong answer.
+// a call, never a wrong answer.
 type shardMemory struct {
 	now    func() algorithms.Micros // nil: as the shards' own clocks go
 	clock  func() time.Time

@@ -141,8 +141,8 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 	}
 }
 
-// One who asks alone is denied exactly when the sum of all shards is less than the cost, is told
-// that sum, and is allowed at the moment he is told to come back, not before.
+// A lone request is denied exactly when the sum of all shards is less than the cost, gets
+// that sum, and is allowed at its retry time, not before.
 func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
@@ -240,7 +240,7 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	}
 }
 
-// Many give back at the same time, in several processes: nearly each gift finds room, and none is
+// Many refund at the same time, in several processes: nearly each refund finds room, and none is
 // given twice.
 func shardsLoseNothing(t *testing.T, url string) {
 	t.Helper()
@@ -363,7 +363,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 		// Of 10 shards one master has 4.
 		even := math.Ceil(float64(shards)/3) / float64(shards)
 		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
-			t.Errorf("%d shards: %.3f, %.2f trips an ask", shards, calls, total)
+			t.Errorf("%d shards: %.3f, %.2f calls for each request", shards, calls, total)
 		}
 	}
 }

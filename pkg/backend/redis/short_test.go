@@ -218,7 +218,7 @@ func TestAnswerOfWrongLength(t *testing.T) {
 	reply := string(doubles(nil, 1_000_000)) + string(answers)
 	decide := func(reply string) ([]backend.Decision, error) {
 		decisions := make([]backend.Decision, 3)
-		tr := &trip{reply: reply}
+		tr := &scriptRun{reply: reply}
 		for i := range decisions {
 			tr.of = append(tr.of, target{charge: &backend.Charge{}, decision: &decisions[i]})
 		}

@@ -146,8 +146,8 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 
 // Bounded checks Stores that may hold units back for a while: because they cannot take a group in one
 // step where its buckets have no Slot in common, or because they lend. Charges let slack units of a
-// bucket be lent (0: none). Such a Store is never over a limit; while it is asked it is under by slack
-// at most; and what was taken for denied groups, and lent and not used, comes back.
+// bucket be leased (0: none). Such a Store is never over a limit; while it gets requests it is under by slack
+// at most; and what was consumed for denied groups, or leased and not used, is returned.
 func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
@@ -402,7 +402,7 @@ func Specs() []algorithms.Spec {
 
 // traces runs one random trace of batches, groups and single charges over a few buckets of every
 // kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
-// answer with a twin that is a map and package algorithms.
+// answer with a reference implementation: a map and package algorithms.
 // It returns how many answers were those of a bucket that is blocked.
 func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
 	t.Helper()
@@ -422,7 +422,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 			compile(i)
 		}
 	}
-	twin := twin{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
+	reference := reference{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
 	now := Start
 	for step := range 300 {
 		now += jump(rng)
@@ -481,7 +481,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				}
 			}
 		}
-		want := twin.answer(now, charges)
+		want := reference.answer(now, charges)
 		for i, got := range take(store, charges...) {
 			if got != want[i] {
 				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
@@ -546,14 +546,14 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// twin is what a Store should be.
-type twin struct {
+// reference is the reference implementation of a Store.
+type reference struct {
 	states  map[string]algorithms.State
 	records map[[16]byte][]backend.Decision
 }
 
-// answer is the twin's answer to charges.
-func (w *twin) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+// answer is the reference implementation's answer to charges.
+func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
 		answers := w.again(charges[:n])
@@ -569,8 +569,8 @@ func (w *twin) answer(now algorithms.Micros, charges []backend.Charge) (all []ba
 	return all
 }
 
-// again is what the twin remembers of a group; nil: nothing.
-func (w *twin) again(group []backend.Charge) []backend.Decision {
+// again is what the reference implementation stores of a group; nil: nothing.
+func (w *reference) again(group []backend.Charge) []backend.Decision {
 	once := group[0].Once
 	if once == nil || w.records[once.ID] == nil {
 		return nil
@@ -588,7 +588,7 @@ func (w *twin) again(group []backend.Charge) []backend.Decision {
 	return answers
 }
 
-func (w *twin) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	buckets := make([]algorithms.Bucket, len(charges))
 	for i, c := range charges {
 		buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: w.states[string(c.Key)]}

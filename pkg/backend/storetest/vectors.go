@@ -177,7 +177,7 @@ func vectors() []vector {
 			{cost: 1, retry: 1000 * ms},
 			{at: s, cost: 1, allowed: true},
 		}},
-		{"14 named twice", tenPerMinute, []step{{cost: 3 + 4, allowed: true, left: 3}}}, // who asks adds them up
+		{"14 named twice", tenPerMinute, []step{{cost: 3 + 4, allowed: true, left: 3}}}, // the caller adds them up
 		{"14 named twice for too much", tenPerMinute, []step{{cost: 6 + 6, never: true, left: 10}}},
 		{"15 leaky bucket", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 1, Period: s, Capacity: n(2)}, []step{
 			{cost: 1, allowed: true, left: 2},

@@ -2,23 +2,23 @@ package algorithms
 
 import "math/big"
 
-// The dumb twins: every algorithm once more, from the written definition instead of the code, in
+// The reference implementations: every algorithm once more, from the written definition instead of the code, in
 // fractions of tokens instead of scaled integers, or by counting events. They are slow and allocate
 // as they like; what they share with the code are the types Spec, Ask, Decision and Micros.
 
-// twin is one bucket.
-type twin interface {
+// reference is one bucket of a reference implementation.
+type reference interface {
 	ask(now Micros, a Ask) Decision
 	face() *watch
 }
 
-func twinOf(s Spec) twin {
+func referenceOf(s Spec) reference {
 	c := watch{tick: tickOf(s)}
 	switch {
 	case s.Penalty != nil:
 		inner := s
 		inner.Penalty = nil
-		return &penaltyTwin{s: s, bucket: twinOf(inner)}
+		return &penaltyReference{s: s, bucket: referenceOf(inner)}
 	case s.Kind == LeakyBucket:
 		return &leakyTwin{s: s, watch: c}
 	case s.Kind == SlidingWindow:
@@ -139,8 +139,8 @@ type tokenTwin struct {
 	level *big.Rat
 }
 
-// lent is what the undo of a charge of back returns, flowed having flowed in since.
-func lent(back, flowed *big.Rat) *big.Rat {
+// undo is what the undo of a charge of back returns if flowed units were added since.
+func undo(back, flowed *big.Rat) *big.Rat {
 	if flowed.Sign() < 0 {
 		return whole(0)
 	}
@@ -180,7 +180,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
 		if a.Of > 0 {
-			back = lent(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.Of, at)))
+			back = undo(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.Of, at)))
 		}
 		level, d.Allowed = least(capacity, plus(level, back)), true
 	case short.Sign() <= 0:
@@ -197,7 +197,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), none(down(level))
 	d.ResetAfter = b.after(at, toFull(level))
 	if a.Cost < 0 && !kept.seen {
-		takes = false // full already: nothing to give back
+		takes = false // full already: nothing to refund
 	}
 	switch created := kept.seen && !b.seen || kept.ts == b.begun(now) && less(initial, capacity) && kept.level == initial; {
 	case d.Never:
@@ -239,7 +239,7 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
 		if a.Of > 0 {
-			back = lent(least(back, places), times(drain, b.ticks(a.Of, at)))
+			back = undo(least(back, places), times(drain, b.ticks(a.Of, at)))
 		}
 		charged, d.Allowed = most(whole(0), minus(queue, back)), true
 	case less(places, cost):
@@ -302,7 +302,7 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 		d.Allowed = true
 		back := minus(whole(0), cost)
 		if a.Of > 0 {
-			back = lent(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.Of, at)))
+			back = undo(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.Of, at)))
 		}
 		both := plus(plus(sure, bank), back) // the bank first
 		bank = least(capacity2, plus(bank, back))

@@ -60,8 +60,8 @@ var meets = map[string][]string{
 	"each:lone":        {"lone"}, "each:clock": {"clock"},
 }
 
-// twin answers requests in the plainest way: one map, no charges, no groups but a list.
-type twin struct {
+// reference is the reference implementation, as simple as possible: one map, no charges, no groups but a list.
+type reference struct {
 	limits map[string]algorithms.Limit // domain/name
 	delay  algorithms.Micros
 	states map[string]algorithms.State
@@ -78,9 +78,9 @@ type met struct {
 	decision     algorithms.Decision
 }
 
-func newTwin(t *testing.T, s *limiter.Snapshot) *twin {
+func newReference(t *testing.T, s *limiter.Snapshot) *reference {
 	t.Helper()
-	w := &twin{limits: map[string]algorithms.Limit{}, states: map[string]algorithms.State{}}
+	w := &reference{limits: map[string]algorithms.Limit{}, states: map[string]algorithms.State{}}
 	for _, p := range s.Policies {
 		w.limits[p.Domain+"/"+p.Name] = *p.Limit
 		w.delay = max(w.delay, p.Extra().MaxDelay)
@@ -102,7 +102,7 @@ func hashOf(values []string) uint64 {
 }
 
 // meets lists what a request meets.
-func (w *twin) meets(c *limiter.Call) (all []*met) {
+func (w *reference) meets(c *limiter.Call) (all []*met) {
 	for _, d := range c.Descriptors {
 		var keys, values []string
 		for _, e := range d.Entries {
@@ -131,7 +131,7 @@ func (w *twin) meets(c *limiter.Call) (all []*met) {
 }
 
 // answer decides what a request meets.
-func (w *twin) answer(now algorithms.Micros, c *limiter.Call) []*met {
+func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 	all := w.meets(c)
 	var group []algorithms.Bucket
 	where := map[string]int{}
@@ -194,7 +194,7 @@ type decisionLimit struct {
 }
 
 // line is the answer as it is to be written.
-func (w *twin) line(all []*met) decisionLine {
+func (w *reference) line(all []*met) decisionLine {
 	line := decisionLine{OK: true, Limit: []decisionLimit{}}
 	never, wait := false, (*int64)(nil)
 	for _, m := range all {
@@ -242,7 +242,7 @@ func TestReplayIsThePlainOne(t *testing.T) {
 			input = append(input, drawRequest(rt, now))
 		}
 		decisions := strings.Split(decide(t, s, strings.Join(input, "\n"), 0), "\n")
-		w := newTwin(t, s)
+		w := newReference(t, s)
 		for i, line := range input {
 			var c limiter.Call
 			at, err := (&trace{}).read(line, &c)
