@@ -25,7 +25,7 @@ func FuzzModel(f *testing.F) {
 		})
 		k := kinds[int(kind)%len(kinds)]
 		s, l := roll.limit(k.kind)
-		model := twinOf(s)
+		model := referenceOf(s)
 		roll.walk(200, []*Limit{l}, func(m moment) {
 			if want := model.ask(m.now, m.ask); m.got != want {
 				t.Fatalf("%s, at %d %+v of %+v:\n got %+v\nwant %+v", show(s), m.now, m.ask, m.before, m.got, want)

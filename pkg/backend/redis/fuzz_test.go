@@ -25,7 +25,7 @@ func FuzzAnswer(f *testing.F) {
 		limit := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second})
 		n := 1 + int(charges)%4
 		of, decisions := make([]backend.Charge, n), make([]backend.Decision, n)
-		tr := &trip{reply: string(reply)}
+		tr := &scriptRun{reply: string(reply)}
 		for i := range of {
 			of[i] = backend.Charge{Key: fmt.Append(nil, i), Limit: limit}
 			tr.of = append(tr.of, target{charge: &of[i], decision: &decisions[i]})
