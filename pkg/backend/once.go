@@ -6,6 +6,12 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // charges it, and answers a repeated group with them. So a caller that got no answer can repeat the group. Groups
 // that consumed nothing are not kept: a repeated denial is decided again.
 //
+// A settlement (algorithms.Ask.Settle) of several buckets should be a group of its own for each bucket, with an ID of its
+// own. Limits that settle always allow it, so nothing is lost by not charging them together. Then the Store keeps each
+// decision in the step that changes the bucket, on any number of nodes: a settlement whose answer was lost can be
+// repeated, and is made once. It cannot refund what was never charged, because a bucket that does not contain the
+// charge refunds nothing. In one group over several nodes, a lost answer would leave the outcome unknown (ErrPending).
+//
 // Each kept group needs the room of a bucket.
 type Once struct {
 	// ID is the idempotency key.
