@@ -58,10 +58,11 @@ var apart = map[string]struct{ name, reason string }{
 
 // inGo are the files whose functions run before or after the script: their other functions have no counterpart.
 var inGo = map[string]string{
-	"lease.go":  "the sidecar decides about leases; the script sees charges and refunds",
-	"limit.go":  "limits are compiled before they are sent",
-	"spec.go":   "limits are changed before they are sent",
-	"shards.go": "the sidecar divides a charge among shards; the script charges each as a bucket",
+	"lease.go":   "the sidecar decides about leases; the script sees charges and refunds",
+	"limit.go":   "limits are compiled before they are sent",
+	"weights.go": "costs of several kinds are added up before they are sent",
+	"spec.go":    "limits are changed before they are sent",
+	"shards.go":  "the sidecar divides a charge among shards; the script charges each as a bucket",
 }
 
 // inLua are functions that stand in the section of a file of package algorithms without being in that file.
