@@ -22,6 +22,7 @@ type request struct {
 	once     bool
 	canceled atomic.Bool
 
+	parted    bool // its limits are on two servers
 	attempts  int
 	allowed   bool // an answer said so
 	denied    bool // an answer said so, and none that it was allowed
@@ -214,6 +215,9 @@ func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Durat
 	r := &request{id: id, witness: "once", once: true}
 	w.requests++
 	r.costs = []cost{{"once", r.id, 1}, {"reserved", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)}}
+	if rng.IntN(3) == 0 {
+		r.costs = append(r.costs, cost{"quick", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+	}
 	w.after(0, p, func() { p.check(r, within) })
 	for range rng.IntN(3) {
 		w.seen(faultRepeat)

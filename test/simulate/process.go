@@ -13,6 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
@@ -37,7 +38,8 @@ type process struct {
 	suspended time.Duration // for how long its monotonic clock has stood still
 	wall      time.Duration // how far its wall clock is ahead of the monotonic one
 
-	store   *redis.Store
+	stores  []*redis.Store
+	undos   *stores.Undos // nil: there is one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter
@@ -50,8 +52,41 @@ var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
 	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
+	for _, s := range w.servers {
+		p.stores = append(p.stores, p.open(s.name))
+	}
+	w.started = append(w.started, p)
+	all := backend.Store(p.stores[0])
+	if len(p.stores) > 1 {
+		p.undos = stores.NewUndosBy(p, max(100*time.Millisecond, 4*timeout))
+		all = stores.Divided(p.stores[0], p.stores[1], func(c *backend.Charge) bool { return bySecond(c.Limit) }, p.undos)
+	}
+	p.denied = stores.Denied(all, stores.DeniedConfig{Clock: p.Now})
+	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
+	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
+	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{})
+	p.limiter.Swap(w.snapshot)
+	return p
+}
+
+// bySecond reports whether buckets of l are in the second Redis, if there is one.
+func bySecond(l *algorithms.Limit) bool {
+	return algorithms.Micros(l.Period)*l.Tick <= algorithms.Second
+}
+
+// serverOf is the server that has the buckets of l.
+func (w *world) serverOf(l *algorithms.Limit) *server {
+	if len(w.servers) > 1 && bySecond(l) {
+		return w.servers[1]
+	}
+	return w.servers[0]
+}
+
+// open makes the store of a server.
+func (p *process) open(server string) *redis.Store {
+	w, rng, name := p.w, p.rng, p.name
 	store, err := redis.Open(redis.Config{
-		URL: "redis://r0:6379", Timeout: timeout, WaitReplicas: w.waitReplicas,
+		URL: "redis://" + server + ":6379", Timeout: timeout,
 		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
 		Changed:  func(_ string, open bool) { w.breaker(p, open) },
 		Outside: &outside.World{
@@ -66,14 +101,7 @@ func (w *world) start(name string) *process {
 	if err != nil {
 		panic(err)
 	}
-	p.store = store
-	w.started = append(w.started, p)
-	p.denied = stores.Denied(store, stores.DeniedConfig{Clock: p.Now})
-	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
-	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
-	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{})
-	p.limiter.Swap(w.snapshot)
-	return p
+	return store
 }
 
 // reload makes another configuration the one in use, as the server does.
@@ -223,7 +251,7 @@ func failAll(commands []outside.Command, err error) {
 
 // send sends commands to a server, and calls wake once they have replies or errors, within d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
-	s, link := w.serverOf(p, to), &w.links[p.name[0]-'a']
+	s, link := w.servers[to[1]-'0'], &w.links[p.name[0]-'a']
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
 	}
@@ -311,4 +339,22 @@ func (l *link) fate(w *world) fault {
 	f := [...]fault{faultLostQuestion, faultLostAnswer, faultResetBefore, faultResetAfter}[l.rng.IntN(4)]
 	w.seen(f)
 	return f
+}
+
+// close ends the stores of p, in which nothing may be in flight.
+func (p *process) close() {
+	left := 0
+	if p.undos != nil {
+		left += p.undos.InFlight()
+	}
+	for _, s := range p.stores {
+		left += s.UndosInFlight()
+	}
+	if left > 0 {
+		p.w.judge.fail("%s: %d refunds or clean-ups have not ended", p.name, left)
+		return
+	}
+	for _, s := range p.stores {
+		s.Close()
+	}
 }

@@ -46,6 +46,8 @@ const (
 	sawFailed
 	sawNotTaken
 	sawReplayed
+	sawPending
+	sawParts
 	sawGroupDenied
 	faults
 )
@@ -61,6 +63,7 @@ var faultNames = [faults]string{
 	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
 	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
 	sawFailed: "answered by the failure policy", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
+	sawPending: "outcome of an ID not known", sawParts: "group of limits on two servers",
 	sawGroupDenied: "group denied by one of its limits",
 }
 
@@ -79,26 +82,25 @@ type Plan struct {
 type world struct {
 	*loop
 
-	plan         Plan
-	calm         bool // no faults, from now on
-	quiet        bool // no faults at all
-	stepsBack    bool // the server's clock may step back
-	lossy        bool // the server may lose its data
-	waitReplicas int
-	counts       Counts
-	log          func(format string, args ...any) // nil: nobody reads it
-	judge        *judge
-	servers      []*server
-	processes    []*process
-	started      []*process // those that have ended too
-	links        [8]link
-	configs      []*limiter.Snapshot
-	snapshot     *limiter.Snapshot
-	length       time.Duration
-	clients      int
-	mishaps      int // how many faults were planned
-	requests     int
-	boots        int
+	plan      Plan
+	calm      bool // no faults, from now on
+	quiet     bool // no faults at all
+	stepsBack bool // the server's clock may step back
+	lossy     bool // the server may lose its data
+	counts    Counts
+	log       func(format string, args ...any) // nil: nobody reads it
+	judge     *judge
+	servers   []*server
+	processes []*process
+	started   []*process // those that have ended too
+	links     [8]link
+	configs   []*limiter.Snapshot
+	snapshot  *limiter.Snapshot
+	length    time.Duration
+	clients   int
+	mishaps   int // how many faults were planned
+	requests  int
+	boots     int
 }
 
 // seen counts a fault.
@@ -127,6 +129,7 @@ domain: sim
 limits:
   reserved: {algorithm: fixed_window, rate: 60, period: 24h}
   once: {algorithm: fixed_window, rate: 1000, period: 24h}
+  quick: {algorithm: fixed_window, rate: 20, period: 100ms}
 descriptors:
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
@@ -136,7 +139,7 @@ descriptors:
   - {key: log, rate_limit: {algorithm: sliding_log, rate: %[2]d, period: 150ms}}
   - {key: queue, rate_limit: {algorithm: leaky_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
   - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
-  - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 100ms, lease: {max: 10%%, for: 50ms}}}
+  - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[3]d, period: 40ms, lease: {max: 50%%, for: 30ms}}}
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
 `
 
@@ -200,6 +203,9 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	w.servers = []*server{newServer(w, "r0")}
+	if w.rng.IntN(3) == 0 {
+		w.servers = append(w.servers, newServer(w, "r1"))
+	}
 	for i := range 1 + w.rng.IntN(3) {
 		least := time.Duration(50+w.rng.IntN(500)) * time.Microsecond
 		w.links[i] = link{least: least, most: least + time.Duration(1+w.rng.IntN(1500))*time.Microsecond}
@@ -229,8 +235,6 @@ func (w *world) parts() (names []string) {
 }
 
 func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
-
-func (w *world) serverOf(*process, string) *server { return w.servers[0] }
 
 // play lets the world run to its end, and has the judge say what was wrong.
 func (w *world) play() {
@@ -271,11 +275,7 @@ func (w *world) play() {
 	}
 	w.close()
 	for _, p := range w.started {
-		if n := p.store.UndosInFlight(); n > 0 {
-			w.judge.fail("%s: %d refunds or clean-ups have not ended", p.name, n)
-		} else {
-			p.store.Close()
-		}
+		p.close()
 	}
 }
 
@@ -300,7 +300,7 @@ func (w *world) fault(rng *rand.Rand) {
 	if w.calm {
 		return
 	}
-	s, i := w.servers[0], rng.IntN(len(w.processes))
+	s, i := w.servers[rng.IntN(len(w.servers))], rng.IntN(len(w.processes))
 	switch rng.IntN(18) {
 	case 0, 1:
 		w.note("link of %s cut for %v", w.processes[i].name, span)

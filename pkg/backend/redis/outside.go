@@ -74,7 +74,7 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd = own.Cmd
 	}
 	err := c.Err
-	if c.Reply == nil && err == nil {
+	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
 		err = goredis.Nil
 	}
 	cmd.SetErr(err)
@@ -89,7 +89,7 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 	case *goredis.IntCmd:
 		cmd.SetVal(c.Reply.(int64))
 	case *goredis.BoolCmd:
-		cmd.SetVal(c.Reply != int64(0))
+		cmd.SetVal(c.Reply != nil)
 	default:
 		panic(fmt.Sprintf("redis: a simulation has no replies for %T", cmd))
 	}
