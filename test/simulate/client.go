@@ -66,14 +66,14 @@ type delivery struct {
 func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	hot, gap := rng.IntN(3) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
 	if hot {
-		gap = time.Duration(50+rng.IntN(400)) * time.Microsecond
+		gap = time.Duration(100+rng.IntN(800)) * time.Microsecond
 	}
 	within := []time.Duration{0, 0, 0, 20, 20, 20, 12, 12, 6, 3}[rng.IntN(10)] * time.Millisecond
 	source := &backend.Source{Flush: func() {}}
 	var next func()
 	sent, left, key := 0, 3+rng.IntN(20), ""
 	if hot {
-		left, key = 3*left, hotNames[rng.IntN(len(hotNames))]
+		left, key = 20+rng.IntN(80), hotNames[rng.IntN(len(hotNames))]
 	}
 	next = func() {
 		if left--; left < 0 || w.now > int64(w.length) {
