@@ -26,9 +26,10 @@ type judge struct {
 	probes      []*sending
 	buckets     map[string]*bucket // by key
 	named       map[cost]*bucket   // by limit and value
-	losses      int                // how often a server lost its data
-	unclean     bool               // a process crashed, or a call had no answer: leased units may be lost
-	stepped     bool               // a server's clock was set
+	failovers   int
+	losses      int  // how often a server lost its data
+	unclean     bool // a process crashed, or a call had no answer: leased units may be lost
+	stepped     bool // a server's clock was set
 	steppedBack bool
 }
 
@@ -145,7 +146,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		if j.w.quiet && s.within == timeout && !s.parted && !s.canceled.Load() {
+		if j.w.quiet && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
 		if !c.Denied {
@@ -348,7 +349,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	}
 	switch {
 	case r.parted && !j.w.quiet && times > 0: // undos of its parts may be lost
-	case times < 0 || times > 1 && !(r.once && times <= int64(1+j.losses)): // the record of its ID may be lost too
+	case times < 0 || times > 1 && !(r.once && times <= int64(1+j.losses+j.failovers)): // the record of its ID may be lost too
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
 	case r.allowed && times == 0:
 		j.fail("request %s was allowed, but not charged: %s", r.id, r)

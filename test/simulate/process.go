@@ -86,7 +86,7 @@ func (w *world) serverOf(l *algorithms.Limit) *server {
 func (p *process) open(server string) *redis.Store {
 	w, rng, name := p.w, p.rng, p.name
 	store, err := redis.Open(redis.Config{
-		URL: "redis://" + server + ":6379", Timeout: timeout,
+		URL: "redis://" + server + ":6379", Timeout: timeout, WaitReplicas: w.waitReplicas,
 		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
 		Changed:  func(_ string, open bool) { w.breaker(p, open) },
 		Outside: &outside.World{
@@ -288,12 +288,19 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 				return
 			}
 			s.execute(answers)
+			back, epoch := back+s.waits(answers), s.epoch
 			switch {
 			case fate == faultLostAnswer, link.cutUntil > w.now:
 			case fate == faultResetAfter:
 				w.afterPlain(back, p, func() { end(func() { failAll(commands, errCut) }) })
 			default:
-				w.afterPlain(back, p, func() { end(func() { copy(commands, answers) }) })
+				w.afterPlain(back, p, func() {
+					end(func() {
+						if copy(commands, answers); s.epoch != epoch { // the connection ended with the old master
+							failAll(commands, io.EOF)
+						}
+					})
+				})
 			}
 		})
 	}

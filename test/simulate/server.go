@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/outside"
@@ -24,6 +25,11 @@ type server struct {
 	refuses string            // it replies this to everything, if not empty
 	keys    map[string]*value
 	scripts map[string]script
+
+	lag     time.Duration     // until the replica has what was written; 0: there is no replica
+	replica map[string]*value // what the replica has; nil: deleted
+	behind  int64             // when the replica will have all that was written
+	epoch   int               // how often the replica has taken over
 }
 
 // value is what is stored at a key: a bucket, or a text.
@@ -44,13 +50,58 @@ const (
 
 func newServer(w *world, name string) *server {
 	return &server{w: w, name: name, up: true, clock: 1_900_000_000_000_000 + algorithms.Micros(w.rng.Int64N(int64(algorithms.Day))),
-		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, scripts: map[string]script{}}
+		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, replica: map[string]*value{}, scripts: map[string]script{}}
 }
 
 // now is the time by the server's clock.
 func (s *server) now() algorithms.Micros {
 	us := s.w.now / 1000
 	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
+}
+
+// put writes v to a key, or deletes it if v is nil. The replica gets it later.
+func (s *server) put(key string, v *value) {
+	if s.keys[key] = v; v == nil {
+		delete(s.keys, key)
+	}
+	if s.lag == 0 {
+		return
+	}
+	s.behind = max(s.behind, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag)))
+	epoch := s.epoch
+	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
+		if s.epoch == epoch {
+			s.replica[key] = v
+		}
+	})
+}
+
+// failover makes the replica the master, with what it has.
+func (s *server) failover() {
+	s.epoch++
+	s.keys, s.behind = map[string]*value{}, 0
+	for key, v := range s.replica {
+		if v != nil {
+			s.keys[key] = v
+		}
+	}
+	clear(s.scripts)
+}
+
+// waits is how much later the last command is answered, if it waits for replicas.
+func (s *server) waits(commands []outside.Command) time.Duration {
+	last := &commands[len(commands)-1]
+	if last.Args[0] != "wait" || last.Err != nil {
+		return 0
+	}
+	most := time.Duration(last.Args[2].(int64)) * time.Millisecond
+	if left := time.Duration(s.behind - s.w.now); left <= most {
+		last.Reply = int64(1)
+		return max(0, left)
+	}
+	s.w.seen(sawUnconfirmed)
+	last.Reply = int64(0)
+	return most
 }
 
 // get returns what is at a key, or nil.
@@ -94,6 +145,8 @@ func (s *server) command(args []any) (any, error) {
 		}
 		s.set(key, args[2].(string), args[4].(int64))
 		return "OK", nil
+	case "wait":
+		return int64(0), nil // waits sets it
 	case "get":
 		if v := s.get(args[1].(string)); v != nil {
 			return v.text, nil
@@ -103,7 +156,7 @@ func (s *server) command(args []any) (any, error) {
 		if s.get(args[1].(string)) == nil {
 			return int64(0), nil
 		}
-		delete(s.keys, args[1].(string))
+		s.put(args[1].(string), nil)
 		return int64(1), nil
 	default:
 		panic(fmt.Sprintf("simulate: no such command: %v", args))
@@ -111,7 +164,7 @@ func (s *server) command(args []any) (any, error) {
 }
 
 func (s *server) set(key, text string, ms int64) {
-	s.keys[key] = &value{text: text, until: s.now() + algorithms.Micros(ms)*1000}
+	s.put(key, &value{text: text, until: s.now() + algorithms.Micros(ms)*1000})
 }
 
 // known has the names of scripts, by the address of their texts.
@@ -145,7 +198,7 @@ func (s *server) script(which script, args []any) (any, error) {
 			return int64(0), nil
 		}
 		if rest[1].(string) == "" {
-			delete(s.keys, key)
+			s.put(key, nil)
 			return int64(1), nil
 		}
 		s.set(key, rest[1].(string), rest[2].(int64))
@@ -266,7 +319,7 @@ func (t *taking) charge(group []charge) (took bool) {
 		b := &buckets[i]
 		took = took && !b.Ask.Look
 		if b.State.By != nil {
-			s.keys[group[i].key] = &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)}
+			s.put(group[i].key, &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)})
 		}
 		t.out = answer(t.out, &b.Decision)
 	}

@@ -37,6 +37,7 @@ const (
 	faultSuspend
 	faultWallStep
 	faultReload
+	faultFailover
 	faultRepeat
 	faultCancel
 	// What happened as a result.
@@ -48,6 +49,7 @@ const (
 	sawReplayed
 	sawPending
 	sawParts
+	sawUnconfirmed
 	sawGroupDenied
 	faults
 )
@@ -63,7 +65,7 @@ var faultNames = [faults]string{
 	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
 	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
 	sawFailed: "answered by the failure policy", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
-	sawPending: "outcome of an ID not known", sawParts: "group of limits on two servers",
+	sawPending: "outcome of an ID not known", sawUnconfirmed: "charge not confirmed by the replica", faultFailover: "replica takes over", sawParts: "group of limits on two servers",
 	sawGroupDenied: "group denied by one of its limits",
 }
 
@@ -82,25 +84,26 @@ type Plan struct {
 type world struct {
 	*loop
 
-	plan      Plan
-	calm      bool // no faults, from now on
-	quiet     bool // no faults at all
-	stepsBack bool // the server's clock may step back
-	lossy     bool // the server may lose its data
-	counts    Counts
-	log       func(format string, args ...any) // nil: nobody reads it
-	judge     *judge
-	servers   []*server
-	processes []*process
-	started   []*process // those that have ended too
-	links     [8]link
-	configs   []*limiter.Snapshot
-	snapshot  *limiter.Snapshot
-	length    time.Duration
-	clients   int
-	mishaps   int // how many faults were planned
-	requests  int
-	boots     int
+	plan         Plan
+	calm         bool // no faults, from now on
+	quiet        bool // no faults at all
+	stepsBack    bool // the server's clock may step back
+	waitReplicas int
+	lossy        bool // the server may lose its data
+	counts       Counts
+	log          func(format string, args ...any) // nil: nobody reads it
+	judge        *judge
+	servers      []*server
+	processes    []*process
+	started      []*process // those that have ended too
+	links        [8]link
+	configs      []*limiter.Snapshot
+	snapshot     *limiter.Snapshot
+	length       time.Duration
+	clients      int
+	mishaps      int // how many faults were planned
+	requests     int
+	boots        int
 }
 
 // seen counts a fault.
@@ -205,6 +208,12 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	w.servers = []*server{newServer(w, "r0")}
 	if w.rng.IntN(3) == 0 {
 		w.servers = append(w.servers, newServer(w, "r1"))
+	}
+	if w.rng.IntN(4) == 0 {
+		w.waitReplicas = w.rng.IntN(2)
+		for _, s := range w.servers {
+			s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
+		}
 	}
 	for i := range 1 + w.rng.IntN(3) {
 		least := time.Duration(50+w.rng.IntN(500)) * time.Microsecond
@@ -349,6 +358,16 @@ func (w *world) fault(rng *rand.Rand) {
 func (w *world) restart(s *server, span time.Duration) {
 	w.seen(faultRestart)
 	s.up = false
+	if s.lag > 0 { // with --redis-wait-replicas as many as there are, a failover loses nothing that was confirmed
+		w.seen(faultFailover)
+		w.note("%s: its replica takes over, after %v", s.name, span)
+		s.failover()
+		if w.judge.failovers++; w.waitReplicas == 0 {
+			w.judge.lost()
+		}
+		w.afterPlain(span, nil, func() { s.up = true })
+		return
+	}
 	clear(s.scripts)
 	if w.lossy {
 		w.seen(faultDataLost)
