@@ -344,6 +344,9 @@ func (w *world) fault(rng *rand.Rand) {
 		w.note("%s: wall clock steps by %v", w.processes[i].name, span)
 		w.seen(faultWallStep)
 		w.processes[i].wall += 2*span - 200*time.Millisecond
+	case 14:
+		w.note("%s: replication stands still for %v", s.name, span)
+		s.behind = max(s.behind, w.now+int64(span))
 	default:
 		w.snapshot = compiled[rng.IntN(len(compiled))]
 		w.note("reload")
