@@ -67,7 +67,7 @@ func (s *server) put(key string, v *value) {
 	if s.lag == 0 {
 		return
 	}
-	s.behind = max(s.behind, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag)))
+	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
 	epoch := s.epoch
 	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
 		if s.epoch == epoch {
