@@ -42,6 +42,9 @@ type Limit struct {
 	Penalty *Penalty
 	// Guaranteed, if not nil, is a rate that a token bucket guarantees beside its own.
 	Guaranteed *Rate
+	// Weights, if not nil, is what one unit of each kind costs: a whole number, a decimal fraction or a fraction, such as
+	// {"input": "1", "cached": "1/10"}. Limiter.Cost uses it.
+	Weights map[string]string
 	// Loaded is set by package limitsfile, and by nobody else. The other fields of such a limit have no effect.
 	Loaded *limiter.Loaded
 }
@@ -98,12 +101,13 @@ func (l Limit) named(domain, name string) (*limit, error) {
 		return newLimit(*l.Loaded.Policy), nil
 	}
 	numbers, err := l.compile()
-	if err != nil {
+	weights, wrong := l.weights()
+	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
 	return newLimit(descriptors.Policy{
 		Domain: domain, Name: name, Owner: domain + "/" + name, Limit: &numbers,
-		Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
+		Prefix: descriptors.Prefix(domain, "limit", name, numbers.Kind), Extras: &descriptors.Extras{Named: true, Weights: weights},
 	}), nil
 }
 

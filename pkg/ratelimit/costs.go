@@ -1,0 +1,50 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// ErrNoWeights is returned by Cost for a limit without Weights.
+var ErrNoWeights = errors.New("the limit has no weights")
+
+// Cost returns what costs of several kinds of units, such as input and output tokens, come to by the Weights of a limit:
+// the sum, rounded up once. Pass it to AllowN, ReserveN or Settle. An unknown kind, a negative number and a sum above 2^53
+// are errors.
+func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
+	m := l.named[name]
+	if m == nil {
+		return 0, unknown(name)
+	}
+	w := m.policy.Extra().Weights
+	if w == nil {
+		return 0, fmt.Errorf("limit %q: %w", m.policy.Name, ErrNoWeights)
+	}
+	cost, err := w.Cost(costs)
+	if err != nil {
+		return 0, fmt.Errorf("limit %q: costs: %w", m.policy.Name, err)
+	}
+	return cost, nil
+}
+
+// weights compiles Weights; nil: there are none.
+func (l Limit) weights() (*algorithms.Weights, error) {
+	if l.Weights == nil {
+		return nil, nil //nolint:nilnil // none
+	}
+	byName := make(map[string]algorithms.Weight, len(l.Weights))
+	for name, text := range l.Weights {
+		w, err := algorithms.ParseWeight(text)
+		if err != nil {
+			return nil, fmt.Errorf("weights: the weight of %q: %w", name, err)
+		}
+		byName[name] = w
+	}
+	w, err := algorithms.CompileWeights(byName)
+	if err != nil {
+		return nil, fmt.Errorf("weights: %w", err)
+	}
+	return w, nil
+}

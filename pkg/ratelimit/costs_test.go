@@ -1,0 +1,42 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
+	tokens := ratelimit.TokenBucket(1000, time.Minute)
+	tokens.Weights = map[string]string{"input": "1", "cached": "1/10", "output": "4"}
+	l, err := ratelimit.New(ratelimit.Config{
+		Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"tokens": tokens, "calls": ratelimit.TokenBucket(10, time.Minute)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cost, err := l.Cost("tokens", map[string]int64{"input": 100, "cached": 1, "output": 25})
+	if err != nil || cost != 201 {
+		t.Fatalf("%d, %v; want 201: 200.1 rounded up", cost, err)
+	}
+	if r, err := l.AllowN(t.Context(), cost, "tokens", "bob"); err != nil || r.Remaining != 799 {
+		t.Errorf("%+v, %v; want 799 left", r, err)
+	}
+	if _, err := l.Cost("tokens", map[string]int64{"outputs": 1}); err == nil || !strings.Contains(err.Error(), `"outputs" has no weight`) {
+		t.Error(err)
+	}
+	if _, err := l.Cost("calls", map[string]int64{"input": 1}); !errors.Is(err, ratelimit.ErrNoWeights) {
+		t.Error(err)
+	}
+	if _, err := l.Cost("call", nil); !errors.Is(err, ratelimit.ErrUnknown) {
+		t.Error(err)
+	}
+	tokens.Weights = map[string]string{"input": "-1"}
+	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"tokens": tokens}}); err == nil {
+		t.Error("a negative weight is accepted")
+	}
+}
