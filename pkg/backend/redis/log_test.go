@@ -1,0 +1,30 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// TestLogEntriesCountForExactlyOnePeriod: 2 a second. An entry whose age equals the period does not count any more.
+func TestLogEntriesCountForExactlyOnePeriod(t *testing.T) {
+	t.Parallel()
+	server, clock := redistest.Start(t), &storetest.Clock{}
+	store := open(t, Config{URL: "redis://" + server.Addr, Clock: clock.Now, Timeout: 5 * time.Second})
+	limit := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 2, Period: algorithms.Second})
+	for _, step := range []struct {
+		at      algorithms.Micros
+		allowed bool
+	}{{0, true}, {100_000, true}, {200_000, false}, {999_999, false}, {1_000_000, true}, {1_050_000, false}, {1_100_000, true}} {
+		clock.Set(storetest.Start + step.at)
+		var d [1]backend.Decision
+		backend.Take(t.Context(), store, []backend.Charge{{Key: []byte("k"), Limit: limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		if d[0].Err != nil || d[0].Allowed != step.allowed {
+			t.Errorf("after %d us: allowed %t, %v", step.at, d[0].Allowed, d[0].Err)
+		}
+	}
+}
