@@ -33,7 +33,7 @@ type Estimates struct {
 	last  [slots]atomic.Int64 // the second of the last sample of the keys with this hash
 }
 
-// cell learns the costs of one limit, or of one value that it tells apart.
+// cell learns the costs of one limit, or of one value that it distinguishes.
 type cell struct {
 	estimate atomic.Int64 // 0: too little is known
 

@@ -145,7 +145,7 @@ func (c *Call) reserve(r *Result) {
 	}
 }
 
-// cell returns the number of the estimate for p: one for each combination of values that p's estimates tell apart.
+// cell returns the number of the estimate for p: one for each combination of values that p's estimates distinguish.
 func (c *Call) cell(p *descriptors.Policy) uint64 {
 	const mix = 0x9E3779B97F4A7C15
 	number := descriptors.PrefixNumber(p.Prefix)
