@@ -87,7 +87,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, q *routing.Requ
 	}
 	route := routing.Find(s.Auth, q)
 	if x.Repeated = routing.Repeated(s.Auth, route, q); x.Repeated == "" && route != nil {
-		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.Look}
+		x.Route = &routeTaken{route.Place, route.Domain, route.Hits, route.DryRun}
 		x.LeftOut = missing(s.Auth, route, q)
 		var call limiter.Call
 		routing.Fill(&call, s.Auth, route, q)

@@ -43,9 +43,9 @@ func (c *healthcheckCmd) Run(a *app) error {
 	var err error
 	switch {
 	case c.HTTPListen != "":
-		err = server.AskHTTP(ctx, c.HTTPListen)
+		err = server.CheckHTTP(ctx, c.HTTPListen)
 	case c.GRPCListen != "":
-		err = server.AskGRPC(ctx, c.GRPCListen, c.TLSCert != "")
+		err = server.CheckGRPC(ctx, c.GRPCListen, c.TLSCert != "")
 	default:
 		return exitError{exitUsage, errors.New("there is no listener to check; give --http-listen or --grpc-listen")}
 	}

@@ -170,7 +170,7 @@ func newAttempts(now func() time.Time) *attempts {
 // allow counts an attempt and reports whether it is allowed.
 func (a *attempts) allow(r *http.Request) bool {
 	var d [1]backend.Decision
-	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Ask: algorithms.Ask{Cost: 1}, Owner: "log in"}
+	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Terms: algorithms.Charge{Cost: 1}, Owner: "log in"}
 	backend.Take(context.Background(), a.buckets, []backend.Charge{charge}, d[:])
 	return d[0].Err == nil && d[0].Allowed
 }

@@ -186,7 +186,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	if current == nil {
 		return nil, limiter.ErrNoConfig
 	}
-	ask := limiter.LimitAsk{Name: s.Limit, Key: s.Key, Count: cost}
+	ask := limiter.NamedCharge{Name: s.Limit, Key: s.Key, Count: cost}
 	if d := current.Domains[s.Domain]; s.Domain != "" && (d == nil || d.Named[s.Limit] == nil) {
 		limit := p.catalogs.of(current).find(s.Domain, s.Limit)
 		switch {
@@ -199,7 +199,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		}
 		ask.Inline = limit // it belongs to a descriptor and has no other name
 	}
-	c.Limits = []limiter.LimitAsk{ask}
+	c.Limits = []limiter.NamedCharge{ask}
 	return c, nil
 }
 

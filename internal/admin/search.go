@@ -86,7 +86,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		c, err := p.inspect(ctx, &s, 0)
 		switch {
 		case err != nil:
-			if _, wrongKey := errors.AsType[*limiter.AskError](err); !wrongKey {
+			if _, wrongKey := errors.AsType[*limiter.RequestError](err); !wrongKey {
 				b.Notes = append(b.Notes, "The search was stopped: "+err.Error()+".")
 				return
 			}

@@ -248,7 +248,7 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 
 // route compiles r, which is in doc.
 func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
-	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), Look: r.Check.value}
+	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), DryRun: r.Check.value}
 	before := c.mistakes
 	c.pathIgnores(&out, r)
 	for _, m := range r.Match.value {

@@ -34,7 +34,7 @@ func TestAuthIsCompiled(t *testing.T) {
 				},
 			},
 			{
-				Place: "auth.yaml:27", Path: "/session", PathPrefix: true, Domain: "edge", Hits: 1, Look: true,
+				Place: "auth.yaml:27", Path: "/session", PathPrefix: true, Domain: "edge", Hits: 1, DryRun: true,
 				Descriptors: [][]limiter.AuthEntry{
 					{from("user_id", limiter.FromCookie, "sid")}, {from("user_id", limiter.FromQuery, "api_key")}, {from("user_id", limiter.FromJWT, "sub")},
 				},

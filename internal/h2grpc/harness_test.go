@@ -85,7 +85,7 @@ func (b *echoBatch) Add(message []byte, _ time.Time, left time.Duration, cancele
 	of := -1
 	if late == nil && !bytes.HasPrefix(message, []byte("now")) {
 		of = len(b.inner.Charges)
-		b.inner.Charges = append(b.inner.Charges, backend.Charge{Key: message, Group: of, Ask: algorithms.Ask{Cost: 1}, Canceled: canceled})
+		b.inner.Charges = append(b.inner.Charges, backend.Charge{Key: message, Group: of, Terms: algorithms.Charge{Cost: 1}, Canceled: canceled})
 	}
 	b.messages, b.late, b.of = append(b.messages, message), append(b.late, late), append(b.of, of)
 }

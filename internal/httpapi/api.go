@@ -139,12 +139,12 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 	}
 	for i := range c.Limits {
 		if one := &c.Limits[i]; one.Reserve && len(strings.Join(one.Key, "")) > reservation.MaxKey {
-			return &limiter.AskError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
+			return &limiter.RequestError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
 		}
 	}
-	c.Look = look
+	c.DryRun = look
 	if ask.id != "" {
-		c.Once = limiter.Once{ID: "request " + ask.id, For: requestLife}
+		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + ask.id, Lifetime: requestLife}
 	}
 	c.Arrived = time.Now()
 	return a.Limiter.Check(r.Context(), c)
@@ -201,7 +201,7 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: []limiter.LimitAsk{ask}}}
+	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: []limiter.NamedCharge{ask}}}
 	if err := a.Limiter.Reset(r.Context(), c); err != nil {
 		mistake(w, err)
 		return
@@ -216,7 +216,7 @@ type done struct {
 
 // mistake answers an invalid request with the limiter's error.
 func mistake(w http.ResponseWriter, err error) {
-	ask, ok := errors.AsType[*limiter.AskError](err)
+	ask, ok := errors.AsType[*limiter.RequestError](err)
 	switch {
 	case errors.Is(err, backend.ErrReused):
 		reusedID.write(w, "request_id: it was used for another request, which was answered; take a new one for each request", "")

@@ -102,7 +102,7 @@ func (ask *apiAsk) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
 	}
-	digest := limiter.OnceID("jitter", ask.id)
+	digest := limiter.IdempotencyID("jitter", ask.id)
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
 }
 
@@ -179,7 +179,7 @@ func (a *API) answerOf(ask *apiAsk) apiAnswer {
 		switch {
 		case ask.settles: // the work is done already
 			l.Wait = 0
-		case said.OK && !c.Look && c.Limits[c.Results[i].Descriptor].Reserve:
+		case said.OK && !c.DryRun && c.Limits[c.Results[i].Descriptor].Reserve:
 			l.Reservation = a.reservationID(c, i, ask)
 			said.Reservation = l.Reservation
 			reserved++

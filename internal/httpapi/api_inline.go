@@ -43,7 +43,7 @@ func (a *API) bring(ask *apiAsk) error {
 // inline returns a compiled limit that came with a request. Its errors are AskError and ErrNoConfig.
 func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	if a.Inline == nil {
-		return nil, &limiter.AskError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}
+		return nil, &limiter.RequestError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}
 	}
 	s := a.Limiter.Current()
 	if s == nil {
@@ -64,7 +64,7 @@ func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	}
 	p, err := a.Inline(d, what.name, []byte(what.text))
 	if err != nil {
-		return nil, &limiter.AskError{Problem: fmt.Sprintf("config of limit %q: %v", descriptors.Printable(what.name), err)}
+		return nil, &limiter.RequestError{Problem: fmt.Sprintf("config of limit %q: %v", descriptors.Printable(what.name), err)}
 	}
 	a.inlines.compiled[what] = p
 	return p, nil

@@ -87,7 +87,7 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	}
 	c := &limiter.Call{}
 	c.Request.Domain, c.Inspect = domain, true
-	c.Limits = append(c.Limits, limiter.LimitAsk{Name: r.PathValue("name"), Key: key})
+	c.Limits = append(c.Limits, limiter.NamedCharge{Name: r.PathValue("name"), Key: key})
 	if err := a.Limiter.Check(r.Context(), c); err != nil {
 		mistake(w, err)
 		return

@@ -58,7 +58,7 @@ func parseAsk(body []byte) (*apiAsk, error) {
 		return nil, err
 	}
 	ask := &apiAsk{call: &limiter.Call{}}
-	one, config := limiter.LimitAsk{Count: 1}, []byte(nil)
+	one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 	members := p.ask(&one, &config)
 	members["domain"] = p.string(&ask.call.Request.Domain)
 	members["limits"] = func() error { return p.asks(ask) }
@@ -93,7 +93,7 @@ func parseAsk(body []byte) (*apiAsk, error) {
 }
 
 // add adds a limit with its config.
-func (a *apiAsk) add(one limiter.LimitAsk, config []byte) {
+func (a *apiAsk) add(one limiter.NamedCharge, config []byte) {
 	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
 }
 
@@ -120,7 +120,7 @@ func onlySettles(seen map[string]bool, count int64) error {
 var errBothCosts = errors.New("has count and costs; send one of them")
 
 // parseReset parses a request to reset a bucket.
-func parseReset(body []byte) (domain string, ask limiter.LimitAsk, err error) {
+func parseReset(body []byte) (domain string, ask limiter.NamedCharge, err error) {
 	p, err := newParser(body)
 	if err != nil {
 		return "", ask, err
@@ -190,7 +190,7 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 }
 
 // ask returns the functions for the members of one limit.
-func (p *parser) ask(into *limiter.LimitAsk, config *[]byte) map[string]func() error {
+func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
 	return map[string]func() error{
 		"config": func() (err error) {
 			*config, err = p.config()
@@ -226,7 +226,7 @@ func (p *parser) asks(into *apiAsk) error {
 		if n == maxAsks {
 			return fmt.Errorf("are more than %d", maxAsks)
 		}
-		one, config := limiter.LimitAsk{Count: 1}, []byte(nil)
+		one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 		seen, err := p.object(p.ask(&one, &config))
 		switch {
 		case err != nil:
@@ -275,7 +275,7 @@ func halfPair(text []byte) bool {
 }
 
 // keyOf returns the function for the key of a bucket: a string, or a list of strings.
-func (p *parser) keyOf(into *limiter.LimitAsk) func() error {
+func (p *parser) keyOf(into *limiter.NamedCharge) func() error {
 	return func() error {
 		if p.next() != '[' {
 			value, err := p.value()

@@ -62,7 +62,7 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	for _, d := range c.Descriptors {
 		var text strings.Builder
 		fmt.Fprintf(&text, "%s %d", c.Request.Domain, d.Cost)
-		if c.Look {
+		if c.DryRun {
 			text.WriteString(" look")
 		}
 		for _, entry := range d.Entries {

@@ -79,7 +79,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	}
 	switch d := c.Verdict.Domain; {
 	case d == nil:
-		mistake(w, &limiter.AskError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
+		mistake(w, &limiter.RequestError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
 		return
 	case d.Broken:
 		mistake(w, limiter.ErrNoConfig)
@@ -259,7 +259,7 @@ func meant(raw string) (*limiter.Call, error) {
 	c := &limiter.Call{Request: limiter.Request{Domain: values.Get("domain")}}
 	switch limit, descriptor := values["limit"], values["descriptor"]; {
 	case limit != nil && descriptor == nil:
-		c.Limits = []limiter.LimitAsk{{Name: limit[0], Key: values["key"]}}
+		c.Limits = []limiter.NamedCharge{{Name: limit[0], Key: values["key"]}}
 		return c, nil
 	case limit != nil || descriptor == nil || values["key"] != nil:
 		return nil, errors.New("give limit, and its key; or descriptor, as key=value[,key=value]…")

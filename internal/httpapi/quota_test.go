@@ -51,7 +51,7 @@ func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
 			`429 retry 100, "slow";r=0;t=100, reset 100, violated "slow","plain","other"`,
 		} {
 			if i == 2 { // other takes the last of its three
-				c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "other", Key: []string{"x"}, Count: 1}}}}
+				c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "other", Key: []string{"x"}, Count: 1}}}}
 				if err := l.Check(t.Context(), c); err != nil {
 					t.Fatal(err)
 				}

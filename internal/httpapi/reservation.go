@@ -17,7 +17,7 @@ func (a *API) reservationID(c *limiter.Call, i int, ask *apiAsk) string {
 	if ask.id == "" {
 		_, _ = rand.Read(id[:]) // never fails
 	} else { // the same for a repeated request
-		id = limiter.OnceID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
+		id = limiter.IdempotencyID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
 	}
 	r, ok := c.Reserved(i, string(id[:]))
 	if !ok {

@@ -167,14 +167,14 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 5, "user=bob")
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.LimitAsk{{Name: "calls", Key: []string{"bob"}}}}}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Inspect: true, Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
 	if err := b.Check(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if d := c.Results[0].Decision; d.Blocked != minute || d.ResetAfter != 30*algorithms.Second || d.Err != nil || c.Results[0].Policy.Adjusted == nil {
 		t.Errorf("%+v", d)
 	}
-	c = &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "calls", Key: []string{"bob"}}}}}
+	c = &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
 	if err := b.Reset(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}

@@ -50,8 +50,8 @@ type Route struct {
 
 	Domain string
 	Hits   int64
-	// Look makes a dry run of Hits.
-	Look        bool
+	// DryRun makes a dry run of Hits.
+	DryRun      bool
 	Descriptors [][]AuthEntry
 }
 

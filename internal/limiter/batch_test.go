@@ -43,7 +43,7 @@ func drawCall(t *rapid.T) *limiter.Call {
 	c.Request.Hold = rapid.SampledFrom([]algorithms.Micros{0, algorithms.Second}).Draw(t, "hold")
 	if rapid.IntRange(0, 5).Draw(t, "by name") == 0 {
 		name := rapid.SampledFrom([]string{"jobs", "nowhere"}).Draw(t, "name")
-		c.Limits = []limiter.LimitAsk{{Name: name, Key: []string{"1"}, Count: 1}}
+		c.Limits = []limiter.NamedCharge{{Name: name, Key: []string{"1"}, Count: 1}}
 		return c
 	}
 	for range rapid.IntRange(1, 3).Draw(t, "descriptors") {
@@ -80,7 +80,7 @@ func told(c *limiter.Call, err error) any {
 		results = append(results, o)
 	}
 	v := c.Verdict
-	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.Spared, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
+	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
 }
 
 // TestABatchIsItsCallsOneByOne compares a batch with separate calls, on equal stores with the same clock.

@@ -38,12 +38,12 @@ type Request struct {
 	Domain      string
 	Descriptors []Descriptor
 	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
-	Limits []LimitAsk
-	// Once has the idempotency key of Limits, if it has an ID. It cannot be combined with Look.
-	Once Once
-	// Look makes a dry run.
-	Look bool
-	// Inspect is Look for an operator: no Observer counts it, and the key of a named limit must have as many values
+	Limits []NamedCharge
+	// IdempotencyKey is that of Limits, if it has an ID. It cannot be combined with DryRun.
+	IdempotencyKey IdempotencyKey
+	// DryRun means that nothing is consumed.
+	DryRun bool
+	// Inspect is DryRun for an operator: no Observer counts it, and the key of a named limit must have as many values
 	// as the descriptors that use the limit leave open.
 	Inspect bool
 	// Arrived is the time of arrival by this process's clock; zero if the listener does not know it.
@@ -75,16 +75,16 @@ type Override struct {
 	Period algorithms.Micros
 }
 
-// LimitAsk is a request for a named limit.
-type LimitAsk struct {
+// NamedCharge is a request for a named limit.
+type NamedCharge struct {
 	Name  string
 	Key   []string // empty for the only bucket of a limit without keys
 	Count int64
 	// Costs, if not nil, are by kind and replace Count, which the weights of the limit make of them.
 	Costs   map[string]int64
 	Reserve bool
-	// Of is the time of the reservation if Count refunds one.
-	Of algorithms.Micros
+	// ReservedAt is the time of the reservation if Count refunds one.
+	ReservedAt algorithms.Micros
 	// Settle says that Count corrects what was reserved: 0, no difference, is always accepted.
 	Settle bool
 	// With Of: how fast the bucket refilled then, and what time it is now.
@@ -156,8 +156,8 @@ type Verdict struct {
 	// Replayed means that this is the stored answer to an earlier request with the same idempotency key. Nothing was
 	// consumed now.
 	Replayed bool
-	// Spared means that the request would be Denied without Modes.Shadow.
-	Spared bool
+	// WouldDeny means that the request would be Denied without Modes.Shadow.
+	WouldDeny bool
 	// Failed means that a store could not decide, and on_backend_failure did.
 	Failed bool
 	// Err makes the listener fail the call: OnFailure is error.

@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// OnceID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
-func OnceID(parts ...string) (id [16]byte) {
+// IdempotencyID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
+func IdempotencyID(parts ...string) (id [16]byte) {
 	sum := digest(parts...)
 	copy(id[:], sum[:])
 	return id

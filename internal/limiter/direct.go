@@ -32,13 +32,13 @@ func (d *Direct) Reset() {
 
 // Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; it reserves only if each of
 // them does. ask.Hash is set here.
-func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Ask) {
+func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge) {
 	start := len(d.keys)
 	d.keys, ask.Hash = p.AppendKeyOf(d.keys, key)
 	bucket := d.keys[start:]
 	for i := range d.charges {
 		if bytes.Equal(d.charges[i].Key, bucket) {
-			d.charges[i].Ask = d.charges[i].Ask.Plus(ask)
+			d.charges[i].Terms = d.charges[i].Terms.Plus(ask)
 			d.of = append(d.of, i)
 			return
 		}
@@ -47,7 +47,7 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Ask) {
 	d.charges = append(d.charges, backend.Charge{})
 	d.decisions = append(d.decisions, backend.Decision{})
 	charge := &d.charges[len(d.charges)-1]
-	charge.Key, charge.Slot, charge.Ask = bucket, p.SlotOfKey(key), ask
+	charge.Key, charge.Slot, charge.Terms = bucket, p.SlotOfKey(key), ask
 	setPolicy(charge, p)
 }
 
@@ -66,7 +66,7 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 // peek makes a dry run of all charges.
 func (d *Direct) peek() {
 	for i := range d.charges {
-		d.charges[i].Ask.Look = true
+		d.charges[i].Terms.DryRun = true
 	}
 }
 

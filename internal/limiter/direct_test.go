@@ -55,13 +55,13 @@ func TestDirectDecidesLikeACall(t *testing.T) {
 			now += algorithms.Micros(rapid.Int64Range(0, 700_000).Draw(t, "after"))
 			var c limiter.Call
 			c.Request.Domain = "d"
-			c.Look = rapid.IntRange(0, 4).Draw(t, "look") == 0
+			c.DryRun = rapid.IntRange(0, 4).Draw(t, "look") == 0
 			for range rapid.IntRange(1, 4).Draw(t, "limits") {
 				p := named[fmt.Sprint(rapid.IntRange(0, len(named)-1).Draw(t, "limit"))]
-				ask := algorithms.Ask{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), Look: c.Look}
+				ask := algorithms.Charge{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), DryRun: c.DryRun}
 				ask.Reserve = p.Limit.CanReserve() && rapid.Bool().Draw(t, "reserve")
 				key := []string{rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key")}
-				c.Limits = append(c.Limits, limiter.LimitAsk{Name: p.Name, Key: key, Count: ask.Cost, Reserve: ask.Reserve})
+				c.Limits = append(c.Limits, limiter.NamedCharge{Name: p.Name, Key: key, Count: ask.Cost, Reserve: ask.Reserve})
 				d.Add(p, key, ask)
 			}
 			d.Take(context.Background(), store)

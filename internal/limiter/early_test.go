@@ -34,7 +34,7 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 				t.Errorf("%s: %+v", answer, s)
 			}
 		}
-		c = &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "x"}}}}
+		c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "x"}}}}
 		if err := l.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
 			t.Errorf("%s, by name: %v", answer, err)
 		}
@@ -44,7 +44,7 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 		t.Errorf("error: %v", err)
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny), Modes: limiter.Modes{Shadow: true}})
-	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.Spared || !c.Statuses[0].Denied {
+	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
 		t.Errorf("shadow mode of all: %+v", c.Verdict)
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})

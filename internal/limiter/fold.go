@@ -52,7 +52,7 @@ func (c *Call) fold() {
 		c.denyMissing()
 	}
 	if c.modes.Shadow && !c.blocked {
-		c.Spared, c.Denied, c.Err = c.Denied, false, nil
+		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
 		c.Err = nil // it changes nothing, or would allow what other limits deny

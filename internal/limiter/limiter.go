@@ -163,7 +163,7 @@ func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
 	for range c.Descriptors {
 		c.Statuses = append(c.Statuses, Status{Result: -1, Denied: denied})
 	}
-	c.Failed, c.Denied, c.Spared = true, denied && !l.config.Modes.Shadow, denied && l.config.Modes.Shadow
+	c.Failed, c.Denied, c.WouldDeny = true, denied && !l.config.Modes.Shadow, denied && l.config.Modes.Shadow
 	l.observe(c)
 	return nil
 }

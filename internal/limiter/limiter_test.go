@@ -215,11 +215,11 @@ descriptors:
   - {key: user, limit: send}
 `)
 	b.ask(t, 2, "user=bob")
-	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
+	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
 	if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Results[0].Decision.Remaining != 1 {
 		t.Errorf("%v %+v", err, c.Results)
 	}
-	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "sent"}}}}
+	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "sent"}}}}
 	if err := b.Check(t.Context(), c); err == nil {
 		t.Error("a missing limit was found")
 	}
@@ -235,7 +235,7 @@ limits:
   one:  {algorithm: token_bucket, rate: 1, period: 1h}
 `)
 		list := func() *limiter.Call {
-			c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "many", Count: 1}, {Name: "one", Count: 1}}}}
+			c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "many", Count: 1}, {Name: "one", Count: 1}}}}
 			if err := b.Check(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
@@ -320,8 +320,8 @@ limits:
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	ask := func(id string) *limiter.Call {
 		c := &limiter.Call{Request: limiter.Request{
-			Limits: []limiter.LimitAsk{{Name: "one", Count: 1}, {Name: "two", Count: 1}, {Name: "two", Count: 1}},
-			Once:   limiter.Once{ID: id, For: algorithms.Second},
+			Limits:         []limiter.NamedCharge{{Name: "one", Count: 1}, {Name: "two", Count: 1}, {Name: "two", Count: 1}},
+			IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Second},
 		}}
 		if err := b.Check(t.Context(), c); err != nil {
 			t.Fatal(err)
@@ -349,7 +349,7 @@ limits:
   jobs: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
 `)
 	ask := func(count int64) *limiter.Call {
-		c := &limiter.Call{Request: limiter.Request{Limits: []limiter.LimitAsk{{Name: "jobs", Count: count, Reserve: true}}}}
+		c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: true}}}}
 		if err := b.Check(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}

@@ -18,10 +18,10 @@ descriptors:
 
 func TestShadowModeDeniesNothingAndReportsDenials(t *testing.T) {
 	b := newBench(t, modesYAML, limiter.Modes{Shadow: true})
-	if c := b.ask(t, 1, "a=1"); c.Denied || c.Spared {
+	if c := b.ask(t, 1, "a=1"); c.Denied || c.WouldDeny {
 		t.Errorf("within the limit: %+v", c.Verdict)
 	}
-	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Spared || !c.Statuses[0].Denied {
+	if c := b.ask(t, 1, "a=1"); c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
 		t.Errorf("over it: %+v", c.Verdict)
 	}
 	b.store.err = errors.New("away")

@@ -11,18 +11,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
-// AskError is a mistake in a request for a named limit.
-type AskError struct {
+// RequestError is a mistake in a request for a named limit.
+type RequestError struct {
 	// Missing means that the domain or limit does not exist.
 	Missing bool
 	Problem string
 }
 
 // Error is the Problem.
-func (e *AskError) Error() string { return e.Problem }
+func (e *RequestError) Error() string { return e.Problem }
 
-func missing(format string, args ...any) *AskError {
-	return &AskError{Missing: true, Problem: fmt.Sprintf(format, args...)}
+func missing(format string, args ...any) *RequestError {
+	return &RequestError{Missing: true, Problem: fmt.Sprintf(format, args...)}
 }
 
 // Limit returns a named limit. domain may be empty if only one domain has the name. The error is an *AskError.
@@ -44,7 +44,7 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 			continue
 		}
 		if in != nil {
-			return nil, nil, &AskError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
+			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
 		}
 		in = d
 	}
@@ -58,16 +58,16 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 // *AskError.
 func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
 	d, p, err := s.Limit(domain, name)
-	if missing, ok := errors.AsType[*AskError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
+	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
 		return d, p, err
 	}
 	for _, use := range s.Policies {
 		switch {
 		case use.Name != name || use.Unlimited || domain != "" && use.Domain != domain:
 		case p != nil && p.Domain != use.Domain:
-			return nil, nil, &AskError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
+			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
 		case use.Whole:
-			return nil, nil, &AskError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(name))}
+			return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(name))}
 		default:
 			p = use
 		}
@@ -88,11 +88,11 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	}
 	switch d := s.Domains[domain]; {
 	case domain == "":
-		return nil, &AskError{Problem: "there are several domains; say which domain"}
+		return nil, &RequestError{Problem: "there are several domains; say which domain"}
 	case d == nil:
 		return nil, missing("domain %q is not configured", descriptors.Printable(domain))
 	case d.Named[name] != nil:
-		return nil, &AskError{Problem: fmt.Sprintf("limit %q is in the configuration, and a request cannot replace it; leave out config, or choose another name", name)}
+		return nil, &RequestError{Problem: fmt.Sprintf("limit %q is in the configuration, and a request cannot replace it; leave out config, or choose another name", name)}
 	default:
 		return d, nil
 	}
@@ -120,7 +120,7 @@ func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	if len(uses) > mostUses {
 		uses, more = uses[:mostUses], " or others"
 	}
-	return &AskError{Problem: fmt.Sprintf("limit %q: the key has %s; a bucket of this limit is identified by %s%s",
+	return &RequestError{Problem: fmt.Sprintf("limit %q: the key has %s; a bucket of this limit is identified by %s%s",
 		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
 }
 
@@ -151,7 +151,7 @@ func values(n int) string {
 }
 
 // limit is Limit for ask, whose limit may have come with the request.
-func (s *Snapshot) limit(domain string, ask *LimitAsk) (*Domain, *descriptors.Policy, error) {
+func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
 		return s.Limit(domain, ask.Name)
 	}

@@ -9,10 +9,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Once is under what ID a request is taken once, and for how long that is remembered.
-type Once struct {
-	ID  string // within the domain; "": each time
-	For algorithms.Micros
+// IdempotencyKey is under what ID a request is taken once, and for how long that is remembered.
+type IdempotencyKey struct {
+	ID       string // within the domain; "": each time
+	Lifetime algorithms.Micros
 }
 
 // once makes the groups of charges ones that are taken once, each under an ID of its own: those that
@@ -21,12 +21,12 @@ func (c *Call) once() {
 	of := c.asked()
 	for at := 0; at < len(c.charges); {
 		end := at + backend.GroupLen(c.charges[at:])
-		once := &backend.Once{
-			ID: OnceID(c.Verdict.Domain.Name, c.Once.ID, strconv.Itoa(c.charges[at].Group)),
-			Of: of, For: c.Once.For,
+		once := &backend.IdempotencyKey{
+			ID:     IdempotencyID(c.Verdict.Domain.Name, c.IdempotencyKey.ID, strconv.Itoa(c.charges[at].Group)),
+			Digest: of, Lifetime: c.IdempotencyKey.Lifetime,
 		}
 		for i := at; i < end; i++ {
-			c.charges[i].Once = once
+			c.charges[i].IdempotencyKey = once
 		}
 		at = end
 	}

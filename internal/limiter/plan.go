@@ -26,7 +26,7 @@ const (
 // its own. The error concerns a request for named limits.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
-	c.Look = c.Look || c.Inspect
+	c.DryRun = c.DryRun || c.Inspect
 	if len(c.Limits) > 0 {
 		return c.planLimits(s)
 	}
@@ -97,11 +97,11 @@ func (c *Call) planLimits(s *Snapshot) error {
 			}
 		}
 		if ask.Reserve && !p.Limit.CanReserve() {
-			return &AskError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(p.Limit))}
+			return &RequestError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(p.Limit))}
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
-		r.reserve, r.of, r.settle = ask.Reserve, ask.Of, ask.Settle
+		r.reserve, r.of, r.settle = ask.Reserve, ask.ReservedAt, ask.Settle
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
 		r.slot = p.SlotOfKey(ask.Key)
@@ -113,7 +113,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		c.Results = append(c.Results, r)
 	}
 	c.charge()
-	if c.Once.ID != "" {
+	if c.IdempotencyKey.ID != "" {
 		c.once()
 	}
 	return nil
@@ -266,7 +266,7 @@ func (c *Call) chargeTogether(r *Result) {
 		return
 	}
 	have := &c.charges[at]
-	have.Ask = have.Ask.Plus(algorithms.Ask{Cost: r.Cost, Reserve: r.reserve})
+	have.Terms = have.Terms.Plus(algorithms.Charge{Cost: r.Cost, Reserve: r.reserve})
 	r.charge = at
 }
 
@@ -306,8 +306,8 @@ func (c *Call) add(r *Result, group int) {
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
-	ask := &charge.Ask
-	ask.Cost, ask.Hash, ask.Of, ask.Reserve, ask.Look = r.Cost, r.hash, r.of, r.reserve, c.Look
+	ask := &charge.Terms
+	ask.Cost, ask.Hash, ask.ChargedAt, ask.Reserve, ask.DryRun = r.Cost, r.hash, r.of, r.reserve, c.DryRun
 	ask.Settle = r.settle
 	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.Hold > 0 {
 		ask.MaxWait = min(delay, c.Request.Hold)
@@ -327,7 +327,7 @@ func (c *Call) neverFits() bool {
 		return false
 	}
 	for i := range c.charges {
-		c.charges[i].Ask.Look, c.charges[i].Once = true, nil
+		c.charges[i].Terms.DryRun, c.charges[i].IdempotencyKey = true, nil
 	}
 	return true
 }
@@ -357,10 +357,10 @@ func (c *Call) standIn(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
-		if charge.Once != nil { // each needs its own ID, or the second would get the answer of the first
-			own := *charge.Once
-			own.ID = OnceID(string(own.ID[:]), strconv.Itoa(r.charge))
-			charge.Once = &own
+		if charge.IdempotencyKey != nil { // each needs its own ID, or the second would get the answer of the first
+			own := *charge.IdempotencyKey
+			own.ID = IdempotencyID(string(own.ID[:]), strconv.Itoa(r.charge))
+			charge.IdempotencyKey = &own
 		}
 		var own [1]backend.Decision
 		if backend.Take(context.Background(), local, []backend.Charge{charge}, own[:]); own[0].Err == nil {

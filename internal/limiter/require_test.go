@@ -51,7 +51,7 @@ func TestARequestWithoutARequiredEntryIsDeniedAndChargesNothing(t *testing.T) {
 func TestShadowModeAllowsARequestWithoutARequiredEntryAndCountsIt(t *testing.T) {
 	b := newBench(t, requiring, limiter.Modes{Shadow: true})
 	c := b.ask(t, 1, "generic_key=always")
-	if c.Denied || !c.Spared || c.Missing == nil || c.Results[0].Decision.Remaining != 9 {
-		t.Errorf("%+v: want an allowed request that is charged, and Spared", c.Verdict)
+	if c.Denied || !c.WouldDeny || c.Missing == nil || c.Results[0].Decision.Remaining != 9 {
+		t.Errorf("%+v: want an allowed request that is charged, and WouldDeny", c.Verdict)
 	}
 }

@@ -30,7 +30,7 @@ type Reservation struct {
 // ClockSlack is the largest difference between the clocks of sidecars and of the backend.
 const ClockSlack = 60 * algorithms.Second
 
-// undoneFrom returns the moment that the undo of a charge names (algorithms.Ask.Of). It is at, the moment of the
+// undoneFrom returns the moment that the undo of a charge names (algorithms.Charge.ChargedAt). It is at, the moment of the
 // charge, unless the bucket refilled faster then than it does by l. In that case it is so much earlier that l brings as
 // much as the faster rate did. The store does not know when the rate changed, and its clock may be ahead of now, so the
 // undo returns too little rather than too much.
@@ -82,18 +82,18 @@ func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
 }
 
 // Settle makes c, which is empty, the settlement of r with the real cost count. The difference is charged like a
-// reservation, or refunded (see algorithms.Ask.Of). A difference of 0 is always accepted. A repetition within the time
+// reservation, or refunded (see algorithms.Charge.ChargedAt). A difference of 0 is always accepted. A repetition within the time
 // remembered has no further effect. now is the time by this process's clock. The error is one of Check, or ErrChanged.
 func (l *Limiter) Settle(
 	ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered, now algorithms.Micros,
 ) error {
 	c.Request.Domain = r.Domain
-	ask := LimitAsk{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true, Settle: true}
+	ask := NamedCharge{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true, Settle: true}
 	if ask.Count < 0 {
-		ask.Of, ask.ofInflow, ask.now = r.At, r.Inflow, now
+		ask.ReservedAt, ask.ofInflow, ask.now = r.At, r.Inflow, now
 	}
 	c.Limits = append(c.Limits, ask)
-	c.Once = Once{ID: "settle " + r.ID, For: remembered}
+	c.IdempotencyKey = IdempotencyKey{ID: "settle " + r.ID, Lifetime: remembered}
 	s := l.Current()
 	if s == nil {
 		return ErrNoConfig

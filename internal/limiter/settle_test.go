@@ -28,7 +28,7 @@ func (b *bench) jobs(tb testing.TB, numbers string) {
 // consume charges count units to the limit jobs, and reports whether they were allowed.
 func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call, bool) {
 	tb.Helper()
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.LimitAsk{{Name: "jobs", Count: count, Reserve: reserve}}}}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: reserve}}}}
 	if err := b.Check(tb.Context(), c); err != nil {
 		tb.Fatal(err)
 	}

@@ -31,7 +31,7 @@ type ReservedPart struct {
 	// Limit is descriptors.PrefixNumber of the limit's keys. Key is the rest of the bucket's key.
 	Limit uint64
 	Key   []byte
-	// Hash and Slot are those of the charge (algorithms.Ask, backend.Charge).
+	// Hash and Slot are those of the charge (algorithms.Charge, backend.Charge).
 	Hash, Slot uint64
 	// Cell is the number of the estimate; 0 means that it is not learned.
 	Cell uint64
@@ -254,7 +254,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // Reserves reports whether r, one of c's Results, has reserved units that can be settled: not if the request was denied,
 // and not if another answer than the store's stands in.
 func (c *Call) Reserves(r *Result) bool {
-	return !c.Denied && !c.Spared && !c.Look && r.charge >= 0 && !r.local && r.Policy.Extra().Settle != nil &&
+	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && !r.local && r.Policy.Extra().Settle != nil &&
 		c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
 }
 
@@ -338,12 +338,12 @@ func (c *Call) planPart(i, j int, real int64, now algorithms.Micros) {
 	r.of = undoneFrom(part.At, now, part.Inflow, r.Policy.Limit)
 	c.groups++
 	c.add(&r, c.groups)
-	once := &backend.Once{
-		ID:  OnceID(c.Verdict.Domain.Name, "settle "+string(c.reserved.ID[:]), strconv.Itoa(j)),
-		For: settledFor(part.At, now, terms.TTL),
+	once := &backend.IdempotencyKey{
+		ID:       IdempotencyID(c.Verdict.Domain.Name, "settle "+string(c.reserved.ID[:]), strconv.Itoa(j)),
+		Lifetime: settledFor(part.At, now, terms.TTL),
 	}
-	copy(once.Of[:], c.reserved.ID[:]) // whatever its cost, a second done is answered as the first
-	c.charges[s.charge].Once = once
+	copy(once.Digest[:], c.reserved.ID[:]) // whatever its cost, a second done is answered as the first
+	c.charges[s.charge].IdempotencyKey = once
 	c.Settlements = append(c.Settlements, s)
 }
 

@@ -114,7 +114,7 @@ func (p *proxy) done(id string, cost int64) *limiter.Call {
 // left is what a bucket of a limit has left.
 func (p *proxy) left(limit, key string) int64 {
 	p.t.Helper()
-	c := &limiter.Call{Request: limiter.Request{Domain: "d", Look: true, Limits: []limiter.LimitAsk{{Name: limit, Key: []string{key}}}}}
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
 	if err := p.Check(p.t.Context(), c); err != nil {
 		p.t.Fatal(err)
 	}

@@ -10,11 +10,11 @@ import (
 func weigh(p *descriptors.Policy, costs map[string]int64) (int64, error) {
 	w := p.Extra().Weights
 	if w == nil {
-		return 0, &AskError{Problem: fmt.Sprintf("limit %q has no weights, so it cannot take costs; send count, or add weights to the limit", descriptors.Printable(p.Name))}
+		return 0, &RequestError{Problem: fmt.Sprintf("limit %q has no weights, so it cannot take costs; send count, or add weights to the limit", descriptors.Printable(p.Name))}
 	}
 	cost, err := w.Cost(costs)
 	if err != nil {
-		return 0, &AskError{Problem: fmt.Sprintf("limit %q: costs: %v", descriptors.Printable(p.Name), err)}
+		return 0, &RequestError{Problem: fmt.Sprintf("limit %q: costs: %v", descriptors.Printable(p.Name), err)}
 	}
 	return cost, nil
 }
@@ -26,7 +26,7 @@ func (l *Limiter) Weigh(domain, name string, inline *descriptors.Policy, costs m
 	if s == nil {
 		return 0, ErrNoConfig
 	}
-	_, p, err := s.limit(domain, &LimitAsk{Name: name, Inline: inline})
+	_, p, err := s.limit(domain, &NamedCharge{Name: name, Inline: inline})
 	if err != nil {
 		return 0, err
 	}

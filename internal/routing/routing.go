@@ -129,7 +129,7 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 
 // Fill adds the descriptors of r for q to c. A descriptor with a missing value is omitted.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
-	c.Request.Domain, c.Look = r.Domain, r.Look
+	c.Request.Domain, c.DryRun = r.Domain, r.DryRun
 	for _, entries := range r.Descriptors {
 		d := c.AddDescriptor()
 		d.Cost = r.Hits

@@ -361,7 +361,7 @@ func TestFillLeavesOutWhatLacksAValue(t *testing.T) {
 			call.Reset()
 			Fill(&call, a, Find(a, c.q), c.q)
 			var got strings.Builder
-			fmt.Fprint(&got, call.Request.Domain, " ", call.Look)
+			fmt.Fprint(&got, call.Request.Domain, " ", call.DryRun)
 			for _, d := range call.Descriptors {
 				var entries []string
 				for _, e := range d.Entries {

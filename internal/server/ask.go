@@ -20,9 +20,9 @@ import (
 // ErrNotReady is the error of a server that is not ready, or no longer ready.
 var ErrNotReady = errors.New("not ready")
 
-// AskHTTP checks whether the server with its HTTP listener at address is ready. address has the form of Config.HTTP.
+// CheckHTTP checks whether the server with its HTTP listener at address is ready. address has the form of Config.HTTP.
 // The error is ErrNotReady, or the reason for which there was no answer before ctx ended.
-func AskHTTP(ctx context.Context, address string) error {
+func CheckHTTP(ctx context.Context, address string) error {
 	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
 	if err != nil {
@@ -67,9 +67,9 @@ func Client(address string) *http.Client {
 	}
 }
 
-// AskGRPC checks the gRPC listener, over TLS if secure. It has no client certificate, so a server that requires one
+// CheckGRPC checks the gRPC listener, over TLS if secure. It has no client certificate, so a server that requires one
 // rejects it.
-func AskGRPC(ctx context.Context, address string, secure bool) error {
+func CheckGRPC(ctx context.Context, address string, secure bool) error {
 	transport := insecure.NewCredentials()
 	if secure {
 		// The server at this address of this machine is the right one; its certificate would prove nothing more.

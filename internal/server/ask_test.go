@@ -45,19 +45,19 @@ func TestAsking(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := start(t, "domain: d", test.edit)
-			if err := AskHTTP(t.Context(), askable(x.HTTP)); err != nil {
+			if err := CheckHTTP(t.Context(), askable(x.HTTP)); err != nil {
 				t.Error("HTTP:", err)
 			}
-			if err := AskGRPC(t.Context(), askable(x.GRPC), test.secure); err != nil {
+			if err := CheckGRPC(t.Context(), askable(x.GRPC), test.secure); err != nil {
 				t.Error("gRPC:", err)
 			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
 			}
-			if err := AskHTTP(t.Context(), askable(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckHTTP(t.Context(), askable(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
 				t.Error("HTTP, when it has stopped:", err)
 			}
-			if err := AskGRPC(t.Context(), askable(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckGRPC(t.Context(), askable(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
 				t.Error("gRPC, when it has stopped:", err)
 			}
 		})
@@ -70,15 +70,15 @@ func TestAskingADrainingServer(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()
 	eventually(t, "it says that it is not ready", func() bool {
-		return errors.Is(AskHTTP(t.Context(), askable(x.HTTP)), ErrNotReady) &&
-			errors.Is(AskGRPC(t.Context(), askable(x.GRPC), false), ErrNotReady)
+		return errors.Is(CheckHTTP(t.Context(), askable(x.HTTP)), ErrNotReady) &&
+			errors.Is(CheckGRPC(t.Context(), askable(x.GRPC), false), ErrNotReady)
 	})
 	<-stopped
 }
 
 func TestAskingSomethingElse(t *testing.T) {
 	x := start(t, "domain: d")
-	if err := AskHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
+	if err := CheckHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Error(err)
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func TestAskingSomethingElse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	for name, err := range map[string]error{
-		"HTTP": AskHTTP(ctx, askable(silent.Addr())), "gRPC": AskGRPC(ctx, askable(silent.Addr()), false),
+		"HTTP": CheckHTTP(ctx, askable(silent.Addr())), "gRPC": CheckGRPC(ctx, askable(silent.Addr()), false),
 	} {
 		if err == nil {
 			t.Error(name, "succeeds without an answer")

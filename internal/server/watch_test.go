@@ -28,7 +28,7 @@ func TestMemoryThatFillsIsReported(t *testing.T) {
 	use := func(from, to int) {
 		for i := range to - from {
 			var d [1]backend.Decision
-			backend.Take(t.Context(), s.stack.memory, []backend.Charge{{Key: fmt.Append(nil, from+i), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "a"}}, d[:])
+			backend.Take(t.Context(), s.stack.memory, []backend.Charge{{Key: fmt.Append(nil, from+i), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "a"}}, d[:])
 		}
 	}
 	wrong := func() string {

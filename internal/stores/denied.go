@@ -225,7 +225,7 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 
 // find answers a group from the cached denial, however old, and returns it; nil if there is none.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
-	if charges[0].Reset || charges[0].Once != nil { // a group with an idempotency key may have been charged before the denial
+	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before the denial
 		return nil
 	}
 	if s.remembered.Load() == 0 { // usually; it saves the hash
@@ -269,13 +269,13 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 // c is the same charge with at least the same cost.
 func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
-	ask := was.Ask
-	ask.Cost = max(ask.Cost, c.Ask.Cost)
-	if was.Limit != c.Limit || ask != c.Ask || !bytes.Equal(was.Key, c.Key) {
+	ask := was.Terms
+	ask.Cost = max(ask.Cost, c.Terms.Cost)
+	if was.Limit != c.Limit || ask != c.Terms || !bytes.Equal(was.Key, c.Key) {
 		return false
 	}
 	*answer = d.decisions[i]
-	switch more := ask.Cost > was.Ask.Cost; {
+	switch more := ask.Cost > was.Terms.Cost; {
 	case more && (answer.Allowed || d.stays[i] == unknown):
 		return false // a bucket that allowed a cost may not allow a larger one
 	case more:
@@ -295,18 +295,18 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 // retryLater is the retry time of c, passed us after d denied a smaller cost, for buckets that Value describes
 // completely. It is 0 if the cost can never fit, or would be allowed.
 func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
-	return peekLater(c, d, passed, c.Ask).RetryAfter
+	return peekLater(c, d, passed, c.Terms).RetryAfter
 }
 
-func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, ask algorithms.Ask) algorithms.Decision {
-	ask.Look = true
+func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, ask algorithms.Charge) algorithms.Decision {
+	ask.DryRun = true
 	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
 	return later
 }
 
 // remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
 func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
-	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Ask.Hash)
+	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Terms.Hash)
 	return later.Remaining, later.ResetAfter
 }
 
@@ -322,13 +322,13 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && retryLater(c, d, 0) != d.RetryAfter {
 		return unknown
 	}
-	return peekLater(c, d, 0, algorithms.Ask{Cost: d.Remaining + 1, Hash: c.Ask.Hash}).RetryAfter
+	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
 // learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
 // the time asked, in the batch with the number take.
 func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
-	if backend.Took(charges, decisions) || allAllowed(decisions) { // in a group, dry runs may stand beside charges
+	if backend.ConsumedAny(charges, decisions) || allAllowed(decisions) { // in a group, dry runs may stand beside charges
 		s.consumed(charges)
 		return
 	}
@@ -356,7 +356,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 			blocked = min(blocked, d.Blocked)
 		}
 		switch {
-		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Ask.Cost < 0:
+		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
 			return nil
 		case d.Never:
 			return nil // costs next nothing to find out
@@ -413,7 +413,7 @@ func (s *DeniedStore) changedBy(bucket uint64) *atomic.Uint64 {
 func (s *DeniedStore) consumed(charges []backend.Charge) {
 	for i := range charges {
 		c := &charges[i]
-		if c.Ask.Cost <= 0 || c.Ask.Look {
+		if c.Terms.Cost <= 0 || c.Terms.DryRun {
 			continue
 		}
 		s.ForgetBucket(c.Key)
@@ -423,7 +423,7 @@ func (s *DeniedStore) consumed(charges []backend.Charge) {
 // forgetChanged removes the denials of buckets that get a refund or are reset.
 func (s *DeniedStore) forgetChanged(charges []backend.Charge) {
 	for i := range charges {
-		if charges[i].Ask.Cost < 0 || charges[i].Reset {
+		if charges[i].Terms.Cost < 0 || charges[i].Reset {
 			s.ForgetBucket(charges[i].Key)
 		}
 	}
@@ -522,7 +522,7 @@ func groupHash(charges []backend.Charge) uint64 {
 // givesBack reports whether charges refund units to a bucket, or reset one.
 func givesBack(charges []backend.Charge) bool {
 	for i := range charges {
-		if charges[i].Ask.Cost < 0 || charges[i].Reset {
+		if charges[i].Terms.Cost < 0 || charges[i].Reset {
 			return true
 		}
 	}

@@ -28,7 +28,7 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 	for i := range 20_000 {
 		charges := []backend.Charge{{Key: []byte("all")}, {Key: fmt.Appendf(nil, "%d", i%10)}, {Key: fmt.Appendf(nil, "%d", i)}}
 		for j := range charges {
-			charges[j].Limit, charges[j].Ask.Cost = &limit, 1
+			charges[j].Limit, charges[j].Terms.Cost = &limit, 1
 		}
 		charges = charges[:2+i/10_000] // first few groups again and again, then ever new ones
 		backend.Take(t.Context(), s, charges, decisions[:len(charges)])

@@ -27,7 +27,7 @@ func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder)
 
 // of is a charge of a bucket named key.
 func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
-	return backend.Charge{Key: []byte(key), Limit: limit, Ask: algorithms.Ask{Cost: cost}, Owner: "test"}
+	return backend.Charge{Key: []byte(key), Limit: limit, Terms: algorithms.Charge{Cost: cost}, Owner: "test"}
 }
 
 func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64) *algorithms.Limit {
@@ -40,7 +40,7 @@ func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
-		t.Errorf("asked %d of %s: got %+v, want allowed %v, retry after %v", c.Ask.Cost, c.Key, d, allowed, retry)
+		t.Errorf("asked %d of %s: got %+v, want allowed %v, retry after %v", c.Terms.Cost, c.Key, d, allowed, retry)
 	}
 	if n := asked.count(); n != times {
 		t.Errorf("next was asked %d times, want %d", n, times)
@@ -209,7 +209,7 @@ func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
-			if charges[0].Ask.Cost > 0 {
+			if charges[0].Terms.Cost > 0 {
 				time.Sleep(10 * ms)
 			}
 		})
@@ -375,7 +375,7 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 		expect(t, s, asked, 8, of(limit, "b", 9), false, 12*time.Minute)
 		// A dry run and a denial consume nothing.
 		look := of(limit, "b", 1)
-		look.Ask.Look = true
+		look.Terms.DryRun = true
 		take(t.Context(), s, look)
 		take(t.Context(), s, of(limit, "b", 8))
 		n := asked.count()
@@ -389,7 +389,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Denied(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
-			if charges[0].Ask.Cost == 8 {
+			if charges[0].Terms.Cost == 8 {
 				time.Sleep(10 * ms)
 			}
 		}), stores.DeniedConfig{})
@@ -452,9 +452,9 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 				for group := range 1 + rng.IntN(2) {
 					for _, i := range rng.Perm(len(specs))[:1+rng.IntN(2)] {
 						c := of(limits[i], fmt.Sprint(i), max(-2, 6-rng.Int64N(9)))
-						c.Group, c.Ask.Hash = group, uint64(i)
-						c.Ask.Look = rng.IntN(10) == 0
-						c.Ask.Reserve = limits[i].CanReserve() && rng.IntN(5) == 0
+						c.Group, c.Terms.Hash = group, uint64(i)
+						c.Terms.DryRun = rng.IntN(10) == 0
+						c.Terms.Reserve = limits[i].CanReserve() && rng.IntN(5) == 0
 						charges = append(charges, c)
 					}
 				}
@@ -513,7 +513,7 @@ func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		once := of(limit, "a", 1)
-		once.Once = &backend.Once{ID: [16]byte{1}, For: 60 * algorithms.Second}
+		once.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 60 * algorithms.Second}
 		expect(t, s, asked, 1, once, true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // remembered

@@ -24,7 +24,7 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 			if place(0, &group[1+i]) == in {
 				continue
 			}
-			if group[0].Once != nil {
+			if group[0].IdempotencyKey != nil {
 				return &routes[onceInBoth]
 			}
 			return &routes[both]

@@ -43,7 +43,7 @@ func charges(t *testing.T, of ...any) (list []backend.Charge) {
 			group++
 			continue
 		}
-		list = append(list, backend.Charge{Key: []byte(of[i].(string)), Limit: &five, Ask: algorithms.Ask{Cost: int64(of[i+1].(int))}, Group: group})
+		list = append(list, backend.Charge{Key: []byte(of[i].(string)), Limit: &five, Terms: algorithms.Charge{Cost: int64(of[i+1].(int))}, Group: group})
 		i++
 	}
 	return list
@@ -103,7 +103,7 @@ func TestDividedGroups(t *testing.T) {
 	// What is taken once is taken in one place.
 	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
 	for i := range once {
-		once[i].Once = &backend.Once{ID: [16]byte{byte(once[i].Group)}, For: algorithms.Second}
+		once[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(once[i].Group)}, Lifetime: algorithms.Second}
 	}
 	answers := make([]backend.Decision, 3)
 	backend.Take(t.Context(), store, once, answers)

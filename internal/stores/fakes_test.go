@@ -111,7 +111,7 @@ func (r *recorder) last(t *testing.T) []backend.Charge {
 // echo allows everything and answers the cost as what remains, so that answers tell whose they are.
 var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	for i := range charges {
-		decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: charges[i].Ask.Cost}}
+		decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: charges[i].Terms.Cost}}
 	}
 })
 
@@ -139,7 +139,7 @@ func fail(decisions []backend.Decision) {
 func costs(grouped bool, of ...int64) []backend.Charge {
 	charges := make([]backend.Charge, len(of))
 	for i, cost := range of {
-		charges[i] = backend.Charge{Key: []byte{byte('a' + i)}, Ask: algorithms.Ask{Cost: cost}}
+		charges[i] = backend.Charge{Key: []byte{byte('a' + i)}, Terms: algorithms.Charge{Cost: cost}}
 		if !grouped {
 			charges[i].Group = i
 		}

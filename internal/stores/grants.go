@@ -152,12 +152,12 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 		next.submit()
 		b.Done(b)
 		return
-	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Ask.Cost, now) > 0 {
+	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Terms.Cost, now) > 0 {
 		sh.mu.Unlock()
 		s.submitGroups(b)
 		return
 	} else {
-		l.count(c.Ask.Cost, now)
+		l.count(c.Terms.Cost, now)
 	}
 	was := l.seen.At
 	sh.mu.Unlock()
@@ -189,15 +189,15 @@ func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now tim
 		sh.turn(l, now)
 	}
 	first, second := &l.grants[0], &l.grants[1]
-	if first.left+second.left < c.Ask.Cost || now >= first.until {
+	if first.left+second.left < c.Terms.Cost || now >= first.until {
 		return false, nil
 	}
-	n := min(first.left, c.Ask.Cost)
+	n := min(first.left, c.Terms.Cost)
 	first.left -= n
-	second.left -= c.Ask.Cost - n
-	l.count(c.Ask.Cost, now)
+	second.left -= c.Terms.Cost - n
+	l.count(c.Terms.Cost, now)
 	if first.left <= l.low || now >= l.early {
-		next = s.leaseAhead(sh, l, c.Ask.Cost, now)
+		next = s.leaseAhead(sh, l, c.Terms.Cost, now)
 	}
 	return true, next
 }
@@ -217,7 +217,7 @@ func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
 
 // later leaves a return to the timer.
 func (sh *leaseShard) later(back backend.Charge) {
-	if back.Ask.Cost < 0 && len(sh.backs) < maxBacks {
+	if back.Terms.Cost < 0 && len(sh.backs) < maxBacks {
 		sh.backs = append(sh.backs, back)
 	}
 }
@@ -332,16 +332,16 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend
 		}
 		s.arm()
 	} else {
-		l.count(c.Ask.Cost, now)
+		l.count(c.Terms.Cost, now)
 	}
 	// Units that were leased since this request found too few are not returned at once, because each return of a
 	// token bucket loses a part of a unit.
-	if l.asking || !ending && l.left() >= c.Ask.Cost && now < l.grants[0].until {
+	if l.asking || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
 		return l, 0, backs
 	}
 	backs = sh.takeBack(backs, l, now)
 	if may {
-		units = l.want(c.Ask.Cost, now)
+		units = l.want(c.Terms.Cost, now)
 	}
 	l.asking = units > 0
 	l.requesting += units
@@ -374,7 +374,7 @@ func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.
 	l.ahead = a
 	c := &a.charge[0]
 	*c = l.charge
-	c.Lease, c.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash, Cost: units}
+	c.Lease, c.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash, Cost: units}
 	return a
 }
 
@@ -456,7 +456,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 			return nil
 		}
 	}
-	l := &hotKey{charge: *c, used: hotAsks * float64(c.Ask.Cost), since: h.since, asked: now, edge: never}
+	l := &hotKey{charge: *c, used: hotAsks * float64(c.Terms.Cost), since: h.since, asked: now, edge: never}
 	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // which belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
@@ -465,7 +465,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 // takeBack removes the leases of l, and appends the charges that return their units to backs.
 func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
-		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Ask.Cost < 0 {
+		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
 			backs = append(backs, back)
 		}
 		l.grants[i] = grant{}
@@ -484,13 +484,13 @@ func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Durat
 // back is the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to return.
 func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
 	back := *c
-	back.Lease, back.Ask = nil, algorithms.Ask{Hash: c.Ask.Hash}
+	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // the inflow since is not known for each shard
 	}
 	if n := c.Limit.Unused(units, micros(now-of.grantedAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
-		back.Ask.Cost, back.Ask.Of = -units, of.of
+		back.Terms.Cost, back.Terms.ChargedAt = -units, of.of
 	}
 	return back
 }
@@ -524,7 +524,7 @@ func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	}
 	l.seen, l.seenAt = *d, now
 	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
-	if hash := l.charge.Ask.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
+	if hash := l.charge.Terms.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
 		l.edge = asked + time.Duration(l.charge.Limit.LeaseFor(d.At, algorithms.MaxTime, hash))*time.Microsecond
 	}
 }
@@ -536,7 +536,7 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked
 		return
 	}
 	// The lease lasts a little less than it may, because clocks differ in speed.
-	lasts := time.Duration(l.charge.Limit.LeaseFor(d.At, l.charge.Lease.For, l.charge.Ask.Hash)) * time.Microsecond
+	lasts := time.Duration(l.charge.Limit.LeaseFor(d.At, l.charge.Lease.For, l.charge.Terms.Hash)) * time.Microsecond
 	l.serials++
 	is := grant{left: units, of: d.At, grantedAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
 	if l.grants[0].left > 0 && l.grants[1].left > 0 {

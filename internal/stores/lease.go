@@ -24,7 +24,7 @@ import (
 //   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
 //   - requests are denied up to Most units too early for each other process that has a lease. The leased units of a
 //     process that dies are lost, and so are units requested without an answer. A token bucket gets unused units back
-//     less those that have flowed in since the grant (Ask.Of).
+//     less those that have flowed in since the grant (Charge.ChargedAt).
 //
 // A lease never denies. A denial comes from next, for the cost alone, after the process has returned its leased
 // units of the bucket, except those being requested at that moment. An answer from a lease is the one that next
@@ -128,8 +128,8 @@ func anyLease(charges []backend.Charge) bool {
 
 // canLease reports whether c may be decided from a lease.
 func canLease(c *backend.Charge) bool {
-	a := &c.Ask
-	return c.Lease != nil && c.Once == nil && a.Cost > 0 && !a.Look && !a.Reserve && !a.Raw && c.Limit.CanReserve() && !recordsDenied(c)
+	a := &c.Terms
+	return c.Lease != nil && c.IdempotencyKey == nil && a.Cost > 0 && !a.DryRun && !a.Reserve && !a.Scaled && c.Limit.CanReserve() && !recordsDenied(c)
 }
 
 // recordsDenied reports whether a denial changes the bucket of c: if its limit charges denied requests, or counts
@@ -258,7 +258,7 @@ func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
 			continue
 		}
 		p.asked = t.add(&g.charges[i])
-		t.asked[p.asked].Ask.Cost += p.borrow
+		t.asked[p.asked].Terms.Cost += p.borrow
 	}
 }
 
@@ -367,7 +367,7 @@ func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms
 	}
 	was := d.At
 	d.At += passed
-	there := c.Limit.Seen(d.Value+units*c.Limit.Unit(), was, d.At, c.Ask.Hash)
+	there := c.Limit.Seen(d.Value+units*c.Limit.Unit(), was, d.At, c.Terms.Hash)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
 }

@@ -171,7 +171,7 @@ func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker i
 func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	limit := compile(w.t, spec)
 	k := simKey{charge: leased(limit, string(rune('a'+len(w.keys))), 0, limit.Capacity/20)}
-	k.charge.Ask.Hash = rng.Uint64()
+	k.charge.Terms.Hash = rng.Uint64()
 	if spec.Kind == algorithms.FixedWindow {
 		k.window = spec.Period
 	}
@@ -203,18 +203,18 @@ func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 				keys[string(c.Key)] = true
 			}
 		})
-		if fate <= 1 || dead.Load() && charges[0].Ask.Cost < 0 { // the question is lost
-			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Ask.Cost) })
+		if fate <= 1 || dead.Load() && charges[0].Terms.Cost < 0 { // the question is lost
+			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Terms.Cost) })
 			fail(decisions)
 			return
 		}
 		backend.Take(context.Background(), w.store, charges, decisions)
 		w.count(charges, func(i int, c *backend.Charge) {
-			if !backend.Took(groupOf(charges, decisions, i)) {
+			if !backend.ConsumedAny(groupOf(charges, decisions, i)) {
 				return
 			}
 			if w.charges[string(c.Key)]++; fate == 2 {
-				w.gone[string(c.Key)] += max(0, c.Ask.Cost)
+				w.gone[string(c.Key)] += max(0, c.Terms.Cost)
 			}
 		})
 		if time.Sleep(time.Duration(back) * time.Microsecond); fate == 2 { // the answer is
@@ -300,9 +300,9 @@ func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 	group := make([]backend.Charge, len(which))
 	for i, k := range which {
 		group[i] = w.keys[k].charge
-		group[i].Ask.Cost = 1
+		group[i].Terms.Cost = 1
 		if rng.IntN(8) == 0 {
-			group[i].Ask.Cost = 1 + rng.Int64N(simMaxCost)
+			group[i].Terms.Cost = 1 + rng.Int64N(simMaxCost)
 		}
 	}
 	w.takeGroup(s, which, group)
@@ -311,7 +311,7 @@ func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 // take asks for one key.
 func (w *leaseSim) take(s backend.Store, k int, cost int64) {
 	c := w.keys[k].charge
-	c.Ask.Cost = cost
+	c.Terms.Cost = cost
 	w.takeGroup(s, []int{k}, []backend.Charge{c})
 }
 
@@ -346,9 +346,9 @@ func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.D
 		}
 		switch {
 		case all:
-			w.admitted[k] = append(w.admitted[k], simCharge{at, group[i].Ask.Cost})
+			w.admitted[k] = append(w.admitted[k], simCharge{at, group[i].Terms.Cost})
 		case answers[i].Err == nil && !answers[i].Allowed:
-			w.denied[k] = append(w.denied[k], simCharge{at, group[i].Ask.Cost})
+			w.denied[k] = append(w.denied[k], simCharge{at, group[i].Terms.Cost})
 		}
 	}
 }
@@ -373,7 +373,7 @@ func (w *leaseSim) check(k int) {
 
 func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	c := w.keys[k].charge
-	phase := algorithms.Micros(c.Limit.PhaseOf(c.Ask.Hash))
+	phase := algorithms.Micros(c.Limit.PhaseOf(c.Terms.Hash))
 	window := func(at algorithms.Micros) algorithms.Micros { return (at - phase) / w.keys[k].window }
 	admitted, denied, lost := map[algorithms.Micros]int64{}, map[algorithms.Micros]bool{}, map[algorithms.Micros]int64{}
 	for _, a := range all {

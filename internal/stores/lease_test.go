@@ -54,7 +54,7 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
 // left is what below has left of c's bucket.
 func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
-	c.Ask.Cost, c.Lease = 0, nil
+	c.Terms.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
 }
 
@@ -249,14 +249,14 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		c := leased(compile(t, spec), "a", 1, 500)
 		asks := warm(t, s, c)
 		all := c
-		all.Ask = algorithms.Ask{Cost: 1000 - asks, Reserve: true} // which is next's to answer, whatever is leased
+		all.Terms = algorithms.Charge{Cost: 1000 - asks, Reserve: true} // which is next's to answer, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Fatalf("what is leased was there too: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
 			t.Errorf("what is leased is not there: %+v", d)
 		}
-		all.Ask.Cost--
+		all.Terms.Cost--
 		time.Sleep(350 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
 			t.Errorf("nothing is leased any more, %d are left: %+v", left(t, store, c), d)
@@ -277,7 +277,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 			synctest.Wait()
 		}
 		all := c
-		all.Ask.Cost = 1000 - asks
+		all.Terms.Cost = 1000 - asks
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Errorf("what is on its way was there too: %+v", d)
 		}
@@ -344,7 +344,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 					t.Fatalf("one unit is left of each: %+v", d)
 				}
 				takes := asked.all()[from:]
-				if len(takes) != 1 || takes[0][len(takes[0])-2].Ask.Cost != 1 {
+				if len(takes) != 1 || takes[0][len(takes[0])-2].Terms.Cost != 1 {
 					t.Errorf("sent %d times: %+v", len(takes), takes)
 				}
 				if n := left(t, below, beside); n != 99 {
@@ -387,7 +387,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 		s.GiveBack()
 		for _, take := range asked.all() {
 			for _, c := range take {
-				if c.Ask.Cost == -1 && c.Ask.Of == of {
+				if c.Terms.Cost == -1 && c.Terms.ChargedAt == of {
 					return
 				}
 			}
@@ -530,9 +530,9 @@ func TestADenialLeavesNothingOnLoan(t *testing.T) {
 		s, _, _ := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
-		c.Ask.Cost = 1000 - asks
+		c.Terms.Cost = 1000 - asks
 		all := c
-		all.Ask.Cost++
+		all.Terms.Cost++
 		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-asks {
 			t.Errorf("asked one more than there is: %+v", d)
 		}
@@ -580,7 +580,7 @@ func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		// Unused units are returned first, together with the request for a new lease.
-		if last := asked.last(t); len(last) != 3 || last[0].Ask.Cost >= 0 || last[1].Ask.Cost <= 1 {
+		if last := asked.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
 			t.Errorf("next was asked %+v", last)
 		}
 	})
@@ -703,9 +703,9 @@ func TestLooksDoNotSeeLoans(t *testing.T) {
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		asks := warm(t, s, c)
 		want := 10_000 - asks - s.Stats().Leased
-		c.Ask.Look = true
+		c.Terms.DryRun = true
 		for _, cost := range []int64{0, 1, want, want + 1} {
-			c.Ask.Cost = cost
+			c.Terms.Cost = cost
 			for who, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
 				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
 					t.Errorf("%s looks for %d where %d are left: %+v", who, cost, want, d)
@@ -722,15 +722,15 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 		c := leased(tokens(t, 10_000, algorithms.Day, 10_000), "a", 1, 500)
 		warm(t, s, c)
 		granted := s.Stats().Leased
-		for _, a := range []algorithms.Ask{{Cost: 0}, {Cost: -1}, {Cost: 1, Look: true}, {Cost: 1, Reserve: true}} {
+		for _, a := range []algorithms.Charge{{Cost: 0}, {Cost: -1}, {Cost: 1, DryRun: true}, {Cost: 1, Reserve: true}} {
 			n := asked.count()
-			c.Ask = a
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Ask != a || s.Stats().Leased != granted {
+			c.Terms = a
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Terms != a || s.Stats().Leased != granted {
 				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are granted", a, d, asked.last(t), s.Stats().Leased, granted)
 			}
 		}
-		c.Ask = algorithms.Ask{Cost: 1}
-		c.Once = &backend.Once{ID: [16]byte{1}, For: algorithms.Second}
+		c.Terms = algorithms.Charge{Cost: 1}
+		c.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: algorithms.Second}
 		for range 2 {
 			n := asked.count()
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {

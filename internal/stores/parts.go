@@ -168,7 +168,7 @@ func (p *parted) look() {
 			continue
 		}
 		for i := part.from; i < part.to && g.refused; i++ {
-			p.charges[i].Ask.Look = true
+			p.charges[i].Terms.DryRun = true
 		}
 	}
 }
@@ -185,7 +185,7 @@ func (p *parted) allowed(part part) bool {
 // charged reports whether a part consumed something that can be undone.
 func (p *parted) charged(part part) bool {
 	for i := part.from; i < part.to; i++ {
-		if d := &p.decisions[i]; d.Err != nil || !d.Allowed || p.charges[i].Ask.Look {
+		if d := &p.decisions[i]; d.Err != nil || !d.Allowed || p.charges[i].Terms.DryRun {
 			return false
 		}
 	}
@@ -232,9 +232,9 @@ func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
 			continue
 		}
 		d := &decisions[p.of[i]]
-		d.Remaining = min(d.Remaining+c.Ask.Cost, c.Limit.Capacity)
+		d.Remaining = min(d.Remaining+c.Terms.Cost, c.Limit.Capacity)
 		d.Wait = 0
-		c.Ask = algorithms.Ask{Cost: -c.Ask.Cost, Hash: c.Ask.Hash, Of: p.decisions[i].At}
+		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.decisions[i].At}
 		c.Group, c.Canceled = n, nil
 		p.undo = append(p.undo, c)
 	}

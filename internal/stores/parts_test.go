@@ -22,7 +22,7 @@ func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 // slowUndo delays refunds, as a busy network does.
 func slowUndo(next backend.Store, by time.Duration) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
-		if b.Charges[0].Ask.Cost >= 0 {
+		if b.Charges[0].Terms.Cost >= 0 {
 			next.Submit(b)
 			return
 		}
@@ -186,8 +186,8 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 				held[i] = b
 				return
 			}
-			if u := b.Charges[0]; u.Ask.Cost != -cost || u.Ask.Of != 7 || u.Ask.Look {
-				t.Errorf("part %d is undone by %+v", i, u.Ask)
+			if u := b.Charges[0]; u.Terms.Cost != -cost || u.Terms.ChargedAt != 7 || u.Terms.DryRun {
+				t.Errorf("part %d is undone by %+v", i, u.Terms)
 			}
 			undone[i]++
 			b.Done(b)
@@ -211,7 +211,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 		}
 	}
 	if p.refund < 3 {
-		if look := held[p.refund].Charges[0].Ask.Look; look == all {
+		if look := held[p.refund].Charges[0].Terms.DryRun; look == all {
 			t.Errorf("all others allowed it: %v; the refund is a look: %v", all, look)
 		}
 		answer(p.refund)

@@ -203,7 +203,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 			end := at + backend.GroupLen(b.Charges[at:])
 			allowed := !slices.ContainsFunc(b.Decisions[at:end], func(d backend.Decision) bool { return !d.Allowed })
 			for j := at; j < end && allowed; j++ {
-				taken[b.Charges[j].Key[0]-'a'] += b.Charges[j].Ask.Cost
+				taken[b.Charges[j].Key[0]-'a'] += b.Charges[j].Terms.Cost
 			}
 			at = end
 		}

@@ -11,7 +11,7 @@
 // Compile a Spec once, then call Take for each request:
 //
 //	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
-//	state, decision := limit.Take(state, now, algorithms.Ask{Cost: 1})
+//	state, decision := limit.Take(state, now, algorithms.Charge{Cost: 1})
 package algorithms
 
 import "slices"
@@ -97,29 +97,29 @@ type State struct {
 	Peaks *Peaks
 }
 
-// Ask is a request for units of one bucket.
-type Ask struct {
+// Charge is a request for units of one bucket.
+type Charge struct {
 	// Cost is the number of units. A cost of 0 is a dry run; a negative cost is a refund.
 	Cost int64
 	// Hash is the hash of the bucket's key. A fixed window without a start derives its phase from it.
 	Hash uint64
 	// MaxWait denies a turn in a leaky bucket that is further away than this; 0 means no bound.
 	MaxWait Micros
-	// Of makes a refund the undo of a charge: it is the moment of that charge; 0 means that the
+	// ChargedAt makes a refund the undo of a charge: it is the moment of that charge; 0 means that the
 	// refund is not an undo. Once the window of the charge has ended, an undo returns nothing. A
 	// token bucket returns the refund less the tokens that have flowed in since Of, because the
 	// bucket might have overflowed if the charge had not been made. So an undo never leaves
 	// more units than there would be without the charge.
-	Of Micros
-	// Raw means that Cost is in the unit of State.Value, 1/q token. It is used to charge parts of one
+	ChargedAt Micros
+	// Scaled means that Cost is in the unit of State.Value, 1/q token. It is used to charge parts of one
 	// cost to several shards.
-	Raw bool
+	Scaled bool
 	// Reserve lets the value go below zero, down to -MaxReserved.
 	Reserve bool
-	// Look makes a dry run: the Decision is the one that Take would make, but nothing is consumed. Only the
+	// DryRun makes a dry run: the Decision is the one that Take would make, but nothing is consumed. Only the
 	// first State of a bucket that does not start full may be stored, because its clock would
 	// never start otherwise.
-	Look bool
+	DryRun bool
 	// Settle marks the correction of an earlier charge. A correction of 0 is always allowed.
 	//
 	// A limit that settles (Spec.Settles) always allows it. Of is the moment of the charge. A positive Cost is charged
@@ -131,7 +131,7 @@ type Ask struct {
 	counted bool // called by takeCounted, which has handled the penalty
 }
 
-// Decision is the answer to one Ask.
+// Decision is the answer to one Charge.
 type Decision struct {
 	// Allowed reports whether the cost was consumed, or in a dry run whether it would be.
 	Allowed bool
@@ -142,7 +142,7 @@ type Decision struct {
 	// Value is the remaining amount in the unit of State.Value: the sum of both parts of a guaranteed
 	// bucket, and Remaining for the sliding algorithms.
 	Value int64
-	// RetryAfter is, for a denial, the exact time until the same Ask would be allowed if no other
+	// RetryAfter is, for a denial, the exact time until the same Charge would be allowed if no other
 	// request came first.
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again.
@@ -159,7 +159,7 @@ type Decision struct {
 // Take charges a.Cost to a bucket with state s at time now. It returns the next state and the decision.
 // A denial returns s unchanged, with these exceptions: a clock that must be started or corrected, limits that
 // charge denied requests (Overdraw, TakesDenied), and limits that count denials (Penalty).
-func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
+func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 	var d Decision
 	l.TakeAt(&s, now, &a, &d)
 	return s, d
@@ -167,7 +167,7 @@ func (l *Limit) Take(s State, now Micros, a Ask) (State, Decision) {
 
 // TakeAt is Take in place: it writes the next state to s and the decision to d. Copying them would cost as
 // much as deciding.
-func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
 		counted := *a
 		counted.counted = true
@@ -215,9 +215,9 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 		*s = was
 	case a.Cost < 0 && !seen && l.startsFilled(): // a full bucket needs no refund
 		*s = was
-	case a.Cost != 0 && !a.Look && (d.Allowed || l.ChargesDenied()): // s is the charged state
+	case a.Cost != 0 && !a.DryRun && (d.Allowed || l.ChargesDenied()): // s is the charged state
 	default:
-		if *s = was; !l.stays(seen, a.Look) {
+		if *s = was; !l.stays(seen, a.DryRun) {
 			l.start(s, now, a.Hash)
 		}
 	}
@@ -225,7 +225,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Ask, d *Decision) {
 
 // Keep returns the state of a bucket after a denied by another bucket of its group. It is s, except that
 // its clock may have been started or corrected.
-func (l *Limit) Keep(s State, now Micros, a Ask) State {
+func (l *Limit) Keep(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
 	}
@@ -234,8 +234,8 @@ func (l *Limit) Keep(s State, now Micros, a Ask) State {
 		s.Denials = l.denialsAt(&s, now)
 	}
 	kept, _, seen := l.begin(s, now, a.Hash)
-	kept = l.keep(s, kept, seen, a.Look)
-	if kept.Denials = s.Denials; a.Look {
+	kept = l.keep(s, kept, seen, a.DryRun)
+	if kept.Denials = s.Denials; a.DryRun {
 		kept.Denials = was
 	}
 	return kept

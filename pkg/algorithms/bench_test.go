@@ -28,16 +28,16 @@ func (l *Limit) steps() (allowed, denied func() bool) {
 	pause := 2*Micros(l.Period)*l.Tick/Micros(l.Rate) + l.Tick
 	allowed = func() bool {
 		var d Decision
-		s1, d = l.Take(s1, now, Ask{Cost: 1})
+		s1, d = l.Take(s1, now, Charge{Cost: 1})
 		if now += pause; now > MaxTime { // it is slow, and a benchmark long
 			s1, now = State{}, t0
 		}
 		return d.Allowed
 	}
-	s2, _ = l.Take(s2, t0, Ask{Cost: l.Capacity})
+	s2, _ = l.Take(s2, t0, Charge{Cost: l.Capacity})
 	denied = func() bool {
 		var d Decision
-		s2, d = l.Take(s2, t0, Ask{Cost: 1})
+		s2, d = l.Take(s2, t0, Charge{Cost: 1})
 		return !d.Allowed
 	}
 	return allowed, denied
@@ -62,7 +62,7 @@ func BenchmarkTake(b *testing.B) {
 func BenchmarkTakeAll(b *testing.B) {
 	group := make([]Bucket, 3)
 	for i := range group {
-		group[i] = Bucket{Limit: mustCompile(b, speeds[0].spec), Ask: Ask{Cost: 1}}
+		group[i] = Bucket{Limit: mustCompile(b, speeds[0].spec), Charge: Charge{Cost: 1}}
 	}
 	now := t0
 	b.ReportAllocs()
@@ -108,9 +108,9 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 
 func TestGroupsAllocateNothing(t *testing.T) {
 	group := []Bucket{
-		{Limit: mustCompile(t, speeds[0].spec), Ask: Ask{Cost: 1}},
-		{Limit: mustCompile(t, speeds[2].spec), Ask: Ask{Cost: 1}},
-		{Limit: mustCompile(t, speeds[3].spec), Ask: Ask{Cost: 1}},
+		{Limit: mustCompile(t, speeds[0].spec), Charge: Charge{Cost: 1}},
+		{Limit: mustCompile(t, speeds[2].spec), Charge: Charge{Cost: 1}},
+		{Limit: mustCompile(t, speeds[3].spec), Charge: Charge{Cost: 1}},
 	}
 	if perRun := testing.AllocsPerRun(5000, func() { TakeAll(t0, group) }); perRun > 0 { // allowed, then denied
 		t.Errorf("%v allocations in a group", perRun)

@@ -106,7 +106,7 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 		{"2026-04-03T00:00:00+02:00", 25, false, Decision{Allowed: true, ResetAfter: 3 * 24 * hour}},
 	} {
 		var got Decision
-		state, got = l.Take(state, at(t, is.at), Ask{Cost: is.cost, Reserve: is.reserve})
+		state, got = l.Take(state, at(t, is.at), Charge{Cost: is.cost, Reserve: is.reserve})
 		if got != is.want {
 			t.Errorf("step %d:\n got %+v\nwant %+v", i, got, is.want)
 		}

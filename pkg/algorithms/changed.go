@@ -175,20 +175,20 @@ func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
 // giveBack subtracts units of l from used. The undo of a charge returns less by the tokens that have flowed in since; of a
 // limit that settles, at most room.
-func (k *kept) giveBack(l *Limit, units int64, p int64, a *Ask) {
+func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	given := k.of(l, units)
 	switch {
-	case a.Of > 0 && l.Settles:
+	case a.ChargedAt > 0 && l.Settles:
 		given = min(given, k.room)
-	case a.Of > 0 && k.tick > 0:
-		given = returned(given, p, int64(k.now/k.tick-a.Of/k.tick))
+	case a.ChargedAt > 0 && k.tick > 0:
+		given = returned(given, p, int64(k.now/k.tick-a.ChargedAt/k.tick))
 	}
 	k.used = max(0, k.used-given)
 }
 
 // takeKept decides a for s, which is in the numbers of another Limit, at time now. If the clock stepped back, now is
 // ahead of it by back.
-func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros) {
+func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	var k kept
 	switch l.Kind {
 	case Guaranteed:
@@ -205,13 +205,13 @@ func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros)
 		s.Peaks = l.peaksOf(s, a.Hash)
 	}
 	had := k.used
-	k.room = k.old.roomSince(s, a.Of, had)
+	k.room = k.old.roomSince(s, a.ChargedAt, had)
 	if l.Kind == LeakyBucket {
 		l.decideKeptTurn(&k, now, a, d, back)
 	} else {
 		l.decideKept(&k, now, a, d)
 	}
-	if l.Settles && !a.Look {
+	if l.Settles && !a.DryRun {
 		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
 	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
@@ -221,7 +221,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Ask, d *Decision, back Micros)
 }
 
 // decideKept decides a for a token bucket or a fixed window.
-func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
+func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	unit, full := l.Unit(), l.full()
 	cost, r := l.costIn(unit, a), int64(0)
 	if a.Reserve {
@@ -269,7 +269,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Ask, d *Decision) {
 }
 
 // decideKeptTurn decides a for a leaky bucket.
-func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Micros) {
+func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back Micros) {
 	cost := l.raw(a)
 	switch {
 	case cost < 0:
@@ -308,7 +308,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Ask, d *Decision, back Mi
 
 // takeKeptPair decides a for a guaranteed bucket. Each part is counted by itself, so that a smaller bank
 // does not affect the guaranteed rate. Both together never give more than the larger limit holds.
-func (l *Limit) takeKeptPair(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	old := s.By
 	k1, k2 := l.keptTokens(s, s.Prev, old.V1, old.P1, now), l.keptTokens(s, s.Value, old.V, old.P, now)
 	larger, _ := mulDiv(l.Capacity, old.Q, 1)
@@ -346,7 +346,7 @@ type keptPair struct {
 // left is the number of units that both can give before they exceed the larger limit.
 func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
 
-func (p *keptPair) giveBack(l *Limit, a *Ask) {
+func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	given := kept{unit: p.bank.unit, tick: p.bank.tick, now: p.bank.now, used: maxExact}
 	given.giveBack(l, l.giveBack(a.Cost)*l.Q, p.sure.p+p.bank.p, a)
 	back := maxExact - given.used

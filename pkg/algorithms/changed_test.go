@@ -216,7 +216,7 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 }
 
 // passes reports whether a is there at time t.
-func (m changing) passes(s Spec, tick, t Micros, a Ask) bool {
+func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)
 	capacities, flows := parts(s)
@@ -244,9 +244,9 @@ func orElseSum(s Spec) *big.Rat {
 	return sum(capacities)
 }
 
-func (m *changing) cost(s Spec, tick Micros, a Ask) *big.Rat {
+func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 	cost := whole(a.Cost)
-	if a.Raw {
+	if a.Scaled {
 		cost = over(cost, new(big.Rat).SetInt(scale(s, tick)))
 	}
 	return cost
@@ -280,7 +280,7 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 }
 
 // ask answers a, which s asks at time now, and remembers what is to be remembered.
-func (m *changing) ask(s Spec, now Micros, a Ask) (d Decision) {
+func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
 	v, isKept := m.view(s, tick, now, a.Hash)
 	capacities, flows := parts(s)
@@ -318,15 +318,15 @@ func (m *changing) ask(s Spec, now Micros, a Ask) (d Decision) {
 			if isKept {
 				e = m.oldEdges(s, a.Hash)
 			}
-			if a.Of > 0 && e.start(a.Of) != e.start(now) {
+			if a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(now) {
 				back = whole(0)
 			}
-		} else if a.Of > 0 {
+		} else if a.ChargedAt > 0 {
 			pace := flows
 			if isKept {
 				_, pace = parts(m.s)
 			}
-			back = undo(back, times(sum(pace), whole(int64(now/coarse*coarse-a.Of/coarse*coarse))))
+			back = undo(back, times(sum(pace), whole(int64(now/coarse*coarse-a.ChargedAt/coarse*coarse))))
 		}
 		for i := range slices.Backward(next.used) { // the bank first
 			off := least(back, next.used[i])
@@ -404,7 +404,7 @@ func (m *changing) ask(s Spec, now Micros, a Ask) (d Decision) {
 		d.ResetAfter = first(now, coarse, full)
 	}
 	switch {
-	case a.Look, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
+	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
 	case a.Cost == 0 || !charges:
 		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted, the numbers only
 			if *m = v; v.atTick != nil {

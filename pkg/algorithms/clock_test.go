@@ -54,8 +54,8 @@ func TestClockIsMendedAfterAMinute(t *testing.T) {
 
 func TestLookMendsNothing(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
-	s, _ := l.Take(State{}, t0, Ask{Cost: 1})
-	next, d := l.Take(s, t0-hour, Ask{Cost: 1, Look: true})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
+	next, d := l.Take(s, t0-hour, Charge{Cost: 1, DryRun: true})
 	if !same(s, next) || d.RetryAfter != sec {
 		t.Errorf("a look made %+v of %+v and answered %+v", next, s, d)
 	}
@@ -97,7 +97,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 		var s State
 		now, forward, taken := t0, int64(0), whole(0)
 		for range length(t, 1000) {
-			a := Ask{Cost: roll.of(0, 1, 1, roll.between(1, l.Capacity+1))}
+			a := Charge{Cost: roll.of(0, 1, 1, roll.between(1, l.Capacity+1))}
 			var d Decision
 			if s, d = l.Take(s, now, a); d.Allowed {
 				taken.Add(taken, whole(a.Cost))
@@ -140,12 +140,12 @@ func TestFirstAskStartsTheClock(t *testing.T) {
 
 func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
-	for _, a := range []Ask{{Cost: 0}, {Cost: 1, Look: true}, {Cost: 2}} {
+	for _, a := range []Charge{{Cost: 0}, {Cost: 1, DryRun: true}, {Cost: 2}} {
 		if s, _ := l.Take(State{}, t0, a); s.By != nil {
 			t.Errorf("%+v created %+v", a, s)
 		}
 	}
-	if s, _ := l.Take(State{}, t0, Ask{Cost: 1}); s.By != l {
+	if s, _ := l.Take(State{}, t0, Charge{Cost: 1}); s.By != l {
 		t.Error("a charge created nothing")
 	}
 }

@@ -97,11 +97,11 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 	for _, kind := range []Kind{FixedWindow, TokenBucket} {
 		fast := mustCompile(t, Spec{Kind: kind, Rate: 1_000_000, Period: sec})
 		slow := mustCompile(t, Spec{Kind: kind, Rate: 1, Period: 30 * Day})
-		s, d := fast.Take(State{}, t0, Ask{Cost: 1e11, Reserve: true})
+		s, d := fast.Take(State{}, t0, Charge{Cost: 1e11, Reserve: true})
 		if !d.Allowed {
 			t.Fatalf("%v: could not reserve: %+v", kind, d)
 		}
-		if s, d = slow.Take(s, t0, Ask{Cost: 1}); d.Allowed || d.RetryAfter != 1e5*sec || d.ResetAfter != d.RetryAfter || s.By != fast {
+		if s, d = slow.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 1e5*sec || d.ResetAfter != d.RetryAfter || s.By != fast {
 			t.Errorf("%v: %+v of %+v", kind, d, s)
 		}
 	}
@@ -124,7 +124,7 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 			l := []*Limit{l1, l2}[i/7%2]
 			for _, look := range []bool{true, false} {
 				var d Decision
-				if s, d = l.Take(s, t0, Ask{Cost: 1, Look: look}); d.Allowed && !look {
+				if s, d = l.Take(s, t0, Charge{Cost: 1, DryRun: look}); d.Allowed && !look {
 					admitted++
 				}
 			}
@@ -161,11 +161,11 @@ func TestChangedNumbersVectors(t *testing.T) {
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	for _, kind := range []Kind{SlidingWindow, SlidingLog} {
 		short, long := mustCompile(t, Spec{Kind: kind, Rate: 5, Period: sec}), mustCompile(t, Spec{Kind: kind, Rate: 5, Period: hour})
-		s, _ := short.Take(State{}, t0, Ask{Cost: 5})
+		s, _ := short.Take(State{}, t0, Charge{Cost: 5})
 		for name, asks := range map[string][]*Limit{"longer": {long}, "longer, shorter": {long, short}} {
 			is := clone(s)
 			for _, l := range asks {
-				is, _ = l.Take(is, t0+sec/2, Ask{Cost: 1})
+				is, _ = l.Take(is, t0+sec/2, Charge{Cost: 1})
 			}
 			if at := is.FreshAt(); at < t0+hour {
 				t.Errorf("%v, asked by %s: forgotten after %d s", kind, name, (at-t0)/sec)

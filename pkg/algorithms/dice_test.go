@@ -110,9 +110,9 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 }
 
 // ask is a random ask of l at now. One in ten only looks.
-func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
+func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 	most := l.Capacity
-	a := Ask{Hash: hash, Look: roll.once(10)}
+	a := Charge{Hash: hash, DryRun: roll.once(10)}
 	if l.CanReserve() && !l.Overdraw && !l.TakesDenied && !l.PerRequest && roll.once(3) {
 		a.Reserve = true
 		most = l.Most(true)
@@ -137,10 +137,10 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Ask {
 		a.Cost = roll.between(1, max(1, min(most, 1+l.Capacity/3)))
 	}
 	if a.Cost < 0 && roll.once(3) {
-		a.Of = now - Micros(roll.of(0, 1, roll(l.Period), l.Period, roll(2*l.Period)))*l.Tick
+		a.ChargedAt = now - Micros(roll.of(0, 1, roll(l.Period), l.Period, roll(2*l.Period)))*l.Tick
 	}
 	if l.Kind == TokenBucket && roll.once(8) {
-		a.Raw = true
+		a.Scaled = true
 		a.Cost = max(-most-2, min(a.Cost, most+2))*l.Q - roll(l.Q)
 	}
 	return a
@@ -173,7 +173,7 @@ func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 type moment struct {
 	limit         *Limit
 	now           Micros
-	ask           Ask
+	ask           Charge
 	before, after State
 	got           Decision
 }

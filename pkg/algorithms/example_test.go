@@ -18,7 +18,7 @@ func ExampleLimit_Take() {
 	for at := range algorithms.Micros(4) {
 		now := 1_767_225_600*algorithms.Second + at*algorithms.Second
 		var d algorithms.Decision
-		state, d = limit.Take(state, now, algorithms.Ask{Cost: 1})
+		state, d = limit.Take(state, now, algorithms.Charge{Cost: 1})
 		fmt.Println(d.Allowed, d.Remaining, time.Duration(d.RetryAfter)*time.Microsecond)
 	}
 	// Output:

@@ -61,7 +61,7 @@ func (l *Limit) granted(value, k int64) int64 {
 // clears reports whether each window starts at capacity, whatever the last one left.
 func (l *Limit) clears() bool { return l.TakesDenied || l.PerRequest }
 
-func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	cost, r := a.Cost, int64(0)
 	if a.Reserve {
 		r = l.MaxReserved
@@ -75,8 +75,8 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 		d.Allowed = true
 	case cost < 0:
 		given := l.giveBack(cost)
-		if l.Settles && a.Of > 0 {
-			given = min(given, l.roomSince(s, a.Of, l.Capacity-value))
+		if l.Settles && a.ChargedAt > 0 {
+			given = min(given, l.roomSince(s, a.ChargedAt, l.Capacity-value))
 		}
 		value = min(l.Capacity, value+given)
 		d.Allowed = true
@@ -107,7 +107,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 	switch {
 	case !l.Settles:
 		s.Peaks = nil
-	case !a.Look:
+	case !a.DryRun:
 		s.Peaks = l.peaked(s.Peaks, now, l.Capacity-had, l.Capacity-value, a)
 	}
 	s.Value, s.At = value, l.tickOf(now)
@@ -116,12 +116,12 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Ask, d *Decision) {
 }
 
 // windowOver reports whether a undoes a charge of a window that has ended at time now.
-func (l *Limit) windowOver(a *Ask, now Micros) bool {
-	if a.Of <= 0 || l.Kind != FixedWindow {
+func (l *Limit) windowOver(a *Charge, now Micros) bool {
+	if a.ChargedAt <= 0 || l.Kind != FixedWindow {
 		return false
 	}
 	phase := l.PhaseOf(a.Hash)
-	return l.windowOf(a.Of, phase) != l.windowOf(now, phase)
+	return l.windowOf(a.ChargedAt, phase) != l.windowOf(now, phase)
 }
 
 // windowsToFull is the number of window starts that fill a bucket which holds value.

@@ -8,7 +8,7 @@ package algorithms
 //
 // Refunds go to the bank first. Reservations are not supported.
 
-func (l *Limit) takeGuaranteed(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 	e := l.elapsed(s.At, now)
 	v1, v2 := l.flow(s.Prev, l.V1, l.P1, e), l.flow(s.Value, l.V, l.P, e)
 	switch c := int64(0); {

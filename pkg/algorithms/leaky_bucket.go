@@ -8,7 +8,7 @@ package algorithms
 // A full queue denies. A turn further away than MaxWait is denied with retry_after = wait - MaxWait.
 
 // takeTurn takes a turn at time now. If the clock stepped back, now is ahead of it by back.
-func (l *Limit) takeTurn(s *State, now Micros, a *Ask, d *Decision, back Micros) {
+func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.V-value, l.P))
 	was := *s

@@ -31,7 +31,7 @@ func (l *Limit) Unit() int64 {
 }
 
 // Unused returns how many of units, leased and not used, can be refunded when the time after has passed since the
-// grant; see Ask.Of.
+// grant; see Charge.ChargedAt.
 func (l *Limit) Unused(units int64, after Micros) int64 {
 	if l.Kind != TokenBucket {
 		return units

@@ -36,7 +36,7 @@ type Spec struct {
 	Penalty *Penalty
 	// Minimum, if not nil, is a guaranteed rate beside a token bucket, which then serves as a bank for bursts.
 	Minimum *Rate
-	// Settles means that requests consume estimates, which are settled later (Ask.Settle): costs are known only
+	// Settles means that requests consume estimates, which are settled later (Charge.Settle): costs are known only
 	// afterwards. It belongs to a token bucket, and to a fixed window that starts each window afresh.
 	Settles bool
 	// MaxDebt is how many units below zero a settlement may charge a limit that settles; nil means Capacity, or as far as

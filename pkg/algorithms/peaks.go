@@ -61,7 +61,7 @@ func (p *Peaks) All() []Peak {
 
 // peaked returns the peaks of a bucket of l that lacked room before a at time at, and lacks other room now. p are its
 // former peaks; nil if they are unknown.
-func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Ask) *Peaks {
+func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 	at = l.tickOf(at)
 	var next Peaks
 	switch {
@@ -76,8 +76,8 @@ func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Ask) *Peaks {
 	case p.n == 0:
 		next.push(at, 0)
 	case now < room:
-		if next = *p; a.Of > 0 {
-			next.lower(l.tickOf(a.Of), room-now)
+		if next = *p; a.ChargedAt > 0 {
+			next.lower(l.tickOf(a.ChargedAt), room-now)
 		}
 		next.push(at+l.Tick, now)
 	default:
@@ -164,7 +164,7 @@ func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 }
 
 // beyond reports whether a charges, in a settlement, what the estimate left out.
-func (l *Limit) beyond(a *Ask) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Raw }
+func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Scaled }
 
 // passed are the peaks of a bucket last charged at time at, whose clock has stepped back to now: charges of before
 // have seen it full.

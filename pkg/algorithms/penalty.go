@@ -113,7 +113,7 @@ func (l *Limit) counted(was *Denials, now Micros) *Denials {
 }
 
 // takeCounted is Take for a limit that counts denials, or a state that has some.
-func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
+func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	was := s
 	if s.Denials != nil {
 		s.Denials = l.denialsAt(&s, now)
@@ -129,7 +129,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Ask) (State, Decision) {
 	next, d := l.Take(s, now, a)
 	next.Denials = s.Denials
 	switch {
-	case a.Look, d.Never && !l.TakesDenied:
+	case a.DryRun, d.Never && !l.TakesDenied:
 		next.Denials = was.Denials
 	case l.counts(&d, a):
 		next.Denials = l.counted(s.Denials, at)
@@ -155,18 +155,18 @@ func (l *Limit) seen(s *State) bool {
 }
 
 // counts reports whether d, the decision on a, is a denial that a Penalty counts.
-func (l *Limit) counts(d *Decision, a Ask) bool {
-	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.Look
+func (l *Limit) counts(d *Decision, a Charge) bool {
+	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun
 }
 
 // blocked decides a for s, which is blocked.
-func (l *Limit) blocked(s State, now Micros, a Ask) Decision {
-	a.Look = true
+func (l *Limit) blocked(s State, now Micros, a Charge) Decision {
+	a.DryRun = true
 	_, own := l.Take(s, now, a)
 	if own.Never {
 		return own
 	}
-	_, d := l.Take(s, now, Ask{Hash: a.Hash, Look: true, counted: true})
+	_, d := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true, counted: true})
 	d.Allowed, d.Wait, d.Blocked = false, 0, s.Denials.Until-now
 	d.RetryAfter = max(own.RetryAfter, d.Blocked)
 	return d

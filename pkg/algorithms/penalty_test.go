@@ -50,7 +50,7 @@ func (b *penaltyReference) remembered(now Micros) penaltyReference {
 
 func (b *penaltyReference) face() *watch { return b.bucket.face() }
 
-func (b *penaltyReference) ask(now Micros, a Ask) Decision {
+func (b *penaltyReference) ask(now Micros, a Charge) Decision {
 	is := b.remembered(now)
 	b.face().held = is.blocks > 0 || len(is.denied) > 0
 	clock := *b.face()
@@ -64,7 +64,7 @@ func (b *penaltyReference) ask(now Micros, a Ask) Decision {
 		}
 	} else {
 		d = b.bucket.ask(now, a)
-		if !d.Allowed && !d.Never && a.Cost > 0 && !a.Look {
+		if !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun {
 			is.count(at)
 			if at < is.until {
 				d.Blocked = is.until - at + behind
@@ -73,24 +73,24 @@ func (b *penaltyReference) ask(now Micros, a Ask) Decision {
 		}
 	}
 	never := d.Never && (!b.s.TakesDenied || a.Cost >= 0 && at < is.until)
-	if !a.Look && !never {
+	if !a.DryRun && !never {
 		*b = is
 	}
 	return d
 }
 
 // askBlocked is what the bucket says while nothing can be had of it.
-func (b *penaltyReference) askBlocked(now Micros, a Ask) Decision {
+func (b *penaltyReference) askBlocked(now Micros, a Charge) Decision {
 	look := a
-	look.Look = true
+	look.DryRun = true
 	own := b.bucket.ask(now, look)
 	if own.Never {
 		return own
 	}
-	d := b.bucket.ask(now, Ask{Hash: a.Hash, Look: true})
+	d := b.bucket.ask(now, Charge{Hash: a.Hash, DryRun: true})
 	d.RetryAfter = own.RetryAfter
-	if !a.Look {
-		b.bucket.ask(now, Ask{Hash: a.Hash})
+	if !a.DryRun {
+		b.bucket.ask(now, Charge{Hash: a.Hash})
 	}
 	return d
 }
@@ -119,7 +119,7 @@ func TestBlocksDouble(t *testing.T) {
 	var s State
 	ask := func(at Micros, cost int64) Decision {
 		var d Decision
-		s, d = l.Take(s, t0+at, Ask{Cost: cost})
+		s, d = l.Take(s, t0+at, Charge{Cost: cost})
 		return d
 	}
 	check := func(at Micros, cost int64, allowed bool, retry, blocked Micros) {
@@ -157,7 +157,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 		s := State{By: l, At: t0}
 		for i, at := range []Micros{0, 0, last} {
 			var d Decision
-			s, d = l.Take(s, t0+at, Ask{Cost: 10})
+			s, d = l.Take(s, t0+at, Charge{Cost: 10})
 			if d.Allowed && at < 10*sec || d.Blocked > 0 != (blocks && i == 2) {
 				t.Errorf("denial %d, the last after %d us: %+v", i, last, d)
 			}
@@ -172,16 +172,16 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 // A refund is accepted during a block and does not end it; its units are available afterwards.
 func TestGiveBackPassesABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
-	s, _ := l.Take(State{}, t0, Ask{Cost: 10})
-	s, d := l.Take(s, t0, Ask{Cost: 1})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
+	s, d := l.Take(s, t0, Charge{Cost: 1})
 	if d.Allowed || d.Blocked != minute {
 		t.Fatalf("first denial: %+v", d)
 	}
-	s, d = l.Take(s, t0, Ask{Cost: -4})
+	s, d = l.Take(s, t0, Charge{Cost: -4})
 	if !d.Allowed || d.Remaining != 4 {
 		t.Fatalf("give-back: %+v", d)
 	}
-	if _, d = l.Take(s, t0, Ask{Cost: 1}); d.Allowed || d.RetryAfter != minute || d.Remaining != 4 {
+	if _, d = l.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.RetryAfter != minute || d.Remaining != 4 {
 		t.Errorf("still blocked: %+v", d)
 	}
 }
@@ -190,13 +190,13 @@ func TestGiveBackPassesABlock(t *testing.T) {
 func TestClockStepsKeepBlocks(t *testing.T) {
 	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
 		l := mustCompile(t, penalized(1, hour, hour))
-		s, _ := l.Take(State{}, t0, Ask{Cost: 10})
-		s, _ = l.Take(s, t0, Ask{Cost: 1})
-		s, d := l.Take(s, t0-step.back, Ask{Cost: 1})
+		s, _ := l.Take(State{}, t0, Charge{Cost: 10})
+		s, _ = l.Take(s, t0, Charge{Cost: 1})
+		s, d := l.Take(s, t0-step.back, Charge{Cost: 1})
 		if d.Blocked != step.blocked || d.RetryAfter != step.blocked {
 			t.Errorf("%d us back: %+v", step.back, d)
 		}
-		if _, d = l.Take(s, t0-step.back+d.Blocked, Ask{Cost: 1}); !d.Allowed {
+		if _, d = l.Take(s, t0-step.back+d.Blocked, Charge{Cost: 1}); !d.Allowed {
 			t.Errorf("%d us back, when the block is over: %+v", step.back, d)
 		}
 	}
@@ -212,12 +212,12 @@ func TestAGroupCountsWhereItWasDenied(t *testing.T) {
 		return all
 	}
 	g := group(10, 1)
-	g[0].State, _ = g[0].Limit.Take(State{}, t0, Ask{Cost: 1})
+	g[0].State, _ = g[0].Limit.Take(State{}, t0, Charge{Cost: 1})
 	if TakeAll(t0, g) || g[0].Decision.Blocked != minute || g[0].Decision.RetryAfter != minute || !g[1].Decision.Allowed || g[1].State.By != nil {
 		t.Errorf("one denied: %+v", g)
 	}
 	g = group(10, 11)
-	g[0].State, _ = g[0].Limit.Take(State{}, t0, Ask{Cost: 1})
+	g[0].State, _ = g[0].Limit.Take(State{}, t0, Charge{Cost: 1})
 	if TakeAll(t0, g) || g[0].Decision.Blocked != 0 || g[0].Decision.RetryAfter != sec || g[0].State.Denials != nil {
 		t.Errorf("one can never be had: %+v", g)
 	}

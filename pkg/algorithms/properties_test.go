@@ -28,7 +28,7 @@ func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
 }
 
 // again is the answer to a at another time, with s left alone.
-func (m moment) again(at Micros, s State, a Ask) Decision {
+func (m moment) again(at Micros, s State, a Charge) Decision {
 	_, d := m.limit.Take(clone(s), at, a)
 	return d
 }
@@ -37,10 +37,10 @@ func (m moment) again(at Micros, s State, a Ask) Decision {
 // ms, with a clock that stepped back, and after the numbers were changed.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Allowed || m.got.Never || m.ask.Look {
+		if m.got.Allowed || m.got.Never || m.ask.DryRun {
 			return
 		}
-		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Raw || m.ask.Cost > m.limit.full()) {
+		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Scaled || m.ask.Cost > m.limit.full()) {
 			return // never there at once
 		}
 		if m.got.RetryAfter <= 0 {
@@ -57,15 +57,15 @@ func TestRetryAfterIsExact(t *testing.T) {
 // The bucket is full after reset_after, and not one microsecond before.
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.ask.Look || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
+		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
 			return // what is converted or corrected is not stored; or it is full already, or may be blocked
 		}
 		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.Tick > m.limit.Tick {
 			return // the answer is of the start of the tick, and it may be full since
 		}
 		full := func(at Micros) bool {
-			d := m.again(at, m.after, Ask{Hash: m.ask.Hash, Look: true})
-			return m.limit.isFull(d) && m.again(at, m.after, Ask{Hash: m.ask.Hash, Cost: m.limit.Capacity, Look: true}).Allowed
+			d := m.again(at, m.after, Charge{Hash: m.ask.Hash, DryRun: true})
+			return m.limit.isFull(d) && m.again(at, m.after, Charge{Hash: m.ask.Hash, Cost: m.limit.Capacity, DryRun: true}).Allowed
 		}
 		at := m.now + m.got.ResetAfter
 		if !full(at) {
@@ -82,10 +82,10 @@ func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 // What was reserved, or one's turn, is there after wait: the debt is paid then, not before.
 func TestWaitIsExact(t *testing.T) {
 	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Wait == 0 || m.ask.Look || m.limit.Kind == LeakyBucket {
+		if m.got.Wait == 0 || m.ask.DryRun || m.limit.Kind == LeakyBucket {
 			return
 		}
-		look := Ask{Hash: m.ask.Hash, Look: true} // cost 0: is it in debt?
+		look := Charge{Hash: m.ask.Hash, DryRun: true} // cost 0: is it in debt?
 		if at := m.now + m.got.Wait; !m.again(at, m.after, look).Allowed || m.again(at-1, m.after, look).Allowed {
 			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
 		}
@@ -99,17 +99,17 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
 		charges := l.Overdraw || l.TakesDenied
-		if !m.ask.Look && m.ask.Cost != 0 && (m.got.Allowed || charges) {
+		if !m.ask.DryRun && m.ask.Cost != 0 && (m.got.Allowed || charges) {
 			return
 		}
 		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.Period)*l.Tick)
-		mends := !m.ask.Look && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
+		mends := !m.ask.DryRun && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
 		mended := clone(s)
 		mended.At = l.tickOf(m.now)
 		for i := range mended.Log {
 			mended.Log[i] = min(mended.Log[i], m.now)
 		}
-		counts := l.Penalty.After > 0 && !m.ask.Look && m.ask.Cost > 0 && !m.got.Never
+		counts := l.Penalty.After > 0 && !m.ask.DryRun && m.ask.Cost > 0 && !m.got.Never
 		if is := m.after.Denials; !counts && !sameDenials(is, s.Denials) && (s.Denials == nil || !sameDenials(is, l.denialsAt(&s, m.now))) {
 			t.Fatalf("at %d %+v made of the denials %+v %+v, limit %+v", m.now, m.ask, s.Denials, is, *l)
 		}
@@ -128,21 +128,21 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 	})
 }
 
-// A Look answers as the ask it stands for would be answered, but for the block that this would begin.
+// A dry run answers as the ask it stands for would be answered, but for the block that this would begin.
 func TestLookAnswersAsTakeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.ask
-		a.Look = !a.Look
+		a.DryRun = !a.DryRun
 		d := m.again(m.now, m.before, a)
 		look, took := d, m.got
-		if !a.Look {
+		if !a.DryRun {
 			look, took = took, look
 		}
 		if look.Blocked == 0 && took.Blocked > 0 {
 			look.Blocked, look.RetryAfter = took.Blocked, max(look.RetryAfter, took.Blocked)
 		}
 		if look != took {
-			t.Fatalf("at %d %+v of %+v: %+v, but with Look %t %+v", m.now, m.ask, m.before, m.got, a.Look, d)
+			t.Fatalf("at %d %+v of %+v: %+v, but with DryRun %t %+v", m.now, m.ask, m.before, m.got, a.DryRun, d)
 		}
 	})
 }
@@ -202,7 +202,7 @@ func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State
 	now := t0 + Micros(roll(1e12))
 	for range n {
-		a := Ask{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity+1), -1)}
+		a := Charge{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity+1), -1)}
 		var d Decision
 		if s, d = l.Take(s, now, a); d.Allowed {
 			all = append(all, charge{now, a.Cost})
@@ -301,12 +301,12 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 		hash := uint64(roll(1 << 40))
 		var with, without State
 		charge := func(now Micros, cost int64) {
-			after, d := l.Take(with, now, Ask{Hash: hash, Cost: cost})
+			after, d := l.Take(with, now, Charge{Hash: hash, Cost: cost})
 			if !d.Allowed {
 				return
 			}
 			with = after
-			if without, d = l.Take(without, now, Ask{Hash: hash, Cost: cost}); !d.Allowed {
+			if without, d = l.Take(without, now, Charge{Hash: hash, Cost: cost}); !d.Allowed {
 				t.Fatalf("%s: %d were there after a loan, and not without", show(s), cost)
 			}
 		}
@@ -314,7 +314,7 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 		for range length(t, 30) {
 			charge(now, roll.between(1, l.Capacity+1))
 			of, k := now, roll.between(1, l.Capacity+1)
-			loan, d := l.Take(with, now, Ask{Hash: hash, Cost: k})
+			loan, d := l.Take(with, now, Charge{Hash: hash, Cost: k})
 			if !d.Allowed {
 				now += Micros(roll.of(1, int64(d.RetryAfter), l.Period))
 				continue
@@ -324,9 +324,9 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 				now += Micros(roll.of(0, 1, roll(1000), l.Period/l.Rate, roll(l.Period)))
 				charge(now, roll.between(1, l.Capacity+1))
 			}
-			with, _ = l.Take(with, now, Ask{Hash: hash, Cost: -k, Of: of})
-			_, is := l.Take(with, now, Ask{Hash: hash, Look: true})
-			_, was := l.Take(without, now, Ask{Hash: hash, Look: true})
+			with, _ = l.Take(with, now, Charge{Hash: hash, Cost: -k, ChargedAt: of})
+			_, is := l.Take(with, now, Charge{Hash: hash, DryRun: true})
+			_, was := l.Take(without, now, Charge{Hash: hash, DryRun: true})
 			if is.Value > was.Value {
 				t.Fatalf("%s: %d lent at %d and given back at %d leave %d; never taken, there would be %d", show(s), k, of, now, is.Value, was.Value)
 			}
@@ -346,7 +346,7 @@ func TestSeenIsWhatALookSees(t *testing.T) {
 		hash := uint64(roll(1 << 40))
 		value := roll.between(0, l.Capacity) * l.Unit()
 		now := t0 + Micros(roll.of(0, 1, roll(1000), int64(minute)))
-		_, want := l.Take(State{By: l, Value: value, At: t0}, now, Ask{Hash: hash, Look: true})
+		_, want := l.Take(State{By: l, Value: value, At: t0}, now, Charge{Hash: hash, DryRun: true})
 		got := l.Seen(value, t0, now, hash)
 		if got.Value != want.Value || got.Remaining != want.Remaining || got.ResetAfter != want.ResetAfter {
 			t.Fatalf("%s holds %d, %v later: seen %+v, a look sees %+v", show(s), value, now-t0, got, want)

@@ -4,11 +4,11 @@ import "math/big"
 
 // The reference implementations: every algorithm once more, from the written definition instead of the code, in
 // fractions of tokens instead of scaled integers, or by counting events. They are slow and allocate
-// as they like; what they share with the code are the types Spec, Ask, Decision and Micros.
+// as they like; what they share with the code are the types Spec, Charge, Decision and Micros.
 
 // reference is one bucket of a reference implementation.
 type reference interface {
-	ask(now Micros, a Ask) Decision
+	ask(now Micros, a Charge) Decision
 	face() *watch
 }
 
@@ -147,7 +147,7 @@ func undo(back, flowed *big.Rat) *big.Rat {
 	return most(whole(0), minus(back, flowed))
 }
 
-func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *tokenTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b // what a denial leaves
 	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
 	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
@@ -168,7 +168,7 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	level := least(capacity, plus(kept.level, times(flow, b.ticks(kept.ts, at))))
 	cost, r := whole(a.Cost), whole(0)
-	if a.Raw {
+	if a.Scaled {
 		cost = over(cost, b.unit())
 	}
 	if a.Reserve {
@@ -179,8 +179,8 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
-		if a.Of > 0 {
-			back = undo(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.Of, at)))
+		if a.ChargedAt > 0 {
+			back = undo(least(back, plus(capacity, reserved)), times(flow, b.ticks(a.ChargedAt, at)))
 		}
 		level, d.Allowed = least(capacity, plus(level, back)), true
 	case short.Sign() <= 0:
@@ -201,10 +201,10 @@ func (b *tokenTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	switch created := kept.seen && !b.seen || kept.ts == b.begun(now) && less(initial, capacity) && kept.level == initial; {
 	case d.Never:
-	case takes && a.Cost != 0 && !a.Look:
+	case takes && a.Cost != 0 && !a.DryRun:
 		kept.level, kept.ts, kept.seen = level, b.begun(at), true
 		*b = kept
-	case !a.Look, created:
+	case !a.DryRun, created:
 		*b = kept
 	}
 	return delay(d, behind)
@@ -220,7 +220,7 @@ type leakyTwin struct {
 	queue *big.Rat
 }
 
-func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *leakyTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	places := whole(orElse(b.s.Capacity, 0) + 1)
 	drain := b.flow(b.s.Rate, b.s.Period)
@@ -238,8 +238,8 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 	switch {
 	case a.Cost < 0:
 		back := minus(whole(0), cost)
-		if a.Of > 0 {
-			back = undo(least(back, places), times(drain, b.ticks(a.Of, at)))
+		if a.ChargedAt > 0 {
+			back = undo(least(back, places), times(drain, b.ticks(a.ChargedAt, at)))
 		}
 		charged, d.Allowed = most(whole(0), minus(queue, back)), true
 	case less(places, cost):
@@ -259,7 +259,7 @@ func (b *leakyTwin) ask(now Micros, a Ask) (d Decision) {
 		d.ResetAfter += behind
 	}
 	switch {
-	case d.Never || a.Look || a.Cost < 0 && !b.seen:
+	case d.Never || a.DryRun || a.Cost < 0 && !b.seen:
 	case d.Allowed && a.Cost != 0:
 		b.queue, b.ts, b.seen = charged, b.begun(at), true
 	default:
@@ -275,7 +275,7 @@ type guaranteedTwin struct {
 	sure, bank *big.Rat
 }
 
-func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *guaranteedTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	capacity1, capacity2 := whole(b.s.Minimum.Units), whole(orElse(b.s.Capacity, b.s.Rate))
 	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
@@ -301,8 +301,8 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	case a.Cost < 0:
 		d.Allowed = true
 		back := minus(whole(0), cost)
-		if a.Of > 0 {
-			back = undo(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.Of, at)))
+		if a.ChargedAt > 0 {
+			back = undo(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.ChargedAt, at)))
 		}
 		both := plus(plus(sure, bank), back) // the bank first
 		bank = least(capacity2, plus(bank, back))
@@ -330,9 +330,9 @@ func (b *guaranteedTwin) ask(now Micros, a Ask) (d Decision) {
 	d.ResetAfter = b.after(at, up(toFull(sure, bank)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
-	case d.Allowed && a.Cost != 0 && !a.Look:
+	case d.Allowed && a.Cost != 0 && !a.DryRun:
 		b.sure, b.bank, b.ts, b.seen = sure, bank, b.begun(at), true
-	case !a.Look, restarted:
+	case !a.DryRun, restarted:
 		*b = kept
 	}
 	return delay(d, behind)

@@ -33,7 +33,7 @@ func TestSettlementsLiftNoBound(t *testing.T) {
 				to := roll.between(0, w.cost)
 				var d Decision
 				before := state.Value
-				if state, d = l.Take(state, now, Ask{Cost: to - w.cost, Of: w.at, Reserve: true, Settle: true}); !d.Allowed {
+				if state, d = l.Take(state, now, Charge{Cost: to - w.cost, ChargedAt: w.at, Reserve: true, Settle: true}); !d.Allowed {
 					t.Fatalf("the settlement of %+v for %d was denied: %+v", *w, to, d)
 				}
 				if settled++; state.Value > before {
@@ -42,7 +42,7 @@ func TestSettlementsLiftNoBound(t *testing.T) {
 				w.cost, w.settle = to, false
 			default:
 				cost := roll.between(1, capacity)
-				next, d := l.Take(state, now, Ask{Cost: cost})
+				next, d := l.Take(state, now, Charge{Cost: cost})
 				if state = next; d.Allowed {
 					all = append(all, work{now, cost, roll.once(2)})
 				}
@@ -76,15 +76,15 @@ func TestCancelledLateReturnsWhatHasNotFlowedIn(t *testing.T) {
 		after Micros
 		left  int64
 	}{{0, 10}, {300 * ms, 10}, {900 * ms, 10}, {sec, 10}, {8 * sec, 10}} {
-		s, _ := l.Take(State{}, t0, Ask{Cost: 10})
-		s, _ = l.Take(s, t0+c.after, Ask{Cost: -10, Of: t0, Settle: true})
+		s, _ := l.Take(State{}, t0, Charge{Cost: 10})
+		s, _ = l.Take(s, t0+c.after, Charge{Cost: -10, ChargedAt: t0, Settle: true})
 		if got := left(l, s, t0+c.after); got != c.left {
 			t.Errorf("cancelled after %d ms: %d left, want %d", c.after/ms, got, c.left)
 		}
 	}
-	s, _ := l.Take(State{}, t0, Ask{Cost: 10})
-	s, _ = l.Take(s, t0+sec, Ask{Cost: 10}) // what has flowed in is used too
-	if s, _ = l.Take(s, t0+sec, Ask{Cost: -10, Of: t0, Settle: true}); left(l, s, t0+sec) != 0 {
+	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
+	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // what has flowed in is used too
+	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
 		t.Errorf("%d came back a second time", left(l, s, t0+sec))
 	}
 }

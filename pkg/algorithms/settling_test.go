@@ -45,7 +45,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 				var d Decision
 				before := left1(l, state, now)
 				exact := model.refund(c.at, now, c.estimate-c.cost)
-				state, d = l.Take(state, now, Ask{Cost: c.cost - c.estimate, Of: c.at, Settle: true})
+				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
 				if !d.Allowed {
 					t.Fatalf("the settlement of %+v was denied: %+v", *c, d)
 				}
@@ -71,7 +71,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 				c.cost = roll.between(0, 3*estimate)
 			}
 			var d Decision
-			if state, d = l.Take(state, now, Ask{Cost: estimate}); d.Allowed {
+			if state, d = l.Take(state, now, Charge{Cost: estimate}); d.Allowed {
 				model.set(now, big.NewRat(left1(l, state, now), l.Q), true)
 				calls = append(calls, c)
 			}
@@ -96,7 +96,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 
 // left1 is what s has at time now, in 1/Q.
 func left1(l *Limit, s State, now Micros) int64 {
-	_, d := l.Take(s, now, Ask{Look: true})
+	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Value
 }
 
@@ -163,7 +163,7 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 				c := open[i]
 				open = append(open[:i:i], open[i+1:]...)
 				before := state.Value
-				state, d = l.Take(state, now, Ask{Cost: c.cost - c.estimate, Of: c.at, Settle: true})
+				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
 				m.seen = c.cost != c.estimate && state.By != nil
 				if lost += d.Lost; c.cost < c.estimate {
 					if refunded++; state.Value <= before {
@@ -175,7 +175,7 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 				if c.cost = roll.between(0, c.estimate); low {
 					c.cost = roll.between(0, 2*c.estimate)
 				}
-				if state, d = l.Take(state, now, Ask{Cost: c.estimate}); d.Allowed {
+				if state, d = l.Take(state, now, Charge{Cost: c.estimate}); d.Allowed {
 					open, m.call, m.seen = append(open, c), c, true
 				}
 			}
@@ -205,10 +205,10 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 				cost = m.call.cost
 			}
 			if m.seen {
-				other, _ = known.Take(other, m.now, Ask{Cost: cost + 1})
+				other, _ = known.Take(other, m.now, Charge{Cost: cost + 1})
 				cost = -1
 			}
-			other, _ = known.Take(other, m.now, Ask{Cost: cost})
+			other, _ = known.Take(other, m.now, Charge{Cost: cost})
 		}
 		is, would := left1(l, state, now), left1(known, other, now)
 		if is > would+lost*l.Q {

@@ -92,7 +92,7 @@ func split(x *int64, n, i int) *int64 {
 // level, and waits for the last. The Decision, Never included, describes the given shards only.
 //
 // It is one function because its parts share the slices and sums of the first loop.
-func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
+func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	var d Decision
 	left := make([]int64, len(shards)) // in 1/q unit
 	begun := make([]State, len(shards))
@@ -124,7 +124,7 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 		d.Allowed = true
 		if !shards[0].Limit.windowOver(&a, now) {
 			limits := func(i int) *Limit { return shards[i].Limit }
-			raise(shards, left, undoneOf(len(shards), limits, -cost, a.Of, now))
+			raise(shards, left, undoneOf(len(shards), limits, -cost, a.ChargedAt, now))
 		}
 	case sum-cost < least && !(a.Settle && a.Cost == 0):
 		d.RetryAfter = shardsRetry(now, shards, kept, a, cost+least)
@@ -146,10 +146,10 @@ func TakeShards(now Micros, shards []Bucket, a Ask) Decision {
 		if left[i] < 0 && a.Reserve && a.Cost > 0 && d.Allowed {
 			d.Wait = max(d.Wait, b.Limit.waitAt(next, a.Hash)-now)
 		}
-		if d.Allowed && a.Cost != 0 && !a.Look && left[i] != had {
+		if d.Allowed && a.Cost != 0 && !a.DryRun && left[i] != had {
 			b.State = next
 		} else {
-			b.State = b.Limit.keep(b.State, begun[i], seen[i], a.Look)
+			b.State = b.Limit.keep(b.State, begun[i], seen[i], a.DryRun)
 		}
 	}
 	d.Remaining = max(0, floorDiv(d.Value, unit))
@@ -164,12 +164,12 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	}
 	var d Decision
 	now = max(now, s.At)
-	l.takeKept(&s, now, &Ask{Hash: hash}, &d, 0)
+	l.takeKept(&s, now, &Charge{Hash: hash}, &d, 0)
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
 // Undone returns how much of units, in the unit of State.Value, the undo of a charge made at time of returns to the
-// shards at time now; see Ask.Of.
+// shards at time now; see Charge.ChargedAt.
 func Undone(shards []Limit, units int64, of, now Micros) int64 {
 	return undoneOf(len(shards), func(i int) *Limit { return &shards[i] }, units, of, now)
 }
@@ -214,7 +214,7 @@ func (l *Limit) full() int64 {
 
 // shardsRetry is the shortest time after which the shards together have want. Their sum only grows, so that
 // bisection finds it.
-func shardsRetry(now Micros, shards []Bucket, kept []State, a Ask, want int64) Micros {
+func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64) Micros {
 	have := func(t Micros) (sum int64) {
 		for i, b := range shards {
 			sum += b.Limit.leftAt(kept[i], now+t, a.Hash)

@@ -48,27 +48,27 @@ func oneASecond(capacity int64) Spec {
 func TestShards(t *testing.T) {
 	for name, c := range map[string]struct {
 		before []int64
-		ask    Ask
+		ask    Charge
 		want   Decision
 		after  []int64
 	}{
-		"the fuller pays":             {[]int64{5, 7}, Ask{Cost: 2}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
-		"the fuller pays all it has":  {[]int64{5, 7}, Ask{Cost: 7}, Decision{Allowed: true, Remaining: 5}, []int64{5, 0}},
-		"together, left level":        {[]int64{5, 7}, Ask{Cost: 8}, Decision{Allowed: true, Remaining: 4}, []int64{2, 2}},
-		"together, all there is":      {[]int64{5, 7}, Ask{Cost: 12}, Decision{Allowed: true}, []int64{0, 0}},
-		"of three, level":             {[]int64{9, 2, 7}, Ask{Cost: 10}, Decision{Allowed: true, Remaining: 8}, []int64{3, 2, 3}},
-		"not there":                   {[]int64{5, 7}, Ask{Cost: 13}, Decision{Remaining: 12, RetryAfter: sec}, []int64{5, 7}},
-		"the whole capacity":          {[]int64{10, 10}, Ask{Cost: 20}, Decision{Allowed: true}, []int64{0, 0}},
-		"more than the capacity":      {[]int64{10, 10}, Ask{Cost: 21}, Decision{Never: true}, []int64{10, 10}},
-		"a look takes nothing":        {[]int64{5, 7}, Ask{Cost: 8, Look: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
-		"cost 0":                      {[]int64{5, 7}, Ask{}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
-		"cost 0 in debt":              {[]int64{-1, -1}, Ask{}, Decision{RetryAfter: 2 * sec}, []int64{-1, -1}},
-		"to the emptiest first":       {[]int64{5, 7}, Ask{Cost: -2}, Decision{Allowed: true, Remaining: 14}, []int64{7, 7}},
-		"given back level":            {[]int64{5, 7}, Ask{Cost: -4}, Decision{Allowed: true, Remaining: 16}, []int64{8, 8}},
-		"given back up to full":       {[]int64{5, 9}, Ask{Cost: -100}, Decision{Allowed: true, Remaining: 20}, []int64{10, 10}},
-		"reserved, left level":        {[]int64{5, 7}, Ask{Cost: 22, Reserve: true}, Decision{Allowed: true, Wait: 10 * sec}, []int64{-5, -5}},
-		"reserved where there is all": {[]int64{5, 7}, Ask{Cost: 2, Reserve: true}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
-		"reserved, cost 0":            {[]int64{5, 7}, Ask{Reserve: true}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
+		"the fuller pays":             {[]int64{5, 7}, Charge{Cost: 2}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
+		"the fuller pays all it has":  {[]int64{5, 7}, Charge{Cost: 7}, Decision{Allowed: true, Remaining: 5}, []int64{5, 0}},
+		"together, left level":        {[]int64{5, 7}, Charge{Cost: 8}, Decision{Allowed: true, Remaining: 4}, []int64{2, 2}},
+		"together, all there is":      {[]int64{5, 7}, Charge{Cost: 12}, Decision{Allowed: true}, []int64{0, 0}},
+		"of three, level":             {[]int64{9, 2, 7}, Charge{Cost: 10}, Decision{Allowed: true, Remaining: 8}, []int64{3, 2, 3}},
+		"not there":                   {[]int64{5, 7}, Charge{Cost: 13}, Decision{Remaining: 12, RetryAfter: sec}, []int64{5, 7}},
+		"the whole capacity":          {[]int64{10, 10}, Charge{Cost: 20}, Decision{Allowed: true}, []int64{0, 0}},
+		"more than the capacity":      {[]int64{10, 10}, Charge{Cost: 21}, Decision{Never: true}, []int64{10, 10}},
+		"a look takes nothing":        {[]int64{5, 7}, Charge{Cost: 8, DryRun: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
+		"cost 0":                      {[]int64{5, 7}, Charge{}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
+		"cost 0 in debt":              {[]int64{-1, -1}, Charge{}, Decision{RetryAfter: 2 * sec}, []int64{-1, -1}},
+		"to the emptiest first":       {[]int64{5, 7}, Charge{Cost: -2}, Decision{Allowed: true, Remaining: 14}, []int64{7, 7}},
+		"given back level":            {[]int64{5, 7}, Charge{Cost: -4}, Decision{Allowed: true, Remaining: 16}, []int64{8, 8}},
+		"given back up to full":       {[]int64{5, 9}, Charge{Cost: -100}, Decision{Allowed: true, Remaining: 20}, []int64{10, 10}},
+		"reserved, left level":        {[]int64{5, 7}, Charge{Cost: 22, Reserve: true}, Decision{Allowed: true, Wait: 10 * sec}, []int64{-5, -5}},
+		"reserved where there is all": {[]int64{5, 7}, Charge{Cost: 2, Reserve: true}, Decision{Allowed: true, Remaining: 10}, []int64{5, 5}},
+		"reserved, cost 0":            {[]int64{5, 7}, Charge{Reserve: true}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shards := mustSplit(t, oneASecond(int64(10*len(c.before))), len(c.before))
@@ -87,17 +87,17 @@ func TestShards(t *testing.T) {
 
 func TestShardNeverSeenIsFull(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
-	if d := TakeShards(t0, shards, Ask{Cost: 15}); !d.Allowed || d.Remaining != 5 {
+	if d := TakeShards(t0, shards, Charge{Cost: 15}); !d.Allowed || d.Remaining != 5 {
 		t.Errorf("fresh shards: %+v", d)
 	}
 	shards = mustSplit(t, oneASecond(20), 2)
-	if d := TakeShards(t0, shards, Ask{Cost: 0}); !d.Allowed || shards[0].State.By != nil || shards[1].State.By != nil {
+	if d := TakeShards(t0, shards, Charge{Cost: 0}); !d.Allowed || shards[0].State.By != nil || shards[1].State.By != nil {
 		t.Errorf("cost 0 created shards: %+v", shards)
 	}
 	slow := oneASecond(20)
 	slow.Initial = new(int64(1))
 	shards = mustSplit(t, slow, 2)
-	if d := TakeShards(t0, shards, Ask{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
+	if d := TakeShards(t0, shards, Charge{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
 		t.Errorf("shards that start empty: %+v, %+v", d, shards)
 	}
 }
@@ -110,10 +110,10 @@ func TestManyShardsReservedToTheEnd(t *testing.T) {
 	for _, b := range shards {
 		most += b.Limit.Most(true)
 	}
-	if d := TakeShards(t0, shards, Ask{Cost: most, Reserve: true}); !d.Allowed {
+	if d := TakeShards(t0, shards, Charge{Cost: most, Reserve: true}); !d.Allowed {
 		t.Fatalf("the most: %+v", d)
 	}
-	if d := TakeShards(t0, shards, Ask{Cost: most, Reserve: true}); d.Allowed || d.RetryAfter < Day {
+	if d := TakeShards(t0, shards, Charge{Cost: most, Reserve: true}); d.Allowed || d.RetryAfter < Day {
 		t.Errorf("the most once more: %+v", d)
 	}
 }
@@ -122,7 +122,7 @@ func TestManyShardsReservedToTheEnd(t *testing.T) {
 func TestShardsShareAScale(t *testing.T) {
 	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity of half of 1 a day in us
 	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: new(2*one + 1), MaxReserved: new(int64(0))}, 2)
-	if d := TakeShards(t0, shards, Ask{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
+	if d := TakeShards(t0, shards, Charge{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
 		t.Errorf("all but one: %+v, of %+v and %+v", d, *shards[0].Limit, *shards[1].Limit)
 	}
 }

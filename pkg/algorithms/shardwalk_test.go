@@ -11,7 +11,9 @@ import (
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
 // askAgain asks all shards once more at another time, and leaves them alone.
-func askAgain(at Micros, shards []Bucket, a Ask) Decision { return TakeShards(at, copies(shards), a) }
+func askAgain(at Micros, shards []Bucket, a Charge) Decision {
+	return TakeShards(at, copies(shards), a)
+}
 
 // pair is two shards that were drawn.
 func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
@@ -21,7 +23,7 @@ func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 }
 
 // chosen is what a Store does: two at random and, where they deny, all.
-func (roll dice) chosen(now Micros, shards []Bucket, a Ask) Decision {
+func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	if pair, i, j := roll.pair(shards); !a.Reserve {
 		if d := TakeShards(now, pair, a); d.Allowed {
 			shards[i], shards[j] = pair[0], pair[1]
@@ -41,7 +43,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 		hash, now := uint64(roll(1<<40)), Micros(int64(t0)+roll(1e12))
 		var all []charge
 		for range length(t, 300) {
-			a := Ask{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity), l.Capacity, -1)}
+			a := Charge{Hash: hash, Cost: roll.of(1, 1, 2, roll.between(1, l.Capacity), l.Capacity, -1)}
 			sum := int64(0)
 			for _, b := range shards {
 				kept, _, _ := b.Limit.begin(b.State, now, hash)
@@ -92,7 +94,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 		unit := shards[0].Limit.Unit()
 		for range length(t, 5000) {
 			a := roll.ask(l, now, hash)
-			a.Of, a.Raw = 0, false
+			a.ChargedAt, a.Scaled = 0, false
 			before := copies(shards)
 			d := TakeShards(now, shards, a)
 			fail := func(what string) {
@@ -109,11 +111,11 @@ func TestShardsAnswerExactly(t *testing.T) {
 				for _, b := range shards {
 					restarts = restarts || l.Initial < l.Capacity && b.State.FreshAt()-s.Period <= now+d.RetryAfter
 				}
-				if !a.Look && !restarts && (!askAgain(now+d.RetryAfter, shards, a).Allowed || askAgain(now+d.RetryAfter-1, shards, a).Allowed) {
+				if !a.DryRun && !restarts && (!askAgain(now+d.RetryAfter, shards, a).Allowed || askAgain(now+d.RetryAfter-1, shards, a).Allowed) {
 					fail("retry_after is not exact")
 				}
 				fallthrough
-			case a.Look || a.Cost == 0:
+			case a.DryRun || a.Cost == 0:
 				if total(had) != total(has) {
 					fail("something was taken")
 				}
@@ -131,10 +133,10 @@ func TestShardsAnswerExactly(t *testing.T) {
 					fail("not the cost was given back")
 				}
 			}
-			if there := max(0, floorDiv(total(has), unit)); !a.Look && !d.Never && d.Remaining != there {
+			if there := max(0, floorDiv(total(has), unit)); !a.DryRun && !d.Never && d.Remaining != there {
 				fail("remaining is not the sum")
 			}
-			if !a.Look && !d.Never && d.Wait != longest(now, shards, has, hash, a, d) {
+			if !a.DryRun && !d.Never && d.Wait != longest(now, shards, has, hash, a, d) {
 				fail("wait is not the longest")
 			}
 			if now = roll.next(l, now, d); now > MaxTime {
@@ -225,7 +227,7 @@ func full(has []int64, shards []Bucket) bool {
 }
 
 // longest is the time until no shard is in debt, by looking for it.
-func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Ask, d Decision) Micros {
+func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d Decision) Micros {
 	if !d.Allowed || a.Cost <= 0 || !a.Reserve {
 		return 0
 	}
@@ -260,7 +262,7 @@ func TestTwoChoicePicksTheFuller(t *testing.T) {
 			pair, i, j := roll.pair(shards)
 			had := lefts(now, pair, 0)
 			cost := roll.between(1, 1+l.Capacity/3)
-			d := TakeShards(now, pair, Ask{Cost: cost})
+			d := TakeShards(now, pair, Charge{Cost: cost})
 			has := lefts(now, pair, 0)
 			k := 0
 			if had[1] > had[0] {
@@ -277,11 +279,11 @@ func TestTwoChoicePicksTheFuller(t *testing.T) {
 
 func TestShardsKeepToTheirClock(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
-	TakeShards(t0+100*sec, shards, Ask{Cost: 20})
-	if d := TakeShards(t0+70*sec, shards, Ask{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {
+	TakeShards(t0+100*sec, shards, Charge{Cost: 20})
+	if d := TakeShards(t0+70*sec, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {
 		t.Errorf("half a minute back: %+v", d)
 	}
-	if d := TakeShards(t0, shards, Ask{Cost: 1}); d.Allowed || d.RetryAfter != sec || shards[0].State.At != t0 {
+	if d := TakeShards(t0, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != sec || shards[0].State.At != t0 {
 		t.Errorf("100 s back: %+v, %+v", d, shards)
 	}
 }

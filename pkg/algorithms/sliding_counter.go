@@ -9,7 +9,7 @@ package algorithms
 //	        otherwise in the next window, where prev := cur and cur := 0:
 //	        retry_after = period - e + (cur = 0 ? 0 : max(0, period - ((rate - cost)*period) div cur))
 
-func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 	t := int64(now / l.Tick)
 	e := t % l.Period
 	switch t/l.Period - int64(s.At/l.Tick)/l.Period {
@@ -23,7 +23,7 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Ask, d *Decision) {
 	cost, left := a.Cost, l.Period-e
 	cur, prev := l.windowCounts(s)
 	switch {
-	case cost < 0 && a.Of > 0 && int64(a.Of/l.Tick)/l.Period != t/l.Period:
+	case cost < 0 && a.ChargedAt > 0 && int64(a.ChargedAt/l.Tick)/l.Period != t/l.Period:
 		d.Allowed = true
 	case cost < 0: // a refund reduces this window's count first, then the last one's
 		back := -max(cost, -maxExact)

@@ -10,12 +10,12 @@ import "sort"
 //
 // Refunds remove the newest entries.
 
-func (l *Limit) takeLog(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeLog(s *State, now Micros, a *Charge, d *Decision) {
 	period := Micros(l.Period)
 	s.Log = s.Log[sort.Search(len(s.Log), func(i int) bool { return s.Log[i] > now-period }):]
 	n := int64(len(s.Log))
 	switch cost := a.Cost; {
-	case cost < 0 && a.Of > 0 && a.Of <= now-period:
+	case cost < 0 && a.ChargedAt > 0 && a.ChargedAt <= now-period:
 		d.Allowed = true
 	case cost < 0:
 		s.Log = s.Log[:n-min(n, -max(cost, -maxExact))]
@@ -24,7 +24,7 @@ func (l *Limit) takeLog(s *State, now Micros, a *Ask, d *Decision) {
 		d.Never = true
 	case n+cost <= l.Rate:
 		d.Allowed = true
-		if !a.Look {
+		if !a.DryRun {
 			for range cost {
 				s.Log = append(s.Log, now)
 			}

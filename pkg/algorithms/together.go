@@ -2,10 +2,10 @@ package algorithms
 
 import "math"
 
-// Bucket is one bucket of a decision over several. TakeAll reads Limit, Ask and State, and writes State and Decision.
+// Bucket is one bucket of a decision over several. TakeAll reads Limit, Charge and State, and writes State and Decision.
 type Bucket struct {
 	Limit    *Limit
-	Ask      Ask
+	Charge   Charge
 	State    State // before: the stored state; after: the state to store
 	Decision Decision
 }
@@ -17,14 +17,14 @@ type Bucket struct {
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
-		b.Limit.TakeAt(&b.State, now, &b.Ask, &b.Decision)
+		b.Limit.TakeAt(&b.State, now, &b.Charge, &b.Decision)
 		return b.Decision.Allowed
 	}
 	all, never := true, false
 	for i := range buckets {
 		b := &buckets[i]
-		state, look := b.State, b.Ask
-		look.Look = true
+		state, look := b.State, b.Charge
+		look.DryRun = true
 		b.Limit.TakeAt(&state, now, &look, &b.Decision)
 		all = all && b.Decision.Allowed
 		never = never || b.Decision.Never && !b.Limit.TakesDenied
@@ -32,29 +32,29 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	for i := range buckets {
 		b := &buckets[i]
 		switch {
-		case all || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Ask):
-			b.Limit.TakeAt(&b.State, now, &b.Ask, &b.Decision)
+		case all || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
+			b.Limit.TakeAt(&b.State, now, &b.Charge, &b.Decision)
 		case !never:
-			b.State = b.Limit.Keep(b.State, now, b.Ask)
+			b.State = b.Limit.Keep(b.State, now, b.Charge)
 		}
 		if !all && b.Decision.Allowed && !b.Limit.ChargesDenied() {
-			b.Decision = b.Limit.there(b.State, now, b.Ask, b.Decision)
+			b.Decision = b.Limit.there(b.State, now, b.Charge, b.Decision)
 		}
 	}
 	return all
 }
 
-// there corrects d, the decision on an Ask that would have been allowed but was not charged, because another bucket
+// there corrects d, the decision on a Charge that would have been allowed but was not charged, because another bucket
 // of the group denied: Remaining and ResetAfter become those of the bucket without the charge.
-func (l *Limit) there(s State, now Micros, a Ask, d Decision) Decision {
-	_, is := l.Take(s, now, Ask{Hash: a.Hash, Look: true})
+func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
+	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0
 	return d
 }
 
-// Plus combines a and b, which are for the same bucket, into one Ask. It adds their costs, cut to the range of
+// Plus combines a and b, which are for the same bucket, into one Charge. It adds their costs, cut to the range of
 // int64, and reserves only if both do.
-func (a Ask) Plus(b Ask) Ask {
+func (a Charge) Plus(b Charge) Charge {
 	a.Reserve = a.Reserve && b.Reserve
 	switch sum := a.Cost + b.Cost; {
 	case a.Cost > 0 && b.Cost > 0 && sum < 0:

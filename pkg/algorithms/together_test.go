@@ -15,16 +15,16 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	for i := range buckets {
 		b := &buckets[i]
-		look := b.Ask
-		look.Look = true
+		look := b.Charge
+		look.DryRun = true
 		_, first[i] = b.Limit.Take(clone(b.State), now, look)
-		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Ask)
+		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Charge)
 		all = all && b.Decision.Allowed
 		never = never || b.Decision.Never && !b.Limit.TakesDenied
 	}
 	for i := range buckets {
 		b := &buckets[i]
-		asked := Ask{Hash: b.Ask.Hash, Look: b.Ask.Look} // asked, but nothing taken
+		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // asked, but nothing taken
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
 		case all, b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
@@ -63,9 +63,9 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 		now, hash := t0, uint64(roll(1<<40))
 		for range length(t, 5000) {
 			for i := range one {
-				one[i].Ask = roll.ask(one[i].Limit, now, hash)
+				one[i].Charge = roll.ask(one[i].Limit, now, hash)
 				if !roll.once(8) {
-					one[i].Ask = Ask{Hash: hash, Cost: roll.of(0, 1, 1, 2), Look: roll.once(10)}
+					one[i].Charge = Charge{Hash: hash, Cost: roll.of(0, 1, 1, 2), DryRun: roll.once(10)}
 				}
 				two[i] = one[i]
 				two[i].State = clone(one[i].State)
@@ -79,7 +79,7 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 			for i := range one {
 				if got != want || one[i].Decision != two[i].Decision || !same(one[i].State, two[i].State) {
 					t.Fatalf("at %d, bucket %d of %d, limit %+v, %+v of %+v:\n got %t %+v left %+v\nwant %t %+v left %+v", now, i, len(one), *one[i].Limit,
-						one[i].Ask, before[i].State, got, one[i].Decision, one[i].State, want, two[i].Decision, two[i].State)
+						one[i].Charge, before[i].State, got, one[i].Decision, one[i].State, want, two[i].Decision, two[i].State)
 				}
 			}
 			i := roll(int64(len(one)))
@@ -91,7 +91,7 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 
 func bucket(t *testing.T, s Spec, cost int64) Bucket {
 	t.Helper()
-	return Bucket{Limit: mustCompile(t, s), Ask: Ask{Cost: cost}}
+	return Bucket{Limit: mustCompile(t, s), Charge: Charge{Cost: cost}}
 }
 
 func TestOneDeniesForAll(t *testing.T) {

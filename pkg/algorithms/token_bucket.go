@@ -33,13 +33,13 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 
 // raw is the cost of a in 1/q token. It is first cut to just above the most that can ever be consumed, so that the
 // product cannot overflow.
-func (l *Limit) raw(a *Ask) int64 { return l.costIn(l.Q, a) }
+func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.Q, a) }
 
 // costIn is raw with 1/unit instead of 1/q.
-func (l *Limit) costIn(unit int64, a *Ask) int64 {
+func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
-	case a.Raw:
+	case a.Scaled:
 		return max(-most*unit, min(a.Cost, most*unit+1))
 	case a.Cost > most:
 		return most*unit + 1
@@ -52,11 +52,11 @@ func (l *Limit) costIn(unit int64, a *Ask) int64 {
 //
 // The undo of a charge must leave the bucket no fuller than if the charge had not been made. The charge made room for
 // at most the tokens that have flowed in since; a full bucket would have lost them.
-func (l *Limit) back(given int64, now Micros, a *Ask) int64 {
-	if a.Of <= 0 {
+func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
+	if a.ChargedAt <= 0 {
 		return given
 	}
-	return returned(given, l.P+l.P1, l.elapsed(a.Of, now))
+	return returned(given, l.P+l.P1, l.elapsed(a.ChargedAt, now))
 }
 
 // returned is given less p for each of ticks, at least 0.
@@ -70,7 +70,7 @@ func returned(given, p, ticks int64) int64 {
 	return 0
 }
 
-func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
+func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
 	cost, least, most := l.raw(a), int64(0), l.V
 	if a.Reserve {
 		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
@@ -78,8 +78,8 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	s.Value = l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
 	had := s.Value
 	switch {
-	case cost < 0 && l.Settles && a.Of > 0:
-		s.Value += min(-cost, l.roomSince(s, a.Of, l.V-s.Value))
+	case cost < 0 && l.Settles && a.ChargedAt > 0:
+		s.Value += min(-cost, l.roomSince(s, a.ChargedAt, l.V-s.Value))
 		d.Allowed = true
 	case cost < 0:
 		s.Value = min(l.V, s.Value+l.back(-cost, now, a))
@@ -106,7 +106,7 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Ask, d *Decision) {
 	switch {
 	case !l.Settles:
 		s.Peaks = nil
-	case !a.Look:
+	case !a.DryRun:
 		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
 	}
 	s.At = l.tickOf(now)

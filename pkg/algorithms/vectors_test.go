@@ -59,7 +59,7 @@ func play(t *testing.T, l *Limit, state State, steps []step) State {
 	for i, is := range steps {
 		var got Decision
 		now := t0 + is.at
-		state, got = l.Take(state, now, Ask{Cost: is.cost, Reserve: is.reserve, Look: is.look, MaxWait: is.maxWait})
+		state, got = l.Take(state, now, Charge{Cost: is.cost, Reserve: is.reserve, DryRun: is.look, MaxWait: is.maxWait})
 		want := Decision{Allowed: is.allowed, Never: is.never, Remaining: max(0, is.left), RetryAfter: is.retry, Wait: is.wait}
 		want.ResetAfter, want.Value = is.reset, got.Value
 		if is.reset == 0 {
@@ -81,7 +81,7 @@ func left(l *Limit, s State, now Micros) int64 {
 		s, at, _ := l.begin(s, now, 0)
 		return floorDiv(l.leftAt(l.own(s, at, 0), at, 0), l.Unit())
 	}
-	_, d := l.Take(s, now, Ask{Look: true})
+	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Remaining
 }
 

@@ -66,7 +66,7 @@ type windowTwin struct {
 	value int64
 }
 
-func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *windowTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	rate, capacity := b.s.Rate, orElse(b.s.Capacity, b.s.Rate)
 	initial := orElse(b.s.Initial, capacity)
@@ -105,7 +105,7 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	cost, takes := min(a.Cost, 1<<55), true // more than any bucket holds
 	switch {
-	case cost < 0 && a.Of > 0 && e.start(a.Of) != e.start(at): // what it would undo is over
+	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at): // what it would undo is over
 		d.Allowed = true
 	case cost < 0:
 		d.Allowed = true
@@ -127,9 +127,9 @@ func (b *windowTwin) ask(now Micros, a Ask) (d Decision) {
 	d.ResetAfter = edge(max(1, grants(capacity-value)))
 	switch {
 	case d.Never || a.Cost < 0 && !kept.seen:
-	case takes && a.Cost != 0 && !a.Look:
+	case takes && a.Cost != 0 && !a.DryRun:
 		b.value, b.ts, b.seen = value, b.begun(at), true
-	case !a.Look, restarted:
+	case !a.DryRun, restarted:
 		*b = kept
 	}
 	return delay(d, behind)
@@ -143,7 +143,7 @@ type counterTwin struct {
 	count int64
 }
 
-func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *counterTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	capacity := orElse(b.s.Capacity, b.s.Rate)
 	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
@@ -155,7 +155,7 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	cost, takes := max(min(a.Cost, 1<<55), -1<<55), true
 	switch {
-	case cost < 0 && a.Of > 0 && e.start(a.Of) != e.start(at):
+	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at):
 		d.Allowed = true
 	case cost < 0:
 		d.Allowed = true
@@ -174,7 +174,7 @@ func (b *counterTwin) ask(now Micros, a Ask) (d Decision) {
 	d.Value, d.Remaining = capacity-count, max(0, capacity-count)
 	d.ResetAfter = e.step(at, 1) - at
 	switch {
-	case a.Look || a.Cost < 0 && !b.seen || d.Never && !takes:
+	case a.DryRun || a.Cost < 0 && !b.seen || d.Never && !takes:
 	case takes && a.Cost != 0:
 		b.count, b.ts, b.seen = count, b.begun(at), true
 	default:
@@ -190,7 +190,7 @@ type logTwin struct {
 	admitted []Micros
 }
 
-func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *logTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	at, behind := kept.read(now)
 	kept.admitted = nil
@@ -205,7 +205,7 @@ func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	log := kept.admitted
 	switch n := young(at); {
-	case a.Cost < 0 && a.Of > 0 && at-a.Of >= b.s.Period: // what it would undo is out
+	case a.Cost < 0 && a.ChargedAt > 0 && at-a.ChargedAt >= b.s.Period: // what it would undo is out
 		d.Allowed = true
 	case a.Cost < 0:
 		d.Allowed = true
@@ -236,7 +236,7 @@ func (b *logTwin) ask(now Micros, a Ask) (d Decision) {
 		d.ResetAfter = max(0, log[n-1]+b.s.Period-at)
 	}
 	switch {
-	case d.Never || a.Look:
+	case d.Never || a.DryRun:
 	case d.Allowed && a.Cost != 0: // what is out now stays out, should the clock be set back
 		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
 		b.admitted = log[i:]
@@ -256,7 +256,7 @@ type slidingTwin struct {
 	cur, prev int64
 }
 
-func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
+func (b *slidingTwin) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	period := int64(b.s.Period / b.tick)
 	at, behind := kept.read(now)
@@ -282,7 +282,7 @@ func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
 	}
 	cur, prev := counts(t)
 	switch {
-	case a.Cost < 0 && a.Of > 0 && int64(a.Of/b.tick)/period != t/period:
+	case a.Cost < 0 && a.ChargedAt > 0 && int64(a.ChargedAt/b.tick)/period != t/period:
 		d.Allowed = true
 	case a.Cost < 0:
 		d.Allowed = true
@@ -317,7 +317,7 @@ func (b *slidingTwin) ask(now Micros, a Ask) (d Decision) {
 		d.ResetAfter = b.after(at, big.NewInt(period-t%period))
 	}
 	switch {
-	case d.Never || a.Look || a.Cost < 0 && !b.seen:
+	case d.Never || a.DryRun || a.Cost < 0 && !b.seen:
 	case d.Allowed && a.Cost != 0:
 		*b = done
 	default:

@@ -5,7 +5,7 @@ import "context"
 // ResetBucket makes the bucket of charge a new one. Its errors wrap ErrUnavailable; then the bucket may or may not
 // have been reset.
 func ResetBucket(ctx context.Context, s Store, charge Charge) error {
-	charge.Reset, charge.Once = true, nil
+	charge.Reset, charge.IdempotencyKey = true, nil
 	var d [1]Decision
 	Take(ctx, s, []Charge{charge}, d[:])
 	return d[0].Err

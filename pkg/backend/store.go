@@ -156,8 +156,8 @@ type Charge struct {
 	Key []byte
 	// Limit has the numbers of the limit. It is immutable.
 	Limit *algorithms.Limit
-	// Ask has the units requested, and how they are requested.
-	Ask algorithms.Ask
+	// Terms has the units requested, and how they are requested.
+	Terms algorithms.Charge
 	// Owner identifies the limit of the bucket, for bounds that are divided among limits.
 	Owner string
 	// Slot, if not 0, is equal for buckets that a Store of several nodes keeps in one place, so that they can be
@@ -170,8 +170,8 @@ type Charge struct {
 	Lease *algorithms.Lease
 	// Group is equal for consecutive charges that form a group.
 	Group int
-	// Once has the group's idempotency key; nil means none. It is equal for all charges of the group.
-	Once *Once
+	// IdempotencyKey is that of the group; nil means none. It is equal for all charges of the group.
+	IdempotencyKey *IdempotencyKey
 	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
 	// Limit, Slot and Shards are used. The decision is Allowed, or has an error that wraps ErrUnavailable.
 	Reset bool
@@ -182,7 +182,7 @@ type Charge struct {
 
 // NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw accepts any cost.
 func (c *Charge) NeverFits() bool {
-	return !c.Limit.Overdraw && c.Ask.Cost > c.Limit.Most(c.Ask.Reserve)
+	return !c.Limit.Overdraw && c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
 }
 
 // GroupLen returns the length of the first group in charges, which must not be empty.
@@ -197,7 +197,7 @@ func GroupLen(charges []Charge) int {
 // Decision is the answer to one Charge.
 type Decision struct {
 	algorithms.Decision
-	// At is the time of the decision by the Store's clock. An undo refers to it (Ask.Of).
+	// At is the time of the decision by the Store's clock. An undo refers to it (Charge.ChargedAt).
 	At algorithms.Micros
 	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At is the
 	// time of that one.
@@ -218,9 +218,9 @@ var (
 	// ErrTooLarge means that the group has more charges than the Store supports. Nothing was consumed. The cause is
 	// the request, not a failure of the Store.
 	ErrTooLarge = errors.New("too many limits are charged together")
-	// ErrReused means that Once.ID was used for another group. Nothing was consumed now.
+	// ErrReused means that IdempotencyKey.ID was used for another group. Nothing was consumed now.
 	ErrReused = errors.New("the id was used for something else")
-	// ErrPending means that a group with this Once.ID is in flight, or that its outcome is unknown. Nothing was
+	// ErrPending means that a group with this IdempotencyKey.ID is in flight, or that its outcome is unknown. Nothing was
 	// consumed now.
 	ErrPending = errors.New("a call with the same id is in progress, or its outcome is unknown")
 )

@@ -22,7 +22,7 @@ func ExampleUnit_In() {
 		return
 	}
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
-	_, d := limit.Take(algorithms.State{}, algorithms.Micros(now.UnixMicro()), algorithms.Ask{Cost: 1})
+	_, d := limit.Take(algorithms.State{}, algorithms.Micros(now.UnixMicro()), algorithms.Charge{Cost: 1})
 	fmt.Println(d.Remaining, "left until", now.Add(time.Duration(d.ResetAfter)*time.Microsecond))
 	// Output: 1 left until 2026-01-31 23:00:00 +0000 UTC
 }

@@ -13,7 +13,7 @@ import (
 
 // Allow consumes one unit. The error is ErrDenied, ErrUnknown, or one of the Store's.
 func (l *Limiter) Allow(ctx context.Context, name string, key ...string) (Result, error) {
-	return l.one(ctx, name, key, algorithms.Ask{Cost: 1})
+	return l.one(ctx, name, key, algorithms.Charge{Cost: 1})
 }
 
 // AllowN consumes n units, all or none; n must be at least 1. The error is ErrDenied, ErrNeverFits, ErrUnits, ErrUnknown,
@@ -22,7 +22,7 @@ func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...strin
 	if n < 1 {
 		return Result{}, unitsError(name, n)
 	}
-	return l.one(ctx, name, key, algorithms.Ask{Cost: n})
+	return l.one(ctx, name, key, algorithms.Charge{Cost: n})
 }
 
 // Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state of the bucket.
@@ -31,7 +31,7 @@ func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string)
 	if n < 0 {
 		return Result{}, unitsError(name, n)
 	}
-	return l.one(ctx, name, key, algorithms.Ask{Cost: n, Look: true})
+	return l.one(ctx, name, key, algorithms.Charge{Cost: n, DryRun: true})
 }
 
 // Refund returns n units to a bucket, which never holds more than its capacity; n must be at least 1. To return units of
@@ -40,7 +40,7 @@ func (l *Limiter) Refund(ctx context.Context, n int64, name string, key ...strin
 	if n < 1 {
 		return Result{}, unitsError(name, n)
 	}
-	return l.one(ctx, name, key, algorithms.Ask{Cost: -n})
+	return l.one(ctx, name, key, algorithms.Charge{Cost: -n})
 }
 
 // Reset makes a bucket a new one.
@@ -48,12 +48,12 @@ func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	if l.named[name] == nil {
 		return unknown(name)
 	}
-	c := limiter.Call{Request: limiter.Request{Domain: l.domain, Limits: []limiter.LimitAsk{{Name: name, Key: key}}}}
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, Limits: []limiter.NamedCharge{{Name: name, Key: key}}}}
 	return l.limiter.Reset(ctx, &c)
 }
 
 // one decides one limit.
-func (l *Limiter) one(ctx context.Context, name string, key []string, ask algorithms.Ask) (Result, error) {
+func (l *Limiter) one(ctx context.Context, name string, key []string, ask algorithms.Charge) (Result, error) {
 	m := l.named[name]
 	if m == nil {
 		return Result{}, unknown(name)
@@ -127,7 +127,7 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 			return err
 		}
 		m := r.limit
-		d.Add(&m.policy, r.Key, algorithms.Ask{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
+		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
 	}
 	if len(requests) == 0 {
 		return nil

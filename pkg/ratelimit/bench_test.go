@@ -41,7 +41,7 @@ func calls(tb testing.TB) map[string]func() {
 	}
 	p := descriptors.Policy{Limit: &limit, Prefix: descriptors.Prefix("", "limit", "bare", limit.Kind)}
 	key, hash := p.AppendKeyOf(nil, []string{"bob"})
-	charges := []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}
+	charges := []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}
 	decisions := make([]backend.Decision, 1)
 	return map[string]func(){
 		"store":   func() { decisions[0] = backend.Decision{}; backend.Take(ctx, store, charges, decisions) },

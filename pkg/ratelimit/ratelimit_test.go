@@ -558,7 +558,7 @@ func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	p := descriptors.Policy{Limit: &limit, Prefix: descriptors.Prefix("test", "limit", "log", limit.Kind), Open: []int{1}}
 	key, hash := p.AppendKey(nil, []descriptors.Entry{{Key: "path", Value: "/"}, {Key: "user", Value: "bob"}})
 	var d [1]backend.Decision
-	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: hash}}}, d[:])
+	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}, d[:])
 	if d[0].Allowed {
 		t.Error("it is another bucket")
 	}

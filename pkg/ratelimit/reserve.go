@@ -100,7 +100,7 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 		return ErrNeverFits
 	}
 	if longest > 0 { // a dry run, so that a request which has to wait for too long consumes nothing
-		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Ask{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), Look: true})
+		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Charge{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), DryRun: true})
 		if err == nil && ahead.Wait > longest {
 			err = tooLate(&ahead, longest)
 		}
@@ -146,7 +146,7 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 
 // undo returns the units of r, which was allowed, as far as they have not flowed in since.
 func (l *Limiter) undo(ctx context.Context, m *limit, r *Request) error {
-	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Ask{Cost: -r.N, Of: r.Reservation.data.At})
+	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.data.At})
 	return err
 }
 
@@ -307,14 +307,14 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 		return nil
 	}
 	c := limiter.Call{Request: limiter.Request{Domain: l.domain}}
-	c.Once = limiter.Once{ID: "call " + id, For: algorithms.Micros(Remembered / time.Microsecond)}
+	c.IdempotencyKey = limiter.IdempotencyKey{ID: "call " + id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
 	for i := range requests {
 		r := &requests[i]
 		if err := l.find(r); err != nil {
 			return err
 		}
 		m := r.limit
-		ask := limiter.LimitAsk{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
+		ask := limiter.NamedCharge{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
 		if m.inline {
 			ask.Inline = &m.policy
 		}
@@ -331,7 +331,7 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 		r.Result, err = m.outcome(d)
 		worst = worse(worst, err)
 		if r.Reserve && err == nil {
-			of := limiter.OnceID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
+			of := limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
 			r.Reservation = l.reservation(m, r, d, string(of[:]))
 		}
 	}

@@ -75,8 +75,8 @@ func (p picture) SVG() (string, error) {
 		return "", err
 	}
 	look := func(s algorithms.State, at algorithms.Micros) float64 {
-		_, now := limit.Take(s, at, algorithms.Ask{Look: true})
-		_, fresh := limit.Take(algorithms.State{}, at, algorithms.Ask{Look: true})
+		_, now := limit.Take(s, at, algorithms.Charge{DryRun: true})
+		_, fresh := limit.Take(algorithms.State{}, at, algorithms.Charge{DryRun: true})
 		return float64(limit.Capacity) * float64(now.Value) / float64(fresh.Value)
 	}
 	type mark struct {
@@ -93,7 +93,7 @@ func (p picture) SVG() (string, error) {
 		for ; next < len(p.asks) && p.asks[next].at <= at; next++ {
 			a := p.asks[next]
 			var d algorithms.Decision
-			state, d = limit.Take(state, a.at, algorithms.Ask{Cost: a.cost, Reserve: a.reserve})
+			state, d = limit.Take(state, a.at, algorithms.Charge{Cost: a.cost, Reserve: a.reserve})
 			marks = append(marks, mark{a, d})
 			levels = append(levels[:len(levels)-1], look(state, at))
 		}

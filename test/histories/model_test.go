@@ -67,7 +67,7 @@ const frozen = algorithms.Micros(1_700_000_000_000_000)
 // full is the first state.
 func (b *buckets) full() (s state) {
 	for i, l := range b.limits {
-		_, d := l.Take(algorithms.State{}, frozen, algorithms.Ask{Look: true})
+		_, d := l.Take(algorithms.State{}, frozen, algorithms.Charge{DryRun: true})
 		s.value[i] = d.Value
 	}
 	return s
@@ -75,16 +75,16 @@ func (b *buckets) full() (s state) {
 
 // take carries out a request. It is package algorithms that decides.
 func (b *buckets) take(s state, k kind) (state, answer) {
-	ask := algorithms.Ask{Cost: b.cost}
+	ask := algorithms.Charge{Cost: b.cost}
 	switch k {
 	case refund:
 		ask.Cost = -b.cost
 	case look:
-		ask = algorithms.Ask{Look: true}
+		ask = algorithms.Charge{DryRun: true}
 	}
 	group := make([]algorithms.Bucket, len(b.limits))
 	for i, l := range b.limits {
-		group[i] = algorithms.Bucket{Limit: l, Ask: ask, State: algorithms.State{By: l, Value: s.value[i], At: frozen}}
+		group[i] = algorithms.Bucket{Limit: l, Charge: ask, State: algorithms.State{By: l, Value: s.value[i], At: frozen}}
 	}
 	a := answer{ok: algorithms.TakeAll(frozen, group)}
 	for i := range group {

@@ -234,9 +234,9 @@ func (p *process) check(r *request, within time.Duration) {
 	c := &limiter.Call{}
 	c.Request.Domain = "sim"
 	for _, k := range r.costs {
-		c.Limits = append(c.Limits, limiter.LimitAsk{Name: k.limit, Key: []string{k.value}, Count: k.units})
+		c.Limits = append(c.Limits, limiter.NamedCharge{Name: k.limit, Key: []string{k.value}, Count: k.units})
 	}
-	c.Once = limiter.Once{ID: r.id, For: 10 * 60 * algorithms.Second}
+	c.IdempotencyKey = limiter.IdempotencyKey{ID: r.id, Lifetime: 10 * 60 * algorithms.Second}
 	ctx := context.Background()
 	if within > 0 {
 		end, cancel := context.WithDeadline(ctx, p.Now().Add(within))

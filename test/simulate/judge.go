@@ -84,7 +84,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 	units := c.ask.Cost
 	if units < 0 { // as much as there was room for
-		_, was := c.limit.Take(*before, s.now(), algorithms.Ask{Hash: c.ask.Hash, Look: true})
+		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
 	j.bucket(key).charged += units
@@ -224,7 +224,7 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, window int64) {
 		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
 	}
 	const spare = 6
-	_, d := l.Take(state, now, algorithms.Ask{Cost: r.Cost + spare, Hash: uint64(b.phase), Look: true})
+	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
 	return d.Allowed, (int64(now) - b.phase) / (l.Period * int64(l.Tick))
 }
 

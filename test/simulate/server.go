@@ -238,7 +238,7 @@ type taking struct {
 type charge struct {
 	key   string
 	limit *algorithms.Limit
-	ask   algorithms.Ask
+	ask   algorithms.Charge
 	more  bool
 	life  int64  // of a head: ms
 	of    string // of a head
@@ -258,11 +258,11 @@ func (t *taking) read(r *reader) (c charge, ok bool) {
 		return c, true
 	}
 	c.limit, c.more = t.limits[number-1], flags&1 != 0
-	c.ask = algorithms.Ask{
-		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, Look: flags&8 != 0, Raw: flags&16 != 0, Settle: flags&32 != 0,
+	c.ask = algorithms.Charge{
+		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
 	}
 	if flags&2 != 0 {
-		c.ask.MaxWait, c.ask.Of = algorithms.Micros(r.number()), algorithms.Micros(r.number())
+		c.ask.MaxWait, c.ask.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
 	}
 	return c, true
 }
@@ -305,7 +305,7 @@ func (t *taking) charge(group []charge) (took bool) {
 	s := t.server
 	buckets := make([]algorithms.Bucket, len(group))
 	for i := range group {
-		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Ask: group[i].ask}
+		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask}
 		if v := s.get(group[i].key); v != nil {
 			buckets[i].State = v.state
 		}
@@ -317,7 +317,7 @@ func (t *taking) charge(group []charge) (took bool) {
 	took = algorithms.TakeAll(t.now, buckets)
 	for i := range buckets {
 		b := &buckets[i]
-		took = took && !b.Ask.Look
+		took = took && !b.Charge.DryRun
 		if b.State.By != nil {
 			s.put(group[i].key, &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)})
 		}

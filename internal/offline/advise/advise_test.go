@@ -152,7 +152,7 @@ func denials(l *algorithms.Limit, c *Client) (denied int) {
 			return denied
 		}
 		var d algorithms.Decision
-		if state, d = l.Take(state, at, algorithms.Ask{Cost: cost, Hash: c.Hash}); !d.Allowed {
+		if state, d = l.Take(state, at, algorithms.Charge{Cost: cost, Hash: c.Hash}); !d.Allowed {
 			denied++
 		}
 	}

@@ -112,7 +112,7 @@ func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, see func(at 
 		if !more {
 			return denied
 		}
-		l.TakeAt(&state, at, &algorithms.Ask{Cost: cost, Hash: c.Hash, MaxWait: wait}, &d)
+		l.TakeAt(&state, at, &algorithms.Charge{Cost: cost, Hash: c.Hash, MaxWait: wait}, &d)
 		if !d.Allowed {
 			if denied++; first {
 				return denied

@@ -104,7 +104,7 @@ func route(r *limiter.Route) string {
 	if r.Hits != 1 {
 		text += fmt.Sprintf(", %d hits", r.Hits)
 	}
-	if r.Look {
+	if r.DryRun {
 		text += ", nothing is consumed"
 	}
 	return text

@@ -171,8 +171,8 @@ func (d *decoder) descriptor(n *yaml.Node, hits int64) limiter.Descriptor {
 	return one
 }
 
-func (d *decoder) limit(n *yaml.Node) limiter.LimitAsk {
-	ask := limiter.LimitAsk{Count: 1}
+func (d *decoder) limit(n *yaml.Node) limiter.NamedCharge {
+	ask := limiter.NamedCharge{Count: 1}
 	d.mapping(n, "an item of limits", fields{
 		"name":    func(v *yaml.Node) { ask.Name = d.text(v, "name") },
 		"key":     func(v *yaml.Node) { ask.Key = d.texts(v, "key") },

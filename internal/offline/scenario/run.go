@@ -73,7 +73,7 @@ func (r *run) ask(ctx context.Context, s *Step) (where Place, what string) {
 	}
 	c.Descriptors = append(c.Descriptors, s.Descriptors...)
 	c.Limits = append(c.Limits, s.Limits...)
-	c.Look = s.Look
+	c.DryRun = s.Look
 	if len(s.Limits) == 0 { // a request of a proxy, for which a wait longer than max_delay is a denial
 		c.Request.Hold = algorithms.MaxTime
 	}

@@ -31,7 +31,7 @@ type Step struct {
 	Times       int
 	Domain      string
 	Descriptors []limiter.Descriptor
-	Limits      []limiter.LimitAsk
+	Limits      []limiter.NamedCharge
 	// Look answers and takes nothing.
 	Look   bool
 	Expect Expectation

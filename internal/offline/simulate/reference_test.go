@@ -71,7 +71,7 @@ type reference struct {
 type met struct {
 	domain, name string
 	values       []string
-	ask          algorithms.Ask
+	ask          algorithms.Charge
 	alone        bool // decided by itself
 	shadow       bool
 	wait         bool // tells its wait
@@ -111,7 +111,7 @@ func (w *reference) meets(c *limiter.Call) (all []*met) {
 		for _, name := range meets[c.Request.Domain+":"+strings.Join(keys, ",")] {
 			m := &met{domain: c.Request.Domain, name: name, values: values, shadow: keys[0] == "shadow", wait: name == "leaky"}
 			m.alone = m.shadow || m.domain == "each"
-			m.ask = algorithms.Ask{Cost: d.Cost, Hash: hashOf(values)}
+			m.ask = algorithms.Charge{Cost: d.Cost, Hash: hashOf(values)}
 			if name == "leaky" {
 				m.ask.MaxWait = w.delay
 			}
@@ -124,7 +124,7 @@ func (w *reference) meets(c *limiter.Call) (all []*met) {
 			domain = "each"
 		}
 		m := &met{domain: domain, name: l.Name, values: l.Key, wait: l.Reserve || l.Name == "leaky"}
-		m.ask = algorithms.Ask{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
+		m.ask = algorithms.Charge{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
 		all = append(all, m)
 	}
 	return all
@@ -143,18 +143,18 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 		if !twice {
 			limit := w.limits[m.domain+"/"+m.name]
 			where[m.bucket()] = len(group)
-			group = append(group, algorithms.Bucket{Limit: &limit, Ask: m.ask, State: w.states[m.bucket()]})
+			group = append(group, algorithms.Bucket{Limit: &limit, Charge: m.ask, State: w.states[m.bucket()]})
 			continue
 		}
-		group[i].Ask.Cost += m.ask.Cost
-		group[i].Ask.Reserve = group[i].Ask.Reserve && m.ask.Reserve
+		group[i].Charge.Cost += m.ask.Cost
+		group[i].Charge.Reserve = group[i].Charge.Reserve && m.ask.Reserve
 	}
 	// Limits asked for by name, one of which can never give its cost, are a mistake: a dry run.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
-		return !b.Limit.Overdraw && b.Ask.Cost > b.Limit.Most(b.Ask.Reserve)
+		return !b.Limit.Overdraw && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
 	})
 	for i := range group {
-		group[i].Ask.Look = mistake
+		group[i].Charge.DryRun = mistake
 	}
 	if len(group) > 0 {
 		algorithms.TakeAll(now, group)
@@ -168,7 +168,7 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 			continue
 		}
 		limit := w.limits[m.domain+"/"+m.name]
-		m.ask.Look = mistake
+		m.ask.DryRun = mistake
 		w.states[m.bucket()], m.decision = limit.Take(w.states[m.bucket()], now, m.ask)
 	}
 	return all

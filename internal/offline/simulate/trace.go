@@ -172,7 +172,7 @@ func (s *scanner) limits(c *limiter.Call) {
 }
 
 // key reads a text or a list of them.
-func (s *scanner) key(ask *limiter.LimitAsk) {
+func (s *scanner) key(ask *limiter.NamedCharge) {
 	if s.peek() != '[' {
 		ask.Key = append(ask.Key, s.str())
 		return
@@ -184,13 +184,13 @@ func (s *scanner) key(ask *limiter.LimitAsk) {
 }
 
 // addLimit returns room for one more limit, whose Key is reused.
-func addLimit(c *limiter.Call) *limiter.LimitAsk {
+func addLimit(c *limiter.Call) *limiter.NamedCharge {
 	n := len(c.Limits)
 	if n == cap(c.Limits) {
-		c.Limits = append(c.Limits, limiter.LimitAsk{Count: 1})
+		c.Limits = append(c.Limits, limiter.NamedCharge{Count: 1})
 		return &c.Limits[n]
 	}
 	c.Limits = c.Limits[:n+1]
-	c.Limits[n] = limiter.LimitAsk{Count: 1, Key: c.Limits[n].Key[:0]}
+	c.Limits[n] = limiter.NamedCharge{Count: 1, Key: c.Limits[n].Key[:0]}
 	return &c.Limits[n]
 }

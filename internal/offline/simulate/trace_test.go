@@ -58,7 +58,7 @@ func readPlain(line string) (at algorithms.Micros, c *limiter.Call, err error) {
 		c.Descriptors = append(c.Descriptors, one)
 	}
 	for _, l := range p.Limits {
-		ask := limiter.LimitAsk{Name: *l.Name, Count: plainCount(l.Count), Reserve: l.Reserve}
+		ask := limiter.NamedCharge{Name: *l.Name, Count: plainCount(l.Count), Reserve: l.Reserve}
 		switch key := l.Key.(type) {
 		case string:
 			ask.Key = []string{key}

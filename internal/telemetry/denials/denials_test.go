@@ -57,7 +57,7 @@ func (a *asker) ask(tb testing.TB, text string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
 	if name, key, ok := strings.Cut(text, " "); ok {
-		c.Limits = []limiter.LimitAsk{{Name: name, Key: []string{key}, Count: cost}}
+		c.Limits = []limiter.NamedCharge{{Name: name, Key: []string{key}, Count: cost}}
 	} else {
 		entries, err := descriptors.Parse(text)
 		if err != nil {

@@ -151,7 +151,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 	} else {
 		l.counter[at][o].Add(1)
 	}
-	if r.Policy == nil || r.Cost <= 0 || c.Look {
+	if r.Policy == nil || r.Cost <= 0 || c.DryRun {
 		return
 	}
 	hits := l.hits

@@ -61,7 +61,7 @@ func (s *service) refuse(reason string) {
 
 // observe counts the outcome of c.
 func (s *service) observe(c *limiter.Call) {
-	if c.Spared {
+	if c.WouldDeny {
 		s.spared.Add(1)
 	}
 	if c.Failed || c.Err != nil {

@@ -52,7 +52,7 @@ func New(now func() time.Time, every int64) *Recorder {
 
 // Observe counts what c consumed. If another goroutine is in Observe, it returns without counting c.
 func (r *Recorder) Observe(c *limiter.Call) {
-	if c.Look || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
+	if c.DryRun || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
 	}
 	defer r.mu.Unlock()

@@ -29,7 +29,7 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	r.Observe(call("eve", 5, limiter.Denied)) // consumed nothing
 	r.Observe(call("carl", 0, limiter.Allowed))
 	look := call("dora", 5, limiter.Allowed)
-	look.Look = true
+	look.DryRun = true
 	r.Observe(look)
 	now = now.Add(topk.Window)
 	r.Observe(call("bob", 1, limiter.Allowed))

@@ -15,8 +15,8 @@ func TestTakeAllocatesNothing(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 1_000_000)
 	charges := []backend.Charge{
-		{Key: []byte("one"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
-		{Key: []byte("two"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
+		{Key: []byte("one"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
+		{Key: []byte("two"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
 	}
 	d := make([]backend.Decision, 2)
 	for n := range 2 {

@@ -90,7 +90,7 @@ func (s *Store) Submit(b *backend.Batch) {
 
 func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 	now := s.clock()
-	if len(charges) == 1 && charges[0].Once == nil && !charges[0].Reset {
+	if len(charges) == 1 && charges[0].IdempotencyKey == nil && !charges[0].Reset {
 		s.takeOne(now, s.hash(charges[0].Key), &charges[0], &decisions[0])
 		return
 	}
@@ -105,7 +105,7 @@ func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 		case charges[0].Reset:
 			s.reset(hashes[at], &charges[0])
 			decisions[0].Allowed = true
-		case charges[0].Once != nil:
+		case charges[0].IdempotencyKey != nil:
 			s.takeOnce(now, charges[:n], decisions[:n])
 		case n == 1:
 			s.takeOne(now, hashes[at], &charges[0], &decisions[0])
@@ -126,7 +126,7 @@ func (s *Store) takeOne(now algorithms.Micros, hash uint64, c *backend.Charge, d
 	if e != nil {
 		e.copy(&state)
 	}
-	c.Limit.TakeAt(&state, now, &c.Ask, &d.Decision)
+	c.Limit.TakeAt(&state, now, &c.Terms, &d.Decision)
 	switch {
 	case e != nil && e.more == nil && state.Log == nil && state.Denials == nil && state.Peaks == nil: // the entry does not grow
 		e.set(&state)
@@ -153,7 +153,7 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 
 // charges reports whether d consumed units, so that the decision is valid only if the state can be stored.
 func charges(c *backend.Charge, d *algorithms.Decision) bool {
-	return !c.Ask.Look && c.Ask.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
+	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
 
 // group has the buffers for a decision on several buckets.
@@ -175,7 +175,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	for i := range cs {
 		g.buckets = append(g.buckets, algorithms.Bucket{})
 		b := &g.buckets[i] // filled in place, because it is large
-		b.Limit, b.Ask = cs[i].Limit, cs[i].Ask
+		b.Limit, b.Charge = cs[i].Limit, cs[i].Terms
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
 			e.copy(&b.State)

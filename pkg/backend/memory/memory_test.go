@@ -46,7 +46,7 @@ func tokens(tb testing.TB, rate int64) *algorithms.Limit {
 func ask(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.Decision {
 	d := make([]backend.Decision, 1)
 	backend.Take(context.Background(), s, []backend.Charge{{
-		Key: []byte(owner + "/" + key), Limit: l, Owner: owner, Ask: algorithms.Ask{Cost: cost},
+		Key: []byte(owner + "/" + key), Limit: l, Owner: owner, Terms: algorithms.Charge{Cost: cost},
 	}}, d)
 	return d[0]
 }
@@ -157,9 +157,9 @@ func TestGroupWithoutRoomTakesNothing(t *testing.T) {
 		ask(s, "a", fmt.Sprint(i), l, 1)
 	}
 	charges := []backend.Charge{
-		{Key: []byte("a/0"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
-		{Key: []byte("b/0"), Limit: l, Owner: "b", Ask: algorithms.Ask{Cost: 1}},
-		{Key: []byte("a/3"), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}},
+		{Key: []byte("a/0"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
+		{Key: []byte("b/0"), Limit: l, Owner: "b", Terms: algorithms.Charge{Cost: 1}},
+		{Key: []byte("a/3"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
 	}
 	d := make([]backend.Decision, 3)
 	backend.Take(context.Background(), s, charges, d)
@@ -295,7 +295,7 @@ func BenchmarkTake(b *testing.B) {
 			l := tokens(b, 1_000_000)
 			all := make([]backend.Charge, keys)
 			for i := range all {
-				all[i] = backend.Charge{Key: fmt.Appendf(nil, "domain/limit/key-%d", i), Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}}
+				all[i] = backend.Charge{Key: fmt.Appendf(nil, "domain/limit/key-%d", i), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}}
 			}
 			d := make([]backend.Decision, 1)
 			b.ReportAllocs()
@@ -317,7 +317,7 @@ func BenchmarkTakeMany(b *testing.B) {
 			l := tokens(b, 1_000_000)
 			charges, d := make([]backend.Charge, many), make([]backend.Decision, many)
 			for i := range charges {
-				charges[i] = backend.Charge{Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}, Group: i}
+				charges[i] = backend.Charge{Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: i}
 			}
 			take := func(next func() uint64) {
 				for i := range charges {
@@ -372,9 +372,9 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				t.Fatalf("%+v: it is not full", st)
 			}
 			three := func() int {
-				charges := []backend.Charge{{Key: []byte("a/log"), Limit: log, Owner: "a", Ask: algorithms.Ask{Cost: 3}}}
+				charges := []backend.Charge{{Key: []byte("a/log"), Limit: log, Owner: "a", Terms: algorithms.Charge{Cost: 3}}}
 				if grouped {
-					charges = append(charges, backend.Charge{Key: []byte("a/live 0"), Limit: slow, Owner: "a", Ask: algorithms.Ask{Cost: 1}})
+					charges = append(charges, backend.Charge{Key: []byte("a/live 0"), Limit: slow, Owner: "a", Terms: algorithms.Charge{Cost: 1}})
 				}
 				d := make([]backend.Decision, len(charges))
 				if backend.Take(context.Background(), s, charges, d); d[0].Err == nil && d[0].Allowed {

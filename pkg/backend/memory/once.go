@@ -35,7 +35,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 	r := &s.records
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	once := charges[0].Once
+	once := charges[0].IdempotencyKey
 	if was, ok := r.byID[once.ID]; ok && now < was.until {
 		was.answer(once, decisions)
 		return
@@ -52,19 +52,19 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 		return
 	}
 	s.takeGroup(now, nil, charges, decisions)
-	if !backend.Took(charges, decisions) {
+	if !backend.ConsumedAny(charges, decisions) {
 		s.room.give(recordsOwner, n)
 		return
 	}
-	until := now + once.For
-	r.byID[once.ID] = record{of: once.Of, until: until, decisions: append([]backend.Decision(nil), decisions...)}
+	until := now + once.Lifetime
+	r.byID[once.ID] = record{of: once.Digest, until: until, decisions: append([]backend.Decision(nil), decisions...)}
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
 // answer returns the former decisions, if the group is the same.
-func (r *record) answer(once *backend.Once, decisions []backend.Decision) {
+func (r *record) answer(once *backend.IdempotencyKey, decisions []backend.Decision) {
 	for i := range decisions {
-		if r.of != once.Of || len(r.decisions) != len(decisions) {
+		if r.of != once.Digest || len(r.decisions) != len(decisions) {
 			decisions[i] = backend.Decision{Err: backend.ErrReused}
 			continue
 		}

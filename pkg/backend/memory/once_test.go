@@ -18,8 +18,8 @@ func TestRecordsAreBounded(t *testing.T) {
 	take := func(id byte) backend.Decision {
 		d := make([]backend.Decision, 1)
 		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
-			Once: &backend.Once{ID: [16]byte{id}, For: minute},
+			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
 		}}, d)
 		return d[0]
 	}
@@ -62,8 +62,8 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	take := func(id int) backend.Decision {
 		d := make([]backend.Decision, 1)
 		backend.Take(context.Background(), s, []backend.Charge{{
-			Key: []byte("k"), Limit: limit, Owner: "a/x", Ask: algorithms.Ask{Cost: 1},
-			Once: &backend.Once{ID: [16]byte{byte(id), byte(id >> 8)}, For: minute},
+			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{byte(id), byte(id >> 8)}, Lifetime: minute},
 		}}, d)
 		return d[0]
 	}

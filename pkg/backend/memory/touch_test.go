@@ -33,7 +33,7 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 					if i%4 == 3 { // one that is forgotten again
 						asked[i], key = -1, fmt.Append(nil, "gone", w, i)
 					}
-					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Ask: algorithms.Ask{Cost: 1}, Group: i}
+					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: i}
 				}
 				backend.Take(t.Context(), s, charges, d)
 				for i, n := range asked {
@@ -54,7 +54,7 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range allowed {
-		charge := []backend.Charge{{Key: fmt.Append(nil, i), Limit: l, Ask: algorithms.Ask{Look: true}}}
+		charge := []backend.Charge{{Key: fmt.Append(nil, i), Limit: l, Terms: algorithms.Charge{DryRun: true}}}
 		var d [1]backend.Decision
 		backend.Take(t.Context(), s, charge, d[:])
 		if got := allowed[i].Load() + d[0].Remaining; got != each {

@@ -98,7 +98,7 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 		var wg sync.WaitGroup
 		for range 256 {
 			wg.Go(func() {
-				charge := backend.Charge{Limit: limit, Ask: algorithms.Ask{Cost: 1}}
+				charge := backend.Charge{Limit: limit, Terms: algorithms.Charge{Cost: 1}}
 				var d [1]backend.Decision
 				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
 					charge.Key = strconv.AppendInt(append(charge.Key[:0], "edge/limit/"...), i*7919%benchKeys, 10)
@@ -199,7 +199,7 @@ func BenchmarkCalls(b *testing.B) {
 				charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
 				for i := 0; i < total; i += size {
 					for j := range charges {
-						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/%d", name, (i+j)*7919%benchKeys), Limit: limit, Group: j, Ask: algorithms.Ask{Cost: 1}}
+						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/%d", name, (i+j)*7919%benchKeys), Limit: limit, Group: j, Terms: algorithms.Charge{Cost: 1}}
 					}
 					if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
 						b.Fatal(decisions[0].Err)
@@ -225,7 +225,7 @@ func BenchmarkHotKey(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
+			charge := backend.Charge{Key: []byte("edge/limit/hot"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "bench"}
 			charge.Lease = &algorithms.Lease{Most: rate / 20, For: 250_000}
 			server := redistest.Start(b)
 			denied := stores.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), stores.DeniedConfig{})
@@ -370,7 +370,7 @@ type benchSource struct {
 func (s *benchSource) start(limit *algorithms.Limit, size int) {
 	charges := make([]backend.Charge, size)
 	for i := range charges {
-		charges[i] = backend.Charge{Limit: limit, Group: i, Ask: algorithms.Ask{Cost: 1}, Owner: "bench"}
+		charges[i] = backend.Charge{Limit: limit, Group: i, Terms: algorithms.Charge{Cost: 1}, Owner: "bench"}
 	}
 	s.batch = backend.Batch{
 		Charges: charges, Decisions: make([]backend.Decision, size), Source: &backend.Source{Flush: s.submit},
@@ -418,16 +418,16 @@ func BenchmarkSettle(b *testing.B) {
 		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
 			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
 			at, ids := make([]algorithms.Micros, benchKeys), 0
-			run := func(limit *algorithms.Limit, ask algorithms.Ask, settles bool) float64 {
+			run := func(limit *algorithms.Limit, ask algorithms.Charge, settles bool) float64 {
 				before := cpuSeconds(b, []*redistest.Server{server})
 				for i := 0; i < each; i += size {
 					for j := range charges {
 						key := (i + j) * 7919 % benchKeys
-						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Ask: ask}
+						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Terms: ask}
 						if settles {
 							ids++
-							charges[j].Ask.Of = at[key]
-							charges[j].Once = &backend.Once{ID: [16]byte{byte(ids), byte(ids >> 8), byte(ids >> 16), byte(ids >> 24)}, For: algorithms.Second}
+							charges[j].Terms.ChargedAt = at[key]
+							charges[j].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(ids), byte(ids >> 8), byte(ids >> 16), byte(ids >> 24)}, Lifetime: algorithms.Second}
 						}
 					}
 					clear(decisions)
@@ -444,9 +444,9 @@ func BenchmarkSettle(b *testing.B) {
 			rounds := 0.0
 			for b.Loop() {
 				rounds++
-				sum[0] += run(plain, algorithms.Ask{Cost: 1500}, false)
-				sum[1] += run(&settling, algorithms.Ask{Cost: 1500}, false)
-				sum[2] += run(&settling, algorithms.Ask{Cost: -700, Settle: true}, true)
+				sum[0] += run(plain, algorithms.Charge{Cost: 1500}, false)
+				sum[1] += run(&settling, algorithms.Charge{Cost: 1500}, false)
+				sum[2] += run(&settling, algorithms.Charge{Cost: -700, Settle: true}, true)
 			}
 			b.ReportMetric(0, "ns/op")
 			for i, name := range []string{"redis-us/plain", "redis-us/start", "redis-us/settle"} {

@@ -43,7 +43,7 @@ func echo(c *call) error {
 	for _, r := range c.runs {
 		for i := r.from; i < r.to; i++ {
 			d := &r.batch.Decisions[i]
-			d.Allowed, d.Remaining = true, r.batch.Charges[i].Ask.Cost
+			d.Allowed, d.Remaining = true, r.batch.Charges[i].Terms.Cost
 		}
 	}
 	return nil

@@ -45,7 +45,7 @@ func TestCalendarGoesByTheServersClock(t *testing.T) {
 			l := days(t, 2, 2)
 			for i, admitted := range []bool{true, true, false, false} {
 				var d [1]backend.Decision
-				n.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+				n.Take(t.Context(), []backend.Charge{{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 				night := l.Calendar.After(d[0].At, 1)
 				want := algorithms.Decision{Allowed: admitted, Remaining: max(0, 1-int64(i)), ResetAfter: night}
 				if want.Value = want.Remaining; !admitted {
@@ -86,7 +86,7 @@ func TestCalendarEdgesInRedis(t *testing.T) {
 		}
 		now = algorithms.Micros(at.UnixMicro())
 		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: is.cost, Reserve: is.reserve}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: is.cost, Reserve: is.reserve}}}, d[:])
 		if d[0].Err != nil || d[0].Decision != is.want {
 			t.Errorf("step %d:\n got %+v\nwant %+v", i, d[0], is.want)
 		}

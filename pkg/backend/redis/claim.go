@@ -62,11 +62,11 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	for at := 0; at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
 		g := &claimedGroup{
-			claimedStore: s, outer: b, pending: pending, once: b.Charges[at].Once,
+			claimedStore: s, outer: b, pending: pending, once: b.Charges[at].IdempotencyKey,
 			charges: slices.Clone(b.Charges[at : at+n]), decisions: b.Decisions[at : at+n],
 		}
 		for i := range g.charges {
-			g.charges[i].Once = nil
+			g.charges[i].IdempotencyKey = nil
 		}
 		groups = append(groups, g)
 		at += n
@@ -87,7 +87,7 @@ type claimedGroup struct {
 
 	outer     *backend.Batch
 	pending   *atomic.Int64 // the groups of outer that have not ended
-	once      *backend.Once
+	once      *backend.IdempotencyKey
 	mine      string
 	charges   []backend.Charge // without once
 	decisions []backend.Decision
@@ -135,7 +135,7 @@ func (g *claimedGroup) take() {
 // taken is Done of the group.
 func (g *claimedGroup) taken(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
-	case backend.Took(g.charges, g.decisions):
+	case backend.ConsumedAny(g.charges, g.decisions):
 		answer := answerOf(g.once, g.decisions)
 		g.spawn(func() { g.settle(answer) })
 	case err == nil || errors.Is(err, backend.ErrNotTaken):
@@ -181,7 +181,7 @@ func (g *claimedGroup) end(err error) {
 }
 
 // replaceLater runs replace in the background, where once may be the caller's again.
-func (c claims) replaceLater(once *backend.Once, mine string, answer []byte) {
+func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer []byte) {
 	if !c.undos.Begin() {
 		return
 	}
@@ -204,19 +204,19 @@ redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
 // replace runs replaceClaim.
-func (c claims) replace(ctx context.Context, once *backend.Once, mine string, answer []byte) error {
+func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, mine string, answer []byte) error {
 	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
 }
 
 // newClaim returns a claim that no other call makes.
-func (c claims) newClaim(once *backend.Once) string {
+func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	var by [16]byte
 	c.random(by[:])
-	return string(claimed) + string(once.Of[:]) + string(by[:])
+	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
 // claim claims an ID for mine. It returns mine, or what another call has left there.
-func (c claims) claim(ctx context.Context, once *backend.Once, mine string) (is string, err error) {
+func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine string) (is string, err error) {
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
@@ -231,8 +231,8 @@ func (c claims) claim(ctx context.Context, once *backend.Once, mine string) (is 
 }
 
 // answerOf is what is remembered of a group that was taken.
-func answerOf(once *backend.Once, decisions []backend.Decision) []byte {
-	b := append([]byte{answered}, once.Of[:]...)
+func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
+	b := append([]byte{answered}, once.Digest[:]...)
 	for i := range decisions {
 		b = encode(doubles(b, float64(decisions[i].At)), &decisions[i])
 	}
@@ -240,10 +240,10 @@ func answerOf(once *backend.Once, decisions []backend.Decision) []byte {
 }
 
 // recall answers what was, a claim of somebody else or what was answered.
-func recall(was string, once *backend.Once, decisions []backend.Decision) {
-	const head, size = 1 + len(once.Of), 8 + answerSize
+func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
+	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {
-	case len(was) < head || was[1:head] != string(once.Of[:]):
+	case len(was) < head || was[1:head] != string(once.Digest[:]):
 		fail(decisions, backend.ErrReused)
 	case was[0] == claimed:
 		fail(decisions, backend.ErrPending)
@@ -259,16 +259,18 @@ func recall(was string, once *backend.Once, decisions []backend.Decision) {
 }
 
 // lasting is for how long a record is remembered.
-func lasting(once *backend.Once) time.Duration {
+func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
 // claim is the name of a claim. It says by itself which slot it is in: what is asked with it does not
 // matter.
-func (k keys) claim(once *backend.Once) string { return string(k.append(nil, k.claimCharge(once))) }
+func (k keys) claim(once *backend.IdempotencyKey) string {
+	return string(k.append(nil, k.claimCharge(once)))
+}
 
 // claimCharge has a bucket of the name of a claim.
-func (keys) claimCharge(once *backend.Once) *backend.Charge {
+func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }
 

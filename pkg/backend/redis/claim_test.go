@@ -76,7 +76,7 @@ func TestLateCallsLeaveOthersClaims(t *testing.T) {
 				return open(t, Config{URL: "redis://" + server.Addr, Timeout: 30 * time.Second})
 			}
 			one, other := connect(), connect()
-			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 			takeClaimed(other, group, decidedAs(false)) // the server knows the script from now on
 			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
 			one.client.AddHook(hook)
@@ -134,7 +134,7 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	s.client.AddHook(&unanswered{})
-	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 	d := takeClaimed(s, group, decidedAs(true))
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
 		t.Fatalf("got %+v", d)
@@ -158,8 +158,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	t.Cleanup(func() { second.Close() })
 	store := stores.Divided(open(t, Config{URL: "redis://" + first.Addr, Timeout: 5 * time.Second}), second,
 		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
-	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
-	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}}
 	for range 10 { // until the circuit breaker is open, and then
 		for i, d := range takeAll(store, underID(1, a, b)) {
 			if !errors.Is(d.Err, backend.ErrUnavailable) {
@@ -176,7 +176,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 		return d[0].Allowed && d[1].Allowed
 	})
 	redistest.Eventually(t, "what the failed tries had consumed is refunded", func() bool {
-		a.Ask.Cost, b.Ask.Cost = 0, 0
+		a.Terms.Cost, b.Terms.Cost = 0, 0
 		return takeAll(store, []backend.Charge{a})[0].Remaining == 98 && takeAll(store, []backend.Charge{b})[0].Remaining == 99
 	})
 }
@@ -197,7 +197,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 				url = "redis://" + servers[0].Addr
 			}
 			s := open(t, Config{URL: url, Timeout: 50 * time.Millisecond})
-			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}})
+			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 			if s.cluster != nil {
 				takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9)}}) // the layout is known from now on
 			}
@@ -213,7 +213,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 				server.Resume()
 			}
 			redistest.Eventually(t, "groups are taken again", func() bool {
-				group[0].Once.ID[0]++ // the claims that got no answer may stay until they are dropped
+				group[0].IdempotencyKey.ID[0]++ // the claims that got no answer may stay until they are dropped
 				return takeClaimed(s, group, decidedAs(true))[0].Err == nil
 			})
 		})
@@ -225,7 +225,7 @@ func TestErrNotTaken(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
 	ask := func(s backend.Store) error {
-		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}})[0].Err
+		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}})[0].Err
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "1")
 	if err := ask(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {

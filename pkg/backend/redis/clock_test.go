@@ -101,7 +101,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 		for start := time.Now(); time.Since(start) < time.Second; time.Sleep(ms) {
 			for i, limit := range limits {
 				var d [1]backend.Decision
-				backend.Take(context.Background(), s, []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}}, d[:])
+				backend.Take(context.Background(), s, []backend.Charge{{Key: []byte{byte('a' + i)}, Limit: limit, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}}, d[:])
 				switch {
 				case d[0].Err != nil:
 					t.Fatalf("%s: %v", name, d[0].Err)

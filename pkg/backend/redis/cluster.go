@@ -128,7 +128,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 			return &lane.Route
 		}
 		return c.findLane(slot, &group[0])
-	case group[0].Once != nil:
+	case group[0].IdempotencyKey != nil:
 		return &c.once
 	case len(group) == 1:
 		return &c.inShards

@@ -47,7 +47,7 @@ func (s *shardStore) undo(u *refund) {
 func looks(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
-		part.Ask, part.Group = algorithms.Ask{Hash: c.Ask.Hash, Look: true}, i
+		part.Terms, part.Group = algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, i
 		charges = append(charges, part)
 	}
 	return charges
@@ -69,26 +69,26 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 }
 
 // planShards decides ask of shards as they were seen, and returns what to ask of each.
-func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Ask) (algorithms.Decision, []algorithms.Ask) {
+func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, ask)
-	asks := make([]algorithms.Ask, len(buckets))
+	asks := make([]algorithms.Charge, len(buckets))
 	for i, b := range buckets {
 		if was := before[i].State; b.State.Value != was.Value || b.State.At != was.At {
-			_, had := b.Limit.Take(was, now, algorithms.Ask{Hash: ask.Hash, Look: true})
-			asks[i] = algorithms.Ask{Cost: had.Value - b.State.Value, Raw: true, Hash: ask.Hash, Reserve: ask.Reserve, Of: partOf(b.Limit, &ask)}
+			_, had := b.Limit.Take(was, now, algorithms.Charge{Hash: ask.Hash, DryRun: true})
+			asks[i] = algorithms.Charge{Cost: had.Value - b.State.Value, Scaled: true, Hash: ask.Hash, Reserve: ask.Reserve, ChargedAt: partOf(b.Limit, &ask)}
 		}
 	}
 	return d, asks
 }
 
-// partOf is Ask.Of for a shard's part of ask. Of a token bucket the plan has left out what has flowed into
+// partOf is Charge.ChargedAt for a shard's part of ask. Of a token bucket the plan has left out what has flowed into
 // all shards since.
-func partOf(l *algorithms.Limit, ask *algorithms.Ask) algorithms.Micros {
+func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	if l.Kind == algorithms.TokenBucket {
 		return 0
 	}
-	return ask.Of
+	return ask.ChargedAt
 }
 
 // combine looks at all shards, decides, and charges each its part. If a part was gone by then, what was charged is
@@ -102,7 +102,7 @@ type combine struct {
 	is       backend.Decision
 	now      algorithms.Micros
 	buckets  []algorithms.Bucket // as they were seen last; nil: they are being looked at
-	asks     []algorithms.Ask    // of the shards
+	asks     []algorithms.Charge // of the shards
 	charging bool
 }
 
@@ -130,15 +130,15 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	if m.buckets, m.now, m.is.Err = looked(m.memory, &m.charge, answers); m.is.Err != nil {
 		return nil
 	}
-	m.is.Decision, m.asks = planShards(m.now, m.buckets, m.charge.Ask)
+	m.is.Decision, m.asks = planShards(m.now, m.buckets, m.charge.Terms)
 	m.is.At = m.now
-	if !m.is.Allowed || m.charge.Ask.Look || m.charge.Ask.Cost == 0 {
+	if !m.is.Allowed || m.charge.Terms.DryRun || m.charge.Terms.Cost == 0 {
 		return nil
 	}
 	for i := range m.asks {
 		if m.asks[i].Cost != 0 {
 			part := shardOf(&m.charge, i)
-			part.Ask, part.Group = m.asks[i], i
+			part.Terms, part.Group = m.asks[i], i
 			charges = append(charges, part)
 		}
 	}
@@ -174,14 +174,14 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 		}
 		m.buckets[i].State.Value += ask.Cost
 		if ask.Cost > 0 {
-			give := algorithms.Ask{Cost: -ask.Cost, Raw: true, Hash: ask.Hash, Of: d.At}
+			give := algorithms.Charge{Cost: -ask.Cost, Scaled: true, Hash: ask.Hash, ChargedAt: d.At}
 			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardAsk{i, give}})
 		}
 	}
 	if m.is.Err != nil {
 		return false, undo
 	}
-	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Ask); !is.Allowed {
+	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Terms); !is.Allowed {
 		m.is.Decision, m.is.At = is, m.now
 	} else { // it is there again
 		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
@@ -192,7 +192,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 // shardAsk is what is asked of a shard.
 type shardAsk struct {
 	shard int
-	ask   algorithms.Ask
+	ask   algorithms.Charge
 }
 
 // refund refunds to the emptiest shards first. They are not seen all at one moment, and
@@ -240,26 +240,26 @@ func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	if err != nil || rest <= 0 {
 		return nil
 	}
-	m.charge.Ask = algorithms.Ask{Cost: -rest, Hash: ask.Hash, Of: ask.Of}
+	m.charge.Terms = algorithms.Charge{Cost: -rest, Hash: ask.Hash, ChargedAt: ask.ChargedAt}
 	return looks(&m.charge)
 }
 
 // plan decides by the answers to looks what to give to which shards.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
-	ask := m.charge.Ask
+	ask := m.charge.Terms
 	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
 	buckets, now, err := looked(m.memory, &m.charge, answers)
 	if err != nil {
 		m.is = backend.Decision{Err: err}
 		return nil
 	}
-	var asks []algorithms.Ask
+	var asks []algorithms.Charge
 	m.is.Decision, asks = planShards(now, buckets, ask)
 	m.is.At = now
 	n := len(m.charge.Shards)
 	m.order = append(m.memory.order(n), m.memory.order(n)...)
 	m.whole = -ask.Cost * m.charge.Shards[0].Unit()
-	m.rest = algorithms.Undone(m.charge.Shards, m.whole, ask.Of, now)
+	m.rest = algorithms.Undone(m.charge.Shards, m.whole, ask.ChargedAt, now)
 	var gives []shardAsk
 	for i := range asks {
 		if asks[i].Cost < 0 {
@@ -279,8 +279,8 @@ func (m *refund) offer() []backend.Charge {
 	}
 	i := m.order[0]
 	m.order = m.order[1:]
-	ask := &m.charge.Ask
-	return m.give(shardAsk{i, algorithms.Ask{Cost: -m.rest, Raw: true, Hash: ask.Hash, Of: partOf(m.charge.Limit, ask)}})
+	ask := &m.charge.Terms
+	return m.give(shardAsk{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: ask.Hash, ChargedAt: partOf(m.charge.Limit, ask)}})
 }
 
 // fail ends m with an error.
@@ -297,9 +297,9 @@ func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
 	m.given = gives
 	for _, g := range gives {
 		look := shardOf(&m.charge, g.shard)
-		look.Ask, look.Group = algorithms.Ask{Hash: g.ask.Hash, Look: true}, len(charges)
+		look.Terms, look.Group = algorithms.Charge{Hash: g.ask.Hash, DryRun: true}, len(charges)
 		give := look
-		give.Ask, give.Group = g.ask, len(charges)+1
+		give.Terms, give.Group = g.ask, len(charges)+1
 		charges = append(charges, look, give)
 	}
 	return charges
@@ -315,7 +315,7 @@ func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 			continue
 		}
 		l := &m.charge.Shards[g.shard]
-		flowed := -g.ask.Cost - algorithms.Undone([]algorithms.Limit{*l}, -g.ask.Cost, g.ask.Of, after.At)
+		flowed := -g.ask.Cost - algorithms.Undone([]algorithms.Limit{*l}, -g.ask.Cost, g.ask.ChargedAt, after.At)
 		fitted += after.Value - before.Value + flowed
 	}
 	return fitted, err

@@ -55,7 +55,7 @@ func (h *heldShards) next(i int, err error) {
 func (h *heldShards) left(c backend.Charge) (n int64) {
 	for i := range c.Shards {
 		part := shardOf(&c, i)
-		part.Ask = algorithms.Ask{Look: true}
+		part.Terms = algorithms.Charge{DryRun: true}
 		n += h.decide([]backend.Charge{part})[0].Value
 	}
 	return n / c.Shards[0].Unit()
@@ -109,11 +109,11 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 		for i := range batch {
 			batch[i] = c
 			batch[i].Group = i
-			if batch[i].Ask.Cost = 1 + rng.Int64N(9); rng.IntN(8) == 0 {
-				batch[i].Ask.Cost = 1 + rng.Int64N(limit)
+			if batch[i].Terms.Cost = 1 + rng.Int64N(9); rng.IntN(8) == 0 {
+				batch[i].Terms.Cost = 1 + rng.Int64N(limit)
 			} else if mode != "lossy" && taken > 4 && rng.IntN(4) == 0 {
-				batch[i].Ask.Cost = -1 - rng.Int64N(4)
-				taken += batch[i].Ask.Cost
+				batch[i].Terms.Cost = -1 - rng.Int64N(4)
+				taken += batch[i].Terms.Cost
 			}
 		}
 		there := h.left(c)
@@ -121,7 +121,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 		s.Submit(&backend.Batch{Charges: batch, Decisions: make([]backend.Decision, len(batch)), Done: func(b *backend.Batch) {
 			pending--
 			for i, d := range b.Decisions {
-				cost := b.Charges[i].Ask.Cost
+				cost := b.Charges[i].Terms.Cost
 				if d.Allowed && cost > 0 {
 					taken += cost
 				}

@@ -84,7 +84,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		found(Problem, "script", "%v", err)
 		return all
 	}
-	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}
+	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
 	if s.cluster != nil { // any slot that this master has will do
 		probe.Slot, _ = s.slotAt(ctx, own)
 	}

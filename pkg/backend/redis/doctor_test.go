@@ -118,8 +118,8 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	a := backend.Charge{Key: []byte("a"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}
-	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
 	for i := range 2 { // with an id, over several slots
 		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
 			t.Errorf("ask %d: %+v", i+1, d[0])

@@ -102,7 +102,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	var d [1]backend.Decision
-	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
 		t.Errorf("nobody confirmed it: %+v", d[0])
 	}
@@ -118,7 +118,7 @@ func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 		if when == "without the script" {
 			server.Do("SCRIPT", "FLUSH")
 		}
-		d := takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(5), Ask: algorithms.Ask{Cost: 1}}})
+		d := takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(5), Terms: algorithms.Charge{Cost: 1}}})
 		if d[0].Err == nil || !strings.Contains(d[0].Err.Error(), "0 of 1 replicas have confirmed it in time") {
 			t.Errorf("%s: %v", when, d[0].Err)
 		}

@@ -64,7 +64,7 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	if err != nil {
 		return err
 	}
-	charge := backend.Charge{Key: []byte("doctor"), Limit: &limit, Group: 1, Ask: algorithms.Ask{Cost: 1}}
+	charge := backend.Charge{Key: []byte("doctor"), Limit: &limit, Group: 1, Terms: algorithms.Charge{Cost: 1}}
 	other := charge
 	other.Key = []byte("doctor-2")
 	charges := []backend.Charge{charge, other}

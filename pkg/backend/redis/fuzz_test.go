@@ -41,10 +41,10 @@ func FuzzAnswer(f *testing.F) {
 
 // FuzzRecall: whatever is stored in place of a claim, the group is answered or refused, and nothing panics.
 func FuzzRecall(f *testing.F) {
-	once := &backend.Once{For: algorithms.Second}
+	once := &backend.IdempotencyKey{Lifetime: algorithms.Second}
 	decided := make([]backend.Decision, 2)
 	f.Add(string(answerOf(once, decided)))
-	f.Add(string(claimed) + string(once.Of[:]) + "sixteen bytes by.")
+	f.Add(string(claimed) + string(once.Digest[:]) + "sixteen bytes by.")
 	f.Add("a")
 	f.Fuzz(func(t *testing.T, was string) {
 		decisions := make([]backend.Decision, 2)
@@ -86,7 +86,7 @@ func FuzzScript(f *testing.F) {
 				which, cost, what := int(script[0])%len(specs), int64(int8(script[1])), script[2]
 				script = script[3:]
 				c := backend.Charge{Key: fmt.Append(nil, which), Limit: limits[which], Group: step, Slot: 1}
-				c.Ask = algorithms.Ask{Cost: cost % 8, Hash: uint64(which), Look: what&1 != 0, Reserve: what&2 != 0 && limits[which].CanReserve() && !limits[which].ChargesDenied()}
+				c.Terms = algorithms.Charge{Cost: cost % 8, Hash: uint64(which), DryRun: what&1 != 0, Reserve: what&2 != 0 && limits[which].CanReserve() && !limits[which].ChargesDenied()}
 				if more = what&4 != 0; !contains(charges, c.Key) {
 					charges = append(charges, c)
 				}
@@ -98,7 +98,7 @@ func FuzzScript(f *testing.F) {
 			backend.Take(t.Context(), exact, charges, want)
 			for i := range got {
 				if got[i] != want[i] {
-					t.Fatalf("step %d, charge %d of %d (%+v, %+v):\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Ask, got[i], want[i])
+					t.Fatalf("step %d, charge %d of %d (%+v, %+v):\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Terms, got[i], want[i])
 				}
 			}
 		}

@@ -61,7 +61,7 @@ func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	if inCluster {
 		tag = strconv.FormatUint(tags()[slot], 36)
 	}
-	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.Once.ID[:])
+	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.IdempotencyKey.ID[:])
 }
 
 // recordPrefix starts what follows the tag in the name of a record; that of a bucket starts with the

@@ -70,7 +70,7 @@ func (a *answer) is(t *testing.T, after time.Duration) {
 		t.Errorf("answered after %v, want %v", a.after, after)
 	}
 	for i, d := range a.Decisions {
-		if d.Err != nil || d.Remaining != a.Charges[i].Ask.Cost {
+		if d.Err != nil || d.Remaining != a.Charges[i].Terms.Cost {
 			t.Errorf("charge %d: got %+v", i, d)
 		}
 	}

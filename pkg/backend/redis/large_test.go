@@ -49,7 +49,7 @@ func many(n, group int) []backend.Charge {
 	limit := limitOf(100)
 	charges := make([]backend.Charge, n)
 	for i := range charges {
-		charges[i] = backend.Charge{Key: fmt.Appendf(nil, "many %d", i), Limit: limit, Ask: algorithms.Ask{Cost: 1}, Group: i / group}
+		charges[i] = backend.Charge{Key: fmt.Appendf(nil, "many %d", i), Limit: limit, Terms: algorithms.Charge{Cost: 1}, Group: i / group}
 	}
 	return charges
 }
@@ -73,7 +73,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			other := backend.Charge{Key: []byte("other"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}}
+			other := backend.Charge{Key: []byte("other"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}}
 			for _, call := range [][]backend.Charge{many(8000, 1), many(8000, 100), many(36_000, 50), many(maxGroup, maxGroup)} {
 				batch := max(256, backend.GroupLen(call))
 				var wait sync.WaitGroup

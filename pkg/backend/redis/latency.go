@@ -23,7 +23,7 @@ const (
 
 // measure returns how long dry runs of probe take, sorted. It stops at the first error.
 func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
-	probe.Ask.Look = true
+	probe.Terms.DryRun = true
 	n := newNode(client, s.keys, nil)
 	var took []time.Duration
 	for began := time.Now(); len(took) < latencyCalls && (len(took) < latencyLeast || time.Since(began) < latencyMost); {

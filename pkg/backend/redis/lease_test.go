@@ -48,7 +48,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	lease := stores.Lease(below, stores.LeaseConfig{Timeout: time.Minute})
 	s := stores.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
-	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
 	ask := func(s backend.Store, c backend.Charge) backend.Decision {
 		var d [1]backend.Decision
@@ -83,7 +83,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	}
 	p.do(faults{})
 	lease.Close()
-	c.Ask.Cost = 0
+	c.Terms.Cost = 0
 	redistest.Eventually(t, "redis answers", func() bool { return ask(below, c).Err == nil })
 	if d := ask(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
 		t.Errorf("%d admitted and %d not answered of %d: %d are left", admitted, unanswered, int64(limit), d.Remaining)
@@ -106,7 +106,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 				t.Fatal(err)
 			}
 			lease := &algorithms.Lease{Most: limit.Capacity / 20, For: 250_000}
-			c := backend.Charge{Key: []byte(name), Limit: &limit, Ask: algorithms.Ask{Cost: 1, Hash: 123_456_789}, Owner: "test", Lease: lease}
+			c := backend.Charge{Key: []byte(name), Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: 123_456_789}, Owner: "test", Lease: lease}
 			var mu sync.Mutex
 			admitted, served := map[algorithms.Micros]int64{}, uint64(0) // in each window, or altogether
 			first, last := algorithms.MaxTime, algorithms.Micros(0)
@@ -114,7 +114,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 				if limit.Kind != algorithms.FixedWindow {
 					return 0
 				}
-				return (at - algorithms.Micros(limit.PhaseOf(c.Ask.Hash))) / spec.Period
+				return (at - algorithms.Micros(limit.PhaseOf(c.Terms.Hash))) / spec.Period
 			}
 			var wg sync.WaitGroup
 			end := time.Now().Add(span)

@@ -56,7 +56,7 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	token := func(name string, period algorithms.Micros, group int) backend.Charge {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: period})
-		return backend.Charge{Key: []byte(name), Limit: l, Group: group, Ask: algorithms.Ask{Cost: 1}}
+		return backend.Charge{Key: []byte(name), Limit: l, Group: group, Terms: algorithms.Charge{Cost: 1}}
 	}
 	const sec = algorithms.Second
 	charges := []backend.Charge{
@@ -104,7 +104,7 @@ func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
 		return decisions
 	}
 	charge := func(name string, l *algorithms.Limit, cost int64) backend.Charge {
-		return backend.Charge{Key: []byte(name), Limit: l, Ask: algorithms.Ask{Cost: cost}}
+		return backend.Charge{Key: []byte(name), Limit: l, Terms: algorithms.Charge{Cost: cost}}
 	}
 	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
 	take(charge("used", hourly, 10))
@@ -119,7 +119,7 @@ func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
 		t.Errorf("10 of 20 were used: %+v", d)
 	}
 	look := charge("looked at", none, -5)
-	look.Ask.Look = true
+	look.Terms.DryRun = true
 	take(look)
 	if left := livesFor(t, server, "looked at"); left < 24*time.Hour {
 		t.Errorf("it fills in an hour and is kept for a day more; it lives for %v", left)
@@ -132,7 +132,7 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	per := func(rate int64, period algorithms.Micros) backend.Charge {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: rate, Period: period})
-		return backend.Charge{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 5}}
+		return backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 5}}
 	}
 	var d [1]backend.Decision
 	const minute, hour = 60 * algorithms.Second, 3600 * algorithms.Second
@@ -173,7 +173,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 		{minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
 	} {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
-		charge := backend.Charge{Key: []byte("k"), Limit: l, Ask: algorithms.Ask{Cost: 3, Look: is.look}}
+		charge := backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.look}}
 		if backend.Take(t.Context(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
 			t.Fatalf("%v: %+v", is, d[0])
 		}
@@ -191,7 +191,7 @@ func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
 	server.Client().Set(t.Context(), "rl:{}old", string(doubles([]byte{0}, 3, 0, float64(now))), 0)
 	l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second})
 	var d [1]backend.Decision
-	if backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("old"), Limit: l, Ask: algorithms.Ask{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
+	if backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("old"), Limit: l, Terms: algorithms.Charge{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
 		t.Errorf("3 and 1 of 5: %+v", d[0])
 	}
 }

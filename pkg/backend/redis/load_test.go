@@ -181,7 +181,7 @@ func (l *load) start(workers int, below ...backend.Store) {
 
 func (l *load) ask(limit int64, charges ...backend.Charge) {
 	for i := range charges {
-		charges[i].Ask.Cost, charges[i].Owner = 1, "test"
+		charges[i].Terms.Cost, charges[i].Owner = 1, "test"
 	}
 	l.questions = append(l.questions, &question{charges: charges, limit: limit})
 }
@@ -398,7 +398,7 @@ func (l *load) punctual() {
 func (l *load) charged(s backend.Store, q *question) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {
-		c.Ask.Cost = 0
+		c.Terms.Cost = 0
 		var d [1]backend.Decision
 		redistest.Eventually(l.t, "a bucket can be read", func() bool {
 			backend.Take(context.Background(), s, []backend.Charge{c}, d[:])

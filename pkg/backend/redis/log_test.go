@@ -22,7 +22,7 @@ func TestLogEntriesCountForExactlyOnePeriod(t *testing.T) {
 	}{{0, true}, {100_000, true}, {200_000, false}, {999_999, false}, {1_000_000, true}, {1_050_000, false}, {1_100_000, true}} {
 		clock.Set(storetest.Start + step.at)
 		var d [1]backend.Decision
-		backend.Take(t.Context(), store, []backend.Charge{{Key: []byte("k"), Limit: limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), store, []backend.Charge{{Key: []byte("k"), Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if d[0].Err != nil || d[0].Allowed != step.allowed {
 			t.Errorf("after %d us: allowed %t, %v", step.at, d[0].Allowed, d[0].Err)
 		}

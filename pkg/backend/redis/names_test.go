@@ -50,7 +50,7 @@ var apart = map[string]struct{ name, reason string }{
 	"Limit.counts":        {"", "a condition of take_counted"},
 	"Limit.there":         {"", "the last lines of take_all"},
 	"Peaks.All":           {"", "the table itself"},
-	"Ask.Plus":            {"", "requests are added up before they are charged"},
+	"Charge.Plus":         {"", "requests are added up before they are charged"},
 	"Limit.Unit":          {"unit_of", "unit is a local name in many functions"},
 	"Limit.full":          {"full_of", "full is a local name in many functions"},
 	"Limit.raw":           {"", "cost_in with the unit of the limit"},

@@ -122,15 +122,15 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 				continue
 			}
 			slot := 0
-			if n.elsewhere != nil && (bySlot || charge.Once != nil) { // only a cluster has several
+			if n.elsewhere != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several
 				slot = n.keys.slot(charge, f.name)
 			}
 			t := f.find(slot, bySlot, c.charges)
 			t.slots = t.slots || n.elsewhere != nil && !bySlot && t.mayDiffer(charge, f.name)
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
-				if charge.Once != nil {
-					t.head(charge.Once, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)))
+				if charge.IdempotencyKey != nil {
+					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)))
 				}
 			}
 			t.add(charge, &decisions[i], f.name, group)

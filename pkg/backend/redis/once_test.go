@@ -18,11 +18,11 @@ import (
 
 // underID makes charges a group that is taken once.
 func underID(id uint32, charges ...backend.Charge) []backend.Charge {
-	o := &backend.Once{For: 600 * algorithms.Second}
+	o := &backend.IdempotencyKey{Lifetime: 600 * algorithms.Second}
 	binary.BigEndian.PutUint32(o.ID[:], id)
 	for i := range charges {
-		o.Of[i] = charges[i].Key[0] + byte(charges[i].Ask.Cost)
-		charges[i].Once = o
+		o.Digest[i] = charges[i].Key[0] + byte(charges[i].Terms.Cost)
+		charges[i].IdempotencyKey = o
 	}
 	return charges
 }
@@ -41,7 +41,7 @@ func TestLostAnswersAreChargedOnce(t *testing.T) {
 	p := startProxy(t, server.Addr, seed(t))
 	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: 2 * time.Second})
 	p.do(faults{share: 0.3, close: true})
-	c := backend.Charge{Key: []byte("lost"), Limit: limitOf(1000), Ask: algorithms.Ask{Cost: 1}}
+	c := backend.Charge{Key: []byte("lost"), Limit: limitOf(1000), Terms: algorithms.Charge{Cost: 1}}
 	var wg sync.WaitGroup
 	for worker := range uint32(4) {
 		wg.Go(func() {
@@ -62,7 +62,7 @@ func TestLostAnswersAreChargedOnce(t *testing.T) {
 	if p.harmed.Load() == 0 {
 		t.Error("no answer was lost")
 	}
-	if d := takeOne(t, s, c, algorithms.Ask{Look: true}); d.Remaining != 800 {
+	if d := takeOne(t, s, c, algorithms.Charge{DryRun: true}); d.Remaining != 800 {
 		t.Errorf("%d left of 1000 after 200 calls, want 800", d.Remaining)
 	}
 }
@@ -72,7 +72,7 @@ func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	before := time.Now()
-	takeAll(s, underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Ask: algorithms.Ask{Cost: 1}}))
+	takeAll(s, underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}))
 	left, err := server.Client().PTTL(t.Context(), "rl:{}o"+string([]byte{0, 0, 0, 1})+strings.Repeat("\x00", 12)).Result()
 	if err != nil || left < 600*time.Second-time.Since(before)-time.Millisecond || left > 600*time.Second {
 		t.Errorf("lives %v more (%v), want 10 min", left, err)
@@ -86,10 +86,10 @@ func TestClaimsAreTakenOnce(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3).Steady()
 	one := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 	other := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
-	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
-	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
+	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
+	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
-	shards.Ask.Cost = 35 // more than two of them have
+	shards.Terms.Cost = 35 // more than two of them have
 	takesClaimed(t, one, other, a, b)
 	takesClaimed(t, one, other, shards)
 	claimsAreTakenOnce(t, one, other, a, b)
@@ -116,8 +116,8 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 				in := func(url string) backend.Store { return open(t, Config{URL: url, Timeout: 5 * time.Second}) }
 				return stores.Divided(in(first), in(second), func(c *backend.Charge) bool { return c.Key[0]%2 == 0 }, undos)
 			}
-			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 2}}
-			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Ask: algorithms.Ask{Cost: 1}}
+			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
+			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 			one, other := divided(), divided()
 			takesClaimed(t, one, other, a, b)
 			claimsAreTakenOnce(t, one, other, a, b)
@@ -129,7 +129,7 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
-		c.Ask.Cost = 0
+		c.Terms.Cost = 0
 		return takeAll(one, []backend.Charge{c})[0].Remaining
 	}
 	before := left(group[0])
@@ -143,10 +143,10 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 			t.Errorf("another sidecar, asked again: got %+v, want %+v", d, want)
 		}
 	}
-	if now := left(group[0]); now != before-group[0].Ask.Cost {
-		t.Errorf("%d left, want %d", now, before-group[0].Ask.Cost)
+	if now := left(group[0]); now != before-group[0].Terms.Cost {
+		t.Errorf("%d left, want %d", now, before-group[0].Terms.Cost)
 	}
-	group[0].Ask.Cost++
+	group[0].Terms.Cost++
 	if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
 		t.Errorf("the id of something else: got %+v", d)
 	}
@@ -157,20 +157,20 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
-		c.Ask.Cost = 0
+		c.Terms.Cost = 0
 		return takeAll(one, []backend.Charge{c})[0].Remaining
 	}
 	t.Run("what was denied is decided anew", func(t *testing.T) {
 		full := b
-		full.Ask.Cost = 4
+		full.Terms.Cost = 4
 		for range 2 {
 			if d := takeAll(one, underID(10, a, full)); d[0].Err != nil || d[1].Allowed || d[1].Replayed {
 				t.Errorf("3 left of 4: got %+v", d)
 			}
 		}
-		full.Ask.Cost = -1
+		full.Terms.Cost = -1
 		takeAll(one, []backend.Charge{full})
-		full.Ask.Cost = 4
+		full.Terms.Cost = 4
 		if d := takeAll(other, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
 			t.Errorf("4 left of 4: got %+v", d)
 		}

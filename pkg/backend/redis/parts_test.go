@@ -30,7 +30,7 @@ func TestReplicasThatAreMissing(t *testing.T) {
 	redistest.Eventually(t, "the replica follows", func() bool {
 		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
 	})
-	c := backend.Charge{Key: []byte("k"), Limit: limitOf(10), Ask: algorithms.Ask{Cost: 1}}
+	c := backend.Charge{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: 1}}
 	take := func(replicas int, timeout time.Duration) backend.Decision {
 		return takeAll(open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: replicas}), []backend.Charge{c})[0]
 	}
@@ -48,7 +48,7 @@ func TestReplicasThatAreMissing(t *testing.T) {
 // slotsOf returns two Charges, in different slots, of the first master of three.
 func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int) {
 	for i := 0; len(charges) < 2; i++ {
-		c := backend.Charge{Key: fmt.Appendf(nil, "%s %d", name, i), Limit: limitOf(100), Ask: algorithms.Ask{Cost: 1}, Group: i}
+		c := backend.Charge{Key: fmt.Appendf(nil, "%s %d", name, i), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}, Group: i}
 		if _, slot := store.cluster.keys.of(&c); slot < slots/3 {
 			charges, numbers = append(charges, c), append(numbers, slot)
 		}
@@ -109,7 +109,7 @@ func TestMovedSlots(t *testing.T) {
 			t.Errorf("%d answers were lost", n)
 		}
 		hook.over.Store(true)
-		if d := takeOne(t, s, charges[0], algorithms.Ask{Look: true}); d.Remaining != 99 {
+		if d := takeOne(t, s, charges[0], algorithms.Charge{DryRun: true}); d.Remaining != 99 {
 			t.Errorf("%d left of 100 after one charge", d.Remaining)
 		}
 	})
@@ -200,7 +200,7 @@ type gated struct {
 }
 
 func (g gated) Submit(b *backend.Batch) {
-	if b.Charges[len(b.Charges)-1].Ask.Cost >= 0 {
+	if b.Charges[len(b.Charges)-1].Terms.Cost >= 0 {
 		g.next.Submit(b)
 		return
 	}
@@ -220,9 +220,9 @@ func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 func robbed(next backend.Store, other *sync.Once) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		go func() {
-			if c := b.Charges[0]; c.Ask.Raw && c.Ask.Cost > 0 {
+			if c := b.Charges[0]; c.Terms.Scaled && c.Terms.Cost > 0 {
 				other.Do(func() {
-					c.Ask = algorithms.Ask{Cost: 8}
+					c.Terms = algorithms.Charge{Cost: 8}
 					backend.Take(context.Background(), next, []backend.Charge{c}, make([]backend.Decision, 1))
 				})
 			}
@@ -241,9 +241,9 @@ func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 }
 
 // takeShard charges shard i of c.
-func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Ask) backend.Decision {
+func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Charge) backend.Decision {
 	part := shardOf(&c, i)
-	part.Ask = ask
+	part.Terms = ask
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
@@ -268,18 +268,18 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			}
 			denies := sharded(t, tokens, 2, "denies "+name)
 			denies.Shards = nil
-			a.Ask.Cost, denies.Ask.Cost = 7, 11
+			a.Terms.Cost, denies.Terms.Cost = 7, 11
 			d := takeAll(s, []backend.Charge{a, denies})
 			if d[0].Err != nil || d[1].Allowed {
 				t.Fatalf("got %+v", d)
 			}
 			clock.Set(1_000_000_250 * algorithms.Second)
-			if d := takeOne(t, s, a, algorithms.Ask{Cost: 6}); !d.Allowed {
+			if d := takeOne(t, s, a, algorithms.Charge{Cost: 6}); !d.Allowed {
 				t.Fatalf("the next window: %+v", d)
 			}
 			close(gate)
 			s.undos.Close() // waits for the undo
-			if d := takeOne(t, s, a, algorithms.Ask{Look: true}); d.Remaining != 4 {
+			if d := takeOne(t, s, a, algorithms.Charge{DryRun: true}); d.Remaining != 4 {
 				t.Errorf("%d left of 10 after 6, want 4", d.Remaining)
 			}
 		})
@@ -302,14 +302,14 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			s.cluster.lane = func(addr string, n *node) backend.Store {
 				return robbed(gated{lane(addr, n), gate}, &other)
 			}
-			c.Ask = algorithms.Ask{Cost: 15}
+			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {
 				t.Fatalf("got %+v", d)
 			}
 			if name == "the next window" {
 				clock.Set(1_000_000_250 * algorithms.Second)
 				for i := range c.Shards {
-					if d := takeShard(s, c, i, algorithms.Ask{Cost: 3}); !d.Allowed {
+					if d := takeShard(s, c, i, algorithms.Charge{Cost: 3}); !d.Allowed {
 						t.Fatalf("shard %d of the next window: %+v", i, d)
 					}
 				}

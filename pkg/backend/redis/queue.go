@@ -320,8 +320,8 @@ var errKnown = errors.New("known")
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
-	if c.Ask.Look && n == 1 && i+1 < len(b.Charges) {
-		if next := &b.Charges[i+1]; next.Ask.Cost < 0 && next.Slot == c.Slot && bytes.Equal(next.Key, c.Key) {
+	if c.Terms.DryRun && n == 1 && i+1 < len(b.Charges) {
+		if next := &b.Charges[i+1]; next.Terms.Cost < 0 && next.Slot == c.Slot && bytes.Equal(next.Key, c.Key) {
 			n += backend.GroupLen(b.Charges[i+1:])
 		}
 	}

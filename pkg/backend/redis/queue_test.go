@@ -24,7 +24,7 @@ func batchOf(sizes ...int) *backend.Batch {
 	for group, size := range sizes {
 		for range size {
 			n := len(b.Charges) + 1
-			b.Charges = append(b.Charges, backend.Charge{Key: fmt.Appendf(nil, "k%d", n), Group: group, Ask: algorithms.Ask{Cost: int64(n)}})
+			b.Charges = append(b.Charges, backend.Charge{Key: fmt.Appendf(nil, "k%d", n), Group: group, Terms: algorithms.Charge{Cost: int64(n)}})
 		}
 	}
 	b.Decisions = make([]backend.Decision, len(b.Charges))
@@ -140,9 +140,9 @@ func TestQueueKeepsALookWithItsRefund(t *testing.T) {
 		for i := range b.Charges {
 			c := &b.Charges[i]
 			if c.Key = fmt.Appendf(nil, "k%d", i/2); i%2 == 0 {
-				c.Ask = algorithms.Ask{Look: true}
+				c.Terms = algorithms.Charge{DryRun: true}
 			} else {
-				c.Ask.Cost = -1
+				c.Terms.Cost = -1
 			}
 		}
 		return in(s, b)
@@ -505,7 +505,7 @@ func (s *schedule) land(i int) {
 			s.groups[&r.batch.Charges[i]].landed++
 		}
 		for i := r.from; i < r.to; i++ {
-			r.batch.Decisions[i].Remaining = r.batch.Charges[i].Ask.Cost
+			r.batch.Decisions[i].Remaining = r.batch.Charges[i].Terms.Cost
 		}
 	}
 	c.ended = c.ended[:0]
@@ -535,7 +535,7 @@ func (s *schedule) answered(c *call) {
 			case f.known && (d.Err != nil || d.Remaining != 0 || f.sent != 0):
 				s.t.Errorf("known: %+v", d)
 			case f.known:
-			case f.sent == 1 && (d.Err != nil || d.Remaining != b.Charges[i].Ask.Cost):
+			case f.sent == 1 && (d.Err != nil || d.Remaining != b.Charges[i].Terms.Cost):
 				s.t.Errorf("sent: %+v", d)
 			case f.sent == 0 && !errors.Is(d.Err, backend.ErrNotTaken):
 				s.t.Errorf("not sent: %+v", d)

@@ -97,7 +97,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		var d [1]backend.Decision
 		key := []byte{byte('a' + i)}
 		before := time.Now()
-		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if d[0].Err != nil || !d[0].Allowed {
 			t.Fatalf("%+v: %+v", spec, d[0])
 		}
@@ -136,7 +136,7 @@ func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 		key := []byte{byte('a' + i)}
 		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
 			before := time.Now()
-			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
 			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
 				t.Fatal(err, d)

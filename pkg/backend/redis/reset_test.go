@@ -16,7 +16,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 	s, _ := patient(t, c.URL())
 	bucket, other := sharded(t, windowSpec(100), 7, "one"), sharded(t, windowSpec(100), 7, "other")
 	for _, b := range []backend.Charge{bucket, other} {
-		if d := takeOne(t, s, b, algorithms.Ask{Cost: 100}); !d.Allowed {
+		if d := takeOne(t, s, b, algorithms.Charge{Cost: 100}); !d.Allowed {
 			t.Fatalf("%+v", d)
 		}
 	}
@@ -26,7 +26,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 	if n := sum(values(t, s, bucket)); n != 100 {
 		t.Errorf("%d left after a reset, want 100", n)
 	}
-	if d := takeOne(t, s, bucket, algorithms.Ask{Cost: 1}); !d.Allowed || d.Remaining != 99 {
+	if d := takeOne(t, s, bucket, algorithms.Charge{Cost: 1}); !d.Allowed || d.Remaining != 99 {
 		t.Errorf("after a reset: %+v", d)
 	}
 	if n := sum(values(t, s, other)); n != 0 {
@@ -53,7 +53,7 @@ func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 		s := open(t, Config{URL: url, Timeout: 5 * time.Second})
 		var charges []backend.Charge
 		for i, cost := range []int64{3, 0, 2, 2, 0, 0, 1} { // 0: a reset
-			charges = append(charges, backend.Charge{Key: []byte("k"), Limit: limitOf(3), Group: i, Ask: algorithms.Ask{Cost: cost}, Reset: cost == 0})
+			charges = append(charges, backend.Charge{Key: []byte("k"), Limit: limitOf(3), Group: i, Terms: algorithms.Charge{Cost: cost}, Reset: cost == 0})
 		}
 		want := []int64{0, 0, 1, -1, 0, 0, 2} // left; -1: denied
 		for i, d := range takeAll(s, charges) {

@@ -105,25 +105,25 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 	t.last, t.group = len(t.charges), group
 	what := t.limit(c.Limit)
-	if c.Ask.Reserve {
+	if c.Terms.Reserve {
 		what += reserved
 	}
-	if c.Ask.Look {
+	if c.Terms.DryRun {
 		what += dry
 	}
-	if c.Ask.Raw {
+	if c.Terms.Scaled {
 		what += rawCost
 	}
-	if c.Ask.Settle {
+	if c.Terms.Settle {
 		what += settles
 	}
-	extended := c.Ask.MaxWait != 0 || c.Ask.Of != 0
+	extended := c.Terms.MaxWait != 0 || c.Terms.ChargedAt != 0
 	if extended {
 		what += long
 	}
-	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Ask.Cost), float64(c.Limit.PhaseOf(c.Ask.Hash)))
+	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Terms.Cost), float64(c.Limit.PhaseOf(c.Terms.Hash)))
 	if extended {
-		t.charges = doubles(t.charges, float64(c.Ask.MaxWait), float64(c.Ask.Of))
+		t.charges = doubles(t.charges, float64(c.Terms.MaxWait), float64(c.Terms.ChargedAt))
 	}
 }
 
@@ -138,14 +138,14 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 }
 
 // head appends the head of a group of n charges, which is taken once; name is that of its record.
-func (t *scriptRun) head(once *backend.Once, n int, name []byte) {
+func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
 	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
-	t.charges = append(t.charges, once.Of[:]...)
+	t.charges = append(t.charges, once.Digest[:]...)
 }
 
 // lifetime is for how many ms a record is remembered.
-func lifetime(once *backend.Once) int64 { return int64(max(once.For, 1)+999) / 1000 }
+func lifetime(once *backend.IdempotencyKey) int64 { return int64(max(once.Lifetime, 1)+999) / 1000 }
 
 // key is the number of a key, from 1.
 func (t *scriptRun) key(name []byte) int {

@@ -48,12 +48,12 @@ func (s *shardStore) Submit(b *backend.Batch) {
 		switch c := &b.Charges[i]; {
 		case c.Reset:
 			d.apart(i, &resetShards{charge: *c, memory: &s.memory})
-		case c.Ask.Cost > c.Limit.Most(c.Ask.Reserve):
+		case c.Terms.Cost > c.Limit.Most(c.Terms.Reserve):
 			b.Decisions[i].Never = true
-		case c.Ask.Cost < 0 && !c.Ask.Look:
+		case c.Terms.Cost < 0 && !c.Terms.DryRun:
 			d.apart(i, &refund{charge: *c, memory: &s.memory})
-		case c.Ask.Cost > 0 && !c.Ask.Reserve && !c.Ask.Look && !c.Limit.Overdraw:
-			first, second := s.memory.draw(c.Key, c.Shards, c.Ask.Hash)
+		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
+			first, second := s.memory.draw(c.Key, c.Shards, c.Terms.Hash)
 			d.drawn = append(d.drawn, drawn{charge: i, shards: [2]int{first, second}})
 		default:
 			d.apart(i, &combine{charge: *c, memory: &s.memory})
@@ -89,7 +89,7 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 	sent := d.drawn[:0]
 	for _, w := range d.drawn {
 		c := &d.outer.Charges[w.charge]
-		for w.asked < len(w.shards) && c.Ask.Cost > c.Shards[w.shards[w.asked]].Capacity {
+		for w.asked < len(w.shards) && c.Terms.Cost > c.Shards[w.shards[w.asked]].Capacity {
 			w.asked++
 		}
 		if w.asked == len(w.shards) { // all shards must be looked at
@@ -236,7 +236,7 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 		if m.now != nil {
 			now = m.now()
 		}
-		_, d := shards[i].Take(s.state, now, algorithms.Ask{Hash: hash, Look: true})
+		_, d := shards[i].Take(s.state, now, algorithms.Charge{Hash: hash, DryRun: true})
 		return d.Value
 	}
 	m.of(key, shards, func(seen []sight) {

@@ -37,13 +37,13 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 }
 
 // takeOne takes a charge that must be answered.
-func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ask) backend.Decision {
+func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Charge) backend.Decision {
 	tb.Helper()
-	c.Ask = ask
+	c.Terms = ask
 	var d [1]backend.Decision
 	backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
@@ -56,7 +56,7 @@ func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.As
 func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
 	tb.Helper()
 	for i := range c.Shards {
-		d := takeShard(s, c, i, algorithms.Ask{Look: true})
+		d := takeShard(s, c, i, algorithms.Charge{DryRun: true})
 		if d.Err != nil {
 			tb.Fatal(d.Err)
 		}
@@ -119,7 +119,7 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 					if rng.IntN(10) == 0 {
 						cost = limit / int64(shards) / 2
 					}
-					if takeOne(t, s, c, algorithms.Ask{Cost: cost}).Allowed {
+					if takeOne(t, s, c, algorithms.Charge{Cost: cost}).Allowed {
 						admitted.Add(cost)
 					}
 				}
@@ -132,7 +132,7 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 		redistest.Eventually(t, "what was given back has arrived", func() bool {
 			return sum(values(t, s, c)) == limit-admitted.Load()
 		})
-		for takeOne(t, s, c, algorithms.Ask{Cost: 1}).Allowed {
+		for takeOne(t, s, c, algorithms.Charge{Cost: 1}).Allowed {
 			admitted.Add(1)
 		}
 		if got := admitted.Load(); got != limit {
@@ -164,7 +164,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				}
 				one := c.Shards[0].Unit()
 				there := sum(values(t, s, c))
-				d := takeOne(t, s, c, algorithms.Ask{Cost: cost})
+				d := takeOne(t, s, c, algorithms.Charge{Cost: cost})
 				if d.Allowed != (cost*one <= there) {
 					t.Fatalf("%s in %d, step %d: asked %d, %d/%d there, got %+v", spec.Kind, shards, step, cost, there, one, d)
 				}
@@ -179,11 +179,11 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				}
 				now := clock.Now()
 				clock.Set(now + d.RetryAfter - 1)
-				if takeOne(t, s, c, algorithms.Ask{Cost: cost, Look: true}).Allowed {
+				if takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
 					t.Fatalf("%s in %d: allowed before it was to retry", spec.Kind, shards)
 				}
 				clock.Set(now + d.RetryAfter)
-				if !takeOne(t, s, c, algorithms.Ask{Cost: cost, Look: true}).Allowed {
+				if !takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
 					t.Fatalf("%s in %d: denied when it was to retry", spec.Kind, shards)
 				}
 			}
@@ -200,17 +200,17 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 	for _, shards := range []int{2, 5} {
 		const limit = 50
 		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("large %d", shards))
-		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit + 1}); d.Allowed || !d.Never {
+		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit + 1}); d.Allowed || !d.Never {
 			t.Errorf("%d shards: more than the limit: %+v", shards, d)
 		}
-		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit/int64(shards) + 3}); !d.Allowed {
+		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit/int64(shards) + 3}); !d.Allowed {
 			t.Errorf("%d shards: more than a share: %+v", shards, d)
 		}
 		if left := values(t, s, c); sum(left) != limit-limit/int64(shards)-3 {
 			t.Errorf("%d shards: left %v", shards, left)
 		}
-		takeOne(t, s, c, algorithms.Ask{Cost: -limit})
-		if d := takeOne(t, s, c, algorithms.Ask{Cost: limit}); !d.Allowed || d.Remaining != 0 {
+		takeOne(t, s, c, algorithms.Charge{Cost: -limit})
+		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit}); !d.Allowed || d.Remaining != 0 {
 			t.Errorf("%d shards: all of the limit: %+v", shards, d)
 		}
 		if left := values(t, s, c); sum(left) != 0 {
@@ -223,18 +223,18 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(40), 4, "back")
-	takeOne(t, s, c, algorithms.Ask{Cost: 40})
+	takeOne(t, s, c, algorithms.Charge{Cost: 40})
 	for i, cost := range []int64{-1, -4, -6} { // make them uneven
-		takeShard(s, c, i, algorithms.Ask{Cost: cost})
+		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	if d := takeOne(t, s, c, algorithms.Ask{Cost: -4}); !d.Allowed { // 1 4 6 0
+	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // 1 4 6 0
 		t.Errorf("got %+v", d)
 	}
 	got := values(t, s, c)
 	if slices.Sort(got[:]); !slices.Equal(got, []int64{2, 3, 4, 6}) {
 		t.Errorf("left %v, want 2 3 4 6", got)
 	}
-	takeOne(t, s, c, algorithms.Ask{Cost: -1000})
+	takeOne(t, s, c, algorithms.Charge{Cost: -1000})
 	if got := values(t, s, c); !slices.Equal(got, []int64{10, 10, 10, 10}) {
 		t.Errorf("left %v, want all full", got)
 	}
@@ -255,9 +255,9 @@ func shardsLoseNothing(t *testing.T, url string) {
 		var wg sync.WaitGroup
 		for i := range 12 {
 			wg.Go(func() {
-				if takeOne(t, stores[i%3], c, algorithms.Ask{Cost: 4}).Allowed {
+				if takeOne(t, stores[i%3], c, algorithms.Charge{Cost: 4}).Allowed {
 					taken.Add(4)
-					takeOne(t, stores[i%3], c, algorithms.Ask{Cost: -4})
+					takeOne(t, stores[i%3], c, algorithms.Charge{Cost: -4})
 				}
 			})
 		}
@@ -280,9 +280,9 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
 	for i, cost := range []int64{1, 3, 0, 2} { // make them uneven: 2 0 3 1
-		takeShard(s, c, i, algorithms.Ask{Cost: cost})
+		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	d := takeOne(t, s, c, algorithms.Ask{Cost: 14, Reserve: true}) // 8 too many: two of each shard
+	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // 8 too many: two of each shard
 	left := values(t, s, c)
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
 		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
@@ -295,7 +295,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	if left := values(t, s, c); slices.Min(left) < 0 {
 		t.Errorf("in debt after the wait: %v", left)
 	}
-	if d := takeOne(t, s, c, algorithms.Ask{Cost: 25, Reserve: true}); d.Allowed || d.Never {
+	if d := takeOne(t, s, c, algorithms.Charge{Cost: 25, Reserve: true}); d.Allowed || d.Never {
 		t.Errorf("more than can be reserved now: %+v", d)
 	}
 }
@@ -308,13 +308,13 @@ func shardsLostARace(t *testing.T, url string) {
 	lane := s.cluster.lane
 	var other sync.Once
 	s.cluster.lane = func(addr string, n *node) backend.Store { return robbed(lane(addr, n), &other) }
-	c.Ask = algorithms.Ask{Cost: 15}
+	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {
 		t.Fatalf("got %+v", d)
 	}
 	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Q*2 })
-	want := takeOne(t, s, c, algorithms.Ask{Cost: 15, Look: true})
+	want := takeOne(t, s, c, algorithms.Charge{Cost: 15, DryRun: true})
 	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
 		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)
 	}
@@ -325,7 +325,7 @@ func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(30), 3, "grouped")
-	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 	for i, want := range []bool{true, false, false} {
 		d := make([]backend.Decision, 2)
 		backend.Take(t.Context(), s, []backend.Charge{c, other}, d)
@@ -348,7 +348,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 		}
 		const asks = 3000
 		for range asks {
-			takeOne(t, s, c, algorithms.Ask{Cost: 1})
+			takeOne(t, s, c, algorithms.Charge{Cost: 1})
 		}
 		var calls []float64
 		for _, m := range cluster.Masters {
@@ -412,11 +412,11 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	return o.run(seed, func(at algorithms.Micros) bool {
 		best, most := 0, int64(-1)
 		for _, i := range rng.Perm(o.shards)[:of] {
-			if _, d := shards[i].Take(states[i], at, algorithms.Ask{Look: true}); d.Value > most {
+			if _, d := shards[i].Take(states[i], at, algorithms.Charge{DryRun: true}); d.Value > most {
 				best, most = i, d.Value
 			}
 		}
-		next, d := shards[best].Take(states[best], at, algorithms.Ask{Cost: 1})
+		next, d := shards[best].Take(states[best], at, algorithms.Charge{Cost: 1})
 		states[best] = next
 		return d.Allowed
 	})
@@ -439,7 +439,7 @@ func shardsAdmitMore(t *testing.T, url string) {
 			charge := sharded(t, o.spec(), o.shards, fmt.Sprintf("offered %d %v %d", c, load, n))
 			this := o.run(n, func(at algorithms.Micros) bool {
 				clock.Set(at)
-				return takeOne(t, s, charge, algorithms.Ask{Cost: 1}).Allowed
+				return takeOne(t, s, charge, algorithms.Charge{Cost: 1}).Allowed
 			})
 			one, two := o.choices(t, n, 1), o.choices(t, n, 2)
 			t.Logf("%2d  %.1f    %5.1f %%      %5.1f %%    %5.1f %%", c, load, 100*one, 100*two, 100*this)
@@ -470,19 +470,19 @@ func shardsAreLookedAtWhole(t *testing.T, url string) {
 				c := sharded(t, spec, shards, fmt.Sprintf("look %s %d %d", name, shards, seed(t)))
 				look := func() {
 					t.Helper()
-					got, want := takeOne(t, s, c, algorithms.Ask{Look: true}), takeOne(t, whole, c, algorithms.Ask{Look: true})
+					got, want := takeOne(t, s, c, algorithms.Charge{DryRun: true}), takeOne(t, whole, c, algorithms.Charge{DryRun: true})
 					if got.Value != want.Value || got.Remaining != want.Remaining {
 						t.Errorf("value %d, %d remaining; of one bucket %d, %d", got.Value, got.Remaining, want.Value, want.Remaining)
 					}
 				}
 				look()
 				for _, cost := range []int64{1, 3, 20, -2, 1} {
-					takeOne(t, s, c, algorithms.Ask{Cost: cost})
-					takeOne(t, whole, c, algorithms.Ask{Cost: cost})
+					takeOne(t, s, c, algorithms.Charge{Cost: cost})
+					takeOne(t, whole, c, algorithms.Charge{Cost: cost})
 					look()
 				}
 				if spec.MaxReserved != nil {
-					ask := algorithms.Ask{Cost: 100, Reserve: true}
+					ask := algorithms.Charge{Cost: 100, Reserve: true}
 					takeOne(t, s, c, ask)
 					takeOne(t, whole, c, ask)
 					look()

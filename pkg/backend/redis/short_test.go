@@ -68,18 +68,18 @@ func TestLoopEqualsMemory(t *testing.T) {
 		for group := range 1 + rng.IntN(3) {
 			for _, i := range rng.Perm(len(specs))[:1+max(0, rng.IntN(5)-2)] {
 				c := backend.Charge{Key: fmt.Appendf(nil, "%d", i), Limit: limits[i], Group: group, Slot: 1}
-				c.Ask = algorithms.Ask{Cost: 1 + rng.Int64N(3), Hash: uint64(i) * 0x9E3779B97F4A7C15}
+				c.Terms = algorithms.Charge{Cost: 1 + rng.Int64N(3), Hash: uint64(i) * 0x9E3779B97F4A7C15}
 				if rng.IntN(25) == 0 {
-					c.Ask.Cost, c.Ask.Reserve = rng.Int64N(14)-4, true
+					c.Terms.Cost, c.Terms.Reserve = rng.Int64N(14)-4, true
 				}
 				if limits[i].Settles && rng.IntN(2) == 0 {
-					c.Ask.Settle, c.Ask.Of, c.Ask.Reserve = true, max(1, now-algorithms.Micros(rng.Int64N(int64(s)))), rng.IntN(2) == 0
-					c.Ask.Cost = rng.Int64N(30) - 15
+					c.Terms.Settle, c.Terms.ChargedAt, c.Terms.Reserve = true, max(1, now-algorithms.Micros(rng.Int64N(int64(s)))), rng.IntN(2) == 0
+					c.Terms.Cost = rng.Int64N(30) - 15
 				}
 				charges = append(charges, c)
 			}
-			if from := len(charges) - 1; charges[from].Ask.Settle && (from == 0 || charges[from-1].Group != group) && rng.IntN(2) == 0 {
-				charges[from].Once = &backend.Once{ID: [16]byte{byte(rng.IntN(200)), byte(step / 50)}, For: 1000 * algorithms.Day}
+			if from := len(charges) - 1; charges[from].Terms.Settle && (from == 0 || charges[from-1].Group != group) && rng.IntN(2) == 0 {
+				charges[from].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(rng.IntN(200)), byte(step / 50)}, Lifetime: 1000 * algorithms.Day}
 			}
 		}
 		got, exact := make([]backend.Decision, len(charges)), make([]backend.Decision, len(charges))
@@ -87,7 +87,7 @@ func TestLoopEqualsMemory(t *testing.T) {
 		backend.Take(t.Context(), want, charges, exact)
 		for i := range got {
 			if got[i] != exact[i] {
-				t.Fatalf("step %d, charge %d of %d (%+v, %+v) at %d:\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Ask, now, got[i], exact[i])
+				t.Fatalf("step %d, charge %d of %d (%+v, %+v) at %d:\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Terms, now, got[i], exact[i])
 			}
 			if !got[i].Allowed {
 				denied++
@@ -118,19 +118,19 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 	few := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: 100 * s, Start: &epoch})
 	each := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: s, Start: &epoch, TakesDenied: true})
 	request := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: s, Start: &epoch, PerRequest: true})
-	charge := func(key string, group int, limit *algorithms.Limit, change ...func(*algorithms.Ask)) backend.Charge {
-		c := backend.Charge{Key: []byte(key), Limit: limit, Group: group, Ask: algorithms.Ask{Cost: 1}}
+	charge := func(key string, group int, limit *algorithms.Limit, change ...func(*algorithms.Charge)) backend.Charge {
+		c := backend.Charge{Key: []byte(key), Limit: limit, Group: group, Terms: algorithms.Charge{Cost: 1}}
 		for _, with := range change {
-			with(&c.Ask)
+			with(&c.Terms)
 		}
 		return c
 	}
 	settling := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Settles: true})
 	settlingWindow := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Settles: true})
-	refund := func(a *algorithms.Ask) { a.Cost, a.Of, a.Settle, a.Reserve = -1, 1, true, true }
-	more := func(a *algorithms.Ask) { a.Cost, a.Of, a.Settle = 9, 1, true }
+	refund := func(a *algorithms.Charge) { a.Cost, a.ChargedAt, a.Settle, a.Reserve = -1, 1, true, true }
+	more := func(a *algorithms.Charge) { a.Cost, a.ChargedAt, a.Settle = 9, 1, true }
 	once := func(c backend.Charge) backend.Charge {
-		c.Once = &backend.Once{ID: [16]byte{1}, For: s}
+		c.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: s}
 		return c
 	}
 	starting := func(spec algorithms.Spec) *algorithms.Limit {
@@ -138,7 +138,7 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		return limit(spec)
 	}
 	type calls [][]backend.Charge
-	one := func(limit *algorithms.Limit, change ...func(*algorithms.Ask)) calls {
+	one := func(limit *algorithms.Limit, change ...func(*algorithms.Charge)) calls {
 		return calls{{charge("x", 0, limit, change...)}}
 	}
 	for name, c := range map[string]struct {
@@ -171,12 +171,12 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		}},
 		"settlement repeated": {calls: calls{{once(charge("a", 0, settling, more))}, {once(charge("a", 0, settling, more))}}, general: true},
 
-		"dry run":                 {one(token, func(a *algorithms.Ask) { a.Look = true }), true},
-		"reservation":             {one(token, func(a *algorithms.Ask) { a.Reserve = true }), true},
-		"refund":                  {one(token, func(a *algorithms.Ask) { a.Cost = -1 }), true},
-		"cost 0":                  {one(token, func(a *algorithms.Ask) { a.Cost = 0 }), true},
-		"cost above the capacity": {one(token, func(a *algorithms.Ask) { a.Cost = 6 }), true},
-		"refund of a lease":       {one(token, func(a *algorithms.Ask) { a.Cost, a.Raw, a.Of = -1, true, 5 }), true},
+		"dry run":                 {one(token, func(a *algorithms.Charge) { a.DryRun = true }), true},
+		"reservation":             {one(token, func(a *algorithms.Charge) { a.Reserve = true }), true},
+		"refund":                  {one(token, func(a *algorithms.Charge) { a.Cost = -1 }), true},
+		"cost 0":                  {one(token, func(a *algorithms.Charge) { a.Cost = 0 }), true},
+		"cost above the capacity": {one(token, func(a *algorithms.Charge) { a.Cost = 6 }), true},
+		"refund of a lease":       {one(token, func(a *algorithms.Charge) { a.Cost, a.Scaled, a.ChargedAt = -1, true, 5 }), true},
 		"other numbers":           {calls{{charge("a", 0, token)}, {charge("a", 0, small)}}, true},
 		"overdraw":                {one(starting(algorithms.Spec{Kind: algorithms.TokenBucket, Overdraw: true})), true},
 		"initial":                 {one(starting(algorithms.Spec{Kind: algorithms.TokenBucket, Initial: n(1)})), true},

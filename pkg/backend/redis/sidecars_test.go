@@ -42,7 +42,7 @@ func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) 
 					case d[0].Err != nil:
 						tb.Errorf("not answered: %v", d[0].Err)
 					case d[0].Allowed:
-						admitted.Add(c.Ask.Cost)
+						admitted.Add(c.Terms.Cost)
 					}
 				}
 			})
@@ -64,7 +64,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 					stores = append(stores, sidecar(t, url))
 				}
 				const limit = 2000
-				c := backend.Charge{Key: fmt.Appendf(nil, "%d", n), Limit: limitOf(limit), Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+				c := backend.Charge{Key: fmt.Appendf(nil, "%d", n), Limit: limitOf(limit), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 				if got := hammer(t, stores, 2*limit/n, c); got != limit {
 					t.Errorf("admitted %d, want exactly %d", got, limit)
 				}
@@ -140,7 +140,7 @@ func childCharge() backend.Charge {
 	if err != nil {
 		panic(err)
 	}
-	return backend.Charge{Key: []byte("shared"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test"}
+	return backend.Charge{Key: []byte("shared"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 }
 
 func TestFaultSidecarKilled(t *testing.T) {
@@ -184,7 +184,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	readers.Wait()
 	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
 	c := childCharge()
-	c.Ask.Cost = 0
+	c.Terms.Cost = 0
 	var d [1]backend.Decision
 	backend.Take(t.Context(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
@@ -196,7 +196,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 		t.Errorf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
 	}
 	// What is left is there for the others, exactly.
-	c.Ask.Cost = 1
+	c.Terms.Cost = 1
 	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
 	}
@@ -212,7 +212,7 @@ func TestFailuresAreMarked(t *testing.T) {
 	defer s.Close()
 	for range 20 {
 		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Decision != (algorithms.Decision{}) {
 			t.Fatalf("got %+v", d[0])
 		}

@@ -46,7 +46,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 			t.Fatal(err)
 		}
 		var d [1]backend.Decision
-		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: &limit, Ask: algorithms.Ask{Cost: 1}}}, d[:])
+		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte{byte(spec.Kind)}, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		return d[0]
 	}
 	for kind := algorithms.TokenBucket; kind <= algorithms.LeakyBucket; kind++ {

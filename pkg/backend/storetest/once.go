@@ -11,10 +11,10 @@ import (
 
 // once makes charges a group that is taken once under an id.
 func once(id byte, charges ...backend.Charge) []backend.Charge {
-	o := &backend.Once{ID: [16]byte{id}, For: 10 * minute}
+	o := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: 10 * minute}
 	for i := range charges {
-		o.Of[0] += byte(charges[i].Ask.Cost) + charges[i].Key[0]
-		charges[i].Once, charges[i].Group = o, 0
+		o.Digest[0] += byte(charges[i].Terms.Cost) + charges[i].Key[0]
+		charges[i].IdempotencyKey, charges[i].Group = o, 0
 	}
 	return charges
 }
@@ -38,7 +38,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	ask(t, store, a, 0, true, 1, 0)
 
 	more := a
-	more.Ask.Cost = 2
+	more.Terms.Cost = 2
 	if d := take(store, once(1, more)...); !errors.Is(d[0].Err, backend.ErrReused) {
 		t.Errorf("the id of something else: got %+v", d[0])
 	}
@@ -78,7 +78,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	}
 
 	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
-	debt.Key, debt.Ask.Cost = []byte("once debt"), 15
+	debt.Key, debt.Terms.Cost = []byte("once debt"), 15
 	first = take(store, once(5, debt)...)
 	clock.Set(Start + 61*algorithms.Second)
 	if d := take(store, once(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
@@ -114,7 +114,7 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 		ask(t, store, c, 60, true, c.Limit.Capacity-60, 0)
 	}
 	settlement := func(c backend.Charge, id byte, cost int64) backend.Charge {
-		c.Ask = algorithms.Ask{Cost: cost, Of: of, Settle: true}
+		c.Terms = algorithms.Charge{Cost: cost, ChargedAt: of, Settle: true}
 		return once(id, c)[0]
 	}
 	for i, cost := range []int64{-40, -40, -40} { // the last two were not answered, say

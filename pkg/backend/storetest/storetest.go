@@ -77,7 +77,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		_, store := start(t)
 		a, b := token(5, algorithms.Second, 5), token(3, algorithms.Second, 3)
 		a.Key, b.Key = []byte("a"), []byte("b")
-		a.Ask.Cost, b.Ask.Cost = 2, 2
+		a.Terms.Cost, b.Terms.Cost = 2, 2
 		got := take(store, a, b)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 3 || got[1].Remaining != 1 {
 			t.Fatalf("both have enough: got %+v", got)
@@ -191,7 +191,7 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 			t.Errorf("bucket %d admitted %d, limit %d", i, got, n)
 		}
 		c := all[i]
-		c.Ask.Cost, c.Lease = 0, nil
+		c.Terms.Cost, c.Lease = 0, nil
 		left := int64(-1)
 		for range 500 { // until what was taken for denied groups has come back
 			if left = take(store, c)[0].Remaining; left == n-taken[i].Load() {
@@ -249,9 +249,9 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 		}
 		want(false, 0)
 		want(false, minute)
-		bucket.Ask.Cost = -1
+		bucket.Terms.Cost = -1
 		want(true, 0)
-		bucket.Ask.Cost = 0
+		bucket.Terms.Cost = 0
 		want(false, minute)
 		if err := backend.ResetBucket(t.Context(), store, bucket); err != nil {
 			t.Fatal(err)
@@ -302,7 +302,7 @@ func charge(spec algorithms.Spec) backend.Charge {
 	if err != nil {
 		panic(err)
 	}
-	return backend.Charge{Key: []byte("key"), Limit: &limit, Ask: algorithms.Ask{Cost: 1}, Owner: "test", Slot: 1}
+	return backend.Charge{Key: []byte("key"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Owner: "test", Slot: 1}
 }
 
 func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
@@ -313,7 +313,7 @@ func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
 
 func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
 	t.Helper()
-	c.Ask.Cost = cost
+	c.Terms.Cost = cost
 	d := take(store, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.Remaining != remaining || d.RetryAfter != retry {
 		t.Fatalf("asked %d: got %+v, want allowed %v, remaining %d, retry after %d us", cost, d, allowed, remaining, retry)
@@ -433,9 +433,9 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 		}
 		var charges []backend.Charge
 		for group := range 1 + rng.IntN(3) {
-			var once *backend.Once
+			var once *backend.IdempotencyKey
 			if rng.IntN(10) == 0 {
-				once = &backend.Once{ID: [16]byte{byte(seed), byte(rng.IntN(6))}, For: 1000 * algorithms.Day}
+				once = &backend.IdempotencyKey{ID: [16]byte{byte(seed), byte(rng.IntN(6))}, Lifetime: 1000 * algorithms.Day}
 			}
 			from := len(charges)
 			for _, i := range rng.Perm(len(specs))[:1+rng.IntN(3)] {
@@ -463,21 +463,21 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				}
 				charges = append(charges, backend.Charge{
 					Key: []byte(key), Limit: limit, Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
-					Ask: algorithms.Ask{
-						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, Look: rng.IntN(10) == 0,
-						Raw:     limit.Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
-						Reserve: limit.CanReserve() && rng.IntN(4) == 0,
-						Of:      max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
-						Settle:  settle,
-						MaxWait: algorithms.Micros(rng.IntN(2)) * 300_000,
+					Terms: algorithms.Charge{
+						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, DryRun: rng.IntN(10) == 0,
+						Scaled:    limit.Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
+						Reserve:   limit.CanReserve() && rng.IntN(4) == 0,
+						ChargedAt: max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
+						Settle:    settle,
+						MaxWait:   algorithms.Micros(rng.IntN(2)) * 300_000,
 					},
 				})
 			}
 			for i := range charges[from:] {
 				if once != nil {
-					charges[from+i].Once = once
-					once.Of[len(charges)-from]++ // groups of one size are taken for the same
-					charges[from+i].Ask.Look = false
+					charges[from+i].IdempotencyKey = once
+					once.Digest[len(charges)-from]++ // groups of one size are taken for the same
+					charges[from+i].Terms.DryRun = false
 				}
 			}
 		}
@@ -485,7 +485,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 		for i, got := range take(store, charges...) {
 			if got != want[i] {
 				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
-					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Ask, now, got, want[i])
+					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Terms, now, got, want[i])
 			}
 			if got.Blocked > 0 {
 				blocked++
@@ -559,7 +559,7 @@ func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all
 		answers := w.again(charges[:n])
 		if answers == nil {
 			answers = w.take(now, charges[:n])
-			if once := charges[0].Once; once != nil && backend.Took(charges[:n], answers) {
+			if once := charges[0].IdempotencyKey; once != nil && backend.ConsumedAny(charges[:n], answers) {
 				w.records[once.ID] = answers
 			}
 		}
@@ -571,7 +571,7 @@ func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all
 
 // again is what the reference implementation stores of a group; nil: nothing.
 func (w *reference) again(group []backend.Charge) []backend.Decision {
-	once := group[0].Once
+	once := group[0].IdempotencyKey
 	if once == nil || w.records[once.ID] == nil {
 		return nil
 	}
@@ -591,7 +591,7 @@ func (w *reference) again(group []backend.Charge) []backend.Decision {
 func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	buckets := make([]algorithms.Bucket, len(charges))
 	for i, c := range charges {
-		buckets[i] = algorithms.Bucket{Limit: c.Limit, Ask: c.Ask, State: w.states[string(c.Key)]}
+		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, State: w.states[string(c.Key)]}
 	}
 	algorithms.TakeAll(now, buckets)
 	for i, c := range charges {

@@ -50,9 +50,9 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 				if s.by.Kind != 0 {
 					c.Limit = charge(s.by).Limit
 				}
-				c.Ask = algorithms.Ask{Cost: s.cost, Reserve: s.reserve, Settle: s.settle}
+				c.Terms = algorithms.Charge{Cost: s.cost, Reserve: s.reserve, Settle: s.settle}
 				if s.of > 0 {
-					c.Ask.Of = Start + s.of
+					c.Terms.ChargedAt = Start + s.of
 				}
 				d := take(store, c)[0]
 				if s.brings {

@@ -63,7 +63,7 @@ func TestLoadedLimitsAreThoseOfTheSidecar(t *testing.T) {
 		t.Errorf("all 3 units are consumed: %v", err)
 	}
 
-	api := &limiter.Call{Request: limiter.Request{Domain: "edge", Limits: []limiter.LimitAsk{{Name: "sharded", Key: []string{"k"}, Count: 5}}}}
+	api := &limiter.Call{Request: limiter.Request{Domain: "edge", Limits: []limiter.NamedCharge{{Name: "sharded", Key: []string{"k"}, Count: 5}}}}
 	if err := sidecar.Check(t.Context(), api); err != nil || api.Denied {
 		t.Fatal(err, api.Denied)
 	}
