@@ -61,6 +61,11 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 		}
 	}
 	backend.Take(ctx, store, d.charges, d.decisions)
+	for i := range d.decisions {
+		if d.decisions[i].Blocked > 0 {
+			d.decisions[i].Remaining = 0 // as in fold
+		}
+	}
 }
 
 // peek makes a dry run of all charges.

@@ -118,9 +118,9 @@ func TestOverridesAreBounded(t *testing.T) {
 	// Below the bound, the override applies.
 	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
 	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
-	// Above it, the bound applies; units of a denied request are still available.
+	// Above it, the bound applies. A denial shows 0, and the units that it did not get are still available.
 	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
-	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 1 of 1000/YEAR most reset")
+	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
 	// Another unit has its own buckets, but the same bound.
 	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
@@ -128,7 +128,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	// A descriptor without a bound, even one that meets nothing, has the bound of the domain.
 	for _, text := range []string{"path=/a", "nobody=knows"} {
 		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
-		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 10 of 20/YEAR reset")
+		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 0 of 20/YEAR reset")
 	}
 	// A request without an override is not affected.
 	expect(t, x.put(t, request("tenants", descriptor("tenant=greedy"))), ok, "OK left 99 of 100/YEAR reset")
@@ -181,8 +181,8 @@ func TestHits(t *testing.T) {
 	r.Descriptors[0].HitsAddend = wrapperspb.UInt64(math.MaxUint64)
 	expect(t, x.put(t, r), ok, left(100), left(55))
 	r.Descriptors[0].IsNegativeHits = false
-	expect(t, x.put(t, r), over, "OVER_LIMIT left 100 of 100/YEAR", left(55)) // can never fit
-	expect(t, x.put(t, with(56, "big=b")), over, "OVER_LIMIT left 55 of 100/YEAR reset")
+	expect(t, x.put(t, r), over, "OVER_LIMIT left 0 of 100/YEAR", left(55)) // can never fit
+	expect(t, x.put(t, with(56, "big=b")), over, "OVER_LIMIT left 0 of 100/YEAR reset")
 }
 
 func TestWrongRequestsAreErrors(t *testing.T) {

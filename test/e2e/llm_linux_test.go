@@ -43,7 +43,9 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 		t.Error(err)
 		return 0
 	}
-	request.Header.Set("x-user", user)
+	if user != "" {
+		request.Header.Set("x-user", user)
+	}
 	request.Header.Set("content-type", "application/json")
 	response, err := m.client.Do(request)
 	if err != nil {
@@ -107,6 +109,10 @@ func TestLanguageModelExample(t *testing.T) {
 		t.Errorf("an answer without usage: %d", code)
 	}
 	m.settles(t, "bob", budget-41-21-estimate)
+
+	if code := m.complete(t, "", streamed, 20); code != http.StatusTooManyRequests {
+		t.Errorf("a request without a user: %d", code)
+	}
 
 	// alice is greedy: requests at the same time never use more than the budget, and bob does not notice.
 	var codes sync.Map

@@ -370,11 +370,11 @@ func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
 }
 
-// 5 hits where 3 were left: denied, and nothing was left.
+// 5 hits where 3 were left: denied, and nothing was left. Here a denial shows 0, but the 3 are still available.
 func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
-	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 3 of 10/YEAR reset", "ten=a;hits=5")
+	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 10/YEAR reset", "ten=a;hits=5")
 	r.expect(t, "OK | OK left 0 of 10/YEAR reset", "ten=a;hits=3")
 }
 
@@ -442,7 +442,7 @@ descriptors:
 	blocked := func(t *testing.T, r *reference) {
 		t.Helper()
 		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=a")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 2 of 3/YEAR reset", "login=a;hits=3")
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // though two are left
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=0")
