@@ -213,7 +213,11 @@ func all(buckets []algorithms.Bucket) bool {
 func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
 	for i := range made {
 		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
-			s.room.give(s.room.owner(made[i].Owner), n)
+			owner := s.room.owner(made[i].Owner)
+			if e := g.entries[i]; e != nil {
+				owner = e.owner
+			}
+			s.room.give(owner, n)
 		}
 	}
 	s.full.Add(1)
@@ -266,8 +270,13 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 	if n <= 0 {
 		return true
 	}
-	owner := s.room.owner(c.Owner)
-	return s.room.take(owner, n) || s.sweepSome(st, now, keep) && s.room.take(owner, n)
+	take := func() bool {
+		if e != nil {
+			return s.room.take(e.owner, n)
+		}
+		return s.room.takeFor(c.Owner, n)
+	}
+	return take() || s.sweepSome(st, now, keep) && take()
 }
 
 // put stores next, for which room was reserved.

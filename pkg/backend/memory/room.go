@@ -8,13 +8,20 @@ import (
 // room divides the bound of a Store among the limits that own its buckets. Each limit has its own part, reserve.
 // Room beyond that part comes from a common pool. It is used when buckets are created and deleted, not when they are
 // charged.
+//
+// An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it holds nothing.
+// So the number of owners is bounded, whatever names callers choose.
 type room struct {
 	most int // the bound
 
 	mu      sync.Mutex
 	names   map[string]uint32 // guarded by mu, like the following fields
+	name    []string          // by owner
 	held    []int             // by owner
+	kept    []bool            // by owner: setOwners named it
 	listed  []bool            // by owner: whether it has its own part
+	free    []uint32          // numbers of forgotten owners
+	divided bool              // setOwners was called: only the owners that it names have their own part
 	reserve int               // the part of each listed owner
 	pool    int               // the room used beyond the parts
 	poolMax int
@@ -22,41 +29,65 @@ type room struct {
 }
 
 func newRoom(most int) room {
-	return room{most: most, poolMax: most, names: map[string]uint32{}, held: []int{0}, listed: []bool{false}}
+	return room{
+		most: most, poolMax: most, names: map[string]uint32{},
+		name: []string{""}, held: []int{0}, kept: []bool{true}, listed: []bool{false},
+	}
 }
 
 // recordsOwner owns the results kept for idempotency keys. It has no part of its own.
 const recordsOwner = 0
 
-// owner returns the number of the owner with a name.
+// owner returns the number of the owner with a name, which holds room.
 func (r *room) owner(name string) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	i, ok := r.names[name]
-	if !ok {
-		i = r.add(name)
-		r.share()
+	return r.names[name]
+}
+
+// add adds an owner. mu is held.
+func (r *room) add(name string, listed bool) (i uint32) {
+	if last := len(r.free) - 1; last >= 0 {
+		i, r.free = r.free[last], r.free[:last]
+	} else {
+		i = uint32(len(r.held))
+		r.name, r.held, r.kept, r.listed = append(r.name, ""), append(r.held, 0), append(r.kept, false), append(r.listed, false)
 	}
+	r.names[name] = i
+	r.name[i], r.listed[i] = name, listed
 	return i
 }
 
-func (r *room) add(name string) uint32 {
-	i := uint32(len(r.held))
-	r.names[name] = i
-	r.held, r.listed = append(r.held, 0), append(r.listed, true)
-	return i
+// forget forgets an owner that holds nothing, unless setOwners named it. mu is held.
+func (r *room) forget(owner uint32) {
+	if r.held[owner] != 0 || r.kept[owner] {
+		return
+	}
+	delete(r.names, r.name[owner])
+	r.name[owner] = ""
+	r.free = append(r.free, owner)
+	if r.listed[owner] {
+		r.listed[owner] = false
+		r.share()
+	}
 }
 
 func (r *room) setOwners(names []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.divided = true
 	clear(r.listed)
+	clear(r.kept)
+	r.kept[recordsOwner] = true
 	for _, name := range names {
-		if i, ok := r.names[name]; ok {
-			r.listed[i] = true
-		} else {
-			r.add(name)
+		i, ok := r.names[name]
+		if !ok {
+			i = r.add(name, true)
 		}
+		r.listed[i], r.kept[i] = true, true
+	}
+	for _, i := range r.names {
+		r.forget(i)
 	}
 	r.share()
 }
@@ -85,10 +116,33 @@ func (r *room) beyond(owner uint32) int {
 	return max(0, r.held[owner]-r.reserve)
 }
 
+// takeFor is take for the owner with a name.
+func (r *room) takeFor(name string, n int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	owner, ok := r.names[name]
+	if !ok {
+		owner = r.add(name, !r.divided)
+		if !r.divided {
+			r.share()
+		}
+	}
+	taken := r.reserveFor(owner, n)
+	if !taken {
+		r.forget(owner)
+	}
+	return taken
+}
+
 // take reserves room for n more entries of owner, or returns false.
 func (r *room) take(owner uint32, n int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.reserveFor(owner, n)
+}
+
+// reserveFor is take. mu is held.
+func (r *room) reserveFor(owner uint32, n int) bool {
 	before := r.beyond(owner)
 	r.held[owner] += n
 	more := r.beyond(owner) - before
@@ -108,6 +162,7 @@ func (r *room) give(owner uint32, n int) {
 	r.held[owner] -= n
 	r.pool += r.beyond(owner) - before
 	r.total -= n
+	r.forget(owner)
 }
 
 func (r *room) used() (used, most int) {

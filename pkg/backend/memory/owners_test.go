@@ -1,0 +1,56 @@
+package memory
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Callers choose the names of limits that come with their requests.
+func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, configured := range [][]string{nil, {"configured"}} {
+		const most = 100
+		s := New(Config{MaxKeys: most})
+		if configured != nil {
+			s.SetOwners(configured)
+		}
+		charge := backend.Charge{Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
+		for i := range 50 * most { // the store is full from the 101st on
+			charge.Key, charge.Owner = fmt.Append(nil, i), fmt.Sprint("limit ", i)
+			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
+			if i%2 == 0 {
+				if err := backend.ResetBucket(t.Context(), s, charge); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if n := len(s.room.held); n > most+2 {
+			t.Errorf("configured %v: %d owners have a number, more than there is room for buckets", configured, n)
+		}
+		if n := len(s.room.names) + len(s.room.free) + 1; n != len(s.room.held) {
+			t.Errorf("configured %v: %d owners are known or free, of %d", configured, n, len(s.room.held))
+		}
+	}
+}
+
+func TestOwnersOfAnOldConfigurationAreForgottenOnceTheyHoldNothing(t *testing.T) {
+	r := newRoom(10)
+	r.setOwners([]string{"a", "b"})
+	if !r.takeFor("a", 1) {
+		t.Fatal("there is room")
+	}
+	r.setOwners([]string{"c"})
+	if _, ok := r.names["b"]; ok || len(r.names) != 2 {
+		t.Errorf("b holds nothing, a holds 1, c is new: %v", r.names)
+	}
+	r.give(r.owner("a"), 1)
+	if len(r.names) != 1 {
+		t.Errorf("only c is left: %v", r.names)
+	}
+}
