@@ -16,7 +16,7 @@ type configFlags struct {
 	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"Default of the key consume of a domain: together, each, or auto, which means together for files and each for limits that a control plane sends."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of the key on_backend_failure: deny, allow, local or error."`
 	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of the key local_share, more than 0 and at most 1."`
-	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A limit counts once for each place that uses it, and takes about 500 bytes of memory."`
+	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A limit counts once for each place that uses it, and takes 1 to 2 KB of memory."`
 	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as in HTTP, because a client could get a new bucket by adding a blank."`
 }
 
