@@ -105,6 +105,7 @@ type life struct {
 
 	reading bool // the client has been greeted
 	resting bool // nothing was read since an idle connection gave its memory back
+	roused  bool // the read deadline has passed, so that the reader calls rest
 
 	draining  bool
 	drained   time.Time // when draining began
@@ -227,16 +228,19 @@ func (c *conn) read() error {
 }
 
 // rest waits for the client without a buffer, after the read was ended for that. An error means that the connection
-// ends. With have > 0 bytes of an incomplete frame the buffer is kept.
+// ends. With have > 0 bytes of an incomplete frame the buffer is kept. So it is if the client sent something when the
+// deadline was set: that was read, and the deadline ended the next read.
 func (c *conn) rest(have int) error {
 	c.mu.Lock()
-	if !c.resting || c.leaving || c.closed {
+	if !c.roused || c.leaving || c.closed {
 		c.mu.Unlock()
 		return os.ErrDeadlineExceeded
 	}
+	c.roused = false
+	wait := c.resting && have == 0
 	err := c.nc.SetReadDeadline(time.Time{})
 	c.mu.Unlock()
-	if err != nil || have > 0 {
+	if err != nil || !wait {
 		return err
 	}
 	readBuffers.Put(c.buffer)

@@ -258,6 +258,7 @@ func (c *conn) giveBack() {
 	c.resting = true
 	c.out, c.spare, c.arrived, c.free = nil, nil, nil, nil
 	if _, can := c.nc.(awaiter); can {
+		c.roused = true
 		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // conn.rest follows
 	}
 }

@@ -39,13 +39,13 @@ func replaced(t *testing.T, text, from, to string) string {
 }
 
 // TestOpenAIPackage runs the openai package for Python against docs/howto/answer-llm-clients.md, with calls that come
-// back after 2 s instead of 20.
+// back after 12 s instead of 20.
 func TestOpenAIPackage(t *testing.T) {
 	t.Parallel()
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
 	addr, dir := loopback(), t.TempDir()
-	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 6s")
+	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 36s")
 	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // nothing comes back meanwhile
 	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {

@@ -281,7 +281,10 @@ func (k *Keeper) restore(ctx context.Context, set *adjust.Set) error {
 func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for range attempts {
+	for attempt := range attempts {
+		if attempt > 0 { // so that those who race do not meet again and again
+			time.Sleep(rand.N(time.Duration(attempt) * time.Millisecond))
+		}
 		head, err := k.sync(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("nothing was changed: %w", err)

@@ -1,0 +1,37 @@
+package h2grpc
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+)
+
+// An idle connection gives its read buffer back at a tick, and its client may send something just then.
+func TestRequestsAtTheMomentOfRestAreAnswered(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Path: path, Method: &echo{}, Inline: true, Tick: 100 * time.Microsecond})
+	served := make(chan error)
+	go func() { served <- s.Serve(nonblock.Listener(l)) }()
+	nc, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = nc.SetDeadline(time.Now().Add(time.Minute))
+	c := greet(t, nc)
+	for range 500 {
+		c.must("m", "m")
+		time.Sleep(110 * time.Microsecond) // about a tick: the next request comes when the connection begins to rest
+	}
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Stop(now)
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
