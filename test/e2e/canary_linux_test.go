@@ -48,7 +48,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	limits := "domain: d\nlimits: {send: {algorithm: token_bucket, rate: 3, period: 1h, max_reserved: 5}}\ndescriptors: [{key: user, limit: send}]\n"
 	at := loopback()
 	args := []string{
-		"serve", "--config", write("limits.yaml", limits), "--log-level", "debug", "--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr,
+		"serve", "--config", write("limits.yaml", limits), "--log-level", "debug", "--drain-delay", "0s", "--redis-url", "redis://" + redis.Addr, "--backend-timeout", "10s",
 		"--grpc-listen", at + ":8081", "--http-listen", at + ":8080", "--admin-listen", at + ":6070", "--metrics-listen", at + ":9090", "--state-dir", state,
 		"--tls-cert", filepath.Join(dir, "tls.crt"), "--tls-key", filepath.Join(dir, "tls.key"),
 	}
