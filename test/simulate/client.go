@@ -49,7 +49,7 @@ type sending struct {
 	pause    int64         // process.pausedUntil
 	answered bool
 	passes   bool  // the servers would have allowed it when it was sent
-	windows  int64 // the windows at that time
+	epochs   int64 // of the buckets at that time
 	snapshot *limiter.Snapshot
 }
 
@@ -161,7 +161,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		w.judge.planned(r, c)
 		s := d.sent[i]
 		s.snapshot = c.Snapshot
-		s.passes, s.windows = w.judge.peeks(c)
+		s.passes, s.epochs = w.judge.peeks(c)
 	}
 	deadline := time.Time{}
 	if within > 0 {

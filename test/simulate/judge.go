@@ -45,6 +45,7 @@ type bucket struct {
 	phase    int64
 	server   *server
 	parted   bool // a request had limits on two servers
+	refunds  int64
 }
 
 // admission is units that a client was admitted with, at a time by the server's clock.
@@ -84,6 +85,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 	units := c.ask.Cost
 	if units < 0 { // as much as there was room for
+		j.bucket(key).refunds++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
@@ -212,8 +214,9 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 	}
 }
 
-// peek is what a server would decide on a cost of the bucket of r now, alone, with a few units to spare.
-func (j *judge) peek(r *limiter.Result) (allowed bool, window int64) {
+// peek is what a server would decide on a cost of the bucket of r now, alone, with a few units to spare. The epoch grows
+// with each new window and with each refund: between two moments of one epoch the bucket only filled or was charged.
+func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
 	var state algorithms.State
@@ -225,26 +228,26 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, window int64) {
 	}
 	const spare = 6
 	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
-	return d.Allowed, (int64(now) - b.phase) / (l.Period * int64(l.Tick))
+	return d.Allowed, (int64(now)-b.phase)/(l.Period*int64(l.Tick)) + b.refunds
 }
 
-// peeks is whether a request would pass, by the servers, and in which windows.
-func (j *judge) peeks(c *limiter.Call) (passes bool, windows int64) {
+// peeks is whether a request would pass, by the servers, and the sum of the epochs of its buckets.
+func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
-		is, window := j.peek(&c.Results[i])
-		passes, windows = passes && is, windows+window
+		is, epoch := j.peek(&c.Results[i])
+		passes, epochs = passes && is, epochs+epoch
 	}
-	return passes, windows
+	return passes, epochs
 }
 
-// falseDenial checks a denial: if there was plenty when the request was sent and there is plenty now, then there was
-// enough in between.
+// falseDenial checks a denial: if there was plenty when the request was sent and there is plenty now, in the same epoch,
+// then there was enough in between.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 	if !s.passes || j.stepped {
 		return
 	}
-	if passes, windows := j.peeks(c); passes && windows == s.windows && s.snapshot == c.Snapshot {
+	if passes, epochs := j.peeks(c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
 		j.fail("request %s is denied, though there is plenty of all that it asks for", s.id)
 	}
 }
