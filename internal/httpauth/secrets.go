@@ -2,12 +2,8 @@ package httpauth
 
 import (
 	"fmt"
-	"io"
-	"os"
+	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 )
@@ -24,66 +20,23 @@ const (
 // have changed, at most once a second. While it cannot be used, the former secrets stay in use. FileSecrets returns an
 // error if the file cannot be used at first.
 func FileSecrets(path string, log *zap.Logger) (func() []string, error) {
-	secrets, err := readSecrets(path)
-	if err != nil {
-		return nil, err
-	}
-	f := &secretsFile{path: path, log: log, read: time.Now()}
-	f.secrets.Store(&secrets)
-	return f.get, nil
-}
-
-type secretsFile struct {
-	path    string
-	log     *zap.Logger
-	secrets atomic.Pointer[[]string]
-
-	mu      sync.Mutex // held by the request that reads the file; others use secrets
-	read    time.Time  // guarded by mu
-	problem string     // the last problem with the file; guarded by mu
-}
-
-func (f *secretsFile) get() []string {
-	if f.mu.TryLock() {
-		if now := time.Now(); now.Sub(f.read) >= reread {
-			f.read = now
-			f.update()
-		}
-		f.mu.Unlock()
-	}
-	return *f.secrets.Load()
-}
-
-// update reads the file. A problem is logged once, not once a second. f.mu is held.
-func (f *secretsFile) update() {
-	secrets, err := readSecrets(f.path)
-	if err != nil {
-		if f.problem != err.Error() {
-			f.log.Error("the keys of reservations cannot be read again; those before stay in use", zap.Error(err))
-		}
-		f.problem = err.Error()
-		return
-	}
-	f.problem = ""
-	if strings.Join(secrets, "\n") != strings.Join(*f.secrets.Load(), "\n") {
-		f.log.Info("the keys of reservations were read again", zap.String("file", f.path), zap.Int("keys", len(secrets)))
-		f.secrets.Store(&secrets)
-	}
+	return follow(file[[]string]{
+		read:  func() ([]string, error) { return readSecrets(path) },
+		equal: slices.Equal[[]string],
+		failed: func(err error) {
+			log.Error("the keys of reservations cannot be read again; those before stay in use", zap.Error(err))
+		},
+		changed: func(secrets []string) {
+			log.Info("the keys of reservations were read again", zap.String("file", path), zap.Int("keys", len(secrets)))
+		},
+	})
 }
 
 // readSecrets returns the secrets in a file. Its errors contain none of them.
 func readSecrets(path string) ([]string, error) {
-	file, err := os.Open(path)
+	data, err := readFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the keys of reservations: %w", err)
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxToken+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("read the keys of reservations: %w", err)
-	case len(data) > maxToken:
-		return nil, fmt.Errorf("read the keys of reservations: %s has more than %d bytes", path, maxToken)
 	}
 	secrets := strings.Fields(string(data))
 	for i, secret := range secrets {

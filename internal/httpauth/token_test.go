@@ -25,7 +25,7 @@ func write(t *testing.T, name, text string) {
 func TestFilesWithoutATokenAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "null": "a\x00b", "large": strings.Repeat("x", maxToken+1),
+		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "null": "a\x00b", "large": strings.Repeat("x", maxFile+1),
 	} {
 		write(t, filepath.Join(dir, name), text)
 	}
@@ -94,5 +94,45 @@ func TestNothingBringsNoToken(t *testing.T) {
 		if Brings(r, FixedToken("x")) != (header == "Bearer x") {
 			t.Errorf("%q", header)
 		}
+	}
+}
+
+func TestKeysOfReservationsAreReadAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "keys")
+	one, two, three := strings.Repeat("a", shortestSecret), strings.Repeat("b", shortestSecret), strings.Repeat("c", shortestSecret)
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		write(t, path, one+"\n")
+		secrets, err := FileSecrets(path, zap.New(core))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct{ text, want string }{
+			{one, one},
+			{two + "\n" + one, two + " " + one}, // a new key signs, and the one before is accepted
+			{"", two + " " + one},               // while it is written anew, or by mistake
+			{"short", two + " " + one},
+			{one + "\n" + two + "\n" + three, two + " " + one}, // too many
+			{three, three},
+		} {
+			write(t, path, step.text)
+			time.Sleep(reread)
+			for range 3 {
+				if got := strings.Join(secrets(), " "); got != step.want {
+					t.Errorf("%q: %q, want %q", step.text, got, step.want)
+				}
+			}
+		}
+		for _, entry := range logs.All() {
+			if text := entry.Message + fmt.Sprint(entry.ContextMap()); strings.Contains(text, "aaa") || strings.Contains(text, "bbb") || strings.Contains(text, "ccc") {
+				t.Errorf("the log shows a key: %v", entry)
+			}
+		}
+		if problems, changes := logs.FilterMessageSnippet("cannot be read again").Len(), logs.FilterMessageSnippet("were read again").Len(); problems != 3 || changes != 2 {
+			t.Errorf("%d problems and %d changes are logged, want 3 and 2", problems, changes)
+		}
+	})
+	if secrets, err := FileSecrets(filepath.Join(t.TempDir(), "none"), zap.NewNop()); err == nil || secrets != nil {
+		t.Error("a file that does not exist was read")
 	}
 }
