@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
@@ -61,33 +62,26 @@ func (s *status) tell(v *limiter.Verdict, i int) {
 	case r.Policy == nil || r.Decision.Err != nil:
 		return // the state of the bucket is unknown, and invented numbers would appear in headers
 	}
-	p, limit := r.Policy, r.Policy.Limit
+	p := r.Policy
 	if v.Denied && !p.Reference && !v.Denies(r) {
 		return // Envoy's headers must be of a limit that denied; the reference server shows every limit
 	}
-	if p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
-		limit = p.Extra().Local // the remaining units are those of this process's own bucket
-	}
+	limit := replies.Limit(r)
 	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed && !(v.Denied && spoken.Denied) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
-	switch {
+	switch { // in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // like the reference server, though the next window allows nothing either
-		s.reset = seconds(limit.WindowEnd(r.Decision.At))
+		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At))
 	case !spoken.Denied:
-		s.reset = max(1, seconds(r.Decision.ResetAfter))
+		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
 	case v.Denied && v.Never && !p.Reference: // no time helps, whatever this limit says
 	case !r.Decision.Never:
-		s.reset = max(1, seconds(r.Decision.RetryAfter))
+		s.reset = max(1, replies.Seconds(r.Decision.RetryAfter))
 	case p.Alone && p.Reference: // like the reference server, which has no such case
-		s.reset = seconds(r.Decision.ResetAfter)
+		s.reset = replies.Seconds(r.Decision.ResetAfter)
 	}
-}
-
-// seconds returns d in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions.
-func seconds(d algorithms.Micros) int64 {
-	return int64((d + algorithms.Second - 1) / algorithms.Second)
 }
 
 // appendVerdict appends the RateLimitResponse for v, without headers and metadata. The overall code is never

@@ -21,9 +21,6 @@ type Direct struct {
 	of        []int // by limit: the index of its charge
 }
 
-// Loaded is a limit of a configuration file, as package limitsfile hands it to package ratelimit.
-type Loaded struct{ Policy *descriptors.Policy }
-
 // Reset empties d.
 func (d *Direct) Reset() {
 	clear(d.charges) // so that limits can be collected
@@ -62,9 +59,7 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	}
 	backend.Take(ctx, store, d.charges, d.decisions)
 	for i := range d.decisions {
-		if d.decisions[i].Blocked > 0 {
-			d.decisions[i].Remaining = 0 // as in fold
-		}
+		hideBlocked(&d.decisions[i])
 	}
 }
 

@@ -20,9 +20,7 @@ func (c *Call) fold() {
 		r := &c.Results[i]
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
-			if r.Decision.Blocked > 0 {
-				r.Decision.Remaining = 0 // whatever is left, nothing is available before the block ends
-			}
+			hideBlocked(&r.Decision)
 			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects it
 				r.block(c.adjusted.now())
 			}
@@ -65,6 +63,14 @@ func (c *Call) fold() {
 		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
 			c.Verdict.Hold = max(c.Verdict.Hold, min(r.Decision.Wait, c.Request.Hold))
 		}
+	}
+}
+
+// hideBlocked makes d report that nothing is left while a penalty blocks the bucket: whatever it holds, nothing is
+// available before the block ends.
+func hideBlocked(d *backend.Decision) {
+	if d.Blocked > 0 {
+		d.Remaining = 0
 	}
 }
 

@@ -118,3 +118,6 @@ type SettleEntries struct {
 	// descriptor that comes after each request, even if the real cost is not known.
 	Key, End string
 }
+
+// Loaded is a limit of a configuration file, as package limitsfile hands it to package ratelimit.
+type Loaded struct{ Policy *descriptors.Policy }

@@ -18,7 +18,6 @@ type room struct {
 	names   map[string]uint32 // guarded by mu, like the following fields
 	name    []string          // by owner
 	held    []int             // by owner
-	kept    []bool            // by owner: setOwners named it
 	listed  []bool            // by owner: whether it has its own part
 	free    []uint32          // numbers of forgotten owners
 	divided bool              // setOwners was called: only the owners that it names have their own part
@@ -31,7 +30,7 @@ type room struct {
 func newRoom(most int) room {
 	return room{
 		most: most, poolMax: most, names: map[string]uint32{},
-		name: []string{""}, held: []int{0}, kept: []bool{true}, listed: []bool{false},
+		name: []string{""}, held: []int{0}, listed: []bool{false},
 	}
 }
 
@@ -51,7 +50,7 @@ func (r *room) add(name string, listed bool) (i uint32) {
 		i, r.free = r.free[last], r.free[:last]
 	} else {
 		i = uint32(len(r.held))
-		r.name, r.held, r.kept, r.listed = append(r.name, ""), append(r.held, 0), append(r.kept, false), append(r.listed, false)
+		r.name, r.held, r.listed = append(r.name, ""), append(r.held, 0), append(r.listed, false)
 	}
 	r.names[name] = i
 	r.name[i], r.listed[i] = name, listed
@@ -60,7 +59,7 @@ func (r *room) add(name string, listed bool) (i uint32) {
 
 // forget forgets an owner that holds nothing, unless setOwners named it. mu is held.
 func (r *room) forget(owner uint32) {
-	if r.held[owner] != 0 || r.kept[owner] {
+	if r.held[owner] != 0 || owner == recordsOwner || r.divided && r.listed[owner] {
 		return
 	}
 	delete(r.names, r.name[owner])
@@ -77,14 +76,12 @@ func (r *room) setOwners(names []string) {
 	defer r.mu.Unlock()
 	r.divided = true
 	clear(r.listed)
-	clear(r.kept)
-	r.kept[recordsOwner] = true
 	for _, name := range names {
 		i, ok := r.names[name]
 		if !ok {
 			i = r.add(name, true)
 		}
-		r.listed[i], r.kept[i] = true, true
+		r.listed[i] = true
 	}
 	for _, i := range r.names {
 		r.forget(i)
