@@ -34,9 +34,9 @@ histories: ## concurrent sidecars on failing Redis, each run for HISTORIES (defa
 bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 bench-compare: ## the targets of docs/performance.md, each beside its ceiling
-	@scripts/bench-compare.sh
+	@scripts/rlbench.sh targets
 overload: ## five times what a server can decide, and 10,000 idle connections
-	@scripts/overload.sh
+	@scripts/rlbench.sh overload
 soak: ## traffic, reloads, faults and rotations for FOR (default 5m); memory must stay flat and counts exact
 	@FOR=$${FOR:-5m} go test -vet=off -count=1 -timeout 0 -v ./test/soak
 chart: ## the Helm chart under Helm 3 and 4, in a real API server; the first time it builds them

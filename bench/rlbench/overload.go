@@ -41,6 +41,7 @@ func (c *overloadCmd) Run(a *app) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	fmt.Fprintf(a.stdout, "%s; load average %s\n", machine(), loadAverage())
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "store, connections\tsent a second\tof the capacity\tdecided in time\tof the peak\tdenied in time\tlate\tnot sent\tbroken\tCPU us\tRSS MiB\tquiet: decided\trecovered after ms\t")
 	for _, store := range c.Only {
