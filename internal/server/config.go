@@ -1,0 +1,156 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
+)
+
+// Config configures Run. It has one field for each flag of serve, or group of flags.
+type Config struct {
+	// Paths are the configuration files and folders.
+	Paths []string
+	// Isolate restricts the effect of mistakes in a configuration to the domains that have them.
+	Isolate bool
+	// XDS is the control plane that provides the configuration, if Paths does not.
+	XDS XDS
+	// Defaults are the defaults of settings that the files do not state.
+	Defaults config.Options
+	// Hangup triggers a reload for each received value. It may be nil.
+	Hangup <-chan os.Signal
+
+	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name. HTTP and
+	// Admin may be empty, which means no listener.
+	GRPC, HTTP, Admin string
+	// Metrics is the address of a listener for the metrics only, at MetricsPath; "" means that they are only at
+	// Admin.
+	Metrics, MetricsPath string
+	// NearLimitRatio is the share of a limit above which hits count as near_limit; 0 means 0.8.
+	NearLimitRatio float64
+	// Statsd states where metrics are sent, without Source and Log; the zero value means that they are not sent.
+	Statsd statsd.Config
+	// Tracing traces the decisions of the gRPC listener; nil means no tracing.
+	Tracing *tracing.Config
+	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. It may be missing only if Admin
+	// can be reached only from this machine. Files with tokens are read again when they change.
+	AdminToken, AdminTokenFile string
+	// AdminReadTokenFile has a token that may only read at Admin; "" means none.
+	AdminReadTokenFile string
+	// StateDir is the folder that keeps adjustments over a restart; "" means none.
+	StateDir string
+	// AuditKeyFile has the secret that protects the audit of adjustments; "" means none.
+	AuditKeyFile string
+	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is served only
+	// if HTTP can be reached only from this machine.
+	APIToken, APITokenFile string
+	// SettleKeyFile has the secrets that sign reservations, one or two, the one in use first; "" means that the APIToken
+	// signs, or else a random key.
+	SettleKeyFile string
+	// NoJSON removes /json from HTTP.
+	NoJSON bool
+	// HTTPProxyProtocol accepts a PROXY header at the start of HTTP connections from trusted proxies.
+	HTTPProxyProtocol bool
+	// APIInlineConfig accepts limits in requests to the HTTP API.
+	APIInlineConfig bool
+	// TLS is that of the gRPC listener.
+	TLS TLSFiles
+	// Engine is that of the gRPC listener; "" means the default.
+	Engine Engine
+	// MaxConnectionAge ends older gRPC connections, MaxConnectionGrace later their requests in flight; 0 means never.
+	MaxConnectionAge, MaxConnectionGrace time.Duration
+	// MaxConnectionIdle ends gRPC connections that had no request in flight for this time; 0 means never.
+	MaxConnectionIdle time.Duration
+	// HTTPIdleTimeout closes HTTP connections that had no request for this time; 0 means defaultHTTPIdle.
+	HTTPIdleTimeout time.Duration
+	// GRPCMaxConnections and HTTPMaxConnections bound the open connections; 0 means the result of connectionBounds.
+	GRPCMaxConnections, HTTPMaxConnections int
+	// Modes change the outcome of all denials.
+	Modes limiter.Modes
+	// Answers configures what answers contain besides the verdict.
+	Answers grpcapi.Options
+	// HTTPHeaders are the rate limit headers of the HTTP listener.
+	HTTPHeaders httpapi.HeaderSets
+	// Redis keeps the buckets; the zero value means that they are in memory.
+	Redis Redis
+	// MemoryMaxKeys bounds the buckets in memory; 0 means memory.DefaultMaxKeys.
+	MemoryMaxKeys int
+
+	// ReusePort shares the ports and sockets with other processes that do so, so that a new process can replace an
+	// old one without a gap. Linux only.
+	ReusePort bool
+
+	// DrainDelay is how long requests are still accepted after readiness has failed, so that clients notice in time.
+	DrainDelay time.Duration
+	// DrainTimeout bounds the wait for requests in flight; then they are aborted.
+	DrainTimeout time.Duration
+
+	// Version and Revision are those of the program.
+	Version, Revision string
+}
+
+// Check returns an error for mistakes in c itself. It uses no files and no network.
+func (c *Config) Check() error {
+	if err := c.checkAddresses(); err != nil {
+		return err
+	}
+	if c.AdminToken != "" && c.AdminTokenFile != "" {
+		return errors.New("two admin tokens are given; give only one of --admin-token and --admin-token-file")
+	}
+	if c.APIToken != "" && c.APITokenFile != "" {
+		return errors.New("two API tokens are given; give only one of --api-token and --api-token-file")
+	}
+	if c.Admin != "" && !isLocal(c.Admin) && c.AdminToken == "" && c.AdminTokenFile == "" {
+		return fmt.Errorf("--admin-listen %s can be reached from other machines; give --admin-token-file, or listen on 127.0.0.1", c.Admin)
+	}
+	if c.AdminReadTokenFile != "" && c.AdminToken == "" && c.AdminTokenFile == "" {
+		return errors.New("--admin-read-token-file has no effect without an admin token, because everybody may read; give --admin-token-file too")
+	}
+	if c.GRPCMaxConnections < 0 || c.HTTPMaxConnections < 0 {
+		return errors.New("--grpc-max-connections and --http-max-connections must not be negative; leave them out for the default")
+	}
+	if c.MaxConnectionIdle < 0 || c.HTTPIdleTimeout < 0 {
+		return errors.New("--grpc-max-connection-idle and --http-idle-timeout must not be negative")
+	}
+	if c.Metrics != "" && !strings.HasPrefix(c.MetricsPath, "/") {
+		return fmt.Errorf("--metrics-path must start with /, is %q", c.MetricsPath)
+	}
+	if c.ReusePort && !canSharePorts {
+		return errors.New("--reuse-port needs Linux; leave it out here, and restart one instance after the other")
+	}
+	if len(c.Paths) > 0 && c.XDS.Server != "" {
+		return errors.New("--config and --xds-server cannot be combined; give one of them")
+	}
+	if c.Statsd.Address != "" {
+		if err := c.Statsd.Check(); err != nil {
+			return err
+		}
+	}
+	if c.Tracing != nil {
+		if err := c.Tracing.Check(); err != nil {
+			return err
+		}
+	}
+	return cmp.Or(c.Answers.Check(), c.XDS.check(), c.TLS.check(), c.Engine.check())
+}
+
+// checkAddresses returns an error for an address that is only a port.
+func (c *Config) checkAddresses() error {
+	for flag, address := range map[string]string{"grpc": c.GRPC, "http": c.HTTP, "admin": c.Admin, "metrics": c.Metrics} {
+		if _, err := strconv.ParseUint(address, 10, 16); err == nil {
+			return fmt.Errorf("--%s-listen %s is a port without an address: write 127.0.0.1:%s for this machine only, or :%s for all of its addresses",
+				flag, address, address, address)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,239 @@
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc/peer"
+
+	"github.com/rlsidecar/rlsidecar/internal/admin"
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
+	"github.com/rlsidecar/rlsidecar/internal/httpauth"
+)
+
+// address returns a field for the log, or no field for a listener that does not exist.
+func address(name string, a net.Addr) zap.Field {
+	if a == nil {
+		return zap.Skip()
+	}
+	return zap.Stringer(name, a)
+}
+
+// defaultHTTPIdle is longer than the idle timeouts of proxies that keep connections.
+const defaultHTTPIdle = 5 * time.Minute
+
+// listener is a port with its server.
+type listener struct {
+	name    string
+	socket  net.Listener
+	bounded net.Listener // accepts the connections of socket, up to a bound
+	serve   func(net.Listener) error
+	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
+	stop func(ctx context.Context)
+	// ready and unready, if not nil, report to watching clients whether to send requests.
+	ready, unready func()
+	// last means that it stays open until the others are closed.
+	last bool
+}
+
+// open opens the listeners. After an error none stays open.
+func (s *server) open() (listeners []listener, running Running, err error) {
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measured only if somebody can read them
+		s.config.Answers.Answered = s.metrics.Answered
+	}
+	if s.config.Redis.URL != "" {
+		s.config.Answers.Patience = s.config.Redis.Timeout
+	}
+	decide := grpcapi.Checker(s.limiter)
+	if s.tracing != nil {
+		decide = s.tracing.Decisions(decide)
+	}
+	api, err := grpcapi.New(decide, s.metrics, s.config.Answers, s.log)
+	if err != nil {
+		return nil, running, err
+	}
+	o := &opening{server: s, api: api}
+	o.running.Snapshot = s.limiter.Current()
+	for _, open := range []func() error{o.grpc, o.http, o.admin, o.metrics} {
+		if err = open(); err != nil {
+			o.giveUp()
+			return o.listeners, o.running, err
+		}
+	}
+	s.boundListeners(o.listeners)
+	if err = takeOver(o.listeners); err != nil {
+		o.giveUp()
+	}
+	return o.listeners, o.running, err
+}
+
+// opening collects listeners while they are opened.
+type opening struct {
+	server    *server
+	api       *grpcapi.Server
+	listeners []listener
+	running   Running
+}
+
+// giveUp closes the opened listeners.
+func (o *opening) giveUp() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, d := range o.listeners {
+		if d.socket != nil {
+			d.socket.Close()
+		}
+		d.stop(now)
+	}
+}
+
+// add listens on address for d, and stores the resulting address in at.
+func (o *opening) add(name, address string, at *net.Addr, d listener) (err error) {
+	d.name = name
+	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) && !o.server.config.ReusePort {
+			err = fmt.Errorf("%w: another process listens there; stop it, or give another address with --%s-listen", err, name)
+		}
+		err = fmt.Errorf("listen on %s: %w", address, err)
+	} else {
+		*at = d.socket.Addr()
+	}
+	o.listeners = append(o.listeners, d) // even if it failed, so that it is stopped
+	return err
+}
+
+func (o *opening) grpc() error {
+	d, err := o.server.grpcListener(o.api)
+	if err != nil {
+		return err
+	}
+	return o.add("grpc", o.server.config.GRPC, &o.running.GRPC, d)
+}
+
+func (o *opening) http() error {
+	s := o.server
+	if s.config.HTTP == "" {
+		return nil
+	}
+	c := httpapi.Config{
+		AnswerJSON: o.api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
+		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authHandler(),
+	}
+	if s.config.NoJSON {
+		c.AnswerJSON = nil
+	}
+	d := s.httpListener(&http.Server{
+		Handler: httpapi.New(c), ReadTimeout: 10 * time.Second,
+		WriteTimeout: 75 * time.Second, // longer than the longest delay of an answer
+	})
+	plain := d.serve
+	if s.config.HTTPProxyProtocol {
+		d.serve = func(l net.Listener) error { return plain(s.proxyProtocol(l)) }
+	} else {
+		d.serve = func(l net.Listener) error { return plain(newParkingListener(l)) }
+	}
+	return o.add("http", s.config.HTTP, &o.running.HTTP, d)
+}
+
+func (o *opening) admin() error {
+	s := o.server
+	if s.config.Admin == "" {
+		return nil
+	}
+	var fleet func(context.Context) admin.Fleet
+	if s.watch.fleet = s.newFleet(); s.watch.fleet != nil {
+		fleet = s.watch.fleet.read
+	}
+	h := admin.New(admin.Config{
+		Fleet: fleet,
+		Token: s.adminToken, ReadToken: s.adminReadToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
+		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
+		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
+	})
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as the request says
+	d.last = true
+	return o.add("admin", s.config.Admin, &o.running.Admin, d)
+}
+
+func (o *opening) metrics() error {
+	s := o.server
+	if s.config.Metrics == "" {
+		return nil
+	}
+	mux := http.NewServeMux()
+	mux.Handle(s.config.MetricsPath, s.metrics.Handler())
+	h := http.Handler(mux)
+	if isLocal(s.config.Metrics) {
+		h = httpauth.ThisMachineOnly(h, "ask by an address or as localhost")
+	}
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+	d.last = true
+	return o.add("metrics", s.config.Metrics, &o.running.Metrics, d)
+}
+
+// httpAPI returns the API for applications.
+func (s *server) httpAPI() *httpapi.API {
+	closed := s.apiToken == nil && !isLocal(s.config.HTTP)
+	if closed {
+		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
+	}
+	api := &httpapi.API{Limiter: s.limiter, Token: s.apiToken, Closed: closed, Headers: s.config.HTTPHeaders}
+	if s.config.APIInlineConfig {
+		api.Inline = config.Inline
+	}
+	return api
+}
+
+// authHandler returns the handler of auth requests.
+func (s *server) authHandler() *httpapi.Auth {
+	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
+}
+
+// httpListener completes h.
+func (s *server) httpListener(h *http.Server) listener {
+	h.ReadHeaderTimeout = 5 * time.Second
+	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
+	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		// The address only has to differ between connections. Reading the real one from c could block on a PROXY
+		// header.
+		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
+	}
+	h.ConnState = parkIdle
+	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice
+	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // errors of clients
+	var leaving atomic.Bool
+	handler := h.Handler
+	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if leaving.Load() {
+			w.Header().Set("Connection", "close") // the client continues on another connection
+		}
+		if !onlyHealth(w, r) {
+			handler.ServeHTTP(w, r)
+		}
+	})
+	return listener{
+		unready: func() { leaving.Store(true) },
+		serve: func(l net.Listener) error {
+			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		},
+		stop: func(ctx context.Context) {
+			if h.Shutdown(ctx) != nil {
+				h.Close()
+			}
+		},
+	}
+}

@@ -1,0 +1,288 @@
+package storetest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+	_ "time/tzdata" // the suite needs no files of the machine's
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
+)
+
+// calendars are days and weeks of places whose clocks are set twice a year; nil: none.
+var calendars = func() []*algorithms.Calendar {
+	zone := func(name string) *time.Location {
+		zone, err := time.LoadLocation(name)
+		if err != nil {
+			panic(err)
+		}
+		return zone
+	}
+	return []*algorithms.Calendar{
+		calendar.Day.In(zone("Europe/Berlin")),
+		calendar.Day.In(zone("America/New_York")),
+		calendar.Week.In(zone("Europe/Berlin")),
+		nil,
+	}
+}()
+
+// Specs is one limit of each kind and some of their variants.
+func Specs() []algorithms.Spec {
+	n := func(v int64) *int64 { return &v }
+	epoch, late := algorithms.Micros(0), algorithms.Micros(123_456)
+	s := algorithms.Second
+	return []algorithms.Spec{
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: s},
+		{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * s, Capacity: n(5), MaxReserved: n(8)},
+		{Kind: algorithms.TokenBucket, Rate: 3, Period: s, Capacity: n(9), Initial: n(2)},
+		{Kind: algorithms.TokenBucket, Rate: 20, Period: s, Overdraw: true, MaxReserved: n(30)},
+		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000)},
+		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch},
+		{Kind: algorithms.FixedWindow, Rate: 4, Period: 2 * s, Capacity: n(11), Initial: n(1), Start: &late},
+		{Kind: algorithms.FixedWindow, Rate: 6, Period: s, MaxReserved: n(12)},
+		{Kind: algorithms.FixedWindow, Rate: 3, Period: s, Capacity: n(7), Start: &late},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, PerRequest: true},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true},
+		{Kind: algorithms.FixedWindow, Rate: 8, Period: s, Start: &epoch, Overdraw: true},
+		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s},
+		{Kind: algorithms.SlidingLog, Rate: 6, Period: s},
+		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4)},
+		{Kind: algorithms.FixedWindow, Rate: 0, Period: s, Start: &epoch},
+		{Kind: algorithms.TokenBucket, Rate: 4, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 4 * s}},
+		{Kind: algorithms.FixedWindow, Rate: 3, Period: s, Capacity: n(5), Initial: n(1), Penalty: &algorithms.Penalty{After: 3, For: s / 2, Max: 3 * s}},
+		{Kind: algorithms.SlidingLog, Rate: 3, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 60 * s}},
+		{Kind: algorithms.FixedWindow, Rate: 4, Calendar: calendars[0], Penalty: &algorithms.Penalty{After: 2, For: s, Max: algorithms.Day}},
+		{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Start: &epoch, TakesDenied: true, Penalty: &algorithms.Penalty{After: 1, For: s, Max: s}},
+		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000), Penalty: &algorithms.Penalty{After: 1, For: s, Max: 8 * s}},
+		{Kind: algorithms.LeakyBucket, Rate: 5, Period: s, Capacity: n(4), Penalty: &algorithms.Penalty{After: 3, For: s, Max: 2 * s}},
+		{Kind: algorithms.SlidingWindow, Rate: 9, Period: s, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
+		{Kind: algorithms.TokenBucket, Rate: 2, Period: s, Capacity: n(6), Minimum: &algorithms.Rate{Units: 3, Period: s}, Penalty: &algorithms.Penalty{After: 2, For: s, Max: 2 * s}},
+		{Kind: algorithms.FixedWindow, Rate: 5, Calendar: calendars[0]},
+		{Kind: algorithms.FixedWindow, Rate: 4, Capacity: n(11), Initial: n(1), MaxReserved: n(30), Calendar: calendars[0]},
+		{Kind: algorithms.TokenBucket, Rate: 7, Period: s, Capacity: n(30), Settles: true},
+		{Kind: algorithms.TokenBucket, Rate: 5, Period: 2 * s, Capacity: n(20), Initial: n(6), MaxReserved: n(4), Settles: true, MaxDebt: n(9)},
+		{Kind: algorithms.TokenBucket, Rate: 1000, Period: 365 * algorithms.Day, Capacity: n(200_000_000), Settles: true, MaxDebt: n(3)},
+		{Kind: algorithms.FixedWindow, Rate: 20, Period: 2 * s, Settles: true, MaxDebt: n(15)},
+		{Kind: algorithms.FixedWindow, Rate: 20, Capacity: n(15), Initial: n(10), Calendar: calendars[0], Settles: true},
+	}
+}
+
+// traces runs one random trace of batches, groups and single charges over a few buckets of every
+// kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
+// answer with a reference implementation: a map and package algorithms.
+// It returns how many answers were those of a bucket that is blocked.
+func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	specs := Specs()
+	limits := make([]*algorithms.Limit, len(specs))
+	former := make([]*algorithms.Limit, len(specs)) // some are still asked by when the numbers have changed
+	compile := func(i int) {
+		limit, err := algorithms.Compile(specs[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		former[i], limits[i] = limits[i], &limit
+	}
+	for range 2 {
+		for i := range specs {
+			compile(i)
+		}
+	}
+	reference := reference{states: map[string]algorithms.State{}, records: map[[16]byte][]backend.Decision{}}
+	now := Start
+	for step := range 300 {
+		now += jump(rng)
+		clock.Set(now)
+		if i := rng.IntN(len(specs)); rng.IntN(5) == 0 && specs[i].Rate > 0 {
+			specs[i] = changed(rng, specs[i], Specs()[i])
+			compile(i)
+		}
+		var charges []backend.Charge
+		for group := range 1 + rng.IntN(3) {
+			var once *backend.IdempotencyKey
+			if rng.IntN(10) == 0 {
+				once = &backend.IdempotencyKey{ID: [16]byte{byte(seed), byte(rng.IntN(6))}, Lifetime: 1000 * algorithms.Day}
+			}
+			from := len(charges)
+			for _, i := range rng.Perm(len(specs))[:1+rng.IntN(3)] {
+				key := fmt.Sprintf("%d/%d/%d", seed, i, rng.IntN(2))
+				cost := rng.Int64N(8) - 1
+				if rng.IntN(50) == 0 {
+					cost = rng.Int64() - rng.Int64()
+				}
+				limit := limits[i]
+				if rng.IntN(3) == 0 {
+					limit = former[i]
+				}
+				if limit.Calendar != nil {
+					once = nil // takesOnce asks under an id of one calendar
+				}
+				settle := rng.IntN(4) == 0
+				switch {
+				case limit.Overdraw && limit.MaxReserved > 1e6: // the end of a debt of centuries is not exact in doubles
+					cost = min(cost, 1e6)
+				case !limit.Settles:
+				case limit.Tick > 1 && cost > 8:
+					cost = 8
+				case cost <= 8 && rng.IntN(2) == 0:
+					settle, cost = true, rng.Int64N(41)-15
+				}
+				charges = append(charges, backend.Charge{
+					Key: []byte(key), Limit: limit, Owner: fmt.Sprint(i), Group: group, Slot: 1 + seed,
+					Terms: algorithms.Charge{
+						Cost: cost, Hash: uint64(i) * 0x9E3779B97F4A7C15, DryRun: rng.IntN(10) == 0,
+						Scaled:    limit.Kind == algorithms.TokenBucket && rng.IntN(10) == 0,
+						Reserve:   limit.CanReserve() && rng.IntN(4) == 0,
+						ChargedAt: max(0, now-algorithms.Micros(rng.Int64N(int64(3*algorithms.Second)))) * algorithms.Micros(rng.IntN(2)),
+						Settle:    settle,
+						MaxWait:   algorithms.Micros(rng.IntN(2)) * 300_000,
+					},
+				})
+			}
+			for i := range charges[from:] {
+				if once != nil {
+					charges[from+i].IdempotencyKey = once
+					once.Digest[len(charges)-from]++ // groups of one size are taken for the same
+					charges[from+i].Terms.DryRun = false
+				}
+			}
+		}
+		want := reference.answer(now, charges)
+		for i, got := range take(store, charges...) {
+			if got != want[i] {
+				t.Fatalf("seed %d, step %d, charge %d (%s, %+v, %+v) at %d:\n got %+v\nwant %+v",
+					seed, step, i, charges[i].Key, *charges[i].Limit, charges[i].Terms, now, got, want[i])
+			}
+			if got.Blocked > 0 {
+				blocked++
+			}
+		}
+	}
+	return blocked
+}
+
+// changed is s with other numbers, original being those it had at first: of a like size mostly, smaller or
+// larger, now and then counted in ms, or in other windows.
+func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
+	const second = algorithms.Second
+	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
+	s.Rate, s.Capacity, s.Initial, s.MaxReserved = 1+rng.Int64N(30), nil, nil, nil
+	if s.Penalty = original.Penalty; rng.IntN(3) == 0 {
+		s.Penalty = nil
+	}
+	s.Settles, s.MaxDebt = original.Settles && rng.IntN(4) > 0, nil
+	tokens := s.Kind == algorithms.TokenBucket || s.Kind == algorithms.FixedWindow
+	if tokens && rng.IntN(2) == 0 || s.Kind == algorithms.LeakyBucket {
+		s.Capacity = n(40)
+	}
+	if tokens && s.Minimum == nil && rng.IntN(2) == 0 {
+		s.MaxReserved = n(20)
+	}
+	if s.Settles && rng.IntN(2) == 0 {
+		s.MaxDebt = n(20)
+	}
+	if s.Minimum != nil {
+		s.Minimum = &algorithms.Rate{Units: 1 + rng.Int64N(5), Period: second}
+	}
+	switch {
+	case s.Kind == algorithms.FixedWindow && s.TakesDenied:
+		s.MaxReserved = nil
+	case s.Kind == algorithms.FixedWindow:
+		s.Period, s.Calendar = algorithms.Day, calendars[rng.IntN(len(calendars))]
+		if rng.IntN(2) == 0 {
+			s.Period, s.Calendar = second*algorithms.Micros(1+rng.IntN(5)), nil
+		}
+		if s.Calendar != nil {
+			s.Start = nil
+		}
+		if s.Settles && s.Capacity != nil {
+			*s.Capacity = min(*s.Capacity, s.Rate)
+		}
+	case s.Kind != algorithms.SlidingLog:
+		s.Period = second * [...]algorithms.Micros{1, 1, 2, 7}[rng.IntN(4)]
+		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // in ms
+			s.Rate, s.Period, s.Capacity, s.MaxReserved = 1000, 365*algorithms.Day, nil, nil
+			large := 200_000_000 + rng.Int64N(10)
+			s.Capacity = &large
+			if tokens && s.Minimum == nil {
+				s.MaxReserved = n(20) // times of more than 285 years are not exact in doubles
+			}
+		}
+	}
+	return s
+}
+
+// reference is the reference implementation of a Store.
+type reference struct {
+	states  map[string]algorithms.State
+	records map[[16]byte][]backend.Decision
+}
+
+// answer is the reference implementation's answer to charges.
+func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+	for len(charges) > 0 {
+		n := backend.GroupLen(charges)
+		answers := w.again(charges[:n])
+		if answers == nil {
+			answers = w.take(now, charges[:n])
+			if once := charges[0].IdempotencyKey; once != nil && backend.ConsumedAny(charges[:n], answers) {
+				w.records[once.ID] = answers
+			}
+		}
+		all = append(all, answers...)
+		charges = charges[n:]
+	}
+	return all
+}
+
+// again is what the reference implementation stores of a group; nil: nothing.
+func (w *reference) again(group []backend.Charge) []backend.Decision {
+	once := group[0].IdempotencyKey
+	if once == nil || w.records[once.ID] == nil {
+		return nil
+	}
+	was := w.records[once.ID]
+	answers := make([]backend.Decision, len(group))
+	for i := range answers {
+		if len(was) != len(group) {
+			answers[i].Err = backend.ErrReused
+			continue
+		}
+		answers[i] = was[i]
+		answers[i].Replayed = true
+	}
+	return answers
+}
+
+func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
+	buckets := make([]algorithms.Bucket, len(charges))
+	for i, c := range charges {
+		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, State: w.states[string(c.Key)]}
+	}
+	algorithms.TakeAll(now, buckets)
+	for i, c := range charges {
+		w.states[string(c.Key)] = buckets[i].State
+		all = append(all, backend.Decision{Decision: buckets[i].Decision, At: now})
+	}
+	return all
+}
+
+func jump(rng *rand.Rand) algorithms.Micros {
+	switch rng.IntN(30) {
+	case 0:
+		return -algorithms.Micros(rng.Int64N(int64(50 * algorithms.Second)))
+	case 1:
+		return -algorithms.Micros(rng.Int64N(int64(algorithms.Day)))
+	case 2:
+		return algorithms.Micros(rng.Int64N(int64(3 * algorithms.Day)))
+	case 3, 4, 5:
+		return 0
+	default:
+		return algorithms.Micros(rng.Int64N(int64(algorithms.Second)))
+	}
+}
