@@ -264,8 +264,7 @@ type adjustAuditCmd struct {
 func (adjustAuditCmd) Help() string {
 	return `Lists changes, the newest first. Each entry contains a hash of the entry before it. With
 --verify the sidecar checks these hashes, and the command exits with 1 if one is wrong.
-Only with --audit-key-file are the hashes safe from forgery by anyone who can write to
-Redis.
+Without --audit-key-file a person with write access to Redis can forge the hashes.
 
 Example:
 
