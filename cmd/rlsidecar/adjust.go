@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // adjustCmd changes single limits of a running sidecar.

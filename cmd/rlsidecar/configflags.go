@@ -6,8 +6,8 @@ import (
 	"os"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // configFlags are the defaults of a configuration that its files do not state. The names are those of serve's flags,

@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // askedRequest is a request that a proxy would send to /v1/auth.

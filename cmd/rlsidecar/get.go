@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 type getCmd struct {

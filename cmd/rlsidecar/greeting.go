@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/server"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // greeting returns the addresses of the listeners and, if /json is served, a command to try.

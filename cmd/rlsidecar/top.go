@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 type topCmd struct {

@@ -15,8 +15,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const minute = 60 * algorithms.Second

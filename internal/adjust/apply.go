@@ -7,8 +7,8 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Apply returns p with the adjustment: a copy with other numbers, or other handling of denials. An error is the

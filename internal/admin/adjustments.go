@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // auditShown is how many entries of the audit a page has.

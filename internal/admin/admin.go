@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -25,7 +26,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Config has the sources of the pages. The functions are called for each page.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
@@ -18,7 +19,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func compile(t *testing.T, s algorithms.Spec) *algorithms.Limit {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // Report is what a sidecar reports to those that share its Redis.

@@ -12,11 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // keysShown is how many keys of a limit its page lists.

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (

@@ -9,9 +9,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/target"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // This file reads and compiles the section auth.

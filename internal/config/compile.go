@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Compile compiles files, in the given order. It is a function of its arguments.

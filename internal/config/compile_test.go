@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // good compiles files a.yaml, b.yaml, …, which must be accepted.

@@ -11,8 +11,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Schema is the JSON Schema (2020-12) of a file, for editors.

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // This file has the structure of a configuration file: a struct for each level, a field for each key. A field's type

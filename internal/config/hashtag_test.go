@@ -3,7 +3,7 @@ package config
 import (
 	"testing"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 func TestHashTagKeepsARequestsBucketsInOneSlot(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Inline compiles a limit of d that comes with a request. It is a JSON object with the numbers of a named limit,

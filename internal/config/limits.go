@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // units are the units of the reference form. A month has 30 days, a year 365. All windows start at a multiple of

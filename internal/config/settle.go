@@ -7,9 +7,9 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // settleNames is the settle of a domain: the names of the two entries that carry the id of a reservation back.

@@ -11,10 +11,10 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // set records the value read from n. ok is false if a mistake was reported instead.

@@ -5,8 +5,8 @@ package grpcapi
 import (
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The race detector makes pools forget, so this test is not for it.

@@ -5,9 +5,9 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // appendForClient appends what the domain of v sends to the client through the proxy: the header set openai, and the

@@ -12,10 +12,10 @@ import (
 
 	"google.golang.org/grpc/peer"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // from is the context of a connection, which name is for.

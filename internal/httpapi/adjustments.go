@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // Adjustments answers what is below /api/adjustments at the admin port.

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // maxAsk bounds the body of a request to the API, in bytes.

@@ -7,8 +7,8 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // description has the exact numbers of a limit: rate units flow in per period_us.

@@ -11,12 +11,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/rlsidecar/rlsidecar/internal/delay"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
 	"github.com/rlsidecar/rlsidecar/internal/target"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // authPath is the endpoint for proxies. Paths below it are not cleaned: ext_authz appends the path of its client's

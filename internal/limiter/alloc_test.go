@@ -6,8 +6,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // TestCheckAllocatesNothing is skipped under the race detector, which drops pooled objects.

@@ -5,9 +5,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a request

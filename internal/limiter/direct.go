@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Direct decides named limits as one group, as Limiter.Check decides a Call with Limits. It has no Verdict, keeps

@@ -7,11 +7,11 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // directLimits has a limit of each kind, small enough that random requests are denied often.

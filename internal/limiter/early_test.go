@@ -4,9 +4,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // TestBeforeTheFirstConfiguration: on_backend_failure decides requests with descriptors, if configured.

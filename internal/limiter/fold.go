@@ -3,9 +3,9 @@ package limiter
 import (
 	"errors"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // fold turns the store's decisions into the Verdict. What a denial means is decided here and

@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // ErrNoConfig is returned before a first configuration, or that of a domain, has been loaded; see Config.NoConfig and

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Values of Result.charge without a charge.

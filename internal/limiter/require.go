@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // Requirement is a list of keys. A request meets it with an entry that has one of the keys and a value that is not

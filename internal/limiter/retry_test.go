@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const retryYAML = `

@@ -7,8 +7,8 @@ import (
 	"math/big"
 	"strconv"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Reservation is a reservation of units of one bucket, until it is settled.

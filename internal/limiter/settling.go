@@ -5,9 +5,9 @@ import (
 	"hash/maphash"
 	"strconv"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it meets, and

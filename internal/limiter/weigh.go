@@ -3,7 +3,7 @@ package limiter
 import (
 	"fmt"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 // weigh is what costs come to by the weights of p. The error is an *AskError.

@@ -5,9 +5,9 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The names of the conditions that this package reports. If a name ends in a slash, the address of a Redis server

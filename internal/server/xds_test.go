@@ -13,9 +13,9 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // plane is a control plane with one domain, "d", for node "n".

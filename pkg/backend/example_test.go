@@ -7,7 +7,6 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -19,7 +18,7 @@ func (p printer) Submit(b *backend.Batch) {
 	b.Done = func(b *backend.Batch) {
 		for i := range b.Charges {
 			if d := &b.Decisions[i]; d.Err == nil && !d.Allowed {
-				fmt.Println("denied:", descriptors.KeyText(b.Charges[i].Key))
+				fmt.Println("denied:", ratelimit.KeyText(b.Charges[i].Key))
 			}
 		}
 		b.Done = done // the caller may use the Batch again

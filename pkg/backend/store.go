@@ -151,7 +151,7 @@ var waiters = sync.Pool{New: func() any {
 
 // Charge is one limit's part of a request.
 type Charge struct {
-	// Key identifies the bucket. A Store that needs it after Done copies it. descriptors.KeyText describes it for
+	// Key identifies the bucket. A Store that needs it after Done copies it. ratelimit.KeyText describes it for
 	// people.
 	Key []byte
 	// Limit has the numbers of the limit. It is immutable.
@@ -202,7 +202,7 @@ type Decision struct {
 	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At is the
 	// time of that one.
 	Replayed bool
-	// Err is set if the Store could not decide; the other fields are then zero. It wraps one of the errors below,
+	// Err is set if the Store could not decide; the other fields are then zero. It wraps one of the errors of this package,
 	// and is equal for all charges of a group.
 	Err error
 }

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 

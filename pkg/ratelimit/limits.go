@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Limits has limits by name.
@@ -175,3 +175,7 @@ func (s *spans) micros(field string, d time.Duration) algorithms.Micros {
 func (s *spans) add(field string, t any) {
 	*s = append(*s, fmt.Errorf("%s must be a whole number of microseconds, is %v", field, t))
 }
+
+// KeyText describes the key of a bucket (backend.Charge.Key) for people, such as "limit send of domain edge, key bob". It
+// is for programs that see keys, such as wrappers of a Store.
+func KeyText(key []byte) string { return descriptors.KeyText(key) }

@@ -12,7 +12,7 @@ import (
 )
 
 // clockless are the packages that decide: time and chance are given to them.
-var clockless = []string{"pkg/algorithms", "pkg/calendar", "pkg/descriptors", "internal/limiter", "internal/offline/simulate"}
+var clockless = []string{"pkg/algorithms", "pkg/calendar", "internal/descriptors", "internal/limiter", "internal/offline/simulate"}
 
 // outside is what they do not touch: these packages, and these functions of time.
 var (

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/estimate"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -16,7 +17,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The budget is 100,000 tokens for each user. Estimates are learned from the calls of other users.

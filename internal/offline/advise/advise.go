@@ -6,8 +6,8 @@ import (
 	"math"
 	"slices"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // DefaultShare of the clients may be denied something by a suggested limit.

@@ -3,8 +3,8 @@ package advise
 import (
 	"math"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // none is the need of a client that every limit of a shape denies something.

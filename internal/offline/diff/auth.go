@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // auth compares what the HTTP listener checks for proxies.

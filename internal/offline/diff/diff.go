@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Kind is what happened to a thing.

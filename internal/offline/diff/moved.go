@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
 const (

@@ -12,9 +12,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Parse reads a file of scenarios. The File is nil if there is any problem.

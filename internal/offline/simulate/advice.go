@@ -6,8 +6,8 @@ import (
 	"math"
 	"text/tabwriter"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // writeAdvice writes what the clients of one limit asked for, and which numbers would deny how many

@@ -1,11 +1,11 @@
 package simulate
 
 import (
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 const (

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // trace reads lines of a trace: one JSON object each, in one of two forms,

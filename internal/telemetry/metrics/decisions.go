@@ -6,8 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // outcomes index the counters of a limit: limiter.Outcome, and never for a denial that no wait can change. Denials by

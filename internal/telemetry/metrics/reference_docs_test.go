@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 

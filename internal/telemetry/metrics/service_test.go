@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 func TestWhatTheReferenceServerCountsOfItself(t *testing.T) {

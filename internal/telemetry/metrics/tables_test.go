@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // started has a limiter with n limits, k0 to kn-1, each for one key and any value.

@@ -1,8 +1,8 @@
 package metrics
 
 import (
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // Tally has the decisions of one limit since the program started, at all places that use it.

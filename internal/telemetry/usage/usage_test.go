@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // call is an answered request of a key of limit send.

@@ -3,8 +3,8 @@ package descriptors_test
 import (
 	"fmt"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // The text form of a descriptor, as the command line reads and prints it.
