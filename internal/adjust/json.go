@@ -162,13 +162,8 @@ type proposalJSON struct {
 // ParseProposal reads a Proposal from JSON. An error says what to change.
 func ParseProposal(text []byte) (p Proposal, err error) {
 	var f proposalJSON
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err = d.Decode(&f); err != nil {
-		return p, fmt.Errorf("the body is not the JSON of an adjustment: %w", err)
-	}
-	if _, err = d.Token(); !errors.Is(err, io.EOF) {
-		return p, errors.New("the body goes on after the JSON object")
+	if err = decode(text, &f, "the JSON of an adjustment"); err != nil {
+		return p, err
 	}
 	if f.Key != nil && f.KeyB64 != nil {
 		return p, errors.New("give the key once: key, or key_b64 for bytes that are not text")
@@ -191,6 +186,31 @@ func ParseProposal(text []byte) (p Proposal, err error) {
 		p.For = Duration(span)
 	}
 	return p, nil
+}
+
+// Removal is the body of a request that deletes an adjustment.
+type Removal struct {
+	Author  string  `json:"author"`
+	Reason  string  `json:"reason"`
+	Version *uint64 `json:"version"`
+}
+
+// ParseRemoval reads a Removal from JSON. An error says what to change.
+func ParseRemoval(text []byte) (r Removal, err error) {
+	return r, decode(text, &r, "JSON with author, reason and version")
+}
+
+// decode reads one JSON object without unknown fields.
+func decode(text []byte, into any, what string) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("the body is not %s: %w", what, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("the body goes on after the JSON object")
+	}
+	return nil
 }
 
 // MarshalJSON writes what ParseProposal reads.

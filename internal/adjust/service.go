@@ -53,6 +53,11 @@ type Status struct {
 	Err error
 	// Errors is how often it could not be reached.
 	Errors uint64
+	// Rewritten counts changes that the place had lost, and that this process made again. Lost are unexpired
+	// adjustments that the place has lost, or deleted ones that are in force there again, which an operator must decide
+	// about.
+	Rewritten uint64
+	Lost      []*Adjustment
 }
 
 // Operation is a change that a Keeper is to carry out.

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
@@ -126,16 +125,12 @@ func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	var by struct {
-		Author  string  `json:"author"`
-		Reason  string  `json:"reason"`
-		Version *uint64 `json:"version"`
-	}
-	if err := json.Unmarshal(body, &by); err != nil {
-		malformed.write(w, "the body is not JSON with author and reason: "+err.Error(), "")
+	removal, err := adjust.ParseRemoval(body)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
 		return
 	}
-	version, err := a.Service.Delete(r.Context(), r.PathValue("id"), by.Author, by.Reason, by.Version)
+	version, err := a.Service.Delete(r.Context(), r.PathValue("id"), removal.Author, removal.Reason, removal.Version)
 	if err != nil {
 		a.mistake(w, err)
 		return

@@ -264,11 +264,15 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	case policies != nil:
 		return in, policies, nil
 	case domain != "":
-		return "", nil, missing("domain %q has no limit named %q", domain, descriptors.Printable(limit))
+		return "", nil, missing("domain %q has no limit named %q"+notAdjustable, domain, descriptors.Printable(limit))
 	default:
-		return "", nil, missing("no limit is named %q", descriptors.Printable(limit))
+		return "", nil, missing("no limit is named %q"+notAdjustable, descriptors.Printable(limit))
 	}
 }
+
+// notAdjustable completes the error for a limit that is not configured. It may be one that comes with requests: the
+// sidecar learns its name and its numbers only from them, and cannot tell it from a name that is misspelled.
+const notAdjustable = " in the configuration; a limit that comes with requests (config) cannot be adjusted: configure it under this name, and leave out config in the requests"
 
 // Buckets returns the keys of the buckets that a affects, once each. all means that it may affect every bucket of its
 // limit.

@@ -20,6 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+	"github.com/rlsidecar/rlsidecar/pkg/descriptors"
 )
 
 // adjustKeeper keeps adjustments, and reports when they change.
@@ -41,6 +42,8 @@ type adjustments struct {
 	applied *adjust.Set       // guarded by mu
 	next    algorithms.Micros // when the first of them expires; 0 if none does. Guarded by mu
 	changed chan struct{}     // receives when next has changed
+
+	rewritten uint64 // Status.Rewritten when it was last logged; report alone uses it
 }
 
 // manyChanges is the number of changed adjustments from which on the leases and cached denials of all buckets are
@@ -114,6 +117,7 @@ func (a *adjustments) close() {
 const (
 	adjustmentsOff   = "adjustments-off"
 	adjustmentsStale = "adjustments-stale"
+	adjustmentsLost  = "adjustments-lost"
 	// stale is how long Redis may fail to answer before that is a condition.
 	stale = 10 * time.Second
 )
@@ -121,6 +125,7 @@ const (
 // report reports the state of the keeper as a condition.
 func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
+	a.reportLost(&status)
 	forbidden := errors.Is(status.Err, redis.ErrForbidden)
 	if forbidden {
 		registry.Set(conditions.Condition{
@@ -140,6 +145,31 @@ func (a *adjustments) report() {
 		Summary: fmt.Sprintf("Adjustments are not up to date: %v. The %d that are known stay in force until they expire.", status.Err, a.keeper.Set().Len()),
 		Remedy:  "Check that Redis runs and can be reached, and that --state-dir can be written.",
 	})
+}
+
+// reportLost reports the changes that Redis has lost, for example in a failover.
+func (a *adjustments) reportLost(status *adjust.Status) {
+	if n := status.Rewritten - a.rewritten; n > 0 {
+		a.rewritten = status.Rewritten
+		a.server.log.Warn("Redis had lost changes of adjustments, for example in a failover; this sidecar has made them again", zap.Uint64("changes", n))
+	}
+	if len(status.Lost) == 0 {
+		a.server.conditions.Clear(adjustmentsLost)
+		return
+	}
+	var targets []string
+	for _, lost := range status.Lost {
+		targets = append(targets, fmt.Sprintf("%s (%s, by %s)", lost.Target.String(), lost.Change.String(), descriptors.Printable(lost.Author)))
+	}
+	summary := "Redis has lost changes of adjustments, for example in a failover, and other changes were made since. Not as they were set or deleted: " +
+		strings.Join(targets, "; ") + "."
+	isNew := a.server.conditions.Set(conditions.Condition{
+		Name: adjustmentsLost, Severity: conditions.Degraded, Summary: summary,
+		Remedy: "Set or delete each of them again (rlsidecar adjust set, rlsidecar adjust delete). The condition ends when you have, or when they expire.",
+	})
+	if isNew {
+		a.server.log.Error("Redis has lost changes of adjustments; set or delete them again", zap.Strings("lost", targets))
+	}
 }
 
 // auditKey returns the secret that protects the audit, or nil if none is configured.
@@ -240,6 +270,7 @@ func (a *adjustments) stats() metrics.AdjustmentStats {
 	result := a.server.limiter.Adjusted()
 	stats := metrics.AdjustmentStats{Applied: result.InForce, Ignored: result.Ignored, Version: a.keeper.Set().Head.Version}
 	status := a.keeper.Status()
+	stats.Rewritten, stats.Lost = status.Rewritten, len(status.Lost)
 	if stats.PollErrors = status.Errors; !status.Seen.IsZero() {
 		stats.Age = time.Since(status.Seen)
 	}

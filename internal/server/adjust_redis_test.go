@@ -113,3 +113,86 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim")
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
+
+// TestAFailoverThatLosesAnAdjustment: the replicas do not get a block before the master dies. The sidecar that set it
+// writes it again to the new master, so that it is in force everywhere.
+func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
+	if testing.Short() || engine == GRPCEngine {
+		t.Skip("waits some seconds for a failover, and is the same with both engines")
+	}
+	servers, tokens := redistest.StartSentinels(t), withTokens(t)
+	a := start(t, oneLimit, tokens, onRedis(servers.URL()))
+	b := start(t, oneLimit, tokens, onRedis(servers.URL()))
+	a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
+	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
+	for _, replica := range servers.Replicas {
+		eventually(t, "the replica has it", func() bool { return replica.Do("HLEN", "rl:{adjustments}values") == "1" })
+	}
+	servers.Master.Do("ACL", "SETUSER", "default", "-psync", "-sync")
+	servers.Master.Do("CLIENT", "KILL", "TYPE", "replica")
+	a.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
+	for _, replica := range servers.Replicas {
+		if n := replica.Do("HLEN", "rl:{adjustments}values"); n != "1" {
+			t.Fatalf("the replica has %s adjustments", n)
+		}
+	}
+	servers.Master.Kill()
+	eventually(t, "the new master has both", func() bool {
+		for _, replica := range servers.Replicas {
+			if strings.Contains(replica.Do("INFO", "replication"), "role:master") && replica.Do("HLEN", "rl:{adjustments}values") == "2" {
+				return true
+			}
+		}
+		return false
+	})
+	eventually(t, "the second block is in force at the other sidecar", func() bool {
+		_, answer := b.asAdmin(t, "GET", "/api/adjustments", "")
+		list, _ := answer["adjustments"].([]any)
+		return len(list) == 2 && b.allowed(t, 1, "eve") == 0
+	})
+	if code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 2.0 {
+		t.Errorf("%d %v", code, answer)
+	}
+	if n := a.logs.FilterMessageSnippet("has made them again").Len() + b.logs.FilterMessageSnippet("has made them again").Len(); n == 0 {
+		t.Error("the log does not tell")
+	}
+}
+
+// TestLostAdjustmentsAreACondition: Redis went back to an older state, and another operator has changed something
+// since. Which block is gone is a condition, until somebody sets it again.
+func TestLostAdjustmentsAreACondition(t *testing.T) {
+	redis, tokens := redistest.Start(t), withTokens(t)
+	x := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
+	x.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
+	saved := redis.Do("DUMP", "rl:{adjustments}head")
+	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
+	// The same version with another entry: what a change by a sidecar that did not know eve's block leaves.
+	redis.Do("RESTORE", "rl:{adjustments}head", 0, saved, "REPLACE")
+	redis.Do("HSET", "rl:{adjustments}head", "version", 2, "mac", "another")
+	redis.Do("HDEL", "rl:{adjustments}values", x.idOf(t, "eve"))
+	conditions := func() string {
+		_, answer := x.asAdmin(t, "GET", "/api/conditions", "")
+		return fmt.Sprint(answer["conditions"])
+	}
+	eventually(t, "the loss is a condition", func() bool {
+		text := conditions()
+		return strings.Contains(text, "adjustments-lost") && strings.Contains(text, "key eve (block, by ann)") && !strings.Contains(text, "bob")
+	})
+	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
+	eventually(t, "the condition ends", func() bool { return !strings.Contains(conditions(), "adjustments-lost") })
+}
+
+// idOf returns the ID of the adjustment of a key.
+func (x *instance) idOf(t *testing.T, key string) string {
+	t.Helper()
+	_, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
+	list, _ := answer["adjustments"].([]any)
+	for _, one := range list {
+		a := one.(map[string]any)
+		if fmt.Sprint(a["key"]) == "["+key+"]" {
+			return fmt.Sprint(a["id"])
+		}
+	}
+	t.Fatalf("no adjustment of %s: %v", key, answer)
+	return ""
+}

@@ -102,6 +102,11 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
 		t.Errorf("%d %v", code, answer)
 	}
+	for _, wrong := range []string{`{"author":"ann","reason":"over","key":["bob"]}`, `{"author":"ann","reason":"over"} {}`, `[]`} {
+		if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, wrong); code != 400 {
+			t.Errorf("a deletion with %s: %d %v", wrong, code, answer)
+		}
+	}
 	if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
 		t.Errorf("%d %v", code, answer)
 	}
@@ -133,6 +138,24 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	if n := x.logs.FilterMessage("adjustment").Len(); n != 3 {
 		t.Errorf("%d changes are in the log, want 3", n)
+	}
+}
+
+// TestALimitThatComesWithRequestsCannotBeAdjusted: the error says why, and what to do instead.
+func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
+	x := start(t, oneLimit, withTokens(t), func(c *Config) { c.APIInlineConfig = true })
+	inline := `{"name":"tenant_calls","key":"acme","config":{"algorithm":"token_bucket","rate":5,"period":"1m"}}`
+	response, err := http.Post("http://"+x.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(inline))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := body(t, response); response.StatusCode != 200 {
+		t.Fatalf("%d %s", response.StatusCode, text)
+	}
+	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"domain":"d","limit":"tenant_calls","key":["acme"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
+	detail := fmt.Sprint(answer["detail"])
+	if code != 400 || !strings.Contains(detail, "a limit that comes with requests (config) cannot be adjusted: configure it under this name") {
+		t.Errorf("%d %s", code, detail)
 	}
 }
 

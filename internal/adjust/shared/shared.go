@@ -40,17 +40,20 @@ type Config struct {
 type Keeper struct {
 	config Config
 
-	set    atomic.Pointer[adjust.Set]
-	clock  atomic.Pointer[reading]
-	errors atomic.Uint64
+	set       atomic.Pointer[adjust.Set]
+	clock     atomic.Pointer[reading]
+	errors    atomic.Uint64
+	rewritten atomic.Uint64 // entries that a failover had lost
 
 	mu         sync.Mutex        // held while Redis is asked
 	checkpoint adjust.Checkpoint // of the ledger; guarded by mu
 	watch      func(*adjust.Set) // guarded by mu
+	recent     recent            // guarded by mu
 
 	statusMu sync.Mutex
-	seen     time.Time // guarded by statusMu
-	err      error     // of the last poll, or of the folder; guarded by statusMu
+	seen     time.Time            // guarded by statusMu
+	err      error                // of the last poll, or of the folder; guarded by statusMu
+	lost     []*adjust.Adjustment // in a failover; guarded by statusMu
 }
 
 // reading is what the server's clock showed at a moment of this process's monotonic clock.
@@ -70,6 +73,7 @@ func New(c Config) (*Keeper, error) {
 		}
 	}
 	k.set.Store(set)
+	k.recent.base = set.Head
 	return k, nil
 }
 
@@ -97,7 +101,10 @@ func (k *Keeper) Now() algorithms.Micros {
 func (k *Keeper) Status() adjust.Status {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()
-	return adjust.Status{Place: k.config.Place, Seen: k.seen, Lasting: true, Err: k.err, Errors: k.errors.Load()}
+	return adjust.Status{
+		Place: k.config.Place, Seen: k.seen, Lasting: true, Err: k.err, Errors: k.errors.Load(),
+		Rewritten: k.rewritten.Load(), Lost: k.stillLost(),
+	}
 }
 
 // Run asks for changes until ctx ends, and calls asked after each time.
@@ -151,15 +158,35 @@ func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
 	case at.Version == 0:
 		return head, k.restore(ctx, set)
 	}
+	if older, err := k.rewrite(ctx, head); older || err != nil {
+		return head, err
+	}
 	next, err := k.follow(ctx, set, at)
 	if err == nil && next == nil {
-		next, err = k.load(ctx, at)
+		next, err = k.reload(ctx, at)
 	}
 	if err != nil {
 		return head, err
 	}
 	k.report(true, k.use(next))
 	return head, nil
+}
+
+// reload is the Set of the ledger's values, and notes what is lost in comparison with the present one; k.mu is held.
+func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error) {
+	forked, err := k.hasForked(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	next, err := k.load(ctx, at)
+	if err != nil {
+		return nil, err
+	}
+	if forked {
+		k.notice(next)
+	}
+	k.recent = recent{base: next.Head}
+	return next, nil
 }
 
 // readHead reads the head of the ledger, and its clock. The clock was read between the question and the answer:
@@ -214,6 +241,7 @@ func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) 
 	if next.Head.Version < head.Version {
 		return nil, nil
 	}
+	k.follows(entries...)
 	return next.Without(next.Expired(k.Now(), next.Len())), nil
 }
 
@@ -255,6 +283,7 @@ func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error
 func (k *Keeper) restore(ctx context.Context, set *adjust.Set) error {
 	set = set.Without(set.Expired(k.Now(), set.Len()))
 	if set.Len() == 0 {
+		k.recent = recent{}
 		k.report(true, k.use(adjust.NewSet(adjust.Head{}, nil)))
 		return nil
 	}
@@ -305,6 +334,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 		case err != nil:
 			return nil, fmt.Errorf("whether the change was made is not known; the audit shows it under operation %s if it was: %w", o.ID, err)
 		case done:
+			k.follows(e)
 			k.report(true, k.use(set.Without(change.Expired).With(e)))
 			return e, nil
 		}

@@ -199,24 +199,6 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// Redis that lost only its newest changes, as after a failover, is trusted.
-func TestAHeadThatWentBackIsFollowed(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a := keeper(t, url, "")
-	change(t, a, block("bob", "ann"))
-	first := a.Set().Head
-	change(t, a, block("eve", "ann"))
-	server.Do("HSET", "rl:{adjustments}head", "version", 1, "mac", first.MAC)
-	server.Do("HDEL", "rl:{adjustments}values", block("eve", "").Target)
-	server.Do("XDEL", "rl:{adjustments}log", "2-0")
-	poll(t, a)
-	if a.Set().Head != first || a.Set().Len() != 1 {
-		t.Errorf("version %d, %d known", a.Set().Head.Version, a.Set().Len())
-	}
-}
-
 // What somebody else wrote there is not applied, and does not stop what is sound.
 func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	t.Parallel()

@@ -15,6 +15,10 @@ type AdjustmentStats struct {
 	// Age is the time since the store of adjustments last answered.
 	Age        time.Duration
 	PollErrors uint64
+	// Rewritten counts changes that Redis had lost and that this process made again. Lost is the number of
+	// adjustments that an operator must make again.
+	Rewritten uint64
+	Lost      int
 }
 
 // WatchAdjustments adds the metrics of adjustments. Call it once.
@@ -31,6 +35,11 @@ func (m *Metrics) WatchAdjustments(stats func() AdjustmentStats) {
 			func(s AdjustmentStats) float64 { return float64(s.Version) }),
 		gauge("rlsidecar_adjustments_age_seconds", "Time since the store of adjustments last answered.", nil,
 			func(s AdjustmentStats) float64 { return s.Age.Seconds() }),
+		gauge("rlsidecar_adjustments_lost", "Adjustments that Redis has lost, for example in a failover, and that an operator must set or delete again.", nil,
+			func(s AdjustmentStats) float64 { return float64(s.Lost) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "rlsidecar_adjustments_rewritten_total", Help: "Changes that Redis had lost, for example in a failover, and that this process made again.",
+		}, func() float64 { return float64(stats().Rewritten) }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "rlsidecar_adjustments_poll_errors_total", Help: "Failed polls for new adjustments.",
 		}, func() float64 { return float64(stats().PollErrors) }),

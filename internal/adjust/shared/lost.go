@@ -1,0 +1,135 @@
+package shared
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+)
+
+// A failover can make a server the master that lacks the newest changes. A Keeper that knows them finds that out at
+// its next poll, because the ledger's head has gone back. If nobody has made a change since, it appends the same entries
+// again (rewrite), so that the audit stays one chain. Otherwise the two histories cannot be joined without overruling an
+// operator: the Keeper follows the ledger and lists what was lost (Status.Lost).
+
+const (
+	// maxRecent bounds the entries that a Keeper remembers, in order to append them again.
+	maxRecent = 100
+	// maxLost bounds the list of lost adjustments.
+	maxLost = 20
+)
+
+// recent has the newest entries of a ledger, in order. The first of them follows base. It is guarded by Keeper.mu.
+type recent struct {
+	base    adjust.Head
+	entries []*adjust.Entry
+}
+
+// add adds entries.
+func (r *recent) add(entries ...*adjust.Entry) {
+	r.entries = append(r.entries, entries...)
+	if over := len(r.entries) - maxRecent; over > 0 {
+		r.base = headOf(r.entries[over-1])
+		r.entries = slices.Delete(r.entries, 0, over)
+	}
+}
+
+// after returns the entries after head; known is false if r does not have head.
+func (r *recent) after(head adjust.Head) (entries []*adjust.Entry, known bool) {
+	if head == r.base {
+		return r.entries, true
+	}
+	i := slices.IndexFunc(r.entries, func(e *adjust.Entry) bool { return headOf(e) == head })
+	return r.entries[i+1:], i >= 0
+}
+
+// deleted reports whether r has the deletion of an adjustment.
+func (r *recent) deleted(id string) bool {
+	return slices.ContainsFunc(r.entries, func(e *adjust.Entry) bool { return e.Target == id && e.After == nil })
+}
+
+func headOf(e *adjust.Entry) adjust.Head { return adjust.Head{Version: e.Version, MAC: e.MAC} }
+
+// rewrite appends the entries that the ledger has lost, if its head is one that k remembers. It reports whether it is:
+// k's Set is then newer than head. Another Keeper may do the same at this moment; each entry is appended once.
+// The caller holds k.mu.
+func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, error) {
+	missing, known := k.recent.after(adjust.Head{Version: head.Version, MAC: head.MAC})
+	if !known || len(missing) == 0 {
+		return false, nil
+	}
+	for _, e := range missing {
+		c := &redis.LedgerChange{Head: head, Entry: redis.LedgerEntry{Version: e.Version, Body: string(e.Body), MAC: e.MAC}, ID: e.Target}
+		if e.After != nil {
+			text, err := json.Marshal(e.After)
+			if err != nil {
+				return true, err
+			}
+			c.Value = string(text)
+		}
+		done, err := k.config.Ledger.Append(ctx, c)
+		if err != nil || !done {
+			return true, err
+		}
+		k.rewritten.Add(1)
+		head.Version, head.MAC = e.Version, e.MAC
+	}
+	k.report(true, nil)
+	return true, nil
+}
+
+// hasForked reports whether the ledger at head has another entry in place of the newest that k knows, or none. The caller
+// holds k.mu.
+func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) {
+	known := k.Set().Head
+	switch {
+	case known.Version == 0:
+		return false, nil
+	case head.Version <= known.Version:
+		return true, nil
+	}
+	found, err := k.config.Ledger.From(ctx, known.Version, 1)
+	if err != nil || len(found) == 0 || found[0].Version != known.Version {
+		return false, err // it was trimmed long ago
+	}
+	return found[0].MAC != known.MAC, nil
+}
+
+// notice lists what k knows and next, the Set of a ledger that has forked, lacks. The caller holds k.mu.
+func (k *Keeper) notice(next *adjust.Set) {
+	was, now := k.Set(), k.Now()
+	var lost []*adjust.Adjustment
+	for _, a := range adjust.Differences(was, next) {
+		isKnown := was.Find(a.ID) == a
+		isNewer := isKnown && next.Find(a.ID) != nil && next.Find(a.ID).Created > a.Created // an operator set it again
+		if a.Expires > now && !isNewer && (isKnown || k.recent.deleted(a.ID)) {
+			lost = append(lost, a)
+		}
+	}
+	slices.SortFunc(lost, func(a, b *adjust.Adjustment) int { return cmp.Compare(a.Target.String(), b.Target.String()) })
+	lost = lost[:min(len(lost), maxLost)]
+	k.statusMu.Lock()
+	defer k.statusMu.Unlock()
+	k.lost = lost
+}
+
+// follows notes entries that the Set now includes: the adjustments that they are about are no longer lost. The caller
+// holds k.mu.
+func (k *Keeper) follows(entries ...*adjust.Entry) {
+	k.recent.add(entries...)
+	k.statusMu.Lock()
+	defer k.statusMu.Unlock()
+	k.lost = slices.DeleteFunc(k.lost, func(a *adjust.Adjustment) bool {
+		return slices.ContainsFunc(entries, func(e *adjust.Entry) bool { return e.Target == a.ID })
+	})
+}
+
+// stillLost lists the lost adjustments that have not expired. The caller holds k.statusMu.
+func (k *Keeper) stillLost() []*adjust.Adjustment {
+	now := k.Now()
+	k.lost = slices.DeleteFunc(k.lost, func(a *adjust.Adjustment) bool { return a.Expires <= now })
+	return slices.Clone(k.lost)
+}
