@@ -28,6 +28,8 @@ type request struct {
 	denied    bool // an answer said so, and none that it was allowed
 	untouched int  // answers that said that certainly nothing was charged
 	unknown   bool // an attempt has no answer, or one that leaves it open
+
+	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
 
 // cost is what a request asks of a limit, for a key.
@@ -85,6 +87,9 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 		case !hot && rng.IntN(4) == 0:
 			sent++
 			w.askOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
+		case !hot && rng.IntN(4) == 0:
+			sent++
+			w.reserve(rng, fmt.Sprintf("v%d.%d", n, sent), p, within)
 		default:
 			several := make([]*request, 1+rng.IntN(3))
 			for i := range several {
@@ -99,6 +104,9 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket"}, []string{"day", "window", "bucket", "slide", "log", "queue"}
 
+// otherNames are limits with another on_backend_failure than deny.
+var otherNames = []string{"lenient", "strict", "share"}
+
 // draw makes a request.
 func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	r := &request{id: id, witness: "witness"}
@@ -112,6 +120,13 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 			r.witness = ""
 			return r
 		}
+	}
+	if rng.IntN(8) == 0 { // limits that do not deny when the store fails
+		r.witness = ""
+		for range 1 + rng.IntN(2) {
+			r.costs = append(r.costs, cost{otherNames[rng.IntN(len(otherNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+		}
+		return r
 	}
 	r.costs = append(r.costs, cost{r.witness, r.id, 1})
 	for range rng.IntN(3) {

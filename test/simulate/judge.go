@@ -11,6 +11,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -19,18 +20,19 @@ import (
 // judge checks a run. It knows what clients asked and were answered, and what the servers charged; nothing of the
 // code between them. Its arithmetic is its own.
 type judge struct {
-	w           *world
-	problems    []string
-	requests    []*request
-	open        map[*sending]bool
-	probes      []*sending
-	buckets     map[string]*bucket // by key
-	named       map[cost]*bucket   // by limit and value
-	failovers   int
-	losses      int  // how often a server lost its data
-	unclean     bool // a process crashed, or a call had no answer: leased units may be lost
-	stepped     bool // a server's clock was set
-	steppedBack bool
+	w            *world
+	problems     []string
+	requests     []*request
+	reservations []*reserving
+	open         map[*sending]bool
+	probes       []*sending
+	buckets      map[string]*bucket // by key
+	named        map[cost]*bucket   // by limit and value
+	failovers    int
+	losses       int  // how often a server lost its data
+	unclean      bool // a process crashed, or a call had no answer: leased units may be lost
+	stepped      bool // a server's clock was set
+	steppedBack  bool
 }
 
 // bucket is what is known of one bucket.
@@ -44,7 +46,10 @@ type bucket struct {
 	admitted []admission
 	phase    int64
 	server   *server
-	parted   bool // a request had limits on two servers
+	parted   bool              // a request had limits on two servers
+	first    algorithms.Micros // when the servers charged it; 0: never
+	last     algorithms.Micros
+	local    map[*process]int64 // what sidecars allowed by buckets of their own
 	refunds  int64
 }
 
@@ -83,13 +88,16 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if !took {
 		return
 	}
-	units := c.ask.Cost
-	if units < 0 { // as much as there was room for
-		j.bucket(key).refunds++
+	units, of := c.ask.Cost, j.bucket(key)
+	if of.last = s.now(); of.first == 0 {
+		of.first = of.last
+	}
+	if units < 0 || c.ask.Settle { // as much as there was room for
+		of.refunds++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
-	j.bucket(key).charged += units
+	of.charged += units
 }
 
 // lost notes that a server has lost its data.
@@ -135,7 +143,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		return
 	}
 	j.w.mix(uint64(len(c.Results)))
-	failed, untouched := false, true
+	failed, untouched := c.Failed, true
 	for i := range c.Results {
 		r := &c.Results[i]
 		failed = failed || r.Decision.Err != nil
@@ -151,9 +159,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		if j.w.quiet && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
-		if !c.Denied {
-			j.fail("request %s passes though the store failed", s.id)
-		}
+		j.failedAs(s, c)
 		if untouched {
 			j.w.seen(sawNotTaken)
 			s.untouched++
@@ -172,6 +178,48 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		}
 	default:
 		j.admitted(s, c)
+	}
+}
+
+// policies are what limits do when the store fails. The others deny.
+var policies = map[string]descriptors.OnFailure{
+	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
+}
+
+// failedAs checks the answer to a request that the store could not decide: each limit that it could not decide
+// answers by its policy, and of a limit with a share, a sidecar allows no more than that.
+func (j *judge) failedAs(s *sending, c *limiter.Call) {
+	mustDeny, mayDeny, mustErr := false, false, false
+	for i := range c.Results {
+		r := &c.Results[i]
+		k := &s.costs[r.Descriptor]
+		policy := policies[k.limit]
+		switch {
+		case r.Decision.Err != nil && (policy == descriptors.Deny || policy == descriptors.Local):
+			mustDeny = true
+		case r.Decision.Err != nil && policy == descriptors.Error:
+			mustErr = true
+		case r.Decision.Err == nil && !r.Decision.Allowed:
+			mustDeny = true
+		case r.Outcome == limiter.FailedAllowed && policy == descriptors.Local:
+			b := j.bucket(string(r.Key))
+			if b.local == nil {
+				b.local = map[*process]int64{}
+			}
+			j.w.seen(sawLocal)
+			b.local[s.process] += r.Cost
+		}
+		mayDeny = mayDeny || mustDeny
+	}
+	switch {
+	case mustDeny && !c.Denied:
+		j.fail("request %s passes though the store failed", s.id)
+	case mustErr && !mustDeny && c.Err == nil:
+		j.fail("request %s is answered without an error, as its limit demands", s.id)
+	case !mayDeny && !mustErr && (c.Denied || c.Err != nil):
+		j.fail("request %s is denied (%v) or fails (%v), though no limit denies", s.id, c.Denied, c.Err)
+	case !mustDeny:
+		j.w.seen(sawOtherPolicy)
 	}
 }
 
@@ -261,6 +309,9 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		return // it was counted before
 	}
 	s.allowed = true
+	if s.allowedWith != nil {
+		s.allowedWith(c)
+	}
 	for i := range c.Results {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
@@ -325,9 +376,19 @@ func (j *judge) finish() {
 	for key := range j.buckets {
 		keys = append(keys, key)
 	}
+	for _, v := range j.reservations {
+		j.reserved(v)
+	}
 	slices.Sort(keys)
 	for _, key := range keys {
-		if b := j.buckets[key]; b.limit != "" {
+		switch b := j.buckets[key]; b.limit {
+		case "":
+		case "own", "tokens", "budget":
+			j.spent(b)
+		case "lenient", "strict", "share":
+			j.shared(b)
+			j.bounded(b)
+		default:
 			j.conserved(key, b, truth)
 			j.bounded(b)
 		}
@@ -340,7 +401,7 @@ func (r *request) String() string {
 
 // request compares the answers to a request with how often it was charged.
 func (j *judge) request(r *request, truth map[cost]int64) {
-	if r.witness == "" {
+	if r.witness == "" || r.witness == "own" {
 		return
 	}
 	times := int64(0)
@@ -386,6 +447,26 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 	if b.charged < admitted && b.kind == algorithms.FixedWindow {
 		j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
+	}
+}
+
+// shared checks a bucket of a limit with another policy: what the store allowed was charged, and what a sidecar allowed
+// without it is within its share of a quarter.
+func (j *judge) shared(b *bucket) {
+	admitted, share := int64(0), int64(0)
+	for _, a := range b.admitted {
+		admitted += a.units
+	}
+	if b.charged < admitted {
+		j.fail("%s: %d admitted, only %d charged", b.limit, admitted, b.charged)
+	}
+	for _, l := range b.numbers {
+		share = max(share, l.Rate/4)
+	}
+	for p, units := range b.local {
+		if units > share {
+			j.fail("%s: %s allowed %d without the store, its share is %d", b.limit, p.name, units, share)
+		}
 	}
 }
 

@@ -21,8 +21,10 @@ type loop struct {
 	steps   int
 	hash    uint64
 	running *coroutine // nil: the loop itself
-	idle    []*coroutine
 }
+
+// idle are coroutines for any run: their stacks have grown already. Runs do not overlap.
+var idle []*coroutine
 
 // event is something that happens at a time. Events of one time happen in random order.
 type event struct {
@@ -84,7 +86,6 @@ func (l *loop) mix(n uint64) {
 // coroutine runs functions that may wait, one after the other.
 type coroutine struct {
 	next  func() (struct{}, bool)
-	stop  func()
 	yield func(struct{}) bool
 	f     func()
 }
@@ -92,12 +93,12 @@ type coroutine struct {
 // do runs f on a coroutine until it ends or waits.
 func (l *loop) do(f func()) {
 	var c *coroutine
-	if n := len(l.idle); n > 0 {
-		c = l.idle[n-1]
-		l.idle = l.idle[:n-1]
+	if n := len(idle); n > 0 {
+		c = idle[n-1]
+		idle = idle[:n-1]
 	} else {
 		c = &coroutine{}
-		c.next, c.stop = iter.Pull(func(yield func(struct{}) bool) {
+		c.next, _ = iter.Pull(func(yield func(struct{}) bool) {
 			c.yield = yield
 			for ok := true; ok; ok = yield(struct{}{}) {
 				c.f()
@@ -116,7 +117,7 @@ func (l *loop) enter(c *coroutine) {
 	c.next()
 	l.running = was
 	if c.f == nil {
-		l.idle = append(l.idle, c)
+		idle = append(idle, c)
 	}
 }
 
@@ -134,13 +135,6 @@ func (l *loop) wait(start func(wake func())) {
 	if !woken {
 		waits = true
 		c.yield(struct{}{})
-	}
-}
-
-// close ends the coroutines, which must be idle.
-func (l *loop) close() {
-	for _, c := range l.idle {
-		c.stop()
 	}
 }
 

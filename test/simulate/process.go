@@ -12,9 +12,11 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
@@ -43,6 +45,7 @@ type process struct {
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter
+	skew    algorithms.Micros // how far its idea of the time is ahead of the server's
 	free    []*delivery
 }
 
@@ -64,10 +67,17 @@ func (w *world) start(name string) *process {
 	p.denied = stores.Denied(all, stores.DeniedConfig{Clock: p.Now})
 	p.lease = stores.Lease(waiting{p, p.denied, true}, stores.LeaseConfig{Clocks: p.clocks, Clock: p})
 	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
-	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{})
+	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
+	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
+		Local: memory.New(memory.Config{Clock: p.Now, Repeatable: true}),
+		IDs:   keys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
+	})
 	p.limiter.Swap(w.snapshot)
 	return p
 }
+
+// keys signs ids of reservations.
+var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} })
 
 // bySecond reports whether buckets of l are in the second Redis, if there is one.
 func bySecond(l *algorithms.Limit) bool {

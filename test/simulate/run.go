@@ -25,6 +25,7 @@ func Run(p Plan, log func(format string, args ...any)) (r Result) {
 			w.judge.fail("panic: %v\n%s", v, debug.Stack())
 		}
 		r = Result{Problems: w.judge.problems, Counts: w.counts, Steps: w.steps, Requests: len(w.judge.requests), Hash: w.hash}
+		w.forget()
 	}()
 	w.play()
 	return r

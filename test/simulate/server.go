@@ -210,12 +210,15 @@ func (s *server) script(which script, args []any) (any, error) {
 // take is the script take.lua.
 func (s *server) take(keys, args []any) (any, error) {
 	r := reader{text: args[2].(string)}
-	t := &taking{server: s, now: s.now()}
-	for _, k := range append(keys[:len(keys):len(keys)], args[3:]...) {
+	t := &taking{server: s, now: s.now(), keys: make([]string, 0, len(keys)+len(args)-3)}
+	for _, k := range keys {
+		t.keys = append(t.keys, k.(string))
+	}
+	for _, k := range args[3:] {
 		t.keys = append(t.keys, k.(string))
 	}
 	t.limits = s.w.limitsOf(args[1].(string))
-	t.out = doubles(nil, int64(t.now))
+	t.out = doubles(make([]byte, 0, 1024), int64(t.now))
 	for {
 		c, ok := t.read(&r)
 		if !ok {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	// Little memory is in use, and almost all of it is garbage soon, so that the collector runs at a fixed size. By a
 	// percentage it would run ever later: what the pools of ended runs hold counts as in use for another cycle.
 	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(512 << 20)
+	debug.SetMemoryLimit(128 << 20)
 	os.Exit(m.Run())
 }
 

@@ -40,6 +40,8 @@ const (
 	faultFailover
 	faultRepeat
 	faultCancel
+	faultSettledTwice
+	faultForged
 	// What happened as a result.
 	sawBreakerOpen
 	sawLease
@@ -51,6 +53,11 @@ const (
 	sawParts
 	sawUnconfirmed
 	sawGroupDenied
+	sawOtherPolicy
+	sawLocal
+	sawReserved
+	sawSettledBefore
+	sawLate
 	faults
 )
 
@@ -66,7 +73,10 @@ var faultNames = [faults]string{
 	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
 	sawFailed: "answered by the failure policy", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
 	sawPending: "outcome of an ID not known", sawUnconfirmed: "charge not confirmed by the replica", faultFailover: "replica takes over", sawParts: "group of limits on two servers",
-	sawGroupDenied: "group denied by one of its limits",
+	sawGroupDenied: "group denied by one of its limits", sawOtherPolicy: "store failed, and no policy denied",
+	sawLocal: "allowed by the sidecar's own bucket", sawReserved: "units reserved", sawSettledBefore: "settled before",
+	sawLate: "settled too late for a refund", faultSettledTwice: "one reservation settled by several requests",
+	faultForged: "id forged",
 }
 
 // Counts has how often each kind of fault happened.
@@ -133,6 +143,9 @@ limits:
   reserved: {algorithm: fixed_window, rate: 60, period: 24h}
   once: {algorithm: fixed_window, rate: 1000, period: 24h}
   quick: {algorithm: fixed_window, rate: 20, period: 100ms}
+  own: {algorithm: fixed_window, rate: 1002, period: 24h, settle: {estimate: 20, ttl: 1m}}
+  tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
+  budget: {algorithm: token_bucket, rate: 300, period: 1s, capacity: 100, settle: {estimate: 20, max_debt: 40, ttl: 1m}}
 descriptors:
   - {key: witness, rate_limit: {algorithm: fixed_window, rate: 1001, period: 24h}}
   - {key: day, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h}}
@@ -141,6 +154,12 @@ descriptors:
   - {key: slide, rate_limit: {algorithm: sliding_window, rate: %[2]d, period: 200ms}}
   - {key: log, rate_limit: {algorithm: sliding_log, rate: %[2]d, period: 150ms}}
   - {key: queue, rate_limit: {algorithm: leaky_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
+  - {key: own, limit: own}
+  - {key: tokens, limit: tokens}
+  - {key: budget, limit: budget}
+  - {key: lenient, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: allow}}
+  - {key: strict, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: error}}
+  - {key: share, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: local, local_share: 25%%}}
   - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
   - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[3]d, period: 40ms, lease: {max: 50%%, for: 30ms}}}
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
@@ -161,18 +180,15 @@ var compiled = func() (all []*limiter.Snapshot) {
 	return all
 }()
 
-// limitBytes is the length of a limit, as the script gets it.
-const limitBytes = 13 * 8
-
 // limitNumbers are what identifies a limit among those of all configurations.
-type limitNumbers [12]int64
+type limitNumbers [13]int64
 
-var known_limits = func() map[limitNumbers]*algorithms.Limit {
+var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	all := map[limitNumbers]*algorithms.Limit{}
 	for _, s := range compiled {
 		for _, p := range s.Policies {
 			l := p.Limit
-			all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1}] = l
+			all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1, l.MaxDebt}] = l
 		}
 	}
 	return all
@@ -183,11 +199,14 @@ func (w *world) limitsOf(text string) (all []*algorithms.Limit) {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
 		n[0] = r.number()
-		r.number() // flags
-		for i := 1; i < len(n); i++ {
+		settles := r.number()&64 != 0 // of the flags
+		for i := 1; i < len(n)-1; i++ {
 			n[i] = r.number()
 		}
-		l := known_limits[n]
+		if settles {
+			n[len(n)-1] = r.number()
+		}
+		l := knownLimits[n]
 		if l == nil {
 			panic(fmt.Sprintf("simulate: no configuration has the limit %v", n))
 		}
@@ -282,10 +301,18 @@ func (w *world) play() {
 	if len(w.events) > 0 {
 		return
 	}
-	w.close()
 	for _, p := range w.started {
 		p.close()
 	}
+}
+
+// forget lets go of all that the run has made. Pools of the code under test hold some of it for another cycle of the
+// collector, and with it, through the processes, they would hold the rest.
+func (w *world) forget() {
+	for _, p := range w.started {
+		*p = process{}
+	}
+	*w = world{}
 }
 
 // heal ends all faults.

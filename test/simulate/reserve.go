@@ -1,0 +1,203 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// estimate is what a reservation charges each of its buckets; most is the largest real cost.
+const (
+	estimate = 20
+	most     = 60
+)
+
+// reserving is a request that reserves units, and the requests that settle it. Its own bucket shows the judge what
+// was charged for it.
+type reserving struct {
+	*request
+
+	id      string  // "" before the answer
+	sent    []int64 // the real costs of all settlements that were sent; unknown costs keep the estimate
+	settled bool    // an answer said so
+	late    bool    // so was one of the settlements, by the clock of its sidecar
+}
+
+// reserve sends a request that reserves units, and later settlements: none, one, several with the same cost or with
+// different ones, to the same sidecar or to two, or with a forged id.
+func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Duration) {
+	v := &reserving{request: &request{id: id, witness: "own"}}
+	w.requests++
+	v.costs = []cost{{"own", id, estimate}, {"tokens", fmt.Sprint(rng.IntN(2)), estimate}}
+	if rng.IntN(3) == 0 {
+		v.costs = append(v.costs, cost{"budget", fmt.Sprint(rng.IntN(2)), estimate})
+	}
+	w.judge.reservations = append(w.judge.reservations, v)
+	work := time.Duration(rng.Int64N(int64(80 * time.Millisecond)))
+	settlements, real := rng.IntN(4), rng.Int64N(most)
+	v.allowedWith = func(c *limiter.Call) {
+		if v.id = string(c.AppendID(nil)); v.id == limiter.None {
+			w.judge.fail("request %s was allowed, and its answer has no id to settle", id)
+			return
+		}
+		w.seen(sawReserved)
+		for n := range settlements {
+			if n > 0 {
+				w.seen(faultSettledTwice)
+				if rng.IntN(2) == 0 {
+					real = rng.Int64N(most)
+				}
+			}
+			w.settleLater(rng, v, work, real, within)
+		}
+	}
+	w.after(0, p, func() { p.deliver(rng, []*request{v.request}, within, nil) })
+}
+
+// settleLater has some process settle v once the work is done. A settlement that fails is sent again, as proxies do.
+func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, real int64, within time.Duration) {
+	id, forged := v.id, rng.IntN(12) == 0
+	if forged {
+		w.seen(faultForged)
+		b := []byte(id)
+		at := rng.IntN(len(b))
+		if b[at]++; rng.IntN(2) == 0 {
+			b = b[:at]
+		}
+		id = string(b)
+	} else {
+		v.sent = append(v.sent, real)
+	}
+	tries := 4
+	var try func()
+	try = func() {
+		p := w.processes[rng.IntN(len(w.processes))]
+		w.after(0, p, func() {
+			settled := p.settle(v, id, real, forged, within)
+			if tries--; !settled && !forged && tries > 0 {
+				w.after(time.Duration(rng.Int64N(int64(20*time.Millisecond))), nil, try)
+			}
+		})
+	}
+	w.after(work+time.Duration(rng.Int64N(int64(5*time.Millisecond))), nil, try)
+}
+
+// settle has p settle v, as Envoy does at the end of a stream. It reports whether an answer says that it is settled.
+func (p *process) settle(v *reserving, id string, real int64, forged bool, within time.Duration) (settled bool) {
+	if p.dead {
+		return false
+	}
+	w := p.w
+	c := &limiter.Call{}
+	c.Request.Domain = "sim"
+	for i, key := range [...]string{"settle", "settle_end"} {
+		d := c.AddDescriptor()
+		d.Entries = append(d.Entries, descriptors.Entry{Key: key, Value: id})
+		if i == 0 {
+			d.Cost, d.Explicit, d.Declared = real, true, true
+		}
+	}
+	ctx := context.Background()
+	if within > 0 {
+		end, cancel := context.WithDeadline(ctx, p.Now().Add(within))
+		defer cancel()
+		ctx = end
+	}
+	err := p.limiter.Check(ctx, c)
+	if p.dead { // nobody gets the answer
+		return false
+	}
+	return w.judge.settlement(p, v, c, err, forged)
+}
+
+// settlement notes the answer to a settlement.
+func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error, forged bool) (settled bool) {
+	w := j.w
+	if err != nil {
+		j.fail("settlement of %s: %v", v.request.id, err)
+		return false
+	}
+	if forged {
+		for i := range c.Settlements {
+			if s := &c.Settlements[i]; s.Policy != nil {
+				j.fail("a forged id of %s was accepted: %+v", v.request.id, s)
+			}
+		}
+		return false
+	}
+	if len(c.Settlements) != len(v.costs) {
+		j.fail("a settlement of %s settles %d buckets, it reserved of %d", v.request.id, len(c.Settlements), len(v.costs))
+		return false
+	}
+	settled = true
+	for i := range c.Settlements {
+		s := &c.Settlements[i]
+		settled = settled && !s.Failed()
+		if s.Late {
+			w.seen(sawLate)
+			v.late = true
+		}
+		if s.Repeated {
+			w.seen(sawSettledBefore)
+		}
+	}
+	if settled == c.Denied {
+		j.fail("settlement of %s: settled %v, denied %v", v.request.id, settled, c.Denied)
+	}
+	w.note("%s: answer to a settlement of %s: settled %v", p.name, v.request.id, settled)
+	v.settled = v.settled || settled
+	return settled
+}
+
+// reserved checks at the end what the own bucket of v was charged: the estimate, or one of the real costs, once.
+func (j *judge) reserved(v *reserving) {
+	b := j.named[cost{limit: "own", value: v.request.id}]
+	if b == nil || j.losses+j.failovers > 0 {
+		return // what is forgotten may be settled in a new bucket
+	}
+	may := slices.Clone(v.sent)
+	if !v.settled || v.late {
+		may = append(may, estimate)
+	}
+	if !v.allowed && (v.unknown || v.parted) || !v.allowed && !v.unknown {
+		may = append(may, 0)
+	}
+	if v.parted && !j.w.quiet && !v.allowed {
+		return // the undo of a part may be lost
+	}
+	if j.steppedBack && b.charged >= 0 && b.charged <= most {
+		return // refunds may be smaller then
+	}
+	if !slices.Contains(may, b.charged) {
+		j.fail("%s: its own bucket was charged %d, and may be charged %v: %s, settled %v", v.request.id, b.charged, may, v.request, v.settled)
+	}
+}
+
+// spent checks that no bucket of reservations was charged more than what its limit has, and what real costs exceed
+// their estimates by.
+func (j *judge) spent(b *bucket) {
+	capacity, beyond := int64(0), int64(0)
+	for _, l := range b.numbers {
+		capacity = max(capacity, l.Capacity)
+	}
+	for _, v := range j.reservations {
+		for i := range v.costs {
+			if v.costs[i].limit == b.limit && v.costs[i].value == b.value && len(v.sent) > 0 {
+				beyond += max(0, slices.Max(v.sent)-estimate)
+			}
+		}
+	}
+	if b.kind == algorithms.TokenBucket {
+		l := b.numbers[0] // the same in all configurations
+		capacity += int64(b.last-b.first)*l.Rate/(l.Period*int64(l.Tick)) + 1
+	}
+	if j.losses+j.failovers == 0 && !j.stepped && (b.charged > capacity+beyond || b.charged < 0) {
+		j.fail("%s %s: %d charged, the limit is %d and settlements may add %d", b.limit, b.value, b.charged, capacity, beyond)
+	}
+}
