@@ -7,27 +7,46 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the reference implementation of TakeAll: it tries every ask on a copy, and keeps the copies if all
-// were allowed.
+// takeEach is the reference implementation of TakeAll: it tries every ask on a copy, and keeps the copies of those that
+// pay if all groups of alternatives have one.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
+	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
+	from, fits, hopeless := 0, true, false // of the alternatives under way
 	for i := range buckets {
 		b := &buckets[i]
 		look := b.Charge
 		look.DryRun = true
 		_, first[i] = b.Limit.Take(clone(b.State), now, look)
 		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Charge)
-		all = all && b.Decision.Allowed
-		never = never || b.Decision.Never && !b.Limit.TakesDenied
+		no := b.Decision.Never && !b.Limit.TakesDenied
+		if b.Then && i+1 < len(buckets) {
+			fits, hopeless = fits && b.Decision.Allowed, hopeless || no
+			continue
+		}
+		for k := from; k < i; k++ {
+			pays[k] = fits
+		}
+		if skipped[i] = i > from && fits; !skipped[i] {
+			all, pays[i] = all && b.Decision.Allowed, true
+			never = never || no && (hopeless || i == from)
+		}
+		from, fits, hopeless = i+1, true, false
 	}
 	for i := range buckets {
 		b := &buckets[i]
+		if skipped[i] {
+			b.Decision = Decision{}
+			continue
+		}
 		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // asked, but nothing taken
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
-		case all, b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
+		case b.Decision.Never && !b.Limit.TakesDenied && !never: // an alternative can pay
+			b.State = kept
+		case all && pays[i], b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
 			b.State = tried[i]
 			continue
 		case never:
@@ -67,6 +86,7 @@ func TestTakeAllAgreesWithTwin(t *testing.T) {
 				if !roll.once(8) {
 					one[i].Charge = Charge{Hash: hash, Cost: roll.of(0, 1, 1, 2), DryRun: roll.once(10)}
 				}
+				one[i].Then = roll.once(3)
 				two[i] = one[i]
 				two[i].State = clone(one[i].State)
 			}

@@ -25,7 +25,6 @@ type IdempotencyKey struct {
 
 // ConsumedAny reports whether a decided group consumed anything, so that its decisions must be kept.
 func ConsumedAny(charges []Charge, decisions []Decision) bool {
-	all := true
 	for i := range charges {
 		d := &decisions[i]
 		if d.Err != nil || charges[i].Terms.DryRun {
@@ -34,7 +33,6 @@ func ConsumedAny(charges []Charge, decisions []Decision) bool {
 		if charges[i].Limit.ChargesDenied() && charges[i].Terms.Cost > 0 {
 			return true
 		}
-		all = all && d.Allowed
 	}
-	return all
+	return Allowed(charges, decisions)
 }

@@ -170,6 +170,10 @@ type Charge struct {
 	Lease *algorithms.Lease
 	// Group is equal for consecutive charges that form a group.
 	Group int
+	// Then means that this charge and the following ones of the group are alternatives (algorithms.Bucket): the next
+	// charge without Then is made instead if this one is not allowed. The last charge of a group does not have it. The
+	// charges must be in one Slot, and have neither Shards nor a Lease.
+	Then bool
 	// IdempotencyKey is that of the group; nil means none. It is equal for all charges of the group.
 	IdempotencyKey *IdempotencyKey
 	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
@@ -194,7 +198,52 @@ func GroupLen(charges []Charge) int {
 	return n
 }
 
-// Decision is the answer to one Charge.
+// Alternatives returns how many charges of a group, from the first on, are alternatives of each other (Charge.Then). It is
+// 1 for a charge without any.
+func Alternatives(group []Charge) int {
+	n := 1
+	for n < len(group) && group[n-1].Then {
+		n++
+	}
+	return n
+}
+
+// Fits reports whether all decisions allow.
+func Fits(decisions []Decision) bool {
+	for i := range decisions {
+		if !decisions[i].Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// Paid returns the range of the charges that pay in an allowed group, of alternatives with these decisions: the charges
+// with Then, or the one behind them. It is empty if they deny the group.
+func Paid(decisions []Decision) (from, to int) {
+	last := len(decisions) - 1
+	switch {
+	case last > 0 && Fits(decisions[:last]):
+		return 0, last
+	case decisions[last].Allowed:
+		return last, last + 1
+	default:
+		return 0, 0
+	}
+}
+
+// Allowed reports whether a decided group is allowed: each charge, or one of its alternatives.
+func Allowed(group []Charge, decisions []Decision) bool {
+	for at, n := 0, 0; at < len(group); at += n {
+		n = Alternatives(group[at:])
+		if from, to := Paid(decisions[at : at+n]); from == to {
+			return false
+		}
+	}
+	return true
+}
+
+// Decision is the answer to one Charge. That of the last of several alternatives is zero, but for At, if it was not needed.
 type Decision struct {
 	algorithms.Decision
 	// At is the time of the decision by the Store's clock. An undo refers to it (Charge.ChargedAt).

@@ -175,20 +175,20 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	for i := range cs {
 		g.buckets = append(g.buckets, algorithms.Bucket{})
 		b := &g.buckets[i] // filled in place, because it is large
-		b.Limit, b.Charge = cs[i].Limit, cs[i].Terms
+		b.Limit, b.Charge, b.Then = cs[i].Limit, cs[i].Terms, cs[i].Then
 		e := s.stripe(g.hashes[i]).table.find(g.hashes[i], cs[i].Key)
 		if e != nil {
 			e.copy(&b.State)
 		}
 		g.entries = append(g.entries, e)
 	}
-	algorithms.TakeAll(now, g.buckets)
+	all := algorithms.TakeAll(now, g.buckets)
 	for i := range cs {
 		b := &g.buckets[i]
 		if s.makeRoom(s.stripe(g.hashes[i]), &cs[i], g.entries[i], &b.State, now, g.entries...) {
 			continue
 		}
-		if charges(&cs[i], &b.Decision) && all(g.buckets) || cs[i].Limit.ChargesDenied() {
+		if charges(&cs[i], &b.Decision) && all || cs[i].Limit.ChargesDenied() {
 			s.fail(g, cs[:i], decisions)
 			return
 		}
@@ -198,15 +198,6 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], &g.buckets[i].State)
 		decisions[i].Decision, decisions[i].At = g.buckets[i].Decision, now
 	}
-}
-
-func all(buckets []algorithms.Bucket) bool {
-	for i := range buckets {
-		if !buckets[i].Decision.Allowed {
-			return false
-		}
-	}
-	return true
 }
 
 // fail releases the room reserved for made, and answers that there is no room.

@@ -48,7 +48,7 @@ var apart = map[string]struct{ name, reason string }{
 	"Limit.windowOver":    {"", "a comparison, written out"},
 	"Limit.denialSpan":    {"", "a product, written out"},
 	"Limit.counts":        {"", "a condition of take_counted"},
-	"Limit.there":         {"", "the last lines of take_all"},
+	"Limit.there":         {"", "the last lines of charge_if"},
 	"Peaks.All":           {"", "the table itself"},
 	"Charge.Plus":         {"", "requests are added up before they are charged"},
 	"Limit.Unit":          {"unit_of", "unit is a local name in many functions"},
@@ -61,6 +61,7 @@ var inGo = map[string]string{
 	"lease.go":   "the sidecar decides about leases; the script sees charges and refunds",
 	"limit.go":   "limits are compiled before they are sent",
 	"weights.go": "costs of several kinds are added up before they are sent",
+	"retry.go":   "the sidecar combines the retry times of several charges",
 	"spec.go":    "limits are changed before they are sent",
 	"shards.go":  "the sidecar divides a charge among shards; the script charges each as a bucket",
 }

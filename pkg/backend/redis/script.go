@@ -94,6 +94,7 @@ const (
 	dry      = 8 * oneFlag
 	rawCost  = 16 * oneFlag
 	settles  = 32 * oneFlag
+	then     = 64 * oneFlag // the next charge without it is made if this one is not allowed
 )
 
 // add appends c, whose decision is d; name is that of its key.
@@ -116,6 +117,9 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 	if c.Terms.Settle {
 		what += settles
+	}
+	if c.Then {
+		what += then
 	}
 	extended := c.Terms.MaxWait != 0 || c.Terms.ChargedAt != 0
 	if extended {

@@ -10,7 +10,8 @@
 -- that settles 1 more, max_debt
 -- ARGV[3]  the charges, 4 doubles each: the number of the key, that of the limit and 2^20 times the flags, the
 -- cost, and the phase. Flag 1: the next charge is of the same group, which is taken together or not at all;
--- 2: two doubles more follow, max_wait and of; 4 reserve, 8 look, 16 raw, 32 settle. One of limit 0 heads a group
+-- 2: two doubles more follow, max_wait and of; 4 reserve, 8 look, 16 raw, 32 settle, 64 then: if this one is not
+-- allowed, the next charge without that flag is made instead. One of limit 0 heads a group
 -- that is taken once: the key is that of its record, the cost how many ms it is remembered, and 32 bytes more
 -- tell what is asked. Two doubles 0 are the end
 -- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
@@ -359,7 +360,8 @@ local function general(now, given, names, stored, lives, answers)
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
-    blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, take_one,
+    blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
+    look_at, charge_if, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
@@ -1242,29 +1244,77 @@ local function general(now, given, names, stored, lives, answers)
 
   -- together.go --------------------------------------------------------------------------------------
 
-  -- take_all charges all of charges[first..last] or none of them.
+  -- take_all charges all of charges[first..last] or none of them; of alternatives those that pay. It returns whether
+  -- it charged them.
   function take_all(charges, first, last)
-    local all, never = true, false
+    local all, never, at = true, false, first
+    while at <= last do
+      local to = alternatives(charges, at, last)
+      local allowed, hopeless = look_at(charges, at, to)
+      all, never, at = all and allowed, never or hopeless, to + 1
+    end
+    at = first
+    while at <= last do
+      local to = alternatives(charges, at, last)
+      local within = allow(charges, at, to - 1)
+      for i = at, to do
+        if at == to or i == to and not within then
+          charge_if(charges[i], all, never)
+        elseif i < to then
+          charge_if(charges[i], all and within, never)
+        end
+      end
+      at = to + 1
+    end
+    return all
+  end
+
+  -- alternatives returns where those end that start at charges[at]: there, if it has none.
+  function alternatives(charges, at, last)
+    while at < last and charges[at].instead do at = at + 1 end
+    return at
+  end
+
+  -- allow tells whether all of charges[first..last] are allowed by themselves.
+  function allow(charges, first, last)
     for i = first, last do
+      if not charges[i].allowed then return false end
+    end
+    return true
+  end
+
+  -- look_at looks at the alternatives charges[first..last]. It returns whether one can be charged, and whether none
+  -- ever can.
+  function look_at(charges, first, last)
+    local never = false
+    for i = first, last - 1 do
       local c = charges[i]
       take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
-      all = all and c.allowed
       never = never or (c.never and not c.limit.takes_denied)
     end
-    for i = first, last do
-      local c = charges[i]
-      local l = c.limit
-      if all or l.charges_denied or (not never and l.after > 0 and not c.allowed) then
-        take_one(c)
-      elseif not never then
-        remember(c, kept_of(l, c.phase, state[c.key], c))
-      end
-      if not all and c.allowed and not l.charges_denied then
-        local is = {}
-        take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
-        c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
-        c.wait, c.lost = 0, 0
-      end
+    local c = charges[last]
+    if first < last and allow(charges, first, last - 1) then
+      c.allowed, c.never, c.retry, c.wait, c.value, c.remaining, c.reset = false, false, 0, 0, 0, 0, 0
+      c.blocked, c.lost, c.timed = 0, 0, true
+      return true, false
+    end
+    take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, true)
+    return c.allowed, c.never and not c.limit.takes_denied and (never or first == last)
+  end
+
+  -- charge_if charges c if it pays. Otherwise its state may only get a clock, or count a denial.
+  function charge_if(c, pays, never)
+    local l = c.limit
+    if pays or l.charges_denied or (not never and l.after > 0 and not c.allowed and not c.never) then
+      take_one(c)
+    elseif not never then
+      remember(c, kept_of(l, c.phase, state[c.key], c))
+    end
+    if not pays and c.allowed and not l.charges_denied then
+      local is = {}
+      take_counted(l, c.phase, state[c.key], { cost = 0, max_wait = 0, of = 0 }, is, true)
+      c.value, c.remaining, c.reset, c.timed = is.value, is.remaining, is.reset, is.timed
+      c.wait, c.lost = 0, 0
     end
   end
 
@@ -1578,7 +1628,8 @@ local function general(now, given, names, stored, lives, answers)
     c.max_wait, c.of = 0, 0
     if floor(flags / 2) % 2 == 1 then c.max_wait, c.of, pos = unpack_at('<dd', blob, pos) end
     c.limit, c.more, c.reserve = limits[what % 1048576], flags % 2 == 1, floor(flags / 4) % 2 == 1
-    c.look, c.raw, c.settle = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1, flags >= 32
+    c.look, c.raw = floor(flags / 8) % 2 == 1, floor(flags / 16) % 2 == 1
+    c.settle, c.instead = flags % 64 >= 32, flags >= 64
     return pos
   end
 
@@ -1610,14 +1661,12 @@ local function general(now, given, names, stored, lives, answers)
     return pos
   end
 
-  -- took tells whether group took anything, so that it is remembered.
-  local function took(group)
-    local all = true
+  -- took tells whether group, which was charged or not, took anything, so that it is remembered.
+  local function took(group, all)
     for i = 1, #group do
       local g = group[i]
       if g.look then return false end
       if g.limit.charges_denied and g.cost > 0 then return true end
-      all = all and g.allowed
     end
     return all
   end
@@ -1635,10 +1684,11 @@ local function general(now, given, names, stored, lives, answers)
       answers[n] = rep('\0', 41)
       pos = read(c, pos)
     end
-    local before, group = n
+    local before, group, all = n
     if not c.more then
       take_one(c)
       answer(c)
+      all = c.allowed
     else
       group = { c }
       repeat
@@ -1646,10 +1696,10 @@ local function general(now, given, names, stored, lives, answers)
         pos = read(more, pos)
         group[#group + 1] = more
       until not more.more
-      take_all(group, 1, #group)
+      all = take_all(group, 1, #group)
       for i = 1, #group do answer(group[i]) end
     end
-    if head and took(group or { c }) then
+    if head and took(group or { c }, all) then
       records[head.key] = head.of .. answers[1] .. table.concat(answers, '', before + 1, n)
       fresh_records[head.key] = head.ttl
     end

@@ -145,6 +145,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				})
 			}
 			for i := range charges[from:] {
+				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0
 				if once != nil {
 					charges[from+i].IdempotencyKey = once
 					once.Digest[len(charges)-from]++ // groups of one size are taken for the same
@@ -262,7 +263,7 @@ func (w *reference) again(group []backend.Charge) []backend.Decision {
 func (w *reference) take(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	buckets := make([]algorithms.Bucket, len(charges))
 	for i, c := range charges {
-		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, State: w.states[string(c.Key)]}
+		buckets[i] = algorithms.Bucket{Limit: c.Limit, Charge: c.Terms, Then: c.Then, State: w.states[string(c.Key)]}
 	}
 	algorithms.TakeAll(now, buckets)
 	for i, c := range charges {

@@ -1,0 +1,184 @@
+package algorithms
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// either makes a group of a plan of units a minute, and of credits that pay for what the plan does not allow.
+func either(t *testing.T, plan, credits, cost int64) []Bucket {
+	t.Helper()
+	group := []Bucket{
+		bucket(t, Spec{Kind: TokenBucket, Rate: plan, Period: minute}, cost),
+		bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: hour, Capacity: &credits}, cost),
+	}
+	group[0].Then = true
+	return group
+}
+
+func TestCreditsPayForWhatThePlanDoesNotAllow(t *testing.T) {
+	group := either(t, 10, 20, 6)
+	for _, step := range []struct {
+		at            Micros
+		cost          int64
+		allowed       bool
+		plan, credits int64 // what is left of both
+		retry         Retry // if denied
+	}{
+		{at: 0, cost: 6, allowed: true, plan: 4, credits: 20},
+		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // whole: not 4 of the plan and 2 credits
+		{at: 0, cost: 4, allowed: true, plan: 0, credits: 14},
+		{at: 0, cost: 12, allowed: true, plan: 0, credits: 2}, // more than the plan can ever allow
+		{at: 0, cost: 5, plan: 0, credits: 2, retry: Retry{After: 30 * sec}},
+		{at: 0, cost: 3, plan: 0, credits: 2, retry: Retry{After: 18 * sec}},
+		{at: 0, cost: 11, plan: 0, credits: 2, retry: Retry{After: 9 * hour}}, // only the credits ever hold so much
+		{at: 0, cost: 21, plan: 0, credits: 2, retry: Retry{Never: true}},
+		{at: 17_999_999, cost: 3, plan: 2, credits: 2, retry: Retry{After: 1}},
+		{at: 18 * sec, cost: 3, allowed: true, plan: 0, credits: 2},
+	} {
+		before := [2]State{group[0].State, group[1].State}
+		for i := range group {
+			group[i].Charge.Cost = step.cost
+		}
+		allowed := TakeAll(t0+step.at, group)
+		if allowed != step.allowed {
+			t.Fatalf("%+v: allowed %t", step, allowed)
+		}
+		if got := group[0].Decision.Retry().Or(group[1].Decision.Retry()); !allowed && got != step.retry {
+			t.Errorf("%+v: retry %+v", step, got)
+		}
+		if !allowed && (!same(group[0].State, before[0]) || !same(group[1].State, before[1])) {
+			t.Errorf("%+v: a denial changed %+v to %+v", step, before, group)
+		}
+		for i, want := range [2]int64{step.plan, step.credits} {
+			if got := left(group[i].Limit, group[i].State, t0+step.at); got != want {
+				t.Errorf("%+v: bucket %d has %d left, want %d", step, i, got, want)
+			}
+		}
+		if paysItself := group[0].Decision.Allowed; paysItself != (group[1].Decision == Decision{}) {
+			t.Errorf("%+v: the plan allows: %t, and the credits answer %+v", step, paysItself, group[1].Decision)
+		}
+	}
+}
+
+func TestSeveralLimitsOfAPlanShareTheCredits(t *testing.T) {
+	perDay := bucket(t, Spec{Kind: FixedWindow, Rate: 15, Period: Day, Start: new(Micros)}, 6)
+	perDay.Then = true
+	group := append([]Bucket{perDay}, either(t, 10, 20, 6)...)
+	for i, want := range [][3]int64{{9, 4, 20}, {9, 4, 14}, {9, 4, 8}, {9, 4, 2}, {9, 4, 2}} {
+		if allowed := TakeAll(t0, group); allowed != (i < 4) {
+			t.Fatalf("request %d: allowed %t, %+v", i, allowed, group)
+		}
+		for k := range group {
+			if got := left(group[k].Limit, group[k].State, t0); got != want[k] {
+				t.Errorf("request %d: bucket %d has %d left, want %d", i, k, got, want[k])
+			}
+		}
+	}
+	if d := group[0].Decision; !d.Allowed || d.Remaining != 9 {
+		t.Errorf("the day has 9 units left: %+v", d)
+	}
+}
+
+func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
+	other := bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)
+	group := append(either(t, 10, 20, 11), other)
+	if !TakeAll(t0, group) || left(group[1].Limit, group[1].State, t0) != 9 {
+		t.Fatalf("first: %+v", group)
+	}
+	for i := range group[:2] {
+		group[i].Charge.Cost = 5
+	}
+	group[0].State = State{}
+	TakeAll(t0+sec, group)
+	before := group[1].State
+	if TakeAll(t0+sec, group) {
+		t.Fatalf("the last limit has nothing left: %+v", group)
+	}
+	if !same(before, group[1].State) || left(group[0].Limit, group[0].State, t0+sec) != 5 {
+		t.Errorf("charged: %+v", group)
+	}
+}
+
+// Whatever the limits and states are: neither bucket admits more than it does alone, and a denied request is
+// allowed at the moment of its retry and not 1 us before it.
+func TestRetryOfAlternativesIsExact(t *testing.T) {
+	denied, byPlan, byCredits := 0, 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		group := make([]Bucket, 2+roll(3))
+		for i := range group {
+			s := Spec{Kind: Kind(roll.of(int64(TokenBucket), int64(FixedWindow), int64(SlidingWindow), int64(SlidingLog))), Rate: roll.between(1, 20)}
+			s.Period = Micros(roll.of(1, 3, 7)) * sec / Micros(roll.of(1, 2))
+			l, err := Compile(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			group[i] = Bucket{Limit: &l, Then: i < len(group)-1 && (i == 0 || roll.once(2))}
+		}
+		now := t0
+		for range length(t, 400) {
+			cost := roll.between(1, 12)
+			for i := range group {
+				group[i].Charge = Charge{Cost: cost}
+			}
+			if TakeAll(now, group) {
+				if group[0].Decision.Allowed {
+					byPlan++
+				} else {
+					byCredits++
+				}
+				now += Micros(roll(2)) * Micros(roll(int64(sec/4)))
+				continue
+			}
+			denied++
+			retry := retryOf(group)
+			if retry.Never {
+				if TakeAll(now+Day, slicesOf(group)) {
+					t.Fatalf("never, and allowed a day later: %+v", group)
+				}
+				continue
+			}
+			if retry.After < 1 || TakeAll(now+retry.After-1, slicesOf(group)) || !TakeAll(now+retry.After, slicesOf(group)) {
+				t.Fatalf("%d us is not the exact retry of %+v", retry.After, group)
+			}
+			if roll.once(2) {
+				now += retry.After
+			}
+		}
+	})
+	if denied == 0 || byPlan == 0 || byCredits == 0 {
+		t.Errorf("%d denied, %d paid by the plan, %d by credits", denied, byPlan, byCredits)
+	}
+}
+
+// retryOf is the retry of a denied group.
+func retryOf(group []Bucket) (all Retry) {
+	for at, n := 0, 0; at < len(group); at += n {
+		n = alternatives(group[at:])
+		one := group[at : at+n]
+		if n > 1 && allow(one[:n-1]) {
+			continue
+		}
+		plan, instead := Retry{}, one[n-1].Decision.Retry()
+		for i := range one[:n-1] {
+			plan = plan.And(one[i].Decision.Retry())
+		}
+		if n > 1 {
+			instead = plan.Or(instead)
+		}
+		all = all.And(instead)
+	}
+	return all
+}
+
+// slicesOf copies group with its states.
+func slicesOf(group []Bucket) []Bucket {
+	list := make([]Bucket, len(group))
+	for i := range group {
+		list[i] = group[i]
+		list[i].State = clone(group[i].State)
+	}
+	return list
+}

@@ -1,0 +1,98 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// paysInstead checks charges of a plan that credits pay for if the plan does not allow them: alone, beside another limit,
+// under an idempotency key, as a dry run, and by many workers at once.
+func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
+	t.Helper()
+	plan, credits := token(10, minute, 10), window(20, algorithms.Day)
+	plan.Key, credits.Key, plan.Then = []byte("plan"), []byte("credits"), true
+	request := func(cost int64, more ...backend.Charge) []backend.Charge {
+		group := append([]backend.Charge{plan, credits}, more...)
+		group[0].Terms.Cost, group[1].Terms.Cost = cost, cost
+		return group
+	}
+	const none = -1 // the credits are not needed
+	for i, step := range []struct {
+		cost                   int64
+		byPlan, byCredits      bool
+		ofPlan, ofCredits      int64 // what is left
+		planRetry, creditRetry algorithms.Micros
+	}{
+		{cost: 6, byPlan: true, ofPlan: 4, ofCredits: none},
+		{cost: 6, byCredits: true, ofPlan: 4, ofCredits: 14, planRetry: 12 * algorithms.Second},
+		{cost: 12, byCredits: true, ofPlan: 4, ofCredits: 2},
+		{cost: 4, byPlan: true, ofPlan: 0, ofCredits: none},
+		{cost: 3, ofPlan: 0, ofCredits: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
+		{cost: 3, ofPlan: 0, ofCredits: 2, planRetry: 18 * algorithms.Second, creditRetry: algorithms.Day},
+		{cost: 0, byPlan: true, ofPlan: 0, ofCredits: none},
+		{cost: 2, byCredits: true, ofPlan: 0, ofCredits: 0, planRetry: 12 * algorithms.Second},
+	} {
+		group := request(step.cost)
+		d := take(store, group...)
+		switch {
+		case d[0].Err != nil || d[1].Err != nil:
+			t.Fatalf("step %d: %v, %v", i, d[0].Err, d[1].Err)
+		case d[0].Allowed != step.byPlan || d[1].Allowed != step.byCredits || backend.Allowed(group, d) != (step.byPlan || step.byCredits):
+			t.Errorf("step %d, %+v: got %+v", i, step, d)
+		case d[0].Remaining != step.ofPlan || d[0].RetryAfter != step.planRetry || d[1].RetryAfter != step.creditRetry:
+			t.Errorf("step %d, %+v: got %+v", i, step, d)
+		case step.ofCredits == none && d[1].Decision != algorithms.Decision{}:
+			t.Errorf("step %d, %+v: the credits were asked: %+v", i, step, d[1])
+		case step.ofCredits != none && d[1].Remaining != step.ofCredits:
+			t.Errorf("step %d, %+v: got %+v", i, step, d)
+		}
+	}
+	clock.Set(clock.Now() + 18*algorithms.Second)
+	if d := take(store, request(3)...); !d[0].Allowed {
+		t.Errorf("at the time of the retry: got %+v", d)
+	}
+
+	for _, key := range []*[]byte{&plan.Key, &credits.Key} {
+		*key = append([]byte("second "), *key...)
+	}
+	other := token(1, minute, 1)
+	other.Key = []byte("beside credits")
+	if d := take(store, request(12, other)...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
+		t.Errorf("beside another limit: got %+v", d)
+	}
+	if d := take(store, request(8, other)...); !d[0].Allowed || d[2].Allowed || d[1].Decision != (algorithms.Decision{}) {
+		t.Errorf("the other limit denies: got %+v", d)
+	}
+	if d := take(store, request(11, other)...); !d[0].Never || d[1].Allowed || d[1].Remaining != 8 {
+		t.Errorf("both deny: got %+v", d)
+	}
+	dry := request(5)
+	dry[0].Terms.Cost, dry[1].Terms.Cost, dry[0].Terms.DryRun, dry[1].Terms.DryRun = 11, 5, true, true
+	if d := take(store, dry...); d[0].Allowed || !d[1].Allowed {
+		t.Errorf("a dry run: got %+v", d)
+	}
+	ask(t, store, plan, 0, true, 10, 0)
+	ask(t, store, credits, 0, true, 8, 0)
+
+	first := take(store, once(60, request(6)...)...)
+	if !first[0].Allowed || first[0].Remaining != 4 {
+		t.Fatalf("under an id: got %+v", first)
+	}
+	second := take(store, once(61, request(5)...)...)
+	clock.Set(clock.Now() + minute)
+	for id, was := range map[byte][]backend.Decision{60: first, 61: second} { // by now the plan could pay for both
+		again := take(store, once(id, request(int64(66-id))...)...)
+		if !again[0].Replayed || again[0].Decision != was[0].Decision || again[1].Decision != was[1].Decision {
+			t.Errorf("the repeat of id %d: got %+v, want that of before, %+v", id, again, was)
+		}
+	}
+	ask(t, store, credits, 0, true, 3, 0)
+
+	plan, credits = window(300, algorithms.Day), window(200, algorithms.Day)
+	plan.Key, credits.Key, plan.Then = []byte("crowded plan"), []byte("crowded credits"), true
+	if n := hammer(store, 16, 100, plan, credits); n != 500 {
+		t.Errorf("admitted %d of 1600, want exactly 500", n)
+	}
+}
