@@ -9,7 +9,7 @@ set -uo pipefail
 export CGO_ENABLED=0
 # Most tests of the slow packages wait for other processes, so more of them run at once than there are
 # processors. They come first; the quick packages fill the time in which they wait.
-slow=(./test/e2e ./pkg/backend/redis ./internal/server)
+slow=(./test/e2e ./internal/redis ./internal/server)
 together=(-p 4 -parallel 8 -timeout 30m)
 
 formatted() {
@@ -29,12 +29,12 @@ portable() {
   done
 }
 
-others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/pkg/backend/redis$|/internal/server$'; }
+others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/internal/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
 race() {
-  CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./pkg/backend/... \
+  CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./internal/redis ./pkg/backend/... \
     ./internal/nonblock ./internal/stores ./internal/limiter ./internal/grpcapi ./internal/h2grpc
 }
 

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/server"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
 type doctorCmd struct {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+	"github.com/rlsidecar/rlsidecar/internal/redis"
 )
 
 const (

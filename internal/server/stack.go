@@ -4,10 +4,10 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
 // answerMargin is the part of a caller's deadline that is reserved for the answer: Envoy allows a request whose

@@ -88,7 +88,7 @@ func TestExamineCluster(t *testing.T) {
 // TestThePermissionsOfTheDocumentationSuffice for all that a cluster is asked.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../../docs/redis.md")
+	text, err := os.ReadFile("../../docs/redis.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // algorithmsDir is the package whose functions the script has too.
-const algorithmsDir = "../../algorithms"
+const algorithmsDir = "../../pkg/algorithms"
 
 // apart are the functions of package algorithms that have another name in the script, or are not in it ("").
 var apart = map[string]struct{ name, reason string }{

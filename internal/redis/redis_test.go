@@ -1,0 +1,228 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// conforms runs the conformance suite on the Redis at url, which flush empties.
+func conforms(t *testing.T, url string, flush func()) {
+	t.Helper()
+	for name, how := range map[string]func(backend.Store) backend.Store{
+		"waiting": func(s backend.Store) backend.Store { return s },
+		"apart":   storetest.Apart,
+	} {
+		t.Run(name, func(t *testing.T) {
+			storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+				t.Helper()
+				flush()
+				return how(open(t, Config{URL: url, Clock: now, Timeout: 5 * time.Second}))
+			})
+		})
+	}
+}
+
+func open(tb testing.TB, c Config) *Store {
+	tb.Helper()
+	s, err := Open(c)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { s.Close() })
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
+	defer cancel()
+	if err := s.Ping(ctx); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func TestStandaloneExact(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	t.Run("tcp", func(t *testing.T) {
+		conforms(t, "redis://"+server.Addr, func() { server.Do("FLUSHALL") })
+	})
+	t.Run("unix", func(t *testing.T) {
+		conforms(t, "unix://"+server.Socket, func() { server.Do("FLUSHALL") })
+	})
+}
+
+func TestSentinelExact(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinels(t).Steady()
+	conforms(t, s.URL(), func() { s.Master.Do("FLUSHALL") })
+}
+
+func TestClusterExact(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3).Steady()
+	flush := func() {
+		for _, m := range c.Masters {
+			m.Do("FLUSHALL")
+		}
+	}
+	conforms(t, c.URL(), flush)
+	t.Run("groups over several slots", func(t *testing.T) {
+		flush()
+		storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
+			t.Helper()
+			return open(t, Config{URL: c.URL(), Clock: now, Timeout: 5 * time.Second})
+		})
+	})
+}
+
+func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	for i, spec := range storetest.Specs() {
+		limit, err := algorithms.Compile(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if limit.Rate == 0 {
+			continue
+		}
+		var d [1]backend.Decision
+		key := []byte{byte('a' + i)}
+		before := time.Now()
+		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+		if d[0].Err != nil || !d[0].Allowed {
+			t.Fatalf("%+v: %+v", spec, d[0])
+		}
+		left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		needed := time.Duration(d[0].ResetAfter) * time.Microsecond
+		if spec.Initial != nil {
+			needed += 24 * time.Hour
+		}
+		most := needed
+		if limit.Calendar != nil { // of windows further off the script knows the longest they can be
+			most += 2 * time.Hour
+		}
+		if left < needed-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
+			t.Errorf("%s: lives %v more, is full in %v", limit.Kind, left, needed)
+		}
+	}
+}
+
+// What is remembered of denials lives until it is forgotten, and takes its key along.
+func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	for i, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.SlidingLog} {
+		limit, err := algorithms.Compile(algorithms.Spec{
+			Kind: kind, Rate: 1, Period: 10 * algorithms.Second,
+			Penalty: &algorithms.Penalty{After: 2, For: 60 * algorithms.Second, Max: 1000 * algorithms.Second},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d [1]backend.Decision
+		key := []byte{byte('a' + i)}
+		for n, least := range []time.Duration{0, 10 * time.Second, 1060 * time.Second} {
+			before := time.Now()
+			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
+			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
+			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
+				t.Fatal(err, d)
+			}
+			if most := max(least, 10*time.Second); left < least-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
+				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)
+			}
+		}
+	}
+}
+
+func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	n := newNode(goredis.NewClient(&goredis.Options{Addr: server.Addr}), keys{prefix: "rl:"}, nil)
+	n.plain.Store(true)
+	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
+		server.Do("FLUSHALL")
+		n.now = now
+		return newLane(5*time.Second, n.decide)
+	})
+}
+
+func TestParse(t *testing.T) {
+	for _, url := range []string{
+		"", "localhost:6379", "http://x", "redis://", "unix://host/x", "redis://h/x", "redis://h/0?x=1",
+		"redis+sentinel://h", "redis+sentinel://h/a/b", "redis+cluster://h/1", "redis+x://h",
+	} {
+		if l, err := parse(url); err == nil {
+			t.Errorf("%q is read as %+v", url, l)
+		}
+	}
+	l, err := parse("rediss+sentinel://me:a%40b@one:1,two/main?db=3&sentinel_password=s")
+	if err != nil || !l.tls || l.form != "sentinel" || l.username != "me" || l.password != "a@b" ||
+		len(l.hosts) != 2 || l.hosts[0] != "one:1" || l.hosts[1] != "two:26379" || l.master != "main" ||
+		l.db != 3 || l.sentinelPassword != "s" {
+		t.Errorf("%+v %v", l, err)
+	}
+	if _, err := parse("redis://user:secret@h/x"); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("a password is shown: %v", err)
+	}
+}
+
+func TestSlotOf(t *testing.T) {
+	// "123456789" is the check value of CRC16/XMODEM: 0x31C3.
+	if got := slotOf("123456789"); got != 0x31C3%slots {
+		t.Errorf("slot %d", got)
+	}
+	for slot, tag := range tags() {
+		if tag == 0 {
+			t.Fatalf("slot %d has no tag", slot)
+		}
+	}
+}
+
+// TestURLsWithPasswordsAreNotShown: a mistaken URL is refused, and no part of it is in the error: any part
+// may be that of the password. One that is accepted has its password in the place of passwords, and not
+// where errors of connections name it.
+func TestURLsWithPasswordsAreNotShown(t *testing.T) {
+	for _, url := range []string{
+		"redis://user:se/cret@h:6379", "redis://user:se/cret@h", "redis://:/secret@h", "redis://:123/secret@h", "redis://user:123/0@h",
+		"redis://user:se?cret@h:6379", "redis://user:se?db=cret@h", "redis://user:se?secret=1@h", "redis://:1?secret@h",
+		"redis://user:#secret@h", "redis://user:1#secret@h/0", "redis://:1#secret@h", "redis://user:%secret@h", "redis://user:secret#@h",
+		"redis://user:secret:h:6379", "redis://user:secret", "redis://user:secret/0", "redis://:secret", "redis://:secret:6379",
+		"redis://h:6379:secret", "redis://h/secret", "redis://h/0?secret", "redis://h?db=secret", "redis://h/0#secret", "redis://h?password=secret",
+		"redis:user:secret@h", "redis:/user:secret@h:6379", "user:secret@h:6379", "secret@h", "user:secret@redis://h", "secret://h",
+		"unix://user:secret/run/s", "unix://user:se/cret@/run/s", "unix://secret",
+		"redis+sentinel://user:se/cret@h", "redis+sentinel://user:1/secret@h", "redis+sentinel://user:1/secret@h/main", "redis+sentinel://h/main/secret",
+		"redis+sentinel://h/main?x=1&sentinel_password=secret", "redis+sentinel://h/main?sentinel_password=1#secret", "redis+sentinel://h/main?sentinel_password=1&secret",
+		"redis+cluster://user:se/cret@h", "redis+cluster://user:secret", "redis+cluster://h1,user:secret", "redis+secret://h", "redis+cluster://h?db=secret",
+	} {
+		for _, form := range []string{"%s", " %s"} {
+			_, err := Open(Config{URL: fmt.Sprintf(form, url)})
+			if err == nil {
+				t.Errorf("%s is accepted", url)
+			} else if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "cret@") || strings.Contains(err.Error(), "user:") {
+				t.Errorf("%s: %v", url, err)
+			}
+		}
+	}
+	for url, want := range map[string]string{
+		"redis://user:se%2Fcret@h:1": "se/cret", "redis://user:a:b@h": "a:b", "redis://user:a@b@h": "a@b", "redis://:p%3Fw%23@[::1]:6379/1": "p?w#",
+		"redis+sentinel://:p@h1,h2:1/main": "p", "redis+cluster://:p@h1,h2:1": "p", "unix://:p@/run/s?db=1": "p",
+	} {
+		if l, err := parse(url); err != nil || l.password != want {
+			t.Errorf("%s: password %q, %v", url, l.password, err)
+		}
+	}
+}
