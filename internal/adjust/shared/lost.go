@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
+	"github.com/rlsidecar/rlsidecar/internal/redis"
 )
 
 // A failover can make a server the master that lacks the newest changes. A Keeper that knows them finds that out at
