@@ -57,7 +57,7 @@ func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, er
 		working.Go(func() {
 			defer r.Close()
 			for errs[i] == nil && !over.Load() {
-				if errs[i] = r.ask(c.Pipeline, c.Keys); errs[i] == nil {
+				if errs[i] = r.request(c.Pipeline, c.Keys); errs[i] == nil {
 					count.Add(int64(c.Pipeline))
 				}
 			}
@@ -183,8 +183,8 @@ func (c *Conn) load() (err error) {
 	return err
 }
 
-// ask sends a pipeline, each of it about any key, and waits for its answers.
-func (c *Conn) ask(pipeline, keys int) error {
+// request sends a pipeline, each of it about any key, and waits for its answers.
+func (c *Conn) request(pipeline, keys int) error {
 	for range pipeline {
 		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")
 	}

@@ -49,11 +49,11 @@ const (
 )
 
 type conn struct {
-	nc     net.Conn
-	out    []byte
-	window int64    // bytes the client takes
-	owed   []uint32 // streams to be answered
-	taken  int      // bytes the client's window has not got back
+	nc         net.Conn
+	out        []byte
+	window     int64    // bytes the client takes
+	unanswered []uint32 // streams to be answered
+	taken      int      // bytes the client's window has not got back
 
 	decoder *hpack.Decoder
 	path    string // of the block being decoded
@@ -100,7 +100,7 @@ func (c *conn) serve() error {
 		c.out = binary.BigEndian.AppendUint16(c.out, uint16(s.ID))
 		c.out = binary.BigEndian.AppendUint32(c.out, s.Val)
 	}
-	c.giveBack(window - 65535)
+	c.restoreCredit(window - 65535)
 
 	in, have := make([]byte, 64<<10), 0
 	for {
@@ -151,11 +151,11 @@ func (c *conn) handle(kind http2.FrameType, flags http2.Flags, stream uint32, pa
 		return c.request(flags, payload)
 	case http2.FrameData:
 		if c.taken += len(payload); c.taken > window/2 {
-			c.giveBack(c.taken)
+			c.restoreCredit(c.taken)
 			c.taken = 0
 		}
 		if flags.Has(http2.FlagDataEndStream) {
-			c.owed = append(c.owed, stream)
+			c.unanswered = append(c.unanswered, stream)
 		}
 	case http2.FrameWindowUpdate:
 		if stream == 0 && len(payload) == 4 {
@@ -221,7 +221,7 @@ func (c *conn) request(flags http2.Flags, block []byte) error {
 // answer answers as many as the client's window takes.
 func (c *conn) answer() {
 	done := 0
-	for _, stream := range c.owed {
+	for _, stream := range c.unanswered {
 		if c.window < int64(len(message)) {
 			break
 		}
@@ -236,7 +236,7 @@ func (c *conn) answer() {
 		c.frame(http2.FrameHeaders, http2.FlagHeadersEndHeaders|http2.FlagHeadersEndStream, stream, len(trailers))
 		c.out = append(c.out, trailers...)
 	}
-	c.owed = append(c.owed[:0], c.owed[done:]...)
+	c.unanswered = append(c.unanswered[:0], c.unanswered[done:]...)
 }
 
 // frame writes the header of a frame.
@@ -245,8 +245,8 @@ func (c *conn) frame(kind http2.FrameType, flags http2.Flags, stream uint32, len
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// giveBack lets the client send n bytes more.
-func (c *conn) giveBack(n int) {
+// restoreCredit lets the client send n bytes more.
+func (c *conn) restoreCredit(n int) {
 	c.frame(http2.FrameWindowUpdate, 0, 0, 4)
 	c.out = binary.BigEndian.AppendUint32(c.out, uint32(n))
 }

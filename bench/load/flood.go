@@ -188,7 +188,7 @@ func (c *floodConnection) write() {
 			c.frame(0, http2.FrameSettings, http2.FlagSettingsAck, 0)
 		}
 		c.expire(now)
-		c.ask(min(now, c.Duration))
+		c.send(min(now, c.Duration))
 		if len(c.out) > 0 && !c.broken.Load() {
 			if _, err := c.conn.Write(c.out); err != nil {
 				c.broken.Store(true)
@@ -201,8 +201,8 @@ func (c *floodConnection) write() {
 	}
 }
 
-// ask appends the requests that are due at now.
-func (c *floodConnection) ask(now time.Duration) {
+// send appends the requests that are due at now.
+func (c *floodConnection) send(now time.Duration) {
 	for ; c.next < now; c.next += c.every {
 		c.due.Add(1)
 		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20

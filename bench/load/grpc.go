@@ -35,7 +35,7 @@ func dialGRPC(r *run, q question) (*grpcConnection, error) {
 
 func (c *grpcConnection) close() { _ = c.conn.Close() }
 
-func (c *grpcConnection) ask(ctx context.Context, s *schedule) *recorder {
+func (c *grpcConnection) send(ctx context.Context, s *schedule) *recorder {
 	next := s.next
 	if s.open() {
 		times := make(chan time.Duration) // unbuffered: a late request keeps the time it was due

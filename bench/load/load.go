@@ -87,9 +87,9 @@ func (c *Config) check() error {
 
 // connection is one to the server.
 type connection interface {
-	// ask asks what s hands out until there is no more and all is answered, or until ctx ends or
+	// send asks what s hands out until there is no more and all is answered, or until ctx ends or
 	// the connection breaks, and returns what was answered.
-	ask(ctx context.Context, s *schedule) *recorder
+	send(ctx context.Context, s *schedule) *recorder
 	close()
 }
 
@@ -117,12 +117,12 @@ func Run(ctx context.Context, c Config) (Result, error) {
 
 	recorders := make([]*recorder, c.Connections)
 	result, err := r.measure(func() (answered <-chan struct{}) {
-		var asking sync.WaitGroup
+		var senders sync.WaitGroup
 		for i, conn := range connections {
-			asking.Go(func() { recorders[i] = conn.ask(ctx, newSchedule(r, i)) })
+			senders.Go(func() { recorders[i] = conn.send(ctx, newSchedule(r, i)) })
 		}
 		done := make(chan struct{})
-		go func() { asking.Wait(); cancel(); close(done) }()
+		go func() { senders.Wait(); cancel(); close(done) }()
 		return done
 	}, cancel)
 	if err != nil {
@@ -148,7 +148,7 @@ type run struct {
 	Config
 	start     time.Time
 	turn      atomic.Int64 // InTurn: keys asked about
-	asked     atomic.Int64 // with Requests: those handed out
+	started   atomic.Int64 // with Requests: those handed out
 	measuring atomic.Bool
 	over      atomic.Bool // no more questions
 }
@@ -159,14 +159,14 @@ func (r *run) now() time.Duration { return time.Since(r.start) }
 // measure has questions asked and returns how long the measured part took and what it cost. A closed
 // loop is cut off when its time is over; otherwise the last answer is the end. It returns when
 // nobody asks any more.
-func (r *run) measure(ask func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
+func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }
 	r.start = time.Now()
 	if r.Warmup == 0 {
 		begin()
 	}
-	answered := ask()
+	answered := send()
 	defer func() { cancel(); <-answered }()
 	wait := func(d time.Duration) (inTime bool) {
 		select {

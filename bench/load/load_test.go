@@ -18,14 +18,14 @@ import (
 type server struct {
 	answer func(value string) (rls.RateLimitResponse_Code, error)
 
-	mu    sync.Mutex
-	asked map[string]int // guarded by mu
+	mu      sync.Mutex
+	started map[string]int // guarded by mu
 }
 
 func (s *server) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	value := r.Descriptors[0].Entries[0].Value
 	s.mu.Lock()
-	s.asked[value]++
+	s.started[value]++
 	s.mu.Unlock()
 	code, err := s.answer(value)
 	return &rls.RateLimitResponse{OverallCode: code}, err
@@ -39,7 +39,7 @@ func serve(t *testing.T, answer func(string) (rls.RateLimitResponse_Code, error)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{answer: answer, asked: map[string]int{}}
+	s := &server{answer: answer, started: map[string]int{}}
 	g := grpc.NewServer()
 	rls.RegisterRateLimitServiceServer(g, s)
 	go func() { _ = g.Serve(listener) }()
@@ -65,8 +65,8 @@ func TestEveryKeyIsAskedOnce(t *testing.T) {
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if len(s.asked) != 500 || s.asked["00000007"] != 1 || s.asked["00000506"] != 1 {
-				t.Errorf("asked about %d keys, and these", len(s.asked))
+			if len(s.started) != 500 || s.started["00000007"] != 1 || s.started["00000506"] != 1 {
+				t.Errorf("asked about %d keys, and these", len(s.started))
 			}
 		})
 	}
@@ -146,7 +146,7 @@ func TestServerThatGoesAwayIsAnError(t *testing.T) {
 				t.Fatal(err)
 			}
 			g = grpc.NewServer()
-			rls.RegisterRateLimitServiceServer(g, &server{answer: allow, asked: map[string]int{}})
+			rls.RegisterRateLimitServiceServer(g, &server{answer: allow, started: map[string]int{}})
 			go func() { _ = g.Serve(listener) }()
 			time.AfterFunc(50*time.Millisecond, g.Stop)
 			r, err := Run(t.Context(), Config{Target: address, Client: client, Duration: 200 * time.Millisecond})
@@ -158,7 +158,7 @@ func TestServerThatGoesAwayIsAnError(t *testing.T) {
 }
 
 func TestMistakesAreRefused(t *testing.T) {
-	for what, c := range map[string]Config{
+	for name, c := range map[string]Config{
 		"no target":      {},
 		"client":         {Target: "x:1", Client: "curl"},
 		"keys":           {Target: "x:1", FirstKey: maxKeys},
@@ -169,7 +169,7 @@ func TestMistakesAreRefused(t *testing.T) {
 		"two beginnings": {Target: "x:1", Requests: 1, Warmup: 1},
 	} {
 		if r, err := Run(t.Context(), c); err == nil {
-			t.Errorf("%s: no error: %v", what, &r)
+			t.Errorf("%s: no error: %v", name, &r)
 		}
 	}
 }

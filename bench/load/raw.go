@@ -139,7 +139,7 @@ func (c *rawConnection) requestHeaders() (first, later []byte) {
 	return encode(), encode()
 }
 
-func (c *rawConnection) ask(ctx context.Context, s *schedule) *recorder {
+func (c *rawConnection) send(ctx context.Context, s *schedule) *recorder {
 	stop := context.AfterFunc(ctx, c.close)
 	defer stop()
 	answers := newRecorder(c.run)
@@ -148,7 +148,7 @@ func (c *rawConnection) ask(ctx context.Context, s *schedule) *recorder {
 		broken = c.read(answers)
 		close(c.broken)
 	}()
-	finished := c.send(s) && c.allIdle()
+	finished := c.sendAll(s) && c.allIdle()
 	c.close()
 	<-c.broken
 	if !finished {
@@ -157,8 +157,8 @@ func (c *rawConnection) ask(ctx context.Context, s *schedule) *recorder {
 	return answers
 }
 
-// send asks until there is nothing more to ask; false if it could not ask all.
-func (c *rawConnection) send(s *schedule) bool {
+// sendAll sends all requests of s. It reports whether all could be sent.
+func (c *rawConnection) sendAll(s *schedule) bool {
 	if s.open() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()

@@ -37,14 +37,14 @@ func (r *recorder) answer(due time.Duration, v verdict) {
 }
 
 // fail counts an error; during the warm-up too, because a run with errors is worth nothing.
-func (r *recorder) fail(what string) { r.errors[what]++ }
+func (r *recorder) fail(name string) { r.errors[name]++ }
 
 func (r *recorder) merge(o *recorder) {
 	r.latency.merge(&o.latency)
 	r.ok += o.ok
 	r.over += o.over
-	for what, n := range o.errors {
-		r.errors[what] += n
+	for name, n := range o.errors {
+		r.errors[name] += n
 	}
 }
 
@@ -115,8 +115,8 @@ func (r *Result) String() string {
 	if r.CPU > 0 {
 		fmt.Fprintf(&b, "; server: CPU %.2f us/request, RSS %d MiB, peak %d MiB", r.CPU, r.RSS>>20, r.PeakRSS>>20)
 	}
-	for _, what := range slices.Sorted(maps.Keys(r.Errors)) {
-		fmt.Fprintf(&b, "; %d x %s", r.Errors[what], what)
+	for _, name := range slices.Sorted(maps.Keys(r.Errors)) {
+		fmt.Fprintf(&b, "; %d x %s", r.Errors[name], name)
 	}
 	return b.String()
 }

@@ -43,7 +43,7 @@ func (s *schedule) next() (at time.Duration, more bool) {
 			return 0, false
 		}
 	}
-	if s.Requests > 0 && s.asked.Add(1) > s.Requests {
+	if s.Requests > 0 && s.started.Add(1) > s.Requests {
 		return 0, false
 	}
 	return at, true

@@ -124,7 +124,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 	defer sidecar.stop()
 	seen := all // every key once, so that none is new when it is measured
 	seen.InTurn, seen.Requests = true, int64(s.keys)
-	if _, err := ask(a, sidecar, seen, s.denied); err != nil {
+	if _, err := measureRequests(a, sidecar, seen, s.denied); err != nil {
 		return nil, err
 	}
 	all.Duration, all.Warmup, all.Rate = c.Duration, c.Duration/5, s.rate
@@ -138,7 +138,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 				slices.Reverse(pair)
 			}
 			for _, server := range pair {
-				result, err := ask(a, server, all, s.denied && server == sidecar)
+				result, err := measureRequests(a, server, all, s.denied && server == sidecar)
 				if err != nil {
 					return nil, err
 				}
@@ -155,8 +155,8 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 	return rows, nil
 }
 
-// ask measures a server, and makes sure that what it measured is what was meant.
-func ask(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
+// measureRequests measures a server, and makes sure that what it measured is what was meant.
+func measureRequests(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
 	c.Target, c.PID = server.address, server.pid()
 	r, err := load.Run(a, c)
 	wrong := r.OverLimit

@@ -43,7 +43,7 @@ func envoyLineup(b *bench) ([]finding, error) {
 	servers := map[string]*child{"empty": empty}
 	behind := []limitedBy{{Name: "empty", Limiter: empty.address}}
 	for i, v := range b.variants(b.Engine) {
-		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.asking("user_id", 1), "--grpc-engine", v.engine))
+		s, err := b.started(b.sidecarOf(v).start(b, b.dir, b.loadConfig("user_id", 1), "--grpc-engine", v.engine))
 		if err != nil {
 			return nil, err
 		}
@@ -66,11 +66,11 @@ func envoyLineup(b *bench) ([]finding, error) {
 	}, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				what: "behind Envoy, in memory: CPU us a request", engine: engine,
+				name: "behind Envoy, in memory: CPU us a request", engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.3,
 			},
 			{
-				what: "behind Envoy, in memory: requests/s through Envoy", engine: engine,
+				name: "behind Envoy, in memory: requests/s through Envoy", engine: engine,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.97,
 			},
 		}

@@ -82,7 +82,7 @@ end
 request = function() return keys[math.random(#keys)] end
 `
 
-const nginxSays = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
+const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
 
 // target is what wrk asks, and whose processor time counts.
 type target struct {
@@ -136,8 +136,8 @@ func (c *httpCmd) Run(a *app) error {
 		return err
 	}
 	targets := []target{
-		{"a bare handler", at[0], fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{bare}},
-		{"rlsidecar", at[1], fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{sidecar}},
+		{"a bare handler", at[0], fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{bare}},
+		{"rlsidecar", at[1], fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{sidecar}},
 	}
 	for i, change := range [][2]string{{"auth_request     /_rl;", "auth_request off;"}, {"", ""}} {
 		folder := filepath.Join(dir, strconv.Itoa(i))
@@ -320,7 +320,7 @@ func httpLineup(b *bench) ([]finding, error) {
 		if s, err = b.started(s, err); err != nil {
 			return contestant{}, err
 		}
-		return w.contestant(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxSays), []*child{s}}), nil
+		return w.contestant(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
 	}
 	handler, err := asked(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
 	if err != nil {
@@ -350,11 +350,11 @@ func httpLineup(b *bench) ([]finding, error) {
 		inMemory, onRedis := measured[1+2*i], measured[2+2*i]
 		found = append(found,
 			finding{
-				what: "/v1/auth on Redis: CPU us a request beside a bare handler", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request beside a bare handler", engine: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f",
 			},
 			finding{
-				what: "/v1/auth on Redis: CPU us a request beside in memory", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request beside in memory", engine: v.label,
 				ceiling: inMemory.of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f", target: 1.6,
 			})
 	}

@@ -26,8 +26,8 @@ func (c *idleCmd) Run(a *app) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "%d idle connections\tMiB before\tMiB with them\tKiB each\t\n", c.Connections)
 	for _, protocol := range []string{"grpc", "http"} {
-		for what, used := range map[string]bool{"new": false, "after a request": true} {
-			if err := c.row(a, w, dir, protocol, what, used); err != nil {
+		for name, used := range map[string]bool{"new": false, "after a request": true} {
+			if err := c.row(a, w, dir, protocol, name, used); err != nil {
 				return err
 			}
 		}
@@ -35,7 +35,7 @@ func (c *idleCmd) Run(a *app) error {
 	return w.Flush()
 }
 
-func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, what string, used bool) error {
+func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, name string, used bool) error {
 	listen, err := freeAddress()
 	if err != nil {
 		return err
@@ -64,6 +64,6 @@ func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, what string, u
 	for _, conn := range append(connections, first...) {
 		_ = conn.Close()
 	}
-	fmt.Fprintf(w, "%s, %s\t%d\t%d\t%.1f\t\n", protocol, what, before>>20, after>>20, float64(after-before)/float64(c.Connections)/1024)
+	fmt.Fprintf(w, "%s, %s\t%d\t%d\t%.1f\t\n", protocol, name, before>>20, after>>20, float64(after-before)/float64(c.Connections)/1024)
 	return err
 }

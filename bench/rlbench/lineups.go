@@ -9,13 +9,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patientRedis is how long a sidecar waits for Redis here. The default of 10 ms is for answering in
+// redisTimeout is how long a sidecar waits for Redis here. The default of 10 ms is for answering in
 // time; a crowded machine stops a process for half a second now and then, and late answers would be
 // cheap denials.
-const patientRedis = "5s"
+const redisTimeout = "5s"
 
-// asking is the closed loop of most rows: 64 requests outstanding, over 4 connections.
-func (b *bench) asking(key string, keys int) load.Config {
+// loadConfig is the closed loop of most rows: 64 requests outstanding, over 4 connections.
+func (b *bench) loadConfig(key string, keys int) load.Config {
 	return load.Config{
 		Client: load.Raw, Connections: 4, Outstanding: 16, Duration: b.Duration,
 		Descriptors: []string{key + "={}"}, Keys: keys,
@@ -41,7 +41,7 @@ func (b *bench) variants(engines []string) (all []variant) {
 
 // redisFlags keep the keys of v apart from those of others.
 func (v variant) redisFlags() []string {
-	return []string{"--backend-timeout", patientRedis, "--redis-key-prefix", v.label + ":"}
+	return []string{"--backend-timeout", redisTimeout, "--redis-key-prefix", v.label + ":"}
 }
 
 // sidecar is the program of v.
@@ -54,7 +54,7 @@ func (b *bench) sidecarOf(v variant) *sidecar {
 // server is a contestant that answers what c asks. It uses servers of Redis, of which there may be none.
 func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
 	return contestant{s.name, func() (out sample, err error) {
-		took, err := metered(b, servers, func() (err error) { out.Result, err = ask(b.app, s, c, denied); return err })
+		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
 		if err != nil {
 			return out, err
 		}
@@ -87,7 +87,7 @@ func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (con
 	}
 	first := c
 	first.Rate, first.InTurn, first.Requests = 0, true, int64(c.Keys)
-	if _, err := ask(b.app, s, first, denied); err != nil {
+	if _, err := measureRequests(b.app, s, first, denied); err != nil {
 		return contestant{}, err
 	}
 	return b.server(s, kept.servers, c, denied), nil
@@ -151,7 +151,7 @@ func memoryLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, 10_000
 func manyLineup(b *bench) ([]finding, error) { return inMemoryLineup(b, b.keysMany(), 2) }
 
 func inMemoryLineup(b *bench, keys int, target float64) ([]finding, error) {
-	c := b.asking("user_id", keys)
+	c := b.loadConfig("user_id", keys)
 	ceiling, err := b.empty(c)
 	if err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func inMemoryLineup(b *bench, keys int, target float64) ([]finding, error) {
 	return b.against(ceiling, func(v variant) (contestant, error) { return b.filled(v, buckets{}, c, false) },
 		func(engine string, ceiling, ours rounds) []finding {
 			return []finding{{
-				what: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
+				name: fmt.Sprintf("in memory, %s keys: CPU us a request", thousands(keys)), engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: target,
 			}}
 		})
@@ -177,14 +177,14 @@ func redisLineup(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := b.asking("user_id", 10_000)
+	c := b.loadConfig("user_id", 10_000)
 	ceiling, err := b.empty(c)
 	if err != nil {
 		return nil, err
 	}
 	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
 		return []finding{{
-			what: "on Redis, 10k keys: CPU us a request of the sidecar", engine: engine,
+			name: "on Redis, 10k keys: CPU us a request of the sidecar", engine: engine,
 			ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 3,
 		}}
 	})
@@ -216,16 +216,16 @@ func throughputLineup(b *bench) ([]finding, error) {
 		out.redisCPU = took.cpu.Seconds() * 1e6 / float64(decisions)
 		return out, nil
 	}}
-	c := b.asking("user_id", keys)
+	c := b.loadConfig("user_id", keys)
 	c.Connections, c.Outstanding = connections, pipeline
 	return b.against(script, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				what: "on Redis: decisions/s beside the bare pipelined script", engine: engine,
+				name: "on Redis: decisions/s beside the bare pipelined script", engine: engine,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 1,
 			},
 			{
-				what: "on Redis: CPU us a decision of Redis", engine: engine,
+				name: "on Redis: CPU us a decision of Redis", engine: engine,
 				ceiling: ceiling.of(sampleRedisCPU), ours: ours.of(sampleRedisCPU), format: "%.2f", target: 0.6,
 			},
 		}
@@ -237,14 +237,14 @@ func leaseLineup(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.besideMemory(redis, b.asking("leased_id", 1), false, func(engine string, ceiling, ours rounds) []finding {
+	return b.besideMemory(redis, b.loadConfig("leased_id", 1), false, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				what: "hot key with lease: requests/s beside in memory", engine: engine,
+				name: "hot key with lease: requests/s beside in memory", engine: engine,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.8,
 			},
 			{
-				what: "hot key with lease: CPU s a million requests of Redis", engine: engine,
+				name: "hot key with lease: CPU s a million requests of Redis", engine: engine,
 				ours: ours.of(sampleRedisCPU), format: "%.3f", target: 0.1,
 			},
 		}
@@ -256,14 +256,14 @@ func deniedLineup(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.besideMemory(redis, b.asking("hot_id", 1), true, func(engine string, ceiling, ours rounds) []finding {
+	return b.besideMemory(redis, b.loadConfig("hot_id", 1), true, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				what: "denied hot key: CPU us a request beside in memory", engine: engine,
+				name: "denied hot key: CPU us a request beside in memory", engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 1.1,
 			},
 			{
-				what: "denied hot key: calls of Redis a second", engine: engine,
+				name: "denied hot key: calls of Redis a second", engine: engine,
 				ours: ours.of(sampleRedisCalls), format: "%.2f", target: 1,
 			},
 		}
@@ -275,7 +275,7 @@ func openLineup(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := b.asking("user_id", 10_000)
+	c := b.loadConfig("user_id", 10_000)
 	c.Rate = 5000
 	ceiling, err := b.empty(c)
 	if err != nil {
@@ -284,11 +284,11 @@ func openLineup(b *bench) ([]finding, error) {
 	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				what: "5,000/s on Redis, open loop: p99 ms", engine: engine,
+				name: "5,000/s on Redis, open loop: p99 ms", engine: engine,
 				ceiling: ceiling.of(sampleP99), ours: ours.of(sampleP99), format: "%.2f", target: 1.5,
 			},
 			{
-				what: "5,000/s on Redis, open loop: CPU us a request of the sidecar", engine: engine,
+				name: "5,000/s on Redis, open loop: CPU us a request of the sidecar", engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.5,
 			},
 		}
@@ -302,7 +302,7 @@ const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000
 // sizeLineup asks about each of many keys once, of a new server each time.
 func sizeLineup(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
-	c := b.asking("user_id", keys)
+	c := b.loadConfig("user_id", keys)
 	c.InTurn, c.Requests = true, int64(keys)
 	for _, v := range b.variants(b.Engine[:1]) {
 		var bucket, resident []float64
@@ -315,8 +315,8 @@ func sizeLineup(b *bench) (found []finding, err error) {
 			resident = append(resident, float64(full)/(1<<20))
 		}
 		found = append(found,
-			finding{what: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
-			finding{what: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: v.label, ours: resident, format: "%.0f", target: 150})
+			finding{name: "memory: bytes a bucket beyond its key of " + fmt.Sprint(benchKey), engine: v.label, ours: bucket, format: "%.0f", target: 100},
+			finding{name: fmt.Sprintf("memory: MiB resident with %s keys", thousands(keys)), engine: v.label, ours: resident, format: "%.0f", target: 150})
 	}
 	return found, nil
 }
@@ -331,7 +331,7 @@ func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error
 	if empty, _, err = load.Memory(s.pid()); err != nil {
 		return 0, 0, err
 	}
-	if _, err = ask(b.app, s, c, false); err != nil {
+	if _, err = measureRequests(b.app, s, c, false); err != nil {
 		return 0, 0, err
 	}
 	full, _, err = load.Memory(s.pid())

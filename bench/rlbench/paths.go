@@ -57,7 +57,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := b.asking(p.descriptor[0], p.keys)
+	c := b.loadConfig(p.descriptor[0], p.keys)
 	c.Descriptors = descriptors(p.descriptor)
 	plain := c
 	if p.plain != nil {

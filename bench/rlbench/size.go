@@ -106,7 +106,7 @@ func (c *sizeCmd) write(folder string, i, rate int) error {
 }
 
 // row prints what server costs now. CPU is what it has used since before.
-func (c *sizeCmd) row(w io.Writer, server *child, admin, what string, took, before time.Duration) error {
+func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, before time.Duration) error {
 	cpu, err := load.CPU(server.pid())
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (c *sizeCmd) row(w io.Writer, server *child, admin, what string, took, befo
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%d\t%d\t%d\t\n", what, took.Seconds(), (cpu - before).Seconds(), now>>20, peak>>20, len(text)>>10)
+	_, err = fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%d\t%d\t%d\t\n", name, took.Seconds(), (cpu - before).Seconds(), now>>20, peak>>20, len(text)>>10)
 	return err
 }
 

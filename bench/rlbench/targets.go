@@ -153,7 +153,7 @@ func find(program string) error {
 
 // finding is a row: what ours comes to in each round, and the ceiling in the same round.
 type finding struct {
-	what, engine  string
+	name, engine  string
 	ceiling, ours []float64 // ceiling nil: there is none, ours is judged as it is
 	format        string    // of one of them
 	atLeast       bool      // the target is a lower bound
@@ -162,7 +162,7 @@ type finding struct {
 
 // MarshalJSON has all measurements.
 func (f *finding) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]any{"what": f.what, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
+	return json.Marshal(map[string]any{"what": f.name, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
 }
 
 // judged are the values that the target is about.
@@ -223,7 +223,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 		case f.met():
 			mark = "met"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.what, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
+		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.name, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
 	}
 	return w.Flush()
 }

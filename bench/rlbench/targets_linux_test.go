@@ -48,7 +48,7 @@ func TestTargetsCanBeMeasured(t *testing.T) {
 func TestFindingsAsJSONHaveAllMeasurements(t *testing.T) {
 	var out bytes.Buffer
 	c := targetsCmd{JSON: true}
-	if err := c.print(&app{stdout: &out}, []finding{{what: "x", engine: "fast", ceiling: []float64{1, 2}, ours: []float64{3, 4}, target: 1.15}}); err != nil {
+	if err := c.print(&app{stdout: &out}, []finding{{name: "x", engine: "fast", ceiling: []float64{1, 2}, ours: []float64{3, 4}, target: 1.15}}); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := out.String(), `{"ceiling":[1,2],"engine":"fast","rlsidecar":[3,4],"target":1.15,"what":"x"}`+"\n"; got != want {

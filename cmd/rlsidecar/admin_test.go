@@ -47,7 +47,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 			t.Errorf("the log lacks the reset:\n%s", log.String())
 		}
 	}()
-	ask := func(entries string) int {
+	decide := func(entries string) int {
 		r, err := server.Client(httpAt).Post("http://localhost/json", "", strings.NewReader(`{"domain":"edge","descriptors":[{"entries":[`+entries+`]}]}`))
 		if err != nil {
 			return 0
@@ -56,7 +56,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 		return r.StatusCode
 	}
 	const user, login = `{"key":"user","value":"a,b\u001b"}`, `{"key":"path","value":"/login"},{"key":"ip","value":"::1"}`
-	for deadline := time.Now().Add(time.Minute); ask(user) != http.StatusOK && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); decide(user) != http.StatusOK && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
 
@@ -77,7 +77,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	command(exitDone, "no request was denied since 2", "top")
 	for entries, codes := range map[string][]int{user: {200, 429, 429}, login: {200, 429}} {
 		for i, want := range codes {
-			if code := ask(entries); code != want {
+			if code := decide(entries); code != want {
 				t.Fatalf("%s, request %d: status %d, want %d", entries, i, code, want)
 			}
 		}
@@ -92,12 +92,12 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	command(exitDone, "DOMAIN  LIMIT  KEY      REMAINING  OF  FULL IN\nedge    send   a,b\\x1b  0          2   87", "get", "send", "a,b\x1b")
 	command(exitDone, `reset the bucket of a,b\x1b of limit send in domain edge`, "reset", "send", "a,b\x1b")
 	command(exitDone, "edge    send   a,b\\x1b  2          2   0s", "get", "--domain", "edge", "send", "a,b\x1b")
-	if code := ask(user); code != 200 {
+	if code := decide(user); code != 200 {
 		t.Errorf("after the reset: status %d", code)
 	}
 	command(exitDone, "edge    path_/login.ip  ::1  0          1   ", "get", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
 	command(exitDone, "reset the bucket of ::1 of limit path_/login.ip", "reset", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
-	if code := ask(login); code != 200 {
+	if code := decide(login); code != 200 {
 		t.Errorf("after the reset: status %d", code)
 	}
 

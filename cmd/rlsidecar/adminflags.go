@@ -32,9 +32,9 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// ask requests a path below /api/ and decodes the answer into into. With --format json it prints the answer unchanged
+// decide requests a path below /api/ and decodes the answer into into. With --format json it prints the answer unchanged
 // instead.
-func (f *adminFlags) ask(a *app, method, path string, query url.Values, into any) error {
+func (f *adminFlags) decide(a *app, method, path string, query url.Values, into any) error {
 	return f.send(a, method, path, query, nil, into)
 }
 

@@ -22,8 +22,8 @@ func printed(t *testing.T, args ...string) (file string) {
 	return write(t, stdout.String())
 }
 
-// said runs a shell and returns the lines it prints.
-func said(t *testing.T, program string, args ...string) []string {
+// outputOf runs a shell and returns the lines it prints.
+func outputOf(t *testing.T, program string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
 	if err != nil {
@@ -49,13 +49,13 @@ func TestBashCompletes(t *testing.T) {
 	bash, script := tooltest.Path(t, "bash"), printed(t, "completion", "bash")
 	for _, c := range completions {
 		words := []string{"-c", `source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
-		if got := said(t, bash, append(words, c.line...)...); !slices.Equal(got, c.want) {
+		if got := outputOf(t, bash, append(words, c.line...)...); !slices.Equal(got, c.want) {
 			t.Errorf("%q: %q, want %q", c.line, got, c.want)
 		}
 	}
 	// bash treats = as a word of its own.
 	words := []string{"-c", `source "$0"; COMP_WORDS=(rlsidecar serve --log-level = w); COMP_CWORD=4; _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
-	if got := said(t, bash, words...); !slices.Equal(got, []string{"warn"}) {
+	if got := outputOf(t, bash, words...); !slices.Equal(got, []string{"warn"}) {
 		t.Errorf("--log-level=w: %q", got)
 	}
 }
@@ -64,7 +64,7 @@ func TestFishCompletes(t *testing.T) {
 	fish, script := tooltest.Path(t, "fish"), printed(t, "completion", "fish")
 	for _, c := range completions {
 		var got []string
-		for _, line := range said(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+fishQuote(strings.Join(c.line, " "))) {
+		for _, line := range outputOf(t, fish, "--no-config", "-c", "source "+script+"; complete -C "+fishQuote(strings.Join(c.line, " "))) {
 			word, _, _ := strings.Cut(line, "\t")
 			got = append(got, word)
 		}
@@ -80,14 +80,14 @@ func TestFishCompletes(t *testing.T) {
 func TestZshTakesItsCompletion(t *testing.T) {
 	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "
-	if got := said(t, zsh, "-fc", setup+"source "+script+"; print $_comps[rlsidecar]; whence -w _rlsidecar"); !slices.Equal(got, []string{"_rlsidecar", "_rlsidecar: function"}) {
+	if got := outputOf(t, zsh, "-fc", setup+"source "+script+"; print $_comps[rlsidecar]; whence -w _rlsidecar"); !slices.Equal(got, []string{"_rlsidecar", "_rlsidecar: function"}) {
 		t.Errorf("sourced: %q", got)
 	}
 	folder := t.TempDir()
 	if err := os.Rename(script, filepath.Join(folder, "_rlsidecar")); err != nil {
 		t.Fatal(err)
 	}
-	if got := said(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
+	if got := outputOf(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
 		t.Errorf("in a folder: %q", got)
 	}
 }
@@ -100,7 +100,7 @@ func TestManualPageIsWellFormed(t *testing.T) {
 			t.Errorf("mandoc: %s", line)
 		}
 	}
-	text := strings.Join(said(t, mandoc, "-T", "ascii", page), "\n")
+	text := strings.Join(outputOf(t, mandoc, "-T", "ascii", page), "\n")
 	for strip := strings.Index(text, "\b"); strip >= 0; strip = strings.Index(text, "\b") {
 		text = text[:strip-1] + text[strip+1:] // bold, as printers write it
 	}

@@ -20,7 +20,7 @@ type explainCmd struct {
 	Domain      string   `help:"Domain of the request. Required if the configuration has several."`
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
 	Format      string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
-	askedRequest
+	requestToExplain
 	configFlags
 }
 

@@ -15,15 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// askedRequest is a request that a proxy would send to /v1/auth.
-type askedRequest struct {
+// requestToExplain is a request that a proxy would send to /v1/auth.
+type requestToExplain struct {
 	Request  string   `placeholder:"'METHOD TARGET'" help:"Instead of descriptors: explain how /v1/auth handles a request, such as 'POST /login?next=1'."`
 	Header   []string `short:"H" sep:"none" placeholder:"'NAME: VALUE'" help:"Header of the request. May be repeated."`
 	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"Client address of the request."`
 }
 
 // read converts the request to the form that routes are compared with.
-func (a askedRequest) read() (*routing.Request, error) {
+func (a requestToExplain) read() (*routing.Request, error) {
 	method, uri, ok := strings.Cut(a.Request, " ")
 	if !ok || method == "" || uri == "" {
 		return nil, fmt.Errorf("--request %q is not METHOD TARGET, such as 'GET /'", a.Request)

@@ -45,7 +45,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 					t.Errorf("%v\n%s", err, &stderr)
 				}
 			})
-			within(t, "it is ready", func() bool { return asks(http, "/readyz") == nil })
+			within(t, "it is ready", func() bool { return requestHealth(http, "/readyz") == nil })
 			for range 100 {
 				for _, at := range []string{grpc, http} {
 					nc, err := net.DialTimeout("unix", at, time.Second) // fails when the queue of the socket is full
@@ -55,7 +55,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 					t.Cleanup(func() { nc.Close() })
 				}
 			}
-			within(t, "/livez", func() bool { return asks(http, "/livez") == nil })
+			within(t, "/livez", func() bool { return requestHealth(http, "/livez") == nil })
 			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
 			if above := strings.Contains(stderr.String(), "more connections than this process may open files"); above != (c.flags != nil) {
 				t.Errorf("the log has the warning about the bounds: %t", above)
@@ -67,8 +67,8 @@ func TestHealthOutOfFiles(t *testing.T) {
 	}
 }
 
-// asks requests path over HTTP at a Unix socket. It returns an error unless the status is 200.
-func asks(socket, path string) error {
+// requestHealth requests path over HTTP at a Unix socket. It returns an error unless the status is 200.
+func requestHealth(socket, path string) error {
 	client := http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{
@@ -90,11 +90,11 @@ func asks(socket, path string) error {
 	return nil
 }
 
-func within(t *testing.T, what string, ok func() bool) {
+func within(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 20 s", what)
+			t.Fatalf("%s: not within 20 s", condition)
 		}
 	}
 }

@@ -30,11 +30,11 @@ func (x *started) send(t *testing.T, domain string, entries ...string) int {
 }
 
 // contains fails the test for each string in wants that text lacks.
-func contains(t *testing.T, what, text string, wants ...string) {
+func contains(t *testing.T, condition, text string, wants ...string) {
 	t.Helper()
 	for _, want := range wants {
 		if !strings.Contains(text, want) {
-			t.Errorf("%s lacks %q:\n%s", what, want, text)
+			t.Errorf("%s lacks %q:\n%s", condition, want, text)
 		}
 	}
 }

@@ -68,8 +68,8 @@ func (x *started) get(t *testing.T, addr, path string) (int, string) {
 	return fetch(t, http.MethodGet, "http://"+addr+path, "")
 }
 
-// ask posts the descriptor key=1 to /json and returns the status.
-func (x *started) ask(t *testing.T, key string) int {
+// decide posts the descriptor key=1 to /json and returns the status.
+func (x *started) decide(t *testing.T, key string) int {
 	t.Helper()
 	code, _ := fetch(t, http.MethodPost, "http://"+x.http+"/json", fmt.Sprintf(`{"domain":"d","descriptors":[{"entries":[{"key":%q,"value":"1"}]}]}`, key))
 	return code
@@ -165,7 +165,7 @@ func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
 					t.Errorf("%s shows the password:\n%s", where, text)
 				}
 			}
-			if deny, allow := x.ask(t, "deny"), x.ask(t, "allow"); deny != 429 || allow != 200 {
+			if deny, allow := x.decide(t, "deny"), x.decide(t, "allow"); deny != 429 || allow != 200 {
 				t.Errorf("deny: %d, allow: %d; want 429 and 200", deny, allow)
 			}
 			var out output
@@ -207,16 +207,16 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
-	redistest.Eventually(t, "limits hold", func() bool { return x.ask(t, "deny") == 200 })
+	redistest.Eventually(t, "limits hold", func() bool { return x.decide(t, "deny") == 200 })
 	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
 		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 	redis.Do("ACL", "SETUSER", "one", "resetpass", ">other")
 	redis.Do("CLIENT", "KILL", "TYPE", "normal")
-	redistest.Eventually(t, "Redis refuses it again", func() bool { return x.ask(t, "deny") == 429 })
+	redistest.Eventually(t, "Redis refuses it again", func() bool { return x.decide(t, "deny") == 429 })
 	redis.Kill()
-	x.ask(t, "deny")
+	x.decide(t, "deny")
 	if code := ready(); code != 200 {
 		t.Errorf("readiness depends on Redis after it has decided once: %d", code)
 	}
@@ -234,7 +234,7 @@ func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	redis.Restart()
-	redistest.Eventually(t, "it decides", func() bool { return x.ask(t, "deny") == 200 })
+	redistest.Eventually(t, "it decides", func() bool { return x.decide(t, "deny") == 200 })
 	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
 		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")

@@ -46,7 +46,7 @@ func (c *getCmd) Run(a *app) error {
 			BlockedBy  string   `json:"blocked_by"`
 		} `json:"buckets"`
 	}
-	if err := c.ask(a, http.MethodGet, "buckets", query, &answer); err != nil {
+	if err := c.decide(a, http.MethodGet, "buckets", query, &answer); err != nil {
 		return err
 	}
 	if c.Format == "text" && len(answer.Buckets) > 0 {

@@ -35,23 +35,23 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 	t.Setenv("PORT", port)
 
-	ask := func(args ...string) (code int, said string) {
+	decide := func(args ...string) (code int, outputOf string) {
 		var stderr bytes.Buffer
 		code = runAs(t.Context(), append([]string{"/bin/ratelimit", "healthcheck"}, args...), nil, io.Discard, &stderr)
 		return code, stderr.String()
 	}
 	for name, args := range map[string][]string{"HTTP": nil, "gRPC": {"--http-listen", ""}} {
-		if code, said := ask(args...); code != exitDone {
-			t.Errorf("%s: exit code %d: %s", name, code, said)
+		if code, outputOf := decide(args...); code != exitDone {
+			t.Errorf("%s: exit code %d: %s", name, code, outputOf)
 		}
 	}
-	if code, said := ask("--http-listen", "", "--grpc-listen", ""); code != exitUsage {
-		t.Errorf("without a listener: exit code %d: %s", code, said)
+	if code, outputOf := decide("--http-listen", "", "--grpc-listen", ""); code != exitUsage {
+		t.Errorf("without a listener: exit code %d: %s", code, outputOf)
 	}
 	cancel()
 	<-ended
-	if code, said := ask(); code != exitNo || !strings.Contains(said, "refused") {
-		t.Errorf("after the end of the sidecar: exit code %d: %s", code, said)
+	if code, outputOf := decide(); code != exitNo || !strings.Contains(outputOf, "refused") {
+		t.Errorf("after the end of the sidecar: exit code %d: %s", code, outputOf)
 	}
 }
 
@@ -66,16 +66,16 @@ func TestLiveIsNotReady(t *testing.T) {
 		ended <- runAs(ctx, []string{"rlsidecar", "serve", "--xds-server", "127.0.0.1:1", "--start-without-config", "--drain-delay", "0s",
 			"--http-listen", "unix://" + socket, "--grpc-listen", "127.0.0.1:0", "--admin-listen", ""}, nil, io.Discard, &log)
 	}()
-	ask := func(args ...string) int {
+	decide := func(args ...string) int {
 		return runAs(t.Context(), append([]string{"rlsidecar", "healthcheck", "--http-listen", "unix://" + socket}, args...), nil, io.Discard, io.Discard)
 	}
-	alive := func() bool { return ask("--live") == exitDone }
+	alive := func() bool { return decide("--live") == exitDone }
 	for deadline := time.Now().Add(time.Minute); !alive() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 	}
 	if !alive() {
 		t.Errorf("it is not alive:\n%s", log.String())
 	}
-	if code := ask(); code != exitNo {
+	if code := decide(); code != exitNo {
 		t.Errorf("it is not ready, but the exit code is %d", code)
 	}
 	cancel()

@@ -67,7 +67,7 @@ func unknownKey(key string, here *level) string {
 	if guess := didYouMean(key, here.keys); guess != "" {
 		return message + guess
 	}
-	return fmt.Sprintf("%s; %s has %s", message, here.what, strings.Join(here.keys, ", "))
+	return fmt.Sprintf("%s; %s has %s", message, here.subject, strings.Join(here.keys, ", "))
 }
 
 // didYouMean returns "; did you mean …?" if one of known is close to word, or "".
@@ -135,8 +135,8 @@ func syntaxAdvice(message string) string {
 	return ""
 }
 
-func mappingAdvice(what string, n *yaml.Node) string {
-	if what == "rate_limit" && n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() == "!!str" {
+func mappingAdvice(subject string, n *yaml.Node) string {
+	if subject == "rate_limit" && n.Kind == yaml.ScalarNode && n.Value != "" && n.ShortTag() == "!!str" {
 		return fmt.Sprintf("; write \"limit: %s\" in place of rate_limit to use a limit of that name", short(n.Value))
 	}
 	if n.Kind == yaml.SequenceNode {

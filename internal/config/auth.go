@@ -183,7 +183,7 @@ func (c *compiler) auth() {
 	if c.mistakes == before {
 		c.warnSpelling(all, routes)
 	}
-	if from := c.believing(); from.at.line > 0 && !trusted.stated() {
+	if from := c.trustedSources(); from.at.line > 0 && !trusted.stated() {
 		c.warn(from.at, "%s is the address of the proxy itself, because no proxy is trusted; add trusted_proxies: [127.0.0.1/32, \"::1/128\", unix]", from.value)
 	}
 }
@@ -199,8 +199,8 @@ func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	}
 }
 
-// believing returns the first entry whose value requires a trusted proxy.
-func (c *compiler) believing() text {
+// trustedSources returns the first entry whose value requires a trusted proxy.
+func (c *compiler) trustedSources() text {
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue

@@ -214,7 +214,7 @@ func (c *compiler) build(d *domain) {
 	c.domain(d)
 	late := len(c.problems)
 	c.checkReplaces(d)
-	d.giveNames()
+	d.assignNames()
 	b := &built{
 		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
 		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
@@ -316,7 +316,7 @@ func (c *compiler) settings(d *domain) {
 }
 
 // maxOverride compiles the bound of overrides at the end of way. way is nil for the bound of the whole domain.
-func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Policy {
+func (c *compiler) maxOverride(d *domain, l *limit, reverse path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
 		return nil
@@ -329,20 +329,20 @@ func (c *compiler) maxOverride(d *domain, l *limit, way path) *descriptors.Polic
 	if !ok {
 		return nil
 	}
-	const what = "#max_override"
-	p.Name = way.name() + what
+	const subject = "#max_override"
+	p.Name = reverse.name() + subject
 	p.StatKey = d.Name + "." + p.Name
-	p.Prefix = descriptors.Prefix(d.Name, "path", way.id()+what, p.Limit.Kind)
+	p.Prefix = descriptors.Prefix(d.Name, "path", reverse.id()+subject, p.Limit.Kind)
 	p.Place = l.at.shown()
-	p.Whole = way == nil
-	c.apart(d, way, &p, false)
+	p.Whole = reverse == nil
+	c.apart(d, reverse, &p, false)
 	d.Bounded = true
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
 // apart sets the entries that identify the buckets of p, which is at the end of way.
-func (c *compiler) apart(d *domain, way path, p *draft, named bool) {
-	for i, s := range way {
+func (c *compiler) apart(d *domain, reverse path, p *draft, named bool) {
+	for i, s := range reverse {
 		switch {
 		case s.loose() && !s.shared && !named:
 			p.Whole = true
@@ -350,7 +350,7 @@ func (c *compiler) apart(d *domain, way path, p *draft, named bool) {
 			p.Open, p.more.OpenKeys = append(p.Open, i), append(p.more.OpenKeys, s.Key)
 		}
 	}
-	p.more.Slot = d.tag.slot(d.Name, way, p.Whole)
+	p.more.Slot = d.tag.slot(d.Name, reverse, p.Whole)
 }
 
 // agree adopts the value of one, and reports a value that differs from earlier documents.
@@ -370,7 +370,7 @@ func percent(share float64) string { return strconv.FormatFloat(share*100, 'g', 
 // step parses the level that a descriptor describes. Its Key is empty if it cannot be determined.
 func (c *compiler) step(one *descriptor) step {
 	s := step{shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
-	said := 0
+	reported := 0
 	for _, v := range []struct {
 		*text
 		key string
@@ -384,12 +384,12 @@ func (c *compiler) step(one *descriptor) step {
 		if !v.stated() {
 			continue
 		}
-		said++
+		reported++
 		var err error
 		switch {
 		case !v.ok:
 			return s // reported already
-		case said > 1:
+		case reported > 1:
 			c.mistake(v.at, "%s cannot be combined with another value; remove one", v.key)
 			return s
 		case v.how == descriptors.Exact:
@@ -415,7 +415,7 @@ func (c *compiler) step(one *descriptor) step {
 			}
 		}
 	}
-	if said == 0 {
+	if reported == 0 {
 		s.How = descriptors.Any
 	}
 	s.Key = one.Key.value
@@ -447,14 +447,14 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
 		s := c.step(one)
-		way := append(slices.Clip(above), s)
+		reverse := append(slices.Clip(above), s)
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // reported already; the level is not known
 			node := &descriptors.Node{}
-			c.place(d, one, way, node)
-			c.descriptors(d, tree, node, way, one.Descriptors.value)
+			c.place(d, one, reverse, node)
+			c.descriptors(d, tree, node, reverse, one.Descriptors.value)
 			continue
 		}
 		node, added := tree.Add(parent, s.Pattern)
@@ -469,16 +469,16 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if added {
 			d.nodes[node] = at
 		} else {
-			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, way.name(), first)
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, reverse.name(), first)
 			node = &descriptors.Node{}
 		}
-		c.place(d, one, way, node)
-		c.descriptors(d, tree, node, way, one.Descriptors.value)
+		c.place(d, one, reverse, node)
+		c.descriptors(d, tree, node, reverse, one.Descriptors.value)
 	}
 }
 
 // place adds the policies of a descriptor to its node.
-func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors.Node) {
+func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -489,45 +489,45 @@ func (c *compiler) place(d *domain, one *descriptor, way path, node *descriptors
 			p := *l.draft
 			p.Place, p.more.Named = name.at.shown(), false
 			if (l.used == place{}) {
-				c.paidAfterwards(name.at, &p)
+				c.checkSettle(name.at, &p)
 			}
-			c.useAt(d, one, way, node, &p, true, nil)
+			c.useAt(d, one, reverse, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 		}
 	}
 	if one.MaxOverride.ok {
-		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, way)
+		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, reverse)
 	}
 	for i, l := range one.RateLimit.value {
 		p, ok := c.limit(d, l, "")
 		if !ok {
 			continue
 		}
-		id := way.id()
-		p.Name = way.name()
+		id := reverse.id()
+		p.Name = reverse.name()
 		if i > 0 {
 			id += "#" + strconv.Itoa(i+1)
 			p.Name += "#" + strconv.Itoa(i+1)
 		}
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
 		p.Place = l.at.shown()
-		c.paidAfterwards(l.place("overdraw"), &p)
-		c.useAt(d, one, way, node, &p, false, l.Replaces.value)
+		c.checkSettle(l.place("overdraw"), &p)
+		c.useAt(d, one, reverse, node, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {
-		c.warnSlots(one, way, node)
+		c.warnSlots(one, reverse, node)
 	}
 }
 
-// paidAfterwards warns of a setting that defeats a limit with overdraw that proxies use.
-func (c *compiler) paidAfterwards(at place, p *draft) {
+// checkSettle warns of a setting that defeats a limit with overdraw that proxies use.
+func (c *compiler) checkSettle(at place, p *draft) {
 	if p.Limit.Overdraw {
 		c.warn(at, "overdraw: at the end of a stream charge the units used, and never refund a constant: Envoy does so after a denial too, so that requests would pay off the debt")
 	}
 }
 
 // useAt completes p for its place and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+func (c *compiler) useAt(d *domain, one *descriptor, reverse path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -540,21 +540,21 @@ func (c *compiler) useAt(d *domain, one *descriptor, way path, node *descriptors
 	if n := len(node.Policies); n > 0 {
 		number = "#" + strconv.Itoa(n+1)
 	}
-	p.StatKey = d.Name + "." + way.name() + number
+	p.StatKey = d.Name + "." + reverse.name() + number
 	sharedToo := false
-	for i, s := range way {
+	for i, s := range reverse {
 		sharedToo = sharedToo || s.shared
 		if s.metric && s.open() && !p.Detailed {
 			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}
-	c.apart(d, way, p, named)
+	c.apart(d, reverse, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
 	}
 	if p.Detailed || len(p.more.StatValues) > 0 {
-		p.more.StatLevels = way.levels()
-		p.more.StatLevels[len(way)-1] += number
+		p.more.StatLevels = reverse.levels()
+		p.more.StatLevels[len(reverse)-1] += number
 	}
 	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
 }

@@ -341,9 +341,9 @@ descriptors:
 	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != descriptors.Deny || s.Domains["d"].Alone {
 		t.Errorf("by default: %+v", b)
 	}
-	said := bad(t, Options{OnFailure: descriptors.Local}, file)
-	if !strings.HasPrefix(said, "a.yaml:12:9: on_backend_failure local needs a local_share") {
-		t.Errorf("said:\n%s", said)
+	reported := bad(t, Options{OnFailure: descriptors.Local}, file)
+	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
+		t.Errorf("said:\n%s", reported)
 	}
 }
 
@@ -367,23 +367,23 @@ func TestADomainMaySpanFiles(t *testing.T) {
 	if one(t, s, "d", "a=1").Owner != one(t, s, "d", "b=1").Owner || len(match(t, s, "e", "a=1")) != 0 || len(s.Domains) != 2 {
 		t.Error("wrongly merged")
 	}
-	said := bad(t, Options{}, files[0], files[1], "{domain: d, limits: {x: {algorithm: token_bucket, rate: 6, period: 1s}}, descriptors: [{key: a}]}")
+	reported := bad(t, Options{}, files[0], files[1], "{domain: d, limits: {x: {algorithm: token_bucket, rate: 6, period: 1s}}, descriptors: [{key: a}]}")
 	want := `c.yaml:1:22: domain "d" already has a limit named "x", at b.yaml:1; rename or remove one
 c.yaml:1:94: duplicate descriptor composite key 'd.a'; it is first at a.yaml:1: merge the two`
-	if said != want {
-		t.Errorf("said:\n%s\nwant:\n%s", said, want)
+	if reported != want {
+		t.Errorf("said:\n%s\nwant:\n%s", reported, want)
 	}
 }
 
 func TestMistakesOfAllFilesAreReported(t *testing.T) {
-	said := bad(t, Options{}, "domain: a\n  b: c", "domain: b\nx: y", "domain: [", "domain: d\ndescriptors: [{key: a, limit: perhaps_in_a_broken_file}]")
+	reported := bad(t, Options{}, "domain: a\n  b: c", "domain: b\nx: y", "domain: [", "domain: d\ndescriptors: [{key: a, limit: perhaps_in_a_broken_file}]")
 	for _, want := range []string{"a.yaml:2:", "b.yaml:2:1: config error, unknown key 'x'", "c.yaml:1:"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("no %q in\n%s", want, said)
+		if !strings.Contains(reported, want) {
+			t.Errorf("no %q in\n%s", want, reported)
 		}
 	}
-	if strings.Contains(said, "perhaps") {
-		t.Errorf("what may be in an unreadable file counts as missing:\n%s", said)
+	if strings.Contains(reported, "perhaps") {
+		t.Errorf("what may be in an unreadable file counts as missing:\n%s", reported)
 	}
 }
 
@@ -479,14 +479,14 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 }
 
 func TestBounds(t *testing.T) {
-	said := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
-	if said != "a.yaml: the file is larger than 16 MiB; split it" {
-		t.Error(said)
+	reported := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
+	if reported != "a.yaml: the file is larger than 16 MiB; split it" {
+		t.Error(reported)
 	}
 	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", DefaultMaxLimits) + "]}]"
-	said = bad(t, Options{}, many)
-	if said != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits" {
-		t.Error(said)
+	reported = bad(t, Options{}, many)
+	if reported != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits" {
+		t.Error(reported)
 	}
 }
 

@@ -101,20 +101,20 @@ type limit struct {
 	RequestsPerUnit whole   `key:"requests_per_unit" form:"reference"`
 	Unlimited       boolean `key:"unlimited" form:"reference"`
 
-	Algorithm   algorithm `key:"algorithm" form:"algorithm"`
-	Rate        whole     `key:"rate" form:"algorithm"`
-	Period      period    `key:"period" form:"algorithm"`
-	Capacity    whole     `key:"capacity" form:"algorithm"`
-	Initial     whole     `key:"initial" form:"algorithm"`
-	MaxReserved whole     `key:"max_reserved" form:"algorithm"`
-	Start       moment    `key:"start" form:"algorithm"`
-	Overdraw    boolean   `key:"overdraw" form:"algorithm"`
-	Guaranteed  minimum   `key:"guaranteed" form:"algorithm"`
-	Shards      whole     `key:"shards" form:"algorithm"`
-	Lease       loan      `key:"lease" form:"algorithm"`
-	MaxDelay    span      `key:"max_delay" form:"algorithm"`
-	Settle      settling  `key:"settle" form:"algorithm"`
-	Weights     weightMap `key:"weights" form:"algorithm"`
+	Algorithm   algorithm  `key:"algorithm" form:"algorithm"`
+	Rate        whole      `key:"rate" form:"algorithm"`
+	Period      period     `key:"period" form:"algorithm"`
+	Capacity    whole      `key:"capacity" form:"algorithm"`
+	Initial     whole      `key:"initial" form:"algorithm"`
+	MaxReserved whole      `key:"max_reserved" form:"algorithm"`
+	Start       moment     `key:"start" form:"algorithm"`
+	Overdraw    boolean    `key:"overdraw" form:"algorithm"`
+	Guaranteed  minimum    `key:"guaranteed" form:"algorithm"`
+	Shards      whole      `key:"shards" form:"algorithm"`
+	Lease       leaseTerms `key:"lease" form:"algorithm"`
+	MaxDelay    span       `key:"max_delay" form:"algorithm"`
+	Settle      settling   `key:"settle" form:"algorithm"`
+	Weights     weightMap  `key:"weights" form:"algorithm"`
 
 	TimeZone   zone         `key:"time_zone"`
 	Penalty    blocking     `key:"penalty"`
@@ -205,7 +205,7 @@ type (
 
 	weightMap      struct{ given[*algorithms.Weights] } // name -> 4, 0.1 or 1/10
 	minimum        struct{ given[*guaranteed] }
-	loan           struct{ given[*lease] }
+	leaseTerms     struct{ given[*lease] }
 	blocking       struct{ given[*penalty] }
 	metadata       struct{ given[map[string]any] }
 	oneLimit       struct{ given[*limit] }
@@ -239,11 +239,11 @@ var consumeNames = map[string]bool{"together": false, "each": true}
 
 // level describes the keys of a mapping.
 type level struct {
-	what  string // "a descriptor"
-	where string // where its keys belong, such as "in an item of descriptors"
-	typ   reflect.Type
-	keys  []string       // in the order of the struct
-	field map[string]int // maps a key to its field
+	subject string // "a descriptor"
+	where   string // where its keys belong, such as "in an item of descriptors"
+	typ     reflect.Type
+	keys    []string       // in the order of the struct
+	field   map[string]int // maps a key to its field
 }
 
 // levels are the levels of a file. Advice on a misplaced key names the first level that has it.
@@ -263,8 +263,8 @@ var levels = []*level{
 	newLevel[authEntry]("an entry", "in an entry of a route's descriptor"),
 }
 
-func newLevel[T any](what, where string) *level {
-	l := &level{what: what, where: where, typ: reflect.TypeFor[T](), field: map[string]int{}}
+func newLevel[T any](subject, where string) *level {
+	l := &level{subject: subject, where: where, typ: reflect.TypeFor[T](), field: map[string]int{}}
 	for i := range l.typ.NumField() {
 		if key := l.typ.Field(i).Tag.Get("key"); key != "" {
 			l.field[key] = i

@@ -79,7 +79,7 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 		return fmt.Sprintf("auth: {default: allow, routes: [{domain: %s, descriptors: [[{key: k, from: path}]]}]}\n", to)
 	}
 	type step struct {
-		what           string
+		subject        string
 		files          []string
 		domains, stale string
 	}
@@ -160,10 +160,10 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 			for _, s := range steps {
 				domains, stale, problems := k.load(s.files...)
 				if domains != s.domains || stale != s.stale {
-					t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.what, domains, stale, s.domains, s.stale, problems)
+					t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.subject, domains, stale, s.domains, s.stale, problems)
 				}
-				if fine := s.stale == "" && s.domains != "" && s.what != "to no domain"; fine == problems.Bad() {
-					t.Errorf("%s: %v", s.what, problems)
+				if fine := s.stale == "" && s.domains != "" && s.subject != "to no domain"; fine == problems.Bad() {
+					t.Errorf("%s: %v", s.subject, problems)
 				}
 			}
 		})
@@ -178,9 +178,9 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	}
 	k := newKeeper(t)
 	for _, step := range []struct {
-		what, auth string
-		b          int // rate of another domain
-		want       string
+		subject, auth string
+		b             int // rate of another domain
+		want          string
 	}{
 		{"good", route("/one"), 1, "/one"},
 		{"good again", route("/two"), 1, "/two"},
@@ -195,7 +195,7 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(k.folder, "b.yaml"), []byte(of("b", step.b)), 0o600))
 		s, problems, stale := k.Load([]string{k.folder})
 		if s == nil || len(s.Auth.Routes) != 1 || s.Auth.Routes[0].Path != step.want {
-			t.Errorf("%s: %+v, stale %v\n%v", step.what, s, stale, problems)
+			t.Errorf("%s: %+v, stale %v\n%v", step.subject, s, stale, problems)
 		}
 	}
 }
@@ -205,27 +205,27 @@ func TestAMistakeStaysInItsMessage(t *testing.T) {
 		return Message{Name: domain, Domain: domain, Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: rate}}}}
 	}
 	wrong := Message{Name: "a", Domain: "a", Descriptors: []MessageDescriptor{{Key: "", Value: "x"}}}
-	said := Problems{{File: "xds", Message: "cannot be decoded"}}
+	reported := Problems{{File: "xds", Message: "cannot be decoded"}}
 	k := NewKeeper(Options{})
 	for _, s := range []struct {
-		what           string
+		subject        string
 		messages       []Message
 		found          Problems
 		domains, stale string
 	}{
 		{"start", []Message{message("a", 1), message("b", 1)}, nil, "a 1; b 1", ""},
 		{"a mistake", []Message{wrong, message("b", 2)}, nil, "a 1; b 2", "a"},
-		{"one that cannot be decoded", []Message{{Name: "a", Unreadable: true}, message("b", 3)}, said, "a 1; b 3", "a"},
-		{"nor its name", []Message{{Unreadable: true}, message("c", 1)}, said, "a 1; b 3; c 1", "a b"},
+		{"one that cannot be decoded", []Message{{Name: "a", Unreadable: true}, message("b", 3)}, reported, "a 1; b 3", "a"},
+		{"nor its name", []Message{{Unreadable: true}, message("c", 1)}, reported, "a 1; b 3; c 1", "a b"},
 		{"removed", []Message{message("c", 2)}, nil, "c 2", ""},
 		{"all of them", nil, nil, "", ""},
 	} {
 		snapshot, problems, stale := k.CompileMessages(s.messages, s.found)
 		if got := shown(snapshot); got != s.domains || strings.Join(stale, " ") != s.stale {
-			t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.what, got, stale, s.domains, s.stale, problems)
+			t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.subject, got, stale, s.domains, s.stale, problems)
 		}
 		if problems.Bad() != (s.stale != "") {
-			t.Errorf("%s: %v", s.what, problems)
+			t.Errorf("%s: %v", s.subject, problems)
 		}
 	}
 }

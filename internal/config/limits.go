@@ -50,8 +50,8 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	n := &named{at: l.limit.at}
 	d.limits[l.name] = n
 	d.names = append(d.names, l.name)
-	if what := badName(l.name); what != "" {
-		c.mistake(l.limit.at, "the name of a limit %s; choose another", what)
+	if subject := badName(l.name); subject != "" {
+		c.mistake(l.limit.at, "the name of a limit %s; choose another", subject)
 		return
 	}
 	p, ok := c.limit(d, l.limit, l.name)
@@ -331,11 +331,11 @@ func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	var err error
 	p.more.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
 	for _, w := range specErrors(err) {
-		what := w.Field
-		if what != "shards" {
-			what = "shards: of one shard, " + what
+		subject := w.Field
+		if subject != "shards" {
+			subject = "shards: of one shard, " + subject
 		}
-		c.mistake(l.Shards.at, "%s %s", what, w.Problem)
+		c.mistake(l.Shards.at, "%s %s", subject, w.Problem)
 	}
 }
 
@@ -368,9 +368,9 @@ func (c *compiler) warnLease(l *limit, p *draft) {
 		c.warn(terms.Max.at, "lease has no effect: %s of %d is less than 2", percent(terms.Max.value), p.Limit.Capacity)
 	}
 	const much = 0.05
-	brought := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
-	if share := brought / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
-		c.warn(terms.For.at, "during a lease (for) %.0f more units are added, %s of capacity: any span may admit this much more than the limit; use a shorter for, or a larger capacity", math.Ceil(brought), percent(share))
+	lentPerWindow := float64(p.Limit.Rate) * float64(p.more.Lease.For) / float64(l.Period.value.span)
+	if share := lentPerWindow / float64(p.Limit.Capacity); p.Limit.Kind == algorithms.TokenBucket && share > much {
+		c.warn(terms.For.at, "during a lease (for) %.0f more units are added, %s of capacity: any span may admit this much more than the limit; use a shorter for, or a larger capacity", math.Ceil(lentPerWindow), percent(share))
 	}
 }
 
@@ -438,10 +438,10 @@ func (c *compiler) checkReplaces(d *domain) {
 	}
 }
 
-// giveNames makes the name of a rate_limit the name of the limit everywhere. The reference server allows several
+// assignNames makes the name of a rate_limit the name of the limit everywhere. The reference server allows several
 // limits with one name. Such limits keep the names of their places, and so does a limit with the name of one under
 // limits. Buckets and the reference server's counters depend only on the place.
-func (d *domain) giveNames() {
+func (d *domain) assignNames() {
 	named := map[string]bool{} // by Owner
 	for _, p := range d.Named {
 		named[p.Owner] = true

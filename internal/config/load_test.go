@@ -9,7 +9,7 @@ import (
 )
 
 // loaded returns the domains that Load finds, and its problems without the name of the folder.
-func loaded(t *testing.T, folder string, names ...string) (domains []string, said string) {
+func loaded(t *testing.T, folder string, names ...string) (domains []string, reported string) {
 	t.Helper()
 	paths := make([]string, len(names))
 	for i, name := range names {
@@ -54,8 +54,8 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		{[]string{"deep/**"}, []string{"e", "f", "g"}},
 		{[]string{"deep/**", "deep"}, []string{"e", "f", "g"}},
 	} {
-		if got, said := loaded(t, folder, c.names...); !slices.Equal(got, c.want) || said != "" {
-			t.Errorf("%v: domains %v, want %v; said %q", c.names, got, c.want, said)
+		if got, reported := loaded(t, folder, c.names...); !slices.Equal(got, c.want) || reported != "" {
+			t.Errorf("%v: domains %v, want %v; said %q", c.names, got, c.want, reported)
 		}
 	}
 }
@@ -66,8 +66,8 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	write(t, filepath.Join(folder, "..2026", "a.yaml"), "domain: a")
 	must(t, os.Symlink("..2026", filepath.Join(folder, "..data")))
 	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
-	if got, said := loaded(t, folder, "."); !slices.Equal(got, []string{"a"}) || said != "" {
-		t.Errorf("domains %v, said %q", got, said)
+	if got, reported := loaded(t, folder, "."); !slices.Equal(got, []string{"a"}) || reported != "" {
+		t.Errorf("domains %v, said %q", got, reported)
 	}
 }
 
@@ -84,15 +84,15 @@ func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 		"gone/**":  "~/gone/**: the folder cannot be listed: no such file or directory",
 		"dangling": "~/dangling/a.yaml: cannot be read: no such file or directory",
 	} {
-		if _, said := loaded(t, folder, "good.yaml", name); said != want {
-			t.Errorf("%s: said %q, want %q", name, said, want)
+		if _, reported := loaded(t, folder, "good.yaml", name); reported != want {
+			t.Errorf("%s: said %q, want %q", name, reported, want)
 		}
 	}
-	if _, said := loaded(t, folder); said != "(no path): no configuration file or folder is given; name at least one" {
-		t.Error(said)
+	if _, reported := loaded(t, folder); reported != "(no path): no configuration file or folder is given; name at least one" {
+		t.Error(reported)
 	}
 	write(t, filepath.Join(folder, "large.yaml"), strings.Repeat("#", maxFileSize+1))
-	if _, said := loaded(t, folder, "large.yaml"); said != "~/large.yaml: the file is larger than 16 MiB; split it" {
-		t.Error(said)
+	if _, reported := loaded(t, folder, "large.yaml"); reported != "~/large.yaml: the file is larger than 16 MiB; split it" {
+		t.Error(reported)
 	}
 }

@@ -83,10 +83,10 @@ func fresh(files []File, problems Problems, o *Options) *source {
 	return s
 }
 
-func same(t *rapid.T, step int, got, want *limiter.Snapshot, said, wantSaid Problems) {
+func same(t *rapid.T, step int, got, want *limiter.Snapshot, reported, wantReported Problems) {
 	t.Helper()
-	if !slices.Equal(said, wantSaid) {
-		t.Fatalf("step %d: it says\n%v\nwant\n%v", step, said, wantSaid)
+	if !slices.Equal(reported, wantReported) {
+		t.Fatalf("step %d: it says\n%v\nwant\n%v", step, reported, wantReported)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("step %d: got %+v, want %+v", step, got, want)
@@ -103,10 +103,10 @@ func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
 			files = edit(t, files)
 			problems := unread(t)
 			read := l.read(files, problems)
-			got, said := l.compiler(read).compile(read.docs, read.files)
+			got, reported := l.compiler(read).compile(read.docs, read.files)
 			l.tidy(read)
-			want, wantSaid := fresh(files, problems, &o).compile(o)
-			same(t, step, got, want, said, wantSaid)
+			want, wantReported := fresh(files, problems, &o).compile(o)
+			same(t, step, got, want, reported, wantReported)
 		}
 	})
 }
@@ -121,10 +121,10 @@ func TestIsolatingWhatChangedIsIsolatingAll(t *testing.T) {
 			files = edit(t, files)
 			problems := unread(t)
 			read := k.loader.read(files, problems)
-			got, said, stale := k.compile(read)
+			got, reported, stale := k.compile(read)
 			k.loader.tidy(read)
-			want, wantSaid, wantStale := plain.compile(fresh(files, problems, &o))
-			same(t, step, got, want, said, wantSaid)
+			want, wantReported, wantStale := plain.compile(fresh(files, problems, &o))
+			same(t, step, got, want, reported, wantReported)
 			if !slices.Equal(stale, wantStale) {
 				t.Fatalf("step %d: stale %q, want %q", step, stale, wantStale)
 			}
@@ -151,11 +151,11 @@ func TestLargeFilesAreReadAhead(t *testing.T) {
 	load := func() *limiter.Snapshot {
 		t.Helper()
 		read := l.read(files, nil)
-		got, said := l.compiler(read).compile(read.docs, read.files)
+		got, reported := l.compiler(read).compile(read.docs, read.files)
 		l.tidy(read)
-		want, wantSaid := Compile(files, Options{})
-		if !slices.Equal(said, wantSaid) || !reflect.DeepEqual(got, want) {
-			t.Fatalf("%v, want %v", said, wantSaid)
+		want, wantReported := Compile(files, Options{})
+		if !slices.Equal(reported, wantReported) || !reflect.DeepEqual(got, want) {
+			t.Fatalf("%v, want %v", reported, wantReported)
 		}
 		return got
 	}
@@ -189,9 +189,9 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 		t.Helper()
 		read := l.read(files, nil)
 		defer l.tidy(read)
-		s, said := l.compiler(read).compile(read.docs, read.files)
+		s, reported := l.compiler(read).compile(read.docs, read.files)
 		if s == nil {
-			t.Fatal(said)
+			t.Fatal(reported)
 		}
 		return s
 	}

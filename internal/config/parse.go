@@ -179,11 +179,11 @@ type field interface {
 
 // object reads the mapping n into the fields of the struct that into points to; what names n in messages. A null
 // value counts as none. It reports whether all keys could be read, even if some values could not.
-func (p *parser) object(n *yaml.Node, what string, into any) bool {
+func (p *parser) object(n *yaml.Node, subject string, into any) bool {
 	v := reflect.ValueOf(into).Elem()
 	level := levelOf(v.Type())
 	before := p.mistakes
-	entries := p.entries(n, what, false)
+	entries := p.entries(n, subject, false)
 	read := p.mistakes == before
 	for _, e := range entries {
 		i, known := level.field[e.key.Value]
@@ -205,10 +205,10 @@ type entry struct{ key, value *yaml.Node }
 
 // entries returns the entries of a mapping. Keys are strings (or, if anyKey, scalars), each once. Those of a "<<"
 // come last, and only if the mapping itself does not have them.
-func (p *parser) entries(n *yaml.Node, what string, anyKey bool) (list []entry) {
+func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
-		p.mistake(p.at(n), "%s must be a mapping, is %s%s", what, describe(n), mappingAdvice(what, n))
+		p.mistake(p.at(n), "%s must be a mapping, is %s%s", subject, describe(n), mappingAdvice(subject, n))
 		return nil
 	}
 	if !p.enter(n) {

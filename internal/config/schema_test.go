@@ -185,10 +185,10 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 		}
 		return slices.Sorted(slices.Values(list))
 	}
-	same := func(what string, got, want []string) {
+	same := func(subject string, got, want []string) {
 		t.Helper()
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: %v in the schema, %v for the parser", what, got, want)
+			t.Errorf("%s: %v in the schema, %v for the parser", subject, got, want)
 		}
 	}
 	same("algorithm", words(schemaAt(t, "algorithm")["enum"]), sortedKeys(algorithmNames))

@@ -246,21 +246,21 @@ func (c *compiler) settleAlone(l *limit, p *draft) {
 
 // settleNumbers reports what is wrong with the numbers of a settle; capacity is that of its limit.
 func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
-	bounded := func(w *whole, key string, from, to int64, what string) {
+	bounded := func(w *whole, key string, from, to int64, subject string) {
 		if w.ok && (w.value < from || w.value > to) {
-			c.mistake(w.at, "%s must be between %d and %s, is %d", key, from, what, w.value)
+			c.mistake(w.at, "%s must be between %d and %s, is %d", key, from, subject, w.value)
 		}
 	}
 	upTo := fmt.Sprintf("the capacity, %d", capacity)
 	most, isMost := capacity, s.Most.ok && s.Most.value >= 1 && s.Most.value <= capacity
 	bounded(&s.Most, "most", 1, capacity, upTo)
-	what := upTo
+	subject := upTo
 	if isMost {
-		most, what = s.Most.value, fmt.Sprintf("most, %d", s.Most.value)
+		most, subject = s.Most.value, fmt.Sprintf("most, %d", s.Most.value)
 	}
-	bounded(&s.Least, "least", 0, most, what)
+	bounded(&s.Least, "least", 0, most, subject)
 	e := whole{s.Estimate.given}
-	bounded(&e, "estimate", max(1, min(s.Least.value, most)), most, what)
+	bounded(&e, "estimate", max(1, min(s.Least.value, most)), most, subject)
 	const mostDebt = 1 << 53
 	bounded(&s.MaxDebt, "max_debt", 0, mostDebt, fmt.Sprint(int64(mostDebt)))
 	if u := s.UnknownCost; u.ok && u.value.most && !s.Most.ok {

@@ -331,9 +331,9 @@ func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
 }
 
 // limit reads a limit; what names it in messages.
-func (p *parser) limit(n *yaml.Node, what string) *limit {
+func (p *parser) limit(n *yaml.Node, subject string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes
-	l.doubtful = !p.object(n, what, l)
+	l.doubtful = !p.object(n, subject, l)
 	l.broken = p.mistakes > before
 	return l
 }
@@ -357,7 +357,7 @@ func (m *minimum) read(p *parser, key string, n *yaml.Node) {
 	m.set(p, n, g, p.mistakes == before)
 }
 
-func (l *loan) read(p *parser, key string, n *yaml.Node) {
+func (l *leaseTerms) read(p *parser, key string, n *yaml.Node) {
 	terms, before := &lease{}, p.mistakes
 	p.object(n, key, terms)
 	if p.mistakes == before && (!terms.Max.ok || !terms.For.ok) {

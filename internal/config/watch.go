@@ -40,7 +40,7 @@ func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)}
 // symbolic links, as Kubernetes makes them for a ConfigMap.
 func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	paths := watcher.paths
-	look := func() {
+	check := func() {
 		if now := digest(paths); now != watcher.last {
 			watcher.last = now
 			changed()
@@ -48,7 +48,7 @@ func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		settle(ctx, nil, look)
+		settle(ctx, nil, check)
 		return
 	}
 	defer w.Close()
@@ -63,7 +63,7 @@ func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	}()
 	settle(ctx, events, func() {
 		follow() // a folder may have been replaced
-		look()
+		check()
 	})
 	w.Close()
 	<-done
@@ -113,7 +113,7 @@ func concerns(paths []string) func(name string) bool {
 
 // settle calls look once events have been quiet for a while or have gone on for too long, and at every poll. It
 // returns when ctx ends.
-func settle(ctx context.Context, events <-chan struct{}, look func()) {
+func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // time of the first unhandled event
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
@@ -128,7 +128,7 @@ func settle(ctx context.Context, events <-chan struct{}, look func()) {
 			timer.Reset(min(quiet, patience-time.Since(first)))
 		case <-timer.C:
 			first = time.Time{}
-			look()
+			check()
 			timer.Reset(poll)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 // seen runs Watch on paths. next waits for the next change, and fails the test if none comes in time; none fails it
 // if one comes.
-func seen(t *testing.T, paths ...string) (next func(what string), none func(what string)) {
+func seen(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -26,19 +26,19 @@ func seen(t *testing.T, paths ...string) (next func(what string), none func(what
 		cancel()
 		<-done
 	})
-	next = func(what string) {
+	next = func(subject string) {
 		t.Helper()
 		select {
 		case <-changes:
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: not noticed", what)
+			t.Fatalf("%s: not noticed", subject)
 		}
 	}
-	none = func(what string) {
+	none = func(subject string) {
 		t.Helper()
 		select {
 		case <-changes:
-			t.Fatalf("%s: counted as a change", what)
+			t.Fatalf("%s: counted as a change", subject)
 		case <-time.After(3 * quiet):
 		}
 	}
@@ -172,11 +172,11 @@ func TestSettleWaitsForQuietButNotForever(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		at := func(d time.Duration) { time.Sleep(time.Until(start.Add(d))) }
-		var looks []time.Duration
+		var checks []time.Duration
 		events, done := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(done)
-			settle(ctx, events, func() { looks = append(looks, time.Since(start)) })
+			settle(ctx, events, func() { checks = append(checks, time.Since(start)) })
 		}()
 		events <- struct{}{}
 		at(90 * time.Millisecond)
@@ -189,8 +189,8 @@ func TestSettleWaitsForQuietButNotForever(t *testing.T) {
 		cancel()
 		<-done
 		want := []time.Duration{190 * time.Millisecond, 6 * time.Second, 36 * time.Second}
-		if !slices.Equal(looks, want) {
-			t.Errorf("reads at %v, want %v", looks, want)
+		if !slices.Equal(checks, want) {
+			t.Errorf("reads at %v, want %v", checks, want)
 		}
 	})
 }

@@ -109,7 +109,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 
 // weigh adds the weight of r to b; charges is the number of charges before r was added.
 func (b *Batch) weigh(r *batched, charges int) {
-	r.weight = max(len(r.asks), b.checks.Charges()-charges)
+	r.weight = max(len(r.limits), b.checks.Charges()-charges)
 	b.weight += r.weight
 }
 

@@ -98,7 +98,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 // TestARequestThatIsKnownNeedsNoStore: one that is wrong, or charges nothing, can be finished at once.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
-	store := storeThatKeeps{}
+	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
 	l.Swap(snapshot(p))
 	s, _ := newServer(t, l, Options{})
@@ -128,6 +128,6 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	}
 }
 
-type storeThatKeeps struct{ batch *backend.Batch }
+type recordingStore struct{ batch *backend.Batch }
 
-func (s *storeThatKeeps) Submit(b *backend.Batch) { s.batch = b }
+func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }

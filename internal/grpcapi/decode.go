@@ -51,7 +51,7 @@ func (x *exchange) decode() error {
 			if x.excess != "" {
 				continue
 			}
-			if len(x.asks) == x.bounds.Descriptors {
+			if len(x.limits) == x.bounds.Descriptors {
 				x.excess = BoundDescriptors
 				continue
 			}
@@ -63,8 +63,8 @@ func (x *exchange) decode() error {
 			x.hits = uint32(varint)
 		}
 	}
-	for i := range x.asks {
-		x.asks[i].convert(&x.call.Descriptors[i], x.hits)
+	for i := range x.limits {
+		x.limits[i].convert(&x.call.Descriptors[i], x.hits)
 	}
 	return nil
 }

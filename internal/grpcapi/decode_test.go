@@ -40,11 +40,11 @@ func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
 	if x.call.Request.Domain != want.Domain || x.hits != want.HitsAddend {
 		t.Fatalf("domain %q, hits %d, want %q, %d", x.call.Request.Domain, x.hits, want.Domain, want.HitsAddend)
 	}
-	if len(x.asks) != len(want.Descriptors) || len(x.call.Descriptors) != len(want.Descriptors) {
-		t.Fatalf("%d descriptors, want %d", len(x.asks), len(want.Descriptors))
+	if len(x.limits) != len(want.Descriptors) || len(x.call.Descriptors) != len(want.Descriptors) {
+		t.Fatalf("%d descriptors, want %d", len(x.limits), len(want.Descriptors))
 	}
 	for i, w := range want.Descriptors {
-		d, a := &x.call.Descriptors[i], &x.asks[i]
+		d, a := &x.call.Descriptors[i], &x.limits[i]
 		if len(d.Entries) != len(w.Entries) {
 			t.Fatalf("descriptor %d: %d entries, want %d", i, len(d.Entries), len(w.Entries))
 		}
@@ -53,13 +53,13 @@ func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
 				t.Fatalf("descriptor %d: entry %d is %q, want %q", i, j, d.Entries[j], e)
 			}
 		}
-		wantAsk := ask{
+		wantLimit := ask{
 			hits: w.HitsAddend.GetValue(), hasHits: w.HitsAddend != nil, negative: w.IsNegativeHits,
 			hasLimit: w.Limit != nil, requests: w.Limit.GetRequestsPerUnit(), unit: int32(w.Limit.GetUnit()),
 			multiplier: w.Limit.GetUnitMultiplier().GetValue(),
 		}
-		if *a != wantAsk {
-			t.Fatalf("descriptor %d: %+v, want %+v", i, *a, wantAsk)
+		if *a != wantLimit {
+			t.Fatalf("descriptor %d: %+v, want %+v", i, *a, wantLimit)
 		}
 	}
 }
@@ -203,8 +203,8 @@ func TestExcessIsMarkedNotDecoded(t *testing.T) {
 		if err != nil || x.excess != c.excess {
 			t.Errorf("%s: exceeds %q, want %q; %v", name, x.excess, c.excess, err)
 		}
-		if len(x.asks) > maxDescriptors || x.entries > maxDescriptors*maxEntries {
-			t.Errorf("%s: %d descriptors and %d entries were decoded", name, len(x.asks), x.entries)
+		if len(x.limits) > maxDescriptors || x.entries > maxDescriptors*maxEntries {
+			t.Errorf("%s: %d descriptors and %d entries were decoded", name, len(x.limits), x.entries)
 		}
 	}
 }

@@ -11,9 +11,9 @@ import (
 // exchange is one decoded RateLimitRequest, with the buffers for its answer. The strings in call point into wire, so
 // that nothing may keep them after free.
 type exchange struct {
-	call limiter.Call
-	wire []byte
-	asks []ask // one for each descriptor in call.Descriptors
+	call   limiter.Call
+	wire   []byte
+	limits []ask // one for each descriptor in call.Descriptors
 	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds
@@ -65,7 +65,7 @@ var exchanges = sync.Pool{New: func() any { return &exchange{} }}
 
 func (x *exchange) reset() {
 	x.call.Reset()
-	x.asks = x.asks[:0]
+	x.limits = x.limits[:0]
 	x.hits, x.excess, x.entries = 0, "", 0
 }
 
@@ -89,8 +89,8 @@ func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
 
 // addDescriptor appends an empty descriptor and returns it.
 func (x *exchange) addDescriptor() (*limiter.Descriptor, *ask) {
-	x.asks = append(x.asks, ask{})
-	return x.call.AddDescriptor(), &x.asks[len(x.asks)-1]
+	x.limits = append(x.limits, ask{})
+	return x.call.AddDescriptor(), &x.limits[len(x.limits)-1]
 }
 
 // answer is an encoded RateLimitResponse, with the list of buffers that gRPC requires. Most answers need one

@@ -89,7 +89,7 @@ func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 	var chosen status
 	for i := range v.Statuses {
 		var s status
-		s.tell(v, i)
+		s.report(v, i)
 		if s.limit != nil && (chosen.limit == nil || s.denies() || !chosen.denies() && s.remaining < chosen.remaining) {
 			chosen = s
 		}
@@ -125,9 +125,9 @@ func appendHeader(b []byte, name, value string) []byte {
 // "backend_failure" tells that the store could not decide a limit.
 func appendMetadata(b []byte, x *exchange) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
-	list := make([]any, len(x.asks))
-	for i := range x.asks {
-		list[i] = describe(&x.call.Descriptors[i], &x.asks[i])
+	list := make([]any, len(x.limits))
+	for i := range x.limits {
+		list[i] = describe(&x.call.Descriptors[i], &x.limits[i])
 	}
 	fields["descriptors"] = list
 	if x.hits != 0 {

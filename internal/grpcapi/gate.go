@@ -15,7 +15,7 @@ import (
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	aside chan struct{} // requests that were not admitted and are answered with a failure, without waiting
+	overflow chan struct{} // requests that were not admitted and are answered with a failure, without waiting
 
 	mu      sync.Mutex
 	weight  int                  // of the requests inside

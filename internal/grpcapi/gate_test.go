@@ -119,14 +119,14 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 			ctx := from(t.Context(), "a")
 			for range 21 { // 2,100 charges
 				first.Go(func() {
-					if _, err := askByGRPC(s, ctx, request(slices.Repeat([]string{"k"}, 100)...)); err != nil {
+					if _, err := sendByGRPC(s, ctx, request(slices.Repeat([]string{"k"}, 100)...)); err != nil {
 						t.Error(err)
 					}
 				})
 			}
 			synctest.Wait()
 			start := time.Now()
-			got, err := askByGRPC(s, ctx, request("k"))
+			got, err := sendByGRPC(s, ctx, request("k"))
 			if err != nil || int32(got.OverallCode) != want || time.Since(start) != 5*ms {
 				t.Errorf("%v, %v after %v", got, err, time.Since(start))
 			}

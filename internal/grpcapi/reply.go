@@ -47,8 +47,8 @@ type status struct {
 	reset int64
 }
 
-// tell fills s, which is empty, with the result of descriptor i.
-func (s *status) tell(v *limiter.Verdict, i int) {
+// report fills s, which is empty, with the result of descriptor i.
+func (s *status) report(v *limiter.Verdict, i int) {
 	spoken := &v.Statuses[i]
 	s.over = spoken.Denied
 	if spoken.Result < 0 {
@@ -90,7 +90,7 @@ func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	b = appendCode(b, responseCode, v.Denied)
 	for i := range v.Statuses {
 		var s status
-		s.tell(v, i)
+		s.report(v, i)
 		b = s.append(b, known)
 	}
 	return b

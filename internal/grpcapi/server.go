@@ -74,7 +74,7 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 	o.Bounds = o.Bounds.withDefaults()
 	o.Patience = cmp.Or(o.Patience, gatePatience)
 	s := &Server{limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second)}
-	s.gate.aside = make(chan struct{}, gateAside)
+	s.gate.overflow = make(chan struct{}, gateAside)
 	return s, nil
 }
 
@@ -146,7 +146,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 		return
 	}
 	m.inside = late
-	s.gate.aside <- struct{}{}
+	s.gate.overflow <- struct{}{}
 }
 
 // leave releases m's place inside the gate, if it has one.
@@ -155,7 +155,7 @@ func (s *Server) leave(m *message) {
 	case inside:
 		s.gate.leave(m.pass)
 	case late:
-		<-s.gate.aside
+		<-s.gate.overflow
 	case outside:
 	}
 	m.inside = outside

@@ -76,23 +76,23 @@ func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals
 	return s, r
 }
 
-// asker puts a request to a server.
-type asker func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
+// sender puts a request to a server.
+type sender func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
 
-// askers are the ways in, which must not differ.
-var askers = map[string]asker{"by gRPC": askByGRPC, "in a batch": askInBatch}
+// senders are the ways in, which must not differ.
+var senders = map[string]sender{"by gRPC": sendByGRPC, "in a batch": sendInBatch}
 
 // each runs test for all askers; time is the test's own.
-func each(t *testing.T, test func(*testing.T, asker)) {
+func each(t *testing.T, test func(*testing.T, sender)) {
 	t.Helper()
-	for name, ask := range askers {
+	for name, ask := range senders {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { test(t, ask) })
 		})
 	}
 }
 
-func askByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+func sendByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
 	reply, err := shouldRateLimit(s, ctx, func(v any) error {
 		return Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(wire)}, v)
 	}, nil)
@@ -106,7 +106,7 @@ func askByGRPC(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitRespo
 	return response(out.Materialize())
 }
 
-func askInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
+func sendInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error) {
 	b := s.NewBatch(s.limiter.(*limiter.Limiter))
 	deadline, ok := ctx.Deadline()
 	left := time.Duration(0)
@@ -143,7 +143,7 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 }
 
 // must asks for key, and fails the test unless it is allowed.
-func (ask asker) must(t *testing.T, s *Server, key string) {
+func (ask sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := ask(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
 		t.Errorf("%v, %v", got, err)
@@ -189,7 +189,7 @@ func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limi
 }
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), limiter.Config{}), Options{})
 		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
 		for _, c := range []struct {
@@ -218,7 +218,7 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 }
 
 func TestTooMuchIsDenied(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, counted := newServer(t, newLimiter(), Options{})
 		keys := make([]string, DefaultDescriptors+1)
 		got, err := ask(s, t.Context(), request(keys...))
@@ -237,7 +237,7 @@ func TestTooMuchIsDenied(t *testing.T) {
 }
 
 func TestBoundsOfARequestCanBeRaised(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 200, Entries: 1}})
 		for n, want := range map[int]rls.RateLimitResponse_Code{200: ok, 201: over} {
 			if got, err := ask(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
@@ -253,7 +253,7 @@ func TestBoundsOfARequestCanBeRaised(t *testing.T) {
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
 		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, descriptors.Deny), &counted, Options{}, zap.New(core))
@@ -280,7 +280,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 }
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, descriptors.Error), Options{})
 		if _, err := ask(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
 			t.Error(err)
@@ -289,7 +289,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 }
 
 func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("asked") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
@@ -308,7 +308,7 @@ func leaky(t *testing.T) *descriptors.Policy {
 }
 
 func TestAnswersAreHeldForTheirTurn(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
 		for i := range 3 {
@@ -337,7 +337,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 }
 
 func TestHoldingEndsWithTheCaller(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		ask.must(t, s, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -352,7 +352,7 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 }
 
 func TestHeldAnswersAreBounded(t *testing.T) {
-	each(t, func(t *testing.T, ask asker) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		ask.must(t, s, "jobs")
 		s.held.Most = -1

@@ -52,7 +52,7 @@ func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimit
 }
 
 // sent is a request with the hits_addend of its own.
-func sent(t *testing.T, ask asker, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
+func sent(t *testing.T, ask sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
 	if err != nil {
@@ -78,7 +78,7 @@ func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 
 func TestTheAnswerHasTheIDOfWhatWasReserved(t *testing.T) {
 	for _, o := range []Options{{}, {Metadata: true}} {
-		each(t, func(t *testing.T, ask asker) {
+		each(t, func(t *testing.T, ask sender) {
 			s := settleServer(t, o)
 			remaining := func() uint32 {
 				t.Helper()

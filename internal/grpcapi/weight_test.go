@@ -71,7 +71,7 @@ func TestWeightBoundsWhatIsHeld(t *testing.T) {
 		sum := held(reflect.ValueOf(b.checks).Elem())
 		for i, r := range b.requests[:b.used] {
 			b.Finish(i)
-			own := held(reflect.ValueOf(&r.call.Request).Elem()) + held(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.asks)*int(reflect.TypeFor[ask]().Size())
+			own := held(reflect.ValueOf(&r.call.Request).Elem()) + held(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.limits)*int(reflect.TypeFor[ask]().Size())
 			sum += own + 2*len(r.wire)
 		}
 		bound := b.Weight()*2<<10 + 4*wire

@@ -13,13 +13,13 @@ import (
 // respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is nil if the
 // request has no stream. c.mu is held.
 func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
-	tell, filled := c.table.tell, c.table.filled
+	report, filled := c.table.report, c.table.filled
 	start := len(c.out)
 	use := &plainBlocks
-	if !tell {
+	if !report {
 		use = c.table.next()
 	}
-	if tell {
+	if report {
 		block := append(c.table.appendSize(nil), use.headers...)
 		c.out = appendHeaders(c.out, id, false, block)
 	} else {
@@ -30,7 +30,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	out, status := message(c.out)
 	if status != nil {
 		c.out = c.out[:start] // remove the headers of the answer
-		c.table.tell, c.table.filled = tell, filled
+		c.table.report, c.table.filled = report, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
 		c.over(s)
 		return

@@ -47,8 +47,8 @@ func encodeBlocks(indexed bool) blocks {
 type table struct {
 	size   uint32
 	filled bool
-	// tell means that the next block must begin with an update of the size.
-	tell bool
+	// report means that the next block must begin with an update of the size.
+	report bool
 }
 
 // resize handles SETTINGS_HEADER_TABLE_SIZE. A table that was made smaller stays small: the update must contain the
@@ -57,7 +57,7 @@ func (t *table) resize(size uint32) {
 	if size >= t.size {
 		return
 	}
-	t.size, t.tell = size, true
+	t.size, t.report = size, true
 	if size < smallestSize {
 		t.size, t.filled = 0, false
 	}
@@ -65,10 +65,10 @@ func (t *table) resize(size uint32) {
 
 // appendSize begins a block: it appends an update of the table's size if one is due.
 func (t *table) appendSize(b []byte) []byte {
-	if !t.tell {
+	if !t.report {
 		return b
 	}
-	t.tell = false
+	t.report = false
 	if t.size < 31 { // RFC 7541, 6.3
 		return append(b, 0x20|byte(t.size))
 	}

@@ -239,7 +239,7 @@ func (c *conn) tick(now time.Time) {
 	if c.busy() || c.last != c.seenLast {
 		c.seenLast, c.usedAt = c.last, now
 	} else if late(c.heard, c.server.config.Tick) {
-		c.giveBack()
+		c.restoreConnWindow()
 	}
 	age, idle := c.age > 0 && late(c.born, c.age), c.server.config.MaxConnectionIdle
 	end := !c.draining && (age || idle > 0 && late(c.usedAt, idle))
@@ -250,8 +250,8 @@ func (c *conn) tick(now time.Time) {
 	}
 }
 
-// giveBack returns the memory of a connection that has been idle for a tick. c.mu is held.
-func (c *conn) giveBack() {
+// restoreConnWindow returns the memory of a connection that has been idle for a tick. c.mu is held.
+func (c *conn) restoreConnWindow() {
 	if c.resting || !c.reading || c.writing || c.draining {
 		return
 	}

@@ -424,10 +424,10 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // what is handed over
-		var told []string
+		var reported []string
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
 			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				told = append(told, r.Header.Get("Grpc-Timeout"))
+				reported = append(reported, r.Header.Get("Grpc-Timeout"))
 				others(w, r)
 			})
 		}))
@@ -439,8 +439,8 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 			c.flush()
 			c.answer(id)
 		}
-		if want := []string{"51m", "21m", "1m"}; !slices.Equal(told, want) {
-			t.Errorf("handed over with %v, want %v", told, want)
+		if want := []string{"51m", "21m", "1m"}; !slices.Equal(reported, want) {
+			t.Errorf("handed over with %v, want %v", reported, want)
 		}
 	})
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxAsk bounds the body of a request to the API, in bytes.
-const maxAsk = 64 << 10
+// maxBody bounds the body of a request to the API, in bytes.
+const maxRequestBody = 64 << 10
 
 // API answers applications that use named limits.
 type API struct {
@@ -103,25 +103,25 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 }
 
 // decide answers /v1/limit and, as a dry run, /v1/check.
-func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
+func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 	body, ok := readBody(w, r)
 	if !ok || !a.working.enter(r.Context()) {
 		return
 	}
 	defer a.working.leave()
-	ask, err := parseAsk(body)
+	ask, err := parseRequest(body)
 	switch {
 	case err != nil:
 		malformed.write(w, err.Error(), "")
 		return
-	case ask.settles && !look:
+	case ask.settles && !dryRun:
 		a.settle(w, r, ask)
 		return
-	case ask.settles || ask.id != "" && look:
+	case ask.settles || ask.id != "" && dryRun:
 		malformed.write(w, "reservation and request_id are of /v1/limit: a look takes nothing", "")
 		return
 	}
-	if err := a.limit(r, ask, look); err != nil {
+	if err := a.limit(r, ask, dryRun); err != nil {
 		mistake(w, err)
 		return
 	}
@@ -132,9 +132,9 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, look bool) {
 const requestLife = 600 * algorithms.Second
 
 // limit charges the limits, or makes a dry run.
-func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
+func (a *API) limit(r *http.Request, ask *apiRequest, dryRun bool) error {
 	c := ask.call
-	if err := a.bring(ask); err != nil {
+	if err := a.addInlineLimit(ask); err != nil {
 		return err
 	}
 	for i := range c.Limits {
@@ -142,7 +142,7 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 			return &limiter.RequestError{Problem: "limit " + strconv.Quote(descriptors.Printable(one.Name)) + ": a key can be reserved only if it has 16 KiB or less"}
 		}
 	}
-	c.DryRun = look
+	c.DryRun = dryRun
 	if ask.id != "" {
 		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + ask.id, Lifetime: requestLife}
 	}
@@ -151,7 +151,7 @@ func (a *API) limit(r *http.Request, ask *apiAsk, look bool) error {
 }
 
 // settle charges or refunds the difference between the real cost of a reservation and the reserved units.
-func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiAsk) {
+func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
 	of, err := reservation.Open(a.secret(), ask.reservation)
 	if err != nil {
 		unknownReservation.write(w, "reservation "+err.Error(), "")
@@ -221,7 +221,7 @@ func mistake(w http.ResponseWriter, err error) {
 	case errors.Is(err, backend.ErrReused):
 		reusedID.write(w, "request_id: it was used for another request, which was answered; take a new one for each request", "")
 	case errors.Is(err, backend.ErrPending):
-		underWay.write(w, "the same is being answered now, or nobody knows what came of it; nothing was taken for this one", "")
+		inProgress.write(w, "the same is being answered now, or nobody knows what came of it; nothing was taken for this one", "")
 	case errors.Is(err, backend.ErrUnavailable): // its text contains addresses, which are not exposed to clients
 		unavailable.write(w, "the backend did not answer in time; whether it has done it is not known", "")
 	case !ok:
@@ -235,7 +235,7 @@ func mistake(w http.ResponseWriter, err error) {
 
 // readBody reads the whole body. If it returns false, it has answered with the error.
 func readBody(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxAsk))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBody))
 	if err == nil {
 		return body, true
 	}

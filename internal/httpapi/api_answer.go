@@ -66,7 +66,7 @@ func (k key) MarshalJSON() ([]byte, error) {
 }
 
 // answer writes the decision on ask.
-func (a *API) answer(w http.ResponseWriter, ask *apiAsk) {
+func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 	c := ask.call
 	if r := neverOf(c); r != nil {
 		name := c.Limits[r.Descriptor].Name
@@ -98,7 +98,7 @@ func (a *API) answer(w http.ResponseWriter, ask *apiAsk) {
 
 // spread returns the number of ms by which the times in the answer are moved, so that clients with the same retry
 // time do not all return at once. Times never become earlier. A request with an id always gets the same value.
-func (ask *apiAsk) spread() int64 {
+func (ask *apiRequest) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
 	}
@@ -169,7 +169,7 @@ func undecided(c *limiter.Call) (err error) {
 	return err
 }
 
-func (a *API) answerOf(ask *apiAsk) apiAnswer {
+func (a *API) answerOf(ask *apiRequest) apiAnswer {
 	c := ask.call
 	said := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
 	reserved := 0

@@ -24,8 +24,8 @@ type inlines struct {
 
 type inline struct{ domain, name, text string }
 
-// bring compiles the limits that came with ask.
-func (a *API) bring(ask *apiAsk) error {
+// addInlineLimit compiles the limits that came with ask.
+func (a *API) addInlineLimit(ask *apiRequest) error {
 	for i, text := range ask.configs {
 		if text == nil {
 			continue

@@ -128,7 +128,7 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 	h, clock := onClock(t)
 	const at = algorithms.Micros(0)
 	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // all that there can be
-	owes := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
+	credit := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
 	script(t, h, clock,
 		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": asks for 31, the most it can ever get is 30`},
 		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // denied, which takes nothing, and can be tried again
@@ -136,9 +136,9 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
 		// With overdraw the rest is taken, down to max_reserved, and the answer says that it was not there.
-		exchangeStep{6000 * ms, "/v1/limit", settleBody(owes, "100"), 429,
+		exchangeStep{6000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
 			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
-		exchangeStep{8000 * ms, "/v1/limit", settleBody(owes, "100"), 429,
+		exchangeStep{8000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
 			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
 		exchangeStep{36_000 * ms, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
@@ -176,7 +176,7 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Time})
-	one, other, stranger := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
+	one, other, foreign := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
 	ask := func(h http.Handler, token, body string) (int, string) {
 		w := call(h, "POST", "/v1/limit", body, "Authorization", "Bearer "+token)
 		return w.Code, w.Body.String()
@@ -196,7 +196,7 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 			t.Fatalf("%s: %d %s", forged, code, text)
 		}
 	}
-	if code, text := ask(stranger, "else", settleBody(id, "1")); code != 404 {
+	if code, text := ask(foreign, "else", settleBody(id, "1")); code != 404 {
 		t.Errorf("with another token: %d %s", code, text)
 	}
 	if code, text := ask(other, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {

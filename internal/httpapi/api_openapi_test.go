@@ -115,7 +115,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		m[400] = sample{h: h, method: "POST", path: path, body: `{"nope":1}`}
 		m[403] = sample{h: h, method: "POST", path: path, body: body, header: foreign}
 		m[404] = sample{h: h, method: "POST", path: path, body: `{"name":"nope"}`}
-		m[413] = sample{h: h, method: "POST", path: path, body: strings.Repeat(" ", maxAsk+1)}
+		m[413] = sample{h: h, method: "POST", path: path, body: strings.Repeat(" ", maxRequestBody+1)}
 		return m
 	}
 	ask := func(path string) map[int]sample {

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// maxAsks bounds the number of limits in one request, which a Store charges in one step.
-	maxAsks = 100
+	// maxCharges bounds the number of limits in one request, which a Store charges in one step.
+	maxCharges = 100
 	// maxCount is the largest absolute count. All whole numbers up to it are exact in every JSON implementation.
 	maxCount = 1 << 53
 )
@@ -34,8 +34,8 @@ const maxID = 128
 // maxJitter bounds a jitter, in ms.
 const maxJitter = 3_600_000
 
-// apiAsk is a request to charge limits, a dry run, or a settlement.
-type apiAsk struct {
+// apiRequest is a request to charge limits, a dry run, or a settlement.
+type apiRequest struct {
 	call *limiter.Call
 	// id is the idempotency key; "" means none.
 	id string
@@ -50,14 +50,14 @@ type apiAsk struct {
 	costs       map[string]int64 // instead of count; nil: count
 }
 
-// parseAsk parses a request: one limit, a list of them under "limits", or a reservation to settle. Unknown members,
+// parseRequest parses a request: one limit, a list of them under "limits", or a reservation to settle. Unknown members,
 // repeated members and wrong types are errors.
-func parseAsk(body []byte) (*apiAsk, error) {
+func parseRequest(body []byte) (*apiRequest, error) {
 	p, err := newParser(body)
 	if err != nil {
 		return nil, err
 	}
-	ask := &apiAsk{call: &limiter.Call{}}
+	ask := &apiRequest{call: &limiter.Call{}}
 	one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 	members := p.ask(&one, &config)
 	members["domain"] = p.string(&ask.call.Request.Domain)
@@ -93,7 +93,7 @@ func parseAsk(body []byte) (*apiAsk, error) {
 }
 
 // add adds a limit with its config.
-func (a *apiAsk) add(one limiter.NamedCharge, config []byte) {
+func (a *apiRequest) add(one limiter.NamedCharge, config []byte) {
 	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
 }
 
@@ -218,13 +218,13 @@ func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func(
 }
 
 // asks parses the list of limits.
-func (p *parser) asks(into *apiAsk) error {
+func (p *parser) asks(into *apiRequest) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))
 	}
 	for n := 0; p.dec.More(); n++ {
-		if n == maxAsks {
-			return fmt.Errorf("are more than %d", maxAsks)
+		if n == maxCharges {
+			return fmt.Errorf("are more than %d", maxCharges)
 		}
 		one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 		seen, err := p.object(p.ask(&one, &config))

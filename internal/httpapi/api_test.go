@@ -398,10 +398,10 @@ func TestWhoMayAsk(t *testing.T) {
 func TestBodiesAreBounded(t *testing.T) {
 	h, _ := apiInMemory(t)
 	pad := func(n int) string { return `{"name":"send"` + strings.Repeat(" ", n-len(`{"name":"send"}`)) + `}` }
-	if w := call(h, "POST", "/v1/limit", pad(maxAsk)); w.Code != 200 {
+	if w := call(h, "POST", "/v1/limit", pad(maxRequestBody)); w.Code != 200 {
 		t.Errorf("64 KiB: %d %s", w.Code, w.Body)
 	}
-	if w := call(h, "POST", "/v1/limit", pad(maxAsk+1)); w.Code != 413 {
+	if w := call(h, "POST", "/v1/limit", pad(maxRequestBody+1)); w.Code != 413 {
 		t.Errorf("a byte more: %d %s", w.Code, w.Body)
 	}
 	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), breaking{}))
@@ -465,9 +465,9 @@ func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 }
 
-// FuzzParseAsk: whatever is accepted is within bounds, means the same when written again, and no
+// FuzzParseRequest: whatever is accepted is within bounds, means the same when written again, and no
 // two spellings of bytes meet that are not the same bytes.
-func FuzzParseAsk(f *testing.F) {
+func FuzzParseRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
 		`{"name":"\ud83d\ude00\ufffd"}`, `{"name":"\ud800"}`, `[[[[`, `{"name":"a","count":1e9}`, `{"name":"a","key":[]}`,
@@ -476,7 +476,7 @@ func FuzzParseAsk(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		ask, err := parseAsk(body)
+		ask, err := parseRequest(body)
 		if err != nil {
 			return
 		}
@@ -487,7 +487,7 @@ func FuzzParseAsk(f *testing.F) {
 			return
 		}
 		c := ask.call
-		if len(c.Limits) == 0 || len(c.Limits) > maxAsks || len(ask.configs) != len(c.Limits) {
+		if len(c.Limits) == 0 || len(c.Limits) > maxCharges || len(ask.configs) != len(c.Limits) {
 			t.Fatalf("%d limits", len(c.Limits))
 		}
 		list := make([]map[string]any, len(c.Limits))
@@ -508,7 +508,7 @@ func FuzzParseAsk(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := parseAsk(again)
+		d, err := parseRequest(again)
 		if err != nil || d.id != ask.id || d.jitter != ask.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
 			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d)
 		}

@@ -40,8 +40,8 @@ type refusals []string
 
 func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
 
-// authDoor is an Auth that asks a store in memory.
-func authDoor(tb testing.TB, yaml string) (*Auth, *refusals) {
+// authHandler is an Auth that asks a store in memory.
+func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	tb.Helper()
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 	l.Swap(authSnapshot(tb, yaml))
@@ -97,8 +97,8 @@ func put(h http.Handler, peer, line string, headers ...string) *httptest.Respons
 func (d *Auth) handler() http.Handler { return d.before(http.NotFoundHandler()) }
 
 const (
-	proxy    = "127.0.0.1:4711" // trusted
-	stranger = "203.0.113.9:4711"
+	proxy   = "127.0.0.1:4711" // trusted
+	foreign = "203.0.113.9:4711"
 )
 
 const sources = `
@@ -139,11 +139,11 @@ func TestWhatIsAsked(t *testing.T) {
 		{"one that passes on what its client sent as X-Forwarded", proxy, "GET /v1/auth/nginx", []string{"X-Forwarded-Uri: /y", "X-Original-URI: /x", "X-Forwarded-Method: PUT", "X-Original-Method: GET"}, []string{plain}},
 		{"one that appends", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /y", "X-Original-URI: /x"}, []string{plain}},
 		{"through a socket", "@", "GET /v1/auth/nginx", []string{"X-Original-URI: /x"}, []string{plain}},
-		{"a stranger is not believed", stranger, "PUT /v1/auth/x", []string{"X-Original-URI: /y", "X-Original-Method: GET", "X-Forwarded-Host: b", "Host: c.test."}, []string{nothing("PUT", "/x", "c.test")}},
-		{"ext_authz appends its client's path", stranger, "POST /v1/auth/x/../login?a=b", nil, []string{`d 3 route="login"`}},
-		{"a path that looks like nginx's", stranger, "GET /v1/auth/nginx/x", nil, []string{nothing("GET", "/nginx/x", "example.com")}},
-		{"dots that lead out", stranger, "GET /v1/auth/../../json", nil, []string{nothing("GET", "/json", "example.com")}},
-		{"an absolute target", stranger, "GET http://h/v1/auth/x", nil, []string{plain}},
+		{"a stranger is not believed", foreign, "PUT /v1/auth/x", []string{"X-Original-URI: /y", "X-Original-Method: GET", "X-Forwarded-Host: b", "Host: c.test."}, []string{nothing("PUT", "/x", "c.test")}},
+		{"ext_authz appends its client's path", foreign, "POST /v1/auth/x/../login?a=b", nil, []string{`d 3 route="login"`}},
+		{"a path that looks like nginx's", foreign, "GET /v1/auth/nginx/x", nil, []string{nothing("GET", "/nginx/x", "example.com")}},
+		{"dots that lead out", foreign, "GET /v1/auth/../../json", nil, []string{nothing("GET", "/json", "example.com")}},
+		{"an absolute target", foreign, "GET http://h/v1/auth/x", nil, []string{plain}},
 
 		{"spellings of a path", proxy, "GET /v1/auth/nginx", []string{"X-Original-Method: POST", "X-Original-URI: //a/%2e%2e/%6Cogin?x#y"}, []string{`d 3 route="login"`}},
 		{"a fragment", proxy, "GET /v1/auth/nginx", []string{"X-Original-Method: POST", "X-Original-URI: /login#x"}, []string{`d 3 route="login"`}},
@@ -221,7 +221,7 @@ func TestWhatDecidesMustNotBeThereTwice(t *testing.T) {
 }
 
 func TestOnlyWhatIsBelowIsTheDoors(t *testing.T) {
-	d, _ := authDoor(t, sources)
+	d, _ := authHandler(t, sources)
 	for target, mine := range map[string]bool{
 		"/v1/auth": true, "/v1/auth/": true, "/v1/auth?x": true, "/v1/auth//x": true, "/v1/auth/../x": true, "/v1/auth#/x": true,
 		"/v1/authx": false, "/v1/aut": false, "/v1/auth%2fx": false, "/x/../v1/auth": false, "//v1/auth": false, "*": false,
@@ -242,7 +242,7 @@ func TestClientIP(t *testing.T) {
 		want             string
 	}{
 		{"nobody says", nginx, proxy, nil, "127.0.0.1"},
-		{"a stranger is himself", nginx, stranger, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 1.2.3.4"}, "203.0.113.9"},
+		{"a stranger is himself", nginx, foreign, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 1.2.3.4"}, "203.0.113.9"},
 		{"X-Real-IP", nginx, proxy, []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"nginx sets it, its client the other", nginx, proxy, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 6.6.6.6"}, "1.2.3.4"},
 		{"Caddy sets the other, its client this", other, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 1.2.3.4"}, "1.2.3.4"},
@@ -297,7 +297,7 @@ func TestNobodyIsBelievedByDefault(t *testing.T) {
 		"Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6", "Via: evil.test",
 	}
 	for _, path := range []string{"/v1/auth/x", "/v1/auth/nginx"} {
-		for peer, want := range map[string]string{"127.0.0.1:80": "127.0.0.1", "[::1]:80": "::/64", stranger: "203.0.113.9", "@": ""} {
+		for peer, want := range map[string]string{"127.0.0.1:80": "127.0.0.1", "[::1]:80": "::/64", foreign: "203.0.113.9", "@": ""} {
 			e := &echo{snapshot: authSnapshot(t, `
 domain: d
 auth: {routes: [{descriptors: [[{key: m, from: method}, {key: p, from: path}, {key: h, from: host}], [{key: ip, from: client_ip}]]}]}
@@ -338,8 +338,8 @@ auth:
     - {match: {path: /unlimited}, descriptors: [[{key: nobody, value: x}]]}
 `
 
-// told are the headers of an answer but those of any HTTP answer.
-func told(w *httptest.ResponseRecorder) string {
+// outcomeOf are the headers of an answer but those of any HTTP answer.
+func outcomeOf(w *httptest.ResponseRecorder) string {
 	var list []string
 	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "Content-Length", "Content-Type"} {
 		if values, ok := w.Header()[name]; ok {
@@ -361,15 +361,15 @@ func reason(w *httptest.ResponseRecorder) string { return sent(w, "X-RateLimit-R
 
 func TestAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it starts at 2000-01-01T00:00:00Z
-		d, refused := authDoor(t, limits)
+		d, refused := authHandler(t, limits)
 		h := d.handler()
 		const policies = `RateLimit-Policy="pair";q=2;w=60, "big";q=100;w=3600 `
 		const body = `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429`
 		for i, c := range []struct {
-			line string
-			code int
-			told string
-			body string
+			line      string
+			code      int
+			outcomeOf string
+			body      string
 		}{
 			{"GET /v1/auth/a", 200, policies + `RateLimit="pair";r=1;t=30 X-RateLimit-Limit=2 X-RateLimit-Remaining=1 X-RateLimit-Reset=30 Content-Length=0`, ""},
 			{"HEAD /v1/auth/a", 200, policies + `RateLimit="pair";r=0;t=60 X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0`, ""},
@@ -384,15 +384,15 @@ func TestAnswers(t *testing.T) {
 			{"GET /v1/auth/unlimited", 200, `Content-Length=0`, ""},
 			{"GET /v1/auth/elsewhere", 429, `X-RateLimit-Reason=no-route Content-Length=115 Content-Type=application/problem+json`, body + "}\n"},
 		} {
-			w := put(h, stranger, c.line, "X-Key: k")
-			if w.Code != c.code || told(w) != c.told || w.Body.String() != c.body {
-				t.Errorf("%d: %s: %d\n%s\n%q\nwant %d\n%s\n%q", i, c.line, w.Code, told(w), w.Body, c.code, c.told, c.body)
+			w := put(h, foreign, c.line, "X-Key: k")
+			if w.Code != c.code || outcomeOf(w) != c.outcomeOf || w.Body.String() != c.body {
+				t.Errorf("%d: %s: %d\n%s\n%q\nwant %d\n%s\n%q", i, c.line, w.Code, outcomeOf(w), w.Body, c.code, c.outcomeOf, c.body)
 			}
 			if c.body != "" && !json.Valid(w.Body.Bytes()) {
 				t.Errorf("%d: no JSON", i)
 			}
 		}
-		if w := put(h, stranger, "GET /v1/auth/a"); w.Code != 429 || reason(w) != "no-route" {
+		if w := put(h, foreign, "GET /v1/auth/a"); w.Code != 429 || reason(w) != "no-route" {
 			t.Errorf("no descriptor is left: %d %v", w.Code, w.Header())
 		}
 		if got := fmt.Sprint(*refused); got != "[auth_no_route auth_no_descriptor]" {
@@ -400,14 +400,14 @@ func TestAnswers(t *testing.T) {
 		}
 
 		// Under /nginx a denial is 403, and there is never a body.
-		w := put(h, stranger, "GET /v1/auth/nginx")
-		if w.Code != 403 || w.Body.Len() > 0 || told(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
-			t.Errorf("%d %s", w.Code, told(w))
+		w := put(h, foreign, "GET /v1/auth/nginx")
+		if w.Code != 403 || w.Body.Len() > 0 || outcomeOf(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
+			t.Errorf("%d %s", w.Code, outcomeOf(w))
 		}
-		if w := put(h, stranger, "GET /v1/auth/nginx/x", "X-Original-URI: /"); w.Code != 403 {
+		if w := put(h, foreign, "GET /v1/auth/nginx/x", "X-Original-URI: /"); w.Code != 403 {
 			t.Errorf("a longer path: %d", w.Code)
 		}
-		if w := put(h, stranger, "GET /v1/auth/nginx/x"); w.Code != 429 {
+		if w := put(h, foreign, "GET /v1/auth/nginx/x"); w.Code != 429 {
 			t.Errorf("a client's path: %d", w.Code)
 		}
 	})
@@ -415,13 +415,13 @@ func TestAnswers(t *testing.T) {
 
 func TestNginxIsDeniedWith403(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, strings.Replace(limits, "auth:\n", "auth:\n  trusted_proxies: [127.0.0.1]\n", 1))
+		d, _ := authHandler(t, strings.Replace(limits, "auth:\n", "auth:\n  trusted_proxies: [127.0.0.1]\n", 1))
 		var w *httptest.ResponseRecorder
 		for range 3 {
 			w = put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-URI: /a", "X-Key: k")
 		}
 		if w.Code != 403 || w.Body.Len() > 0 || w.Header()["Retry-After"][0] != "30" || w.Header()["Content-Length"][0] != "0" {
-			t.Errorf("%d %s", w.Code, told(w))
+			t.Errorf("%d %s", w.Code, outcomeOf(w))
 		}
 	})
 }
@@ -446,16 +446,16 @@ limits: {pair: {algorithm: token_bucket, rate: 2, period: 1m}}
 descriptors: [{key: a, limit: pair}]
 auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 `
-			d, _ := authDoor(t, fmt.Sprintf(file, sets))
+			d, _ := authHandler(t, fmt.Sprintf(file, sets))
 			put(d.handler(), proxy, "GET /v1/auth/nginx")
 			time.Sleep(30 * time.Second)
-			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || told(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
-				t.Errorf("%s: %d %s", sets, w.Code, told(w))
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || outcomeOf(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
+				t.Errorf("%s: %d %s", sets, w.Code, outcomeOf(w))
 			}
-			d, _ = authDoor(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the listener's default applies
+			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the listener's default applies
 			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
-			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); told(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
-				t.Errorf("no sets: %s", told(w))
+			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); outcomeOf(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
+				t.Errorf("no sets: %s", outcomeOf(w))
 			}
 		})
 	}
@@ -483,7 +483,7 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 `))
 			d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}
 			w := put(d.handler(), proxy, "GET /v1/auth")
-			if got := fmt.Sprint(w.Code, " ", told(w)); got != want {
+			if got := fmt.Sprint(w.Code, " ", outcomeOf(w)); got != want {
 				t.Errorf("%s: %s", policy, got)
 			}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); policy == "deny" && w.Code != 403 {
@@ -501,7 +501,7 @@ type stub struct {
 
 func (s stub) Current() *limiter.Snapshot                     { return s.snapshot }
 func (s stub) Check(_ context.Context, c *limiter.Call) error { return s.check(c) }
-func (s stub) door() (*Auth, *refusals) {
+func (s stub) handler() (*Auth, *refusals) {
 	r := &refusals{}
 	return &Auth{Limiter: s, Observer: r, Log: zap.NewNop()}, r
 }
@@ -529,7 +529,7 @@ func TestWithoutLimits(t *testing.T) {
 			return nil
 		}, 503, "backend-failure", "[]"},
 	} {
-		d, refused := stub{c.snapshot, c.check}.door()
+		d, refused := stub{c.snapshot, c.check}.handler()
 		for range 2 { // also with what is used again
 			w := put(d.handler(), proxy, "GET /v1/auth"+c.path)
 			if w.Code != c.code || reason(w) != c.reason {
@@ -554,7 +554,7 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 
 func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, turns)
+		d, _ := authHandler(t, turns)
 		start := time.Now()
 		for i := range 3 {
 			if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 200 {
@@ -572,7 +572,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 			t.Errorf("%d held", n)
 		}
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 || w.Header()["Retry-After"][0] != "1" {
-			t.Errorf("a turn beyond max_delay: %d %s", w.Code, told(w))
+			t.Errorf("a turn beyond max_delay: %d %s", w.Code, outcomeOf(w))
 		}
 		time.Sleep(10 * time.Second)
 
@@ -586,7 +586,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 
 func TestHoldingEndsWithTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, turns)
+		d, _ := authHandler(t, turns)
 		put(d.handler(), proxy, "GET /v1/auth")
 		ctx, cancel := context.WithCancel(t.Context())
 		r := httptest.NewRequestWithContext(ctx, "GET", "/v1/auth", nil)
@@ -618,7 +618,7 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 // TestBodiesAreNotWaitedFor announces bodies that never come, as NGINX does if it is not told
 // otherwise.
 func TestBodiesAreNotWaitedFor(t *testing.T) {
-	d, _ := authDoor(t, limits)
+	d, _ := authHandler(t, limits)
 	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
 		_, conn, reader := wire(t, d)
 		fmt.Fprintf(conn, "POST /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n", header)
@@ -637,7 +637,7 @@ func TestBodiesAreNotWaitedFor(t *testing.T) {
 }
 
 func TestConnectionsAreKept(t *testing.T) {
-	d, _ := authDoor(t, limits)
+	d, _ := authHandler(t, limits)
 	_, conn, reader := wire(t, d)
 	for _, method := range []string{"GET", "HEAD", "POST", "GET", "OPTIONS", "DELETE", "GET", "GET", "HEAD", "GET"} {
 		fmt.Fprintf(conn, "%s /v1/auth/unnamed HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", method)
@@ -724,7 +724,7 @@ func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
 
 // BenchmarkAuth is the handler beside one that does nothing; the rest is net/http's, and the same.
 func BenchmarkAuth(b *testing.B) {
-	d, _ := authDoor(b, `
+	d, _ := authHandler(b, `
 domain: d
 limits: {l: {algorithm: token_bucket, rate: 1000000000, period: 1s}}
 descriptors: [{key: ip, limit: l}, {key: path, descriptors: [{key: user, limit: l}]}]
@@ -796,7 +796,7 @@ auth:
     - {match: {path: /both}, path_ignores: [], descriptors: [[{key: route, value: both}], [{key: user, from: "header:X-User"}]]}
     - {descriptors: [[{key: user, from: "header:X-User"}]]}
 `
-	d, refused := authDoor(t, config)
+	d, refused := authHandler(t, config)
 	for _, step := range []struct {
 		path, user, body string
 		code             int
@@ -844,7 +844,7 @@ auth:
     - {descriptors: [[{key: user, from: "header:X-User"}]]}
 `
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, config)
+		d, _ := authHandler(t, config)
 		const both = "x-ratelimit-limit-requests=2 x-ratelimit-remaining-requests=%d x-ratelimit-reset-requests=%s " +
 			"x-ratelimit-limit-tokens=100 x-ratelimit-remaining-tokens=%d x-ratelimit-reset-tokens=%s"
 		for i, step := range []struct {

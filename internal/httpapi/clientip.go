@@ -25,12 +25,12 @@ func (a *asked) client() netip.Addr {
 	if !a.trusted {
 		return a.peer
 	}
-	said, isSaid := clientip.Hop(a.header("X-Real-Ip"))
-	if a.nginx && isSaid {
+	said, hasRealIP := clientip.Hop(a.header("X-Real-Ip"))
+	if a.nginx && hasRealIP {
 		return said
 	}
 	nearest, untrusted := clientip.Forwarded(a.r.Header["X-Forwarded-For"], a.peer, a.auth.Trusts)
-	if isSaid && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For
+	if hasRealIP && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For
 		return said
 	}
 	return nearest

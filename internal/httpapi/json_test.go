@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// jsonDoor is /json alone; whether a request is trusted is its answer.
-func jsonDoor(local bool) http.Handler {
+// jsonHandler is /json alone; whether a request is trusted is its answer.
+func jsonHandler(local bool) http.Handler {
 	return New(Config{Token: httpauth.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
 		if trusted {
 			return 200, []byte("trusted")
@@ -62,7 +62,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 				}
 			}
 			w := httptest.NewRecorder()
-			jsonDoor(local).ServeHTTP(w, r)
+			jsonHandler(local).ServeHTTP(w, r)
 			if w.Code != want {
 				t.Errorf("%s, local %t: %d %s, want %d", c.what, local, w.Code, w.Body, want)
 			}
@@ -75,7 +75,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Name: "/s", Net: "unix"})))
 	w := httptest.NewRecorder()
-	if jsonDoor(true).ServeHTTP(w, r); w.Code != 200 {
+	if jsonHandler(true).ServeHTTP(w, r); w.Code != 200 {
 		t.Errorf("a Unix socket: %d", w.Code)
 	}
 }

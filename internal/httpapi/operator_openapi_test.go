@@ -110,7 +110,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 			403: {h: reader.Handler(), method: method, path: path, body: body, header: json},
 			405: {h: h, method: "PUT", path: path},
 			409: {h: h, method: method, path: path, body: strings.Replace(body, `{`, `{"version":999,`, 1), header: json},
-			413: {h: h, method: method, path: path, body: strings.Repeat(" ", maxAsk+1), header: json},
+			413: {h: h, method: method, path: path, body: strings.Repeat(" ", maxRequestBody+1), header: json},
 			415: {h: h, method: method, path: path, body: body},
 			503: {h: away, method: method, path: path, body: body, header: json},
 		}

@@ -36,7 +36,7 @@ var (
 	unknownReservation = kind{"unknown-reservation", "There is no such reservation", http.StatusNotFound}
 	expired            = kind{"expired", "The reservation can no longer be settled", http.StatusGone}
 	settled            = kind{"settled", "The reservation is settled", http.StatusConflict}
-	underWay           = kind{"under-way", "The same request is under way", http.StatusConflict}
+	inProgress         = kind{"under-way", "The same request is under way", http.StatusConflict}
 	reusedID           = kind{"reused-id", "The id was used for another request", http.StatusUnprocessableEntity}
 	tooSlow            = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
 	wrongType          = kind{"wrong-type", "The content type is none of this path", http.StatusUnsupportedMediaType}
@@ -46,7 +46,7 @@ var (
 
 // write writes a problem of kind k; limit may be empty.
 func (k kind) write(w http.ResponseWriter, detail, limit string) {
-	if k == unavailable || k == underWay {
+	if k == unavailable || k == inProgress {
 		w.Header().Set("Retry-After", "1")
 	}
 	send(w, k.status, "application/problem+json", problem{

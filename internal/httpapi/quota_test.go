@@ -37,7 +37,7 @@ auth:
 // stops nobody. Once both quotas deny, both count.
 func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, quotas)
+		d, _ := authHandler(t, quotas)
 		recorder := denials.New(time.Now)
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: observers{recorder}})
 		l.Swap(authSnapshot(t, quotas))
@@ -56,7 +56,7 @@ func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			w := put(h, stranger, "GET /v1/auth")
+			w := put(h, foreign, "GET /v1/auth")
 			got := fmt.Sprint(w.Code, " ")
 			if w.Code != 200 {
 				_, violated, _ := strings.Cut(w.Body.String(), `"violated-policies":[`)
@@ -67,12 +67,12 @@ func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
 				t.Errorf("%d: %s\nwant %s", i, got, want)
 			}
 		}
-		var told []string
+		var outcomeOf []string
 		_, top := recorder.Top(9)
 		for _, d := range top {
-			told = append(told, fmt.Sprint(d.Limit, " ", d.Times))
+			outcomeOf = append(outcomeOf, fmt.Sprint(d.Limit, " ", d.Times))
 		}
-		if got := strings.Join(told, ", "); got != "plain 2, other 1, slow 1" {
+		if got := strings.Join(outcomeOf, ", "); got != "plain 2, other 1, slow 1" {
 			t.Errorf("top: %s", got)
 		}
 	})
@@ -113,13 +113,13 @@ func TestAQuotaThatDoesNotDenySaysNothingToApplications(t *testing.T) {
 // TestAQuotaThatDoesNotDenyHidesNoFailure: the denial is the store's failure, whatever one quota says.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := authDoor(t, quotas)
+		d, _ := authHandler(t, quotas)
 		l := limiter.New(partly{memory.New(memory.Config{})}, limiter.Config{})
 		l.Swap(authSnapshot(t, quotas))
 		d.Limiter = l
 		for range 2 {
-			if w := put(d.handler(), stranger, "GET /v1/auth"); w.Code != 429 || reason(w) != "backend-failure" {
-				t.Errorf("%d %s", w.Code, told(w))
+			if w := put(d.handler(), foreign, "GET /v1/auth"); w.Code != 429 || reason(w) != "backend-failure" {
+				t.Errorf("%d %s", w.Code, outcomeOf(w))
 			}
 		}
 		h := New(Config{API: &API{Limiter: l}})
@@ -155,7 +155,7 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 		code       int
 	}{{"/half", "2", 429}, {"/nginx/half", "2", 403}} {
 		synctest.Test(t, func(t *testing.T) {
-			d, _ := authDoor(t, quotas)
+			d, _ := authHandler(t, quotas)
 			ask := func() (int, string, string) {
 				w := put(d.handler(), proxy, "GET /v1/auth"+c.path, "X-Original-URI: /half")
 				return w.Code, sent(w, "Retry-After"), sent(w, "RateLimit")

@@ -12,7 +12,7 @@ import (
 )
 
 // reservationID returns the id of the reservation in result i of c; "" if it cannot be settled.
-func (a *API) reservationID(c *limiter.Call, i int, ask *apiAsk) string {
+func (a *API) reservationID(c *limiter.Call, i int, ask *apiRequest) string {
 	var id [16]byte
 	if ask.id == "" {
 		_, _ = rand.Read(id[:]) // never fails

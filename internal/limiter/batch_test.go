@@ -61,8 +61,8 @@ func drawCall(t *rapid.T) *limiter.Call {
 // like returns a Call with the same request.
 func like(c *limiter.Call) *limiter.Call { return &limiter.Call{Request: c.Request} }
 
-// told returns the content of a verdict without pointers into a configuration.
-func told(c *limiter.Call, err error) any {
+// described returns the content of a verdict without pointers into a configuration.
+func described(c *limiter.Call, err error) any {
 	type result struct {
 		Descriptor int
 		Policy     string
@@ -120,7 +120,7 @@ func TestABatchIsItsCallsOneByOne(t *testing.T) {
 				batch.Finish(c)
 			}
 			for i, c := range calls {
-				if diff := cmp.Diff(told(answers[i], want[i]), told(c, errs[i]), cmpopts.EquateErrors(), cmpopts.EquateEmpty()); diff != "" {
+				if diff := cmp.Diff(described(answers[i], want[i]), described(c, errs[i]), cmpopts.EquateErrors(), cmpopts.EquateEmpty()); diff != "" {
 					rt.Fatalf("call %d (- alone, + in a batch):\n%s", i, diff)
 				}
 			}

@@ -147,8 +147,8 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
 		r := &c.Results[i]
-		asksForError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
-		if !r.Outcome.Denies() || asksForError {
+		wantsError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
+		if !r.Outcome.Denies() || wantsError {
 			continue
 		}
 		if !c.isQuota(r) {

@@ -41,14 +41,14 @@ descriptors:
   - {key: replacing, rate_limit: {unit: year, requests_per_unit: 5, name: other, replaces: [{name: yearly}]}}
 `
 
-func told(s *rls.RateLimitResponse_DescriptorStatus) string { return rlstest.Status(s) }
+func described(s *rls.RateLimitResponse_DescriptorStatus) string { return rlstest.Status(s) }
 
 // expect compares an answer with an overall code and described statuses.
 func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse_Code, statuses ...string) {
 	t.Helper()
 	var texts []string
 	for _, s := range got.Statuses {
-		texts = append(texts, told(s))
+		texts = append(texts, described(s))
 	}
 	if diff := cmp.Diff(statuses, texts); diff != "" || got.OverallCode != code {
 		t.Errorf("overall %s, want %s; statuses:\n%s", got.OverallCode, code, diff)
@@ -90,7 +90,7 @@ func TestReplacedLimitsAreNotCharged(t *testing.T) {
 	x := start(t, answers)
 	for range 3 {
 		got := x.ask(t, "plain=a", "replacing=a")
-		if got.OverallCode != ok || told(got.Statuses[0]) != "OK left 0" {
+		if got.OverallCode != ok || described(got.Statuses[0]) != "OK left 0" {
 			t.Errorf("%v", got)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// askable returns an address in the form of a flag.
-func askable(a net.Addr) string {
+// hostOf returns an address in the form of a flag.
+func hostOf(a net.Addr) string {
 	if a.Network() == "unix" {
 		return unixScheme + a.String()
 	}
@@ -45,19 +45,19 @@ func TestAsking(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			x := start(t, "domain: d", test.edit)
-			if err := CheckHTTP(t.Context(), askable(x.HTTP)); err != nil {
+			if err := CheckHTTP(t.Context(), hostOf(x.HTTP)); err != nil {
 				t.Error("HTTP:", err)
 			}
-			if err := CheckGRPC(t.Context(), askable(x.GRPC), test.secure); err != nil {
+			if err := CheckGRPC(t.Context(), hostOf(x.GRPC), test.secure); err != nil {
 				t.Error("gRPC:", err)
 			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
 			}
-			if err := CheckHTTP(t.Context(), askable(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckHTTP(t.Context(), hostOf(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
 				t.Error("HTTP, when it has stopped:", err)
 			}
-			if err := CheckGRPC(t.Context(), askable(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
+			if err := CheckGRPC(t.Context(), hostOf(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
 				t.Error("gRPC, when it has stopped:", err)
 			}
 		})
@@ -70,15 +70,15 @@ func TestAskingADrainingServer(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()
 	eventually(t, "it says that it is not ready", func() bool {
-		return errors.Is(CheckHTTP(t.Context(), askable(x.HTTP)), ErrNotReady) &&
-			errors.Is(CheckGRPC(t.Context(), askable(x.GRPC), false), ErrNotReady)
+		return errors.Is(CheckHTTP(t.Context(), hostOf(x.HTTP)), ErrNotReady) &&
+			errors.Is(CheckGRPC(t.Context(), hostOf(x.GRPC), false), ErrNotReady)
 	})
 	<-stopped
 }
 
 func TestAskingSomethingElse(t *testing.T) {
 	x := start(t, "domain: d")
-	if err := CheckHTTP(t.Context(), askable(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
+	if err := CheckHTTP(t.Context(), hostOf(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Error(err)
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func TestAskingSomethingElse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	for name, err := range map[string]error{
-		"HTTP": CheckHTTP(ctx, askable(silent.Addr())), "gRPC": CheckGRPC(ctx, askable(silent.Addr()), false),
+		"HTTP": CheckHTTP(ctx, hostOf(silent.Addr())), "gRPC": CheckGRPC(ctx, hostOf(silent.Addr()), false),
 	} {
 		if err == nil {
 			t.Error(name, "succeeds without an answer")

@@ -91,7 +91,7 @@ func (s *server) reportNoAuth() {
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
-	} else if s.config.HTTP != "" && s.noAuthSaid.CompareAndSwap(false, true) {
+	} else if s.config.HTTP != "" && s.noAuthLogged.CompareAndSwap(false, true) {
 		s.log.Warn("the configuration has no auth section: /v1/auth, at the HTTP listener, denies every request; Envoy's gRPC does not need it")
 	}
 }

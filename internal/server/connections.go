@@ -29,8 +29,8 @@ const (
 	connectionBytes = 64 << 10
 	// fewestConnections is the minimum of a listener's default.
 	fewestConnections = 8
-	// spareConnections may be open at the HTTP listener beyond its bound. They serve only health checks.
-	spareConnections = 16
+	// healthConnections may be open at the HTTP listener beyond its bound. They serve only health checks.
+	healthConnections = 16
 	// mostVictims is how many connections are chosen in one pass over all of them; choosing is the time between two
 	// passes.
 	mostVictims, choosing = 64, 100 * time.Millisecond
@@ -72,7 +72,7 @@ func (s *server) boundListeners(listeners []listener) {
 		case "grpc":
 			l.max = cmp.Or(s.config.GRPCMaxConnections, each)
 		case "http":
-			l.max, l.spare = cmp.Or(s.config.HTTPMaxConnections, each), spareConnections
+			l.max, l.spare = cmp.Or(s.config.HTTPMaxConnections, each), healthConnections
 		default:
 			l.max = admin
 		}
@@ -169,7 +169,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 		l.log.Warn("connections are refused, because as many as allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 		return nil
 	}
-	c := &boundedConn{Conn: nc, listener: l, isSpare: full}
+	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
 	c.heard.Store(int64(l.now()))
 	l.open[c] = struct{}{}
 	if socket, ok := nc.(*nonblock.Conn); ok {
@@ -222,16 +222,16 @@ func (l *boundedListener) remove(c *boundedConn) {
 // boundedConn is a counted connection.
 type boundedConn struct {
 	net.Conn
-	listener *boundedListener
-	isSpare  bool         // serves only health checks
-	heard    atomic.Int64 // time of the last received bytes, on the listener's clock
+	listener          *boundedListener
+	reservedForHealth bool         // serves only health checks
+	heard             atomic.Int64 // time of the last received bytes, on the listener's clock
 }
 
 func (c *boundedConn) silentAt(now time.Duration) bool {
 	return now-time.Duration(c.heard.Load()) >= silence
 }
 
-func (c *boundedConn) spare() bool { return c.isSpare }
+func (c *boundedConn) spare() bool { return c.reservedForHealth }
 
 // Read implements net.Conn.
 func (c *boundedConn) Read(b []byte) (int, error) {
@@ -268,15 +268,15 @@ func (c *boundedSocket) WriteOnce(b []byte) (int, error) { return c.socket.Write
 // Await implements nonblock.Conn.
 func (c *boundedSocket) Await() error { return c.socket.Await() }
 
-type spareKey struct{}
+type reservedKey struct{}
 
-// markSpare is the ConnContext of an http.Server. It marks the context of a spare connection.
-func markSpare(ctx context.Context, nc net.Conn) context.Context {
+// markReserved is the ConnContext of an http.Server. It marks the context of a spare connection.
+func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
 	}
 	if c, ok := nc.(interface{ spare() bool }); ok && c.spare() {
-		return context.WithValue(ctx, spareKey{}, true)
+		return context.WithValue(ctx, reservedKey{}, true)
 	}
 	return ctx
 }
@@ -284,7 +284,7 @@ func markSpare(ctx context.Context, nc net.Conn) context.Context {
 // onlyHealth answers a request on a spare connection unless it is a health check, and reports whether it did. The
 // connection is closed in both cases.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
-	if r.Context().Value(spareKey{}) == nil {
+	if r.Context().Value(reservedKey{}) == nil {
 		return false
 	}
 	w.Header().Set("Connection", "close")

@@ -106,7 +106,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 		ask(nc)
 		inUse = append(inUse, nc)
 	}
-	for range 2 * spareConnections {
+	for range 2 * healthConnections {
 		for path, want := range map[string]int{"/livez": 200, "/readyz": 200, "/healthcheck": 200, "/v1/auth": 503, "/json": 503} {
 			if r := get(t, x.HTTP, path); r.StatusCode != want || !r.Close {
 				t.Errorf("%s: %d, closes %t", path, r.StatusCode, r.Close)

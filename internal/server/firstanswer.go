@@ -26,17 +26,17 @@ const (
 	repeatMistake = time.Minute
 )
 
-// gate keeps the sidecar not ready until every Redis has decided once. If Redis is merely unreachable, the gate opens
+// readiness keeps the sidecar not ready until every Redis has decided once. If Redis is merely unreachable, the gate opens
 // after firstAnswer, and limits answer by on_backend_failure. If Redis refuses this sidecar (a wrong password, TLS on
 // one side only), the gate stays closed, so that a rollout with such a mistake stops at its first pod. Once open, the
 // gate stays open.
-type gate struct {
+type readiness struct {
 	left   atomic.Int32
 	opened chan struct{}
 }
 
-func newGate(stores int) *gate {
-	g := &gate{opened: make(chan struct{})}
+func newReadiness(stores int) *readiness {
+	g := &readiness{opened: make(chan struct{})}
 	if g.left.Store(int32(stores)); stores == 0 {
 		close(g.opened)
 	}
@@ -44,7 +44,7 @@ func newGate(stores int) *gate {
 }
 
 // part returns a function that opens one store's part of the gate. It may be called repeatedly.
-func (g *gate) part() (open func()) {
+func (g *readiness) part() (open func()) {
 	return sync.OnceFunc(func() {
 		if g.left.Add(-1) == 0 {
 			close(g.opened)
@@ -55,9 +55,9 @@ func (g *gate) part() (open func()) {
 // followRedis tries each Redis until it has decided once, or background ends. It returns when the state of each is
 // known, when firstAnswer has passed, or when ctx ends.
 func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) {
-	known := newGate(len(s.stack.redis))
+	known := newReadiness(len(s.stack.redis))
 	for _, r := range s.stack.redis {
-		f := &firstContact{server: s, redis: r, known: known.part(), open: s.redisGate.part(), began: time.Now(),
+		f := &firstContact{server: s, redis: r, known: known.part(), open: s.redisReadiness.part(), began: time.Now(),
 			log: logthrottle.Log(s.log, repeatMistake)}
 		wg.Go(func() { f.run(background) })
 	}

@@ -201,11 +201,11 @@ func exchange(tb testing.TB, method string, a net.Addr, path, body string, heade
 }
 
 // eventually fails the test if ok does not become true.
-func eventually(tb testing.TB, what string, ok func() bool) {
+func eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			tb.Fatalf("%s: not in a minute", what)
+			tb.Fatalf("%s: not in a minute", condition)
 		}
 	}
 }

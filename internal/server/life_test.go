@@ -443,7 +443,7 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 func TestAFailingListenerEndsTheServer(t *testing.T) {
 	broken := errors.New("broken")
 	stopped := make(chan struct{})
-	s := &server{log: zap.NewNop(), redisGate: newGate(0), config: Config{DrainDelay: time.Hour, DrainTimeout: time.Second}}
+	s := &server{log: zap.NewNop(), redisReadiness: newReadiness(0), config: Config{DrainDelay: time.Hour, DrainTimeout: time.Second}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

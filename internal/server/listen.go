@@ -37,7 +37,7 @@ func listen(address string, reuse bool) (net.Listener, error) {
 		return net.Listen("unix", path)
 	}
 	if reuse {
-		return listenAside(path)
+		return listenBeside(path)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -53,18 +53,18 @@ type sharedSocket struct {
 	taken bool
 }
 
-// aside is the suffix of a shared socket's name. A process that connects sees this name, wherever the socket has been
+// nextSuffix is the suffix of a shared socket's name. A process that connects sees this name, wherever the socket has been
 // moved, and so knows that its owner allows others to take over.
-const aside = ".next"
+const nextSuffix = ".next"
 
-func listenAside(path string) (net.Listener, error) {
+func listenBeside(path string) (net.Listener, error) {
 	if err := shares(path); err != nil {
 		return nil, err
 	}
-	if err := removeStale(path + aside); err != nil {
+	if err := removeStale(path + nextSuffix); err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path + aside})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path + nextSuffix})
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func shares(path string) error {
 	switch {
 	case err != nil || holder == nil:
 		return err
-	case holder.String() != path+aside:
+	case holder.String() != path+nextSuffix:
 		return fmt.Errorf("another process listens at %s, and runs without --reuse-port; stop it, or give it that flag", path)
 	default:
 		return nil
@@ -89,7 +89,7 @@ func shares(path string) error {
 // listens at path. Connections in the old process's queue stay with it.
 func (l *sharedSocket) takeOver() error {
 	l.taken = true
-	return os.Rename(l.path+aside, l.path)
+	return os.Rename(l.path+nextSuffix, l.path)
 }
 
 // Addr returns the address that clients connect to.
@@ -99,7 +99,7 @@ func (l *sharedSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name:
 func (l *sharedSocket) Close() error {
 	err := l.UnixListener.Close()
 	if !l.taken {
-		err = errors.Join(err, os.Remove(l.path+aside))
+		err = errors.Join(err, os.Remove(l.path+nextSuffix))
 	}
 	return err
 }

@@ -66,13 +66,13 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 	o.running.Snapshot = s.limiter.Current()
 	for _, open := range []func() error{o.grpc, o.http, o.admin, o.metrics} {
 		if err = open(); err != nil {
-			o.giveUp()
+			o.abort()
 			return o.listeners, o.running, err
 		}
 	}
 	s.boundListeners(o.listeners)
 	if err = takeOver(o.listeners); err != nil {
-		o.giveUp()
+		o.abort()
 	}
 	return o.listeners, o.running, err
 }
@@ -85,8 +85,8 @@ type opening struct {
 	running   Running
 }
 
-// giveUp closes the opened listeners.
-func (o *opening) giveUp() {
+// abort closes the opened listeners.
+func (o *opening) abort() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	for _, d := range o.listeners {
@@ -207,7 +207,7 @@ func (s *server) httpListener(h *http.Server) listener {
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		// The address only has to differ between connections. Reading the real one from c could block on a PROXY
 		// header.
-		return peer.NewContext(markSpare(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
+		return peer.NewContext(markReserved(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	h.ConnState = parkIdle
 	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice

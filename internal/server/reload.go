@@ -55,15 +55,15 @@ func (s *server) follow(ctx context.Context, changed <-chan struct{}) {
 
 // refused logs the mistakes of a configuration.
 func (s *server) refused(problems config.Problems) {
-	what := "configuration refused; the one before it stays in use"
+	condition := "configuration refused; the one before it stays in use"
 	if stale := s.lastReload().Stale; len(stale) > 0 {
-		what = "configuration refused in part"
+		condition = "configuration refused in part"
 		s.log.Error("the configuration of these domains has mistakes; they keep their last valid version or, without one, are answered by on_backend_failure; the other domains are updated",
 			zap.Strings("domains", stale))
 	}
 	for _, p := range problems {
 		if !p.Warning {
-			s.log.Error(what, zap.Stringer("problem", p))
+			s.log.Error(condition, zap.Stringer("problem", p))
 		}
 	}
 }

@@ -85,7 +85,7 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	})
 	for _, address := range []string{grpcAddress, httpAddress} {
 		path := strings.TrimPrefix(address, "unix://")
-		if _, err := os.Lstat(path + aside); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(path + nextSuffix); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("left behind: %v", err)
 		}
 	}
@@ -100,14 +100,14 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 	var done atomic.Bool
 	var clients sync.WaitGroup
 	asked := map[string]*atomic.Int64{}
-	repeat := func(what string, many int, ask func() error) {
+	repeat := func(condition string, many int, ask func() error) {
 		n := new(atomic.Int64)
-		asked[what] = n
+		asked[condition] = n
 		for range many {
 			clients.Go(func() {
 				for ; !done.Load(); n.Add(1) {
 					if err := ask(); err != nil {
-						t.Errorf("%s: %v", what, err)
+						t.Errorf("%s: %v", condition, err)
 					}
 				}
 			})
@@ -170,11 +170,11 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 	}
 	done.Store(true)
 	clients.Wait()
-	for what, n := range asked {
-		if t.Logf("%s: %d asks", what, n.Load()); n.Load() == 0 {
-			t.Errorf("%s: no request was sent", what)
+	for condition, n := range asked {
+		if t.Logf("%s: %d asks", condition, n.Load()); n.Load() == 0 {
+			t.Errorf("%s: no request was sent", condition)
 		}
-		if strings.HasPrefix(what, "gRPC") {
+		if strings.HasPrefix(condition, "gRPC") {
 			allowed += n.Load()
 		}
 	}

@@ -55,9 +55,9 @@ type server struct {
 	// The tokens of Config; nil if there is none.
 	apiToken, adminToken, adminReadToken httpauth.Token
 	ready, draining                      atomic.Bool
-	noAuthSaid                           atomic.Bool
+	noAuthLogged                         atomic.Bool
 	redisTrouble                         redisTrouble
-	redisGate                            *gate
+	redisReadiness                       *readiness
 	// configured is closed when there is a configuration.
 	configured   chan struct{}
 	isConfigured func()
@@ -94,7 +94,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 		return UnusableRedis{err}
 	}
 	defer s.stack.close()
-	s.redisGate = newGate(len(s.stack.redis))
+	s.redisReadiness = newReadiness(len(s.stack.redis))
 	if s.settle, err = s.newSettleKeys(); err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (s *server) mayBeReady() bool {
 		return false
 	}
 	select {
-	case <-s.redisGate.opened:
+	case <-s.redisReadiness.opened:
 		return true
 	default:
 		return false
@@ -253,7 +253,7 @@ func (s *server) mayBeReady() bool {
 
 // waitUntilReady waits for mayBeReady; it returns false if ctx ends first.
 func (s *server) waitUntilReady(ctx context.Context) bool {
-	for _, open := range []<-chan struct{}{s.configured, s.redisGate.opened} {
+	for _, open := range []<-chan struct{}{s.configured, s.redisReadiness.opened} {
 		select {
 		case <-open:
 		case <-ctx.Done():

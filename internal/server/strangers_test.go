@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// askAs sends a request to a port of this machine under another host name, as a web page could by DNS rebinding.
-func askAs(t *testing.T, a net.Addr, host, line, text string, headers ...string) (code int, answer string) {
+// requestAs sends a request to a port of this machine under another host name, as a web page could by DNS rebinding.
+func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...string) (code int, answer string) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(a.String())
 	if err != nil {
@@ -34,7 +34,7 @@ func askAs(t *testing.T, a net.Addr, host, line, text string, headers ...string)
 	return got.StatusCode, body(t, got)
 }
 
-const askBob = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
+const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
 // TestStrangersGetNothing requests every path of every listener under the name of another site. The paths that stay
 // open show only whether the program is ready, or how to use it.
@@ -59,9 +59,9 @@ func TestStrangersGetNothing(t *testing.T) {
 			for host, want := range c.codes {
 				text := ""
 				if line == "POST /json" {
-					text = askBob
+					text = bobRequest
 				}
-				code, answer := askAs(t, c.at, host, line, text)
+				code, answer := requestAs(t, c.at, host, line, text)
 				if code != want || want >= 400 && strings.Contains(answer, "send") {
 					t.Errorf("%s as %s: %d %s, want %d", line, host, code, answer, want)
 				}
@@ -74,29 +74,29 @@ func TestStrangersGetNothing(t *testing.T) {
 func TestJSONOffLoopback(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.HTTP, c.APIToken = "0.0.0.0:0", "s3cret" })
 	const service = "rlsidecar.edge.svc.cluster.local:8080"
-	refund := strings.Replace(askBob, `]}]}`, `],"hitsAddend":"2","isNegativeHits":true}]}`, 1)
+	refund := strings.Replace(bobRequest, `]}]}`, `],"hitsAddend":"2","isNegativeHits":true}]}`, 1)
 	for _, c := range []struct {
-		body string
-		want int
-		told string
-		with []string
+		body      string
+		want      int
+		described string
+		with      []string
 	}{
-		{askBob, 200, `"limitRemaining":2`, nil},
-		{askBob, 200, `"limitRemaining":1`, []string{"Content-Type: application/json"}},
-		{askBob, 403, "cross-origin", []string{"Origin: http://" + service}},
+		{bobRequest, 200, `"limitRemaining":2`, nil},
+		{bobRequest, 200, `"limitRemaining":1`, []string{"Content-Type: application/json"}},
+		{bobRequest, 403, "cross-origin", []string{"Origin: http://" + service}},
 		{refund, 403, "--api-token-file", nil},
 		{refund, 403, "--api-token-file", []string{"Authorization: Bearer wrong"}},
-		{askBob, 200, `"OK"`, nil},
-		{askBob, 429, `"OVER_LIMIT"`, nil},
+		{bobRequest, 200, `"OK"`, nil},
+		{bobRequest, 429, `"OVER_LIMIT"`, nil},
 		{refund, 200, `"limitRemaining":2`, []string{"Authorization: Bearer s3cret"}},
 	} {
-		code, answer := askAs(t, x.HTTP, service, "POST /json", c.body, c.with...)
-		if code != c.want || !strings.Contains(strings.ReplaceAll(answer, " ", ""), c.told) {
-			t.Errorf("%s %v: %d %s, want %d %s", c.body, c.with, code, answer, c.want, c.told)
+		code, answer := requestAs(t, x.HTTP, service, "POST /json", c.body, c.with...)
+		if code != c.want || !strings.Contains(strings.ReplaceAll(answer, " ", ""), c.described) {
+			t.Errorf("%s %v: %d %s, want %d %s", c.body, c.with, code, answer, c.want, c.described)
 		}
 	}
 	x = start(t, named, func(c *Config) { c.NoJSON = true })
-	if code, answer := post(t, x.HTTP, "/json", askBob); code != 404 {
+	if code, answer := post(t, x.HTTP, "/json", bobRequest); code != 404 {
 		t.Errorf("switched off: %d %s", code, answer)
 	}
 }

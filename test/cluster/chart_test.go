@@ -42,9 +42,9 @@ func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	return out
 }
 
-// takesTheChart applies what the chart makes of each file of values; and has Helm install it, upgrade
+// installsTheChart applies what the chart makes of each file of values; and has Helm install it, upgrade
 // it and take it away.
-func takesTheChart(t *testing.T, c *cluster) {
+func installsTheChart(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml")

@@ -20,8 +20,8 @@ const (
 // kgateway, whose module is not available everywhere.
 var unknown = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
 
-// takesTheRecipes applies examples/kubernetes.
-func takesTheRecipes(t *testing.T, c *cluster) {
+// appliesTheRecipes applies examples/kubernetes.
+func appliesTheRecipes(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, istio, "kubernetes/customresourcedefinitions.gen.yaml")
 	c.define(t, contour, "examples/contour/01-crds.yaml")
@@ -56,11 +56,11 @@ func takesTheRecipes(t *testing.T, c *cluster) {
 			}
 		}
 	}
-	c.takesTheSidecar(t, namespace)
+	c.runsTheSidecar(t, namespace)
 }
 
-// takesTheSidecar has a pod of somebody get the containers that docs/packaging.md shows.
-func (c *cluster) takesTheSidecar(t *testing.T, namespace string) {
+// runsTheSidecar has a pod of somebody get the containers that docs/packaging.md shows.
+func (c *cluster) runsTheSidecar(t *testing.T, namespace string) {
 	t.Helper()
 	page, err := os.ReadFile(root + "/docs/packaging.md")
 	if err != nil {

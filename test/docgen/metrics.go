@@ -19,14 +19,14 @@ func Metrics(text string) string {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if rest, ok := strings.CutPrefix(line, "# HELP "); ok {
-			name, said, _ := strings.Cut(rest, " ")
+			name, text, _ := strings.Cut(rest, " ")
 			if !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
 				names = append(names, name)
-				help[name] = strings.ReplaceAll(strings.ReplaceAll(said, `\"`, `"`), `\\`, `\`)
+				help[name] = strings.ReplaceAll(strings.ReplaceAll(text, `\"`, `"`), `\\`, `\`)
 			}
 		} else if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
-			name, said, _ := strings.Cut(rest, " ")
-			kind[name] = said
+			name, text, _ := strings.Cut(rest, " ")
+			kind[name] = text
 		} else if m := sample.FindStringSubmatch(line); m != nil {
 			name := m[1]
 			for _, of := range []string{"_bucket", "_sum", "_count"} {

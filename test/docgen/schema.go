@@ -376,11 +376,11 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 			}
 			kinds = append(kinds, text)
 		}
-		said := a.Description
+		text := a.Description
 		if names := a.Headers.keys; len(names) > 0 {
-			said += " With " + code(strings.Join(names, "`, `")) + "."
+			text += " With " + code(strings.Join(names, "`, `")) + "."
 		}
-		p.row(status, strings.Join(kinds, "; "), said)
+		p.row(status, strings.Join(kinds, "; "), text)
 	}
 	p.line()
 }

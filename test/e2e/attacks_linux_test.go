@@ -43,8 +43,8 @@ func newReceived(r *http.Request) *received {
 	return got
 }
 
-// gate is a recipe under attack: a proxy before the application of a stack.
-type gate struct {
+// gateway is a recipe under attack: a proxy before the application of a stack.
+type gateway struct {
 	*stack
 	port    string   // of HTTP/1
 	http2   string   // of HTTP/2 without TLS; "" if the proxy cannot have it
@@ -108,7 +108,7 @@ var keyAttacks = []keyAttack{
 
 // keysCannotBeRespelled empties the bucket of a key, then sends the key in each spelling. None may reach
 // the application with the key in it, but for what has flowed into the bucket meanwhile.
-func (g gate) keysCannotBeRespelled(t *testing.T) {
+func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	t.Helper()
 	if g.http2 != "" {
 		if code := g.overHTTP2(t, "/", header{apiKey, "honest"}); code != http.StatusOK {
@@ -165,7 +165,7 @@ func (g gate) keysCannotBeRespelled(t *testing.T) {
 }
 
 // code is the status of the answer to a.
-func (g gate) code(t *testing.T, a keyAttack, key string) int {
+func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	t.Helper()
 	if a.http2 {
 		return g.overHTTP2(t, "/", a.lines(key)...)
@@ -183,7 +183,7 @@ var malformed = []header{
 }
 
 // malformedRequestsAreLimited wants a gate that fails open, before a lenient application.
-func (g gate) malformedRequestsAreLimited(t *testing.T) {
+func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
 		t.Fatalf("a good request: %d", code)
@@ -255,7 +255,7 @@ func sameApplicationPath(path string) string {
 
 // pathsCannotBeRespelled guesses a password until its address may not, then asks for other spellings of
 // the path.
-func (g gate) pathsCannotBeRespelled(t *testing.T, network int) {
+func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	t.Helper()
 	for i, path := range pathAttacks {
 		t.Run(path, func(t *testing.T) {
@@ -280,7 +280,7 @@ func (g gate) pathsCannotBeRespelled(t *testing.T, network int) {
 }
 
 // ipv6NetworksAreOneClient guesses from many addresses of one /64, which one client can have.
-func (g gate) ipv6NetworksAreOneClient(t *testing.T) {
+func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
 	t.Helper()
 	login := func(address string) int {
 		return g.http1(t, g.proxied, "", "/login", header{"PROXY", address}).code
@@ -304,7 +304,7 @@ func (g gate) ipv6NetworksAreOneClient(t *testing.T) {
 
 // http1 sends GET path over a connection of its own, byte for byte. A from that is not empty is the
 // client's address; a header PROXY is the address that a PROXY protocol header names.
-func (g gate) http1(t *testing.T, port, from, path string, headers ...header) answer {
+func (g gateway) http1(t *testing.T, port, from, path string, headers ...header) answer {
 	t.Helper()
 	var request bytes.Buffer
 	if len(headers) > 0 && headers[0].name == "PROXY" {
@@ -331,7 +331,7 @@ func (g gate) http1(t *testing.T, port, from, path string, headers ...header) an
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }
 
-func (g gate) dial(t *testing.T, port, from string) net.Conn {
+func (g gateway) dial(t *testing.T, port, from string) net.Conn {
 	t.Helper()
 	if from == "" {
 		from = g.client
@@ -352,7 +352,7 @@ func (g gate) dial(t *testing.T, port, from string) net.Conn {
 
 // overHTTP2 sends GET path over HTTP/2, with values that clients of Go's net/http refuse to send, and
 // returns the status; 0 where the proxy refused the stream or the connection.
-func (g gate) overHTTP2(t *testing.T, path string, headers ...header) int {
+func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	t.Helper()
 	conn := g.dial(t, g.http2, "")
 	defer conn.Close()

@@ -26,16 +26,16 @@ descriptors:
   - {key: held, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 5, max_delay: 10s}}
 `
 
-// asked is a sidecar that clients ask at a gRPC port.
-type asked struct {
+// request is a sidecar that clients ask at a gRPC port.
+type request struct {
 	*testing.T
 	addr   string // host:port
 	socket string // empty: TCP
 	ca     string // a file; empty: no TLS
 }
 
-// eachDoor runs a test for each engine, over TCP, over a Unix socket and with TLS.
-func eachDoor(t *testing.T, test func(asked)) {
+// eachListener runs a test for each engine, over TCP, over a Unix socket and with TLS.
+func eachListener(t *testing.T, test func(request)) {
 	t.Helper()
 	for _, engine := range []string{"fast", "grpc-go"} {
 		for _, kind := range []string{"tcp", "unix", "tls"} {
@@ -46,7 +46,7 @@ func eachDoor(t *testing.T, test func(asked)) {
 				if err := os.WriteFile(config, []byte(clientsLimits), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				a := asked{T: t, addr: loopback() + ":8081"}
+				a := request{T: t, addr: loopback() + ":8081"}
 				network, listen := "tcp", a.addr
 				args := []string{"serve", "--config", config, "--http-listen", "", "--admin-listen", "", "--drain-delay", "0s", "--grpc-engine", engine, "--max-descriptors", "1000"}
 				switch kind {
@@ -97,7 +97,7 @@ reflection: True
 still: OK
 connections: 1
 `
-	eachDoor(t, func(t asked) {
+	eachListener(t, func(t request) {
 		args := []string{"testdata/client.py", t.addr}
 		if t.socket != "" {
 			args[1] = "unix:" + t.socket
@@ -130,7 +130,7 @@ func question(t *testing.T, descriptor string) string {
 func TestNghttp2(t *testing.T) {
 	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
-	eachDoor(t, func(t asked) {
+	eachListener(t, func(t request) {
 		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
 		switch {
 		case t.socket != "":
@@ -157,7 +157,7 @@ func TestNghttp2(t *testing.T) {
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")
-	eachDoor(t, func(t asked) {
+	eachListener(t, func(t request) {
 		args := []string{"--silent", "--show-error", "--http2-prior-knowledge", "--dump-header", "-", "--output", t.TempDir() + "/answer"}
 		base := "http://" + t.addr
 		switch {
@@ -184,7 +184,7 @@ func TestCurl(t *testing.T) {
 func TestH2spec(t *testing.T) {
 	t.Parallel()
 	h2spec := tooltest.Path(t, "h2spec")
-	eachDoor(t, func(t asked) {
+	eachListener(t, func(t request) {
 		if strings.Contains(t.Name(), "grpc-go") || t.socket != "" {
 			t.Skip("not ours, or not to be reached")
 		}

@@ -271,7 +271,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// Envoy asks, with a certificate and the names of Envoy Gateway's service.
-	s := bareStack(t, "")
+	s := sidecarStack(t, "")
 	s.addr, s.sidecar = "127.0.0.1", sidecar
 	s.serveApplication(t)
 	clientFolder := t.TempDir()

@@ -69,7 +69,7 @@ func loginOverExtAuthz(t *testing.T, s *stack) {
 func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
-	s := bareStack(t, "")
+	s := sidecarStack(t, "")
 	s.serveApplication(t)
 	s.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/envoy-extauthz/rlsidecar.yaml",
 		"--grpc-listen", s.addr+":8081", "--http-listen", s.addr+":8080", "--admin-listen", s.addr+":6070", "--drain-delay", "0s")

@@ -28,7 +28,7 @@ type front struct {
 	proxy    *process
 	dir      string       // where the proxy runs
 	args     []string     // of the sidecar, more
-	asked    atomic.Int64 // of the application, by the proxy
+	request  atomic.Int64 // of the application, by the proxy
 	lastKey  atomic.Value // the X-Api-Key it got, all lines
 	lastPath atomic.Value // it was asked for, cleaned
 	body     atomic.Value // what it was sent
@@ -86,7 +86,7 @@ func (s *front) serveApp(t *testing.T) {
 		s.last.Store(newReceived(r))
 		s.lastKey.Store(strings.Join(r.Header["X-Api-Key"], "|"))
 		s.lastPath.Store(path.Clean(r.URL.Path))
-		s.asked.Add(1)
+		s.request.Add(1)
 		code := http.StatusOK
 		if r.URL.Path == "/forbidden" || r.URL.Path == "/broken" {
 			code = map[string]int{"/forbidden": 403, "/broken": 500}[r.URL.Path]
@@ -282,13 +282,13 @@ func (s *front) answersPass(t *testing.T) {
 func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()
-	before := s.asked.Load()
+	before := s.request.Load()
 	for range 20 {
 		if a := s.ask(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
 			t.Fatalf("%d %v, want %d", a.code, a.header, code)
 		}
 	}
-	if s.asked.Load() != before {
+	if s.request.Load() != before {
 		t.Error("the application was asked")
 	}
 	s.startFrontSidecar(t)
@@ -299,14 +299,14 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 // opensWithoutSidecar ends the sidecar: everything passes.
 func (s *front) opensWithoutSidecar(t *testing.T) {
 	t.Helper()
-	before := s.asked.Load()
+	before := s.request.Load()
 	s.sidecar.kill()
 	for range 20 {
 		if a := s.asKey(t, "anybody")(); a.code != 200 {
 			t.Fatalf("failing open: %d", a.code)
 		}
 	}
-	if n := s.asked.Load() - before; n != 20 {
+	if n := s.request.Load() - before; n != 20 {
 		t.Errorf("the application was asked %d times", n)
 	}
 }
@@ -405,9 +405,9 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	}
 }
 
-// everySizeIsAsked tries targets and keys of all sizes: what the proxy takes must fit into the
+// everyBodySizeIsLimited tries targets and keys of all sizes: what the proxy takes must fit into the
 // question too. An answer that says nothing of limits was given without one.
-func (s *front) everySizeIsAsked(t *testing.T) {
+func (s *front) everyBodySizeIsLimited(t *testing.T) {
 	t.Helper()
 	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
 		big := strings.Repeat("x", n)

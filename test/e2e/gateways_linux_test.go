@@ -29,8 +29,8 @@ func (s *front) everything(t *testing.T, told map[string]string, network, closed
 	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
 }
 
-// countsWhatTheApplicationGets sends a key twice.
-func (s *front) countsWhatTheApplicationGets(t *testing.T) {
+// countsRequestsThatReachTheApplication sends a key twice.
+func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	t.Helper()
 	perKey.drain(t, func() answer { return s.ask(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
 	got, _ := s.lastKey.Load().(string)
@@ -42,7 +42,7 @@ func (s *front) countsWhatTheApplicationGets(t *testing.T) {
 	}
 }
 
-var patientCaddy = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
+var longCaddyTimeouts = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
 
 // caddyFailsOpen lets everybody through while the sidecar is gone.
 var caddyFailsOpen = []change{{"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}}
@@ -58,16 +58,16 @@ func newCaddy(t *testing.T, changes ...change) *front {
 
 func TestCaddy(t *testing.T) {
 	t.Parallel()
-	s := newCaddy(t, patientCaddy...)
+	s := newCaddy(t, longCaddyTimeouts...)
 	s.everything(t, told, 4, 503, "1")
-	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
+	t.Run("what is sent twice is counted as the application sees it", s.countsRequestsThatReachTheApplication)
 }
 
 func TestCaddyHostileRequests(t *testing.T) {
 	t.Parallel()
-	s := newCaddy(t, append(patientCaddy, caddyFailsOpen...)...)
+	s := newCaddy(t, append(longCaddyTimeouts, caddyFailsOpen...)...)
 	s.hostileRequestsAreLimited(t)
-	s.everySizeIsAsked(t)
+	s.everyBodySizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 
@@ -94,31 +94,31 @@ func TestTraefik(t *testing.T) {
 	s.hostileRequestsAreLimited(t)
 }
 
-var patientHAProxy = []change{{"timeout connect 50ms", "timeout connect 10s"}, {"timeout server 100ms", "timeout server 10s"}}
+var longHAProxyTimeouts = []change{{"timeout connect 50ms", "timeout connect 10s"}, {"timeout server 100ms", "timeout server 10s"}}
 
 func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
 	program := tooltest.Path(t, "haproxy") // may skip
 	s := newFront(t, "")
-	door := change{"rlsidecar-ask", "rlsidecar-ask-" + s.addr}
-	s.write(t, "haproxy/haproxy.cfg", append(changes, door)...)
-	s.write(t, "haproxy/rlsidecar.lua", door)
+	authAddress := change{"rlsidecar-ask", "rlsidecar-ask-" + s.addr}
+	s.write(t, "haproxy/haproxy.cfg", append(changes, authAddress)...)
+	s.write(t, "haproxy/rlsidecar.lua", authAddress)
 	s.run(t, program, "-f", "haproxy.cfg")
 	return s
 }
 
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
-	s := newHAProxy(t, patientHAProxy...)
+	s := newHAProxy(t, longHAProxyTimeouts...)
 	s.everything(t, told, 6, 503, "1")
-	t.Run("what is sent twice is counted as the application sees it", s.countsWhatTheApplicationGets)
+	t.Run("what is sent twice is counted as the application sees it", s.countsRequestsThatReachTheApplication)
 }
 
 func TestHAProxyHostileRequests(t *testing.T) {
 	t.Parallel()
-	s := newHAProxy(t, append(patientHAProxy, haproxyFailsOpen)...)
+	s := newHAProxy(t, append(longHAProxyTimeouts, haproxyFailsOpen)...)
 	s.hostileRequestsAreLimited(t)
-	s.everySizeIsAsked(t)
+	s.everyBodySizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 

@@ -205,7 +205,7 @@ func limitsFile(t *testing.T, others object) string {
 // Deployment, but for addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
-	s := bareStack(t, "")
+	s := sidecarStack(t, "")
 	s.serveApplication(t)
 	pod := at[object](t, manifest(t, "rlsidecar.yaml", "Deployment"), "spec", "template", "spec")
 	container := pod["containers"].([]any)[0].(object)
@@ -310,7 +310,7 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 			}}}
 			s := newRecipe(t, r.Limits)
 			s.runEnvoy(t, s.gatewayFile(t, r))
-			g := s.asGate()
+			g := s.asGateway()
 			if c.keys != (bucket{}) {
 				g.keys, g.gaps = c.keys, c.gaps
 				g.keysCannotBeRespelled(t)
@@ -340,7 +340,7 @@ func inAYear(t *testing.T, r rendered) rendered {
 
 // networkHasOneBucket asks from more addresses of one /64 than its bucket has units. apart says that each address has a
 // bucket of its own.
-func (g gate) networkHasOneBucket(t *testing.T, apart bool) {
+func (g gateway) networkHasOneBucket(t *testing.T, apart bool) {
 	t.Helper()
 	from, passed, tries := time.Now(), 0, perAddress.capacity+10
 	for i := range tries {
@@ -401,7 +401,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
 		t.Errorf("Retry-After %q", denial.header.Get("Retry-After"))
 	}
-	gate{stack: s, port: "8000"}.keysCannotBeRespelled(t)
+	gateway{stack: s, port: "8000"}.keysCannotBeRespelled(t)
 	address := 0
 	perAddress.drain(t, func() answer {
 		// Not by being somebody else, nor by asking for something else.

@@ -18,14 +18,14 @@ import (
 // The changes of examples/nginx/nginx.conf that tests make. The first is made always: on a busy
 // machine 50 ms may be too short.
 var (
-	patientNginx   = change{"_timeout 50ms", "_timeout 10s"}
-	patientConnect = change{"_timeout    50ms", "_timeout 10s"}
-	patientRead    = change{"proxy_read_timeout    100ms", "proxy_read_timeout 10s"}
-	nginxFailsOpen = change{"error_page 500 = @rl_closed;", "error_page 500 = @rl_open;"}
-	longTargets    = change{"access_log access.log limited;", "access_log access.log limited; large_client_header_buffers 4 32k;"}
-	rememberPath   = change{"#proxy_cache_path ", "proxy_cache_path "}
-	remember       = change{"#proxy_cache denials;", "proxy_cache denials;"}
-	rememberKey    = change{"#proxy_cache_key ", "proxy_cache_key "}
+	longNginxTimeout   = change{"_timeout 50ms", "_timeout 10s"}
+	longConnectTimeout = change{"_timeout    50ms", "_timeout 10s"}
+	longReadTimeout    = change{"proxy_read_timeout    100ms", "proxy_read_timeout 10s"}
+	nginxFailsOpen     = change{"error_page 500 = @rl_closed;", "error_page 500 = @rl_open;"}
+	longTargets        = change{"access_log access.log limited;", "access_log access.log limited; large_client_header_buffers 4 32k;"}
+	rememberPath       = change{"#proxy_cache_path ", "proxy_cache_path "}
+	remember           = change{"#proxy_cache denials;", "proxy_cache denials;"}
+	rememberKey        = change{"#proxy_cache_key ", "proxy_cache_key "}
 )
 
 func nginxOverSocket(path string) change {
@@ -64,12 +64,12 @@ func userDirective() string {
 	return ""
 }
 
-var patientAll = []change{patientNginx, patientConnect, patientRead}
+var longTimeouts = []change{longNginxTimeout, longConnectTimeout, longReadTimeout}
 
 // TestNginx runs examples/nginx as it is, but for patience.
 func TestNginx(t *testing.T) {
 	t.Parallel()
-	s := newNginxStack(t, "", patientAll...)
+	s := newNginxStack(t, "", longTimeouts...)
 
 	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
 		s.keysAreLimited(t, map[string]string{
@@ -120,7 +120,7 @@ func TestNginx(t *testing.T) {
 // rlsidecar answer with an error would pass its limit.
 func TestNginxHostileRequests(t *testing.T) {
 	t.Parallel()
-	s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, longTargets)...)
+	s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, longTargets)...)
 	s.hostileRequestsAreLimited(t)
 	log, err := os.ReadFile(filepath.Join(s.dir, "access.log"))
 	if err != nil {
@@ -131,14 +131,14 @@ func TestNginxHostileRequests(t *testing.T) {
 			t.Errorf("not an answer: %.300s", line)
 		}
 	}
-	s.everySizeIsAsked(t)
+	s.everyBodySizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 
 func TestNginxOverUnixSocket(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "http.sock")
-	s := newNginxStack(t, socket, append(patientAll, nginxOverSocket(socket))...)
+	s := newNginxStack(t, socket, append(longTimeouts, nginxOverSocket(socket))...)
 	perKey.drain(t, s.asKey(t, "alice"))
 
 	s.sidecar.kill() // leaves the socket's file behind
@@ -156,7 +156,7 @@ func TestNginxDoesNotWaitForLong(t *testing.T) {
 
 func TestNginxRemembersDenials(t *testing.T) {
 	t.Parallel()
-	s := newNginxStack(t, "", append(patientAll, rememberPath, remember, rememberKey)...)
+	s := newNginxStack(t, "", append(longTimeouts, rememberPath, remember, rememberKey)...)
 	perKey.drain(t, s.asKey(t, "alice"))
 	eventually(t, "most of ten denials are remembered", func() bool {
 		before := s.decisions(t, "per_key", "denied")
@@ -182,7 +182,7 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
 	between := startRelay(t, s.addr, s.addr+":8080")
-	s.runNginx(t, append(patientAll, change{"server 127.0.0.1:8080 max_fails=0;", "server " + between.addr + " max_fails=0;"})...)
+	s.runNginx(t, append(longTimeouts, change{"server 127.0.0.1:8080 max_fails=0;", "server " + between.addr + " max_fails=0;"})...)
 	codes := map[int]int{}
 	for range 50 {
 		codes[s.asKey(t, "alice")().code]++
@@ -228,11 +228,11 @@ func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int
 func TestNginxWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "300ms")
-	s.runNginx(t, patientAll...)
+	s.runNginx(t, longTimeouts...)
 	perKey.drain(t, s.asKey(t, "alice"))
 
 	late.Store(int64(600 * time.Millisecond))
-	before := s.asked.Load()
+	before := s.request.Load()
 	from := time.Now()
 	for range 20 {
 		if a := s.asKey(t, "bob")(); a.code != 429 || a.header.Get("Retry-After") == "" {
@@ -242,7 +242,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	if waited := time.Since(from); waited > 10*time.Second { // with each answer awaited it would be 12 s
 		t.Errorf("20 denials took %v", waited)
 	}
-	if s.asked.Load() != before {
+	if s.request.Load() != before {
 		t.Error("the application was asked")
 	}
 	late.Store(0)
@@ -258,8 +258,8 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	s.runNginx(t)
 	late.Store(int64(50 * time.Millisecond))
 	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
-	if n := codes[200]; n > perKey.capacity || s.asked.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
-		t.Errorf("%v, and the application was asked %d times", codes, s.asked.Load())
+	if n := codes[200]; n > perKey.capacity || s.request.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
+		t.Errorf("%v, and the application was asked %d times", codes, s.request.Load())
 	}
 	if longest > 5*time.Second { // it is a busy machine
 		t.Errorf("somebody waited for %v", longest)
@@ -271,13 +271,13 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 func TestNginxWithALateRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")
-	s.runNginx(t, patientAll...)
+	s.runNginx(t, longTimeouts...)
 	late.Store(int64(50 * time.Millisecond))
 	from := time.Now()
 	codes, _ := s.burst(t, 60, s.asKey(t, "alice"))
 	most := perKey.capacity + int(time.Since(from)/perKey.each)
-	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.asked.Load() != int64(n) {
-		t.Errorf("%v, want %d to %d let through; the application was asked %d times", codes, perKey.capacity, most, s.asked.Load())
+	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.request.Load() != int64(n) {
+		t.Errorf("%v, want %d to %d let through; the application was asked %d times", codes, perKey.capacity, most, s.request.Load())
 	}
 }
 

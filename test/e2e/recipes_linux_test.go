@@ -3,7 +3,7 @@ package e2e
 import "testing"
 
 // The changes with which a recipe takes PROXY protocol headers, so that a test can have an IPv6 address.
-var envoyTakesProxyProtocol = change{
+var envoyAcceptsProxyProtocol = change{
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n",
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n" +
 		"    listener_filters: [ { name: envoy.filters.listener.proxy_protocol, typed_config: { " +
@@ -11,30 +11,32 @@ var envoyTakesProxyProtocol = change{
 }
 
 // attack tries all tables. network is one that no other test guesses from.
-func (g gate) attack(t *testing.T, network int) {
+func (g gateway) attack(t *testing.T, network int) {
 	t.Helper()
 	t.Run("a key", g.keysCannotBeRespelled)
 	t.Run("a path", func(t *testing.T) { g.pathsCannotBeRespelled(t, network) })
 	t.Run("addresses of one network", g.ipv6NetworksAreOneClient)
 }
 
-func (s *stack) asGate() gate { return gate{stack: s, port: "10000", http2: "10000", proxied: "10000"} }
+func (s *stack) asGateway() gateway {
+	return gateway{stack: s, port: "10000", http2: "10000", proxied: "10000"}
+}
 
 func TestEnvoyUnderAttack(t *testing.T) {
 	t.Parallel()
-	newStack(t, "", envoyTakesProxyProtocol).asGate().attack(t, 1)
+	newStack(t, "", envoyAcceptsProxyProtocol).asGateway().attack(t, 1)
 }
 
 func TestEnvoyExtAuthzUnderAttack(t *testing.T) {
 	t.Parallel()
-	newExtAuthzStack(t, envoyTakesProxyProtocol).asGate().attack(t, 2)
+	newExtAuthzStack(t, envoyAcceptsProxyProtocol).asGateway().attack(t, 2)
 }
 
 func TestNginxUnderAttack(t *testing.T) {
 	t.Parallel()
-	s := newNginxStack(t, "", append(patientAll, change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8001 proxy_protocol; listen 127.0.0.1:8002 http2; " +
+	s := newNginxStack(t, "", append(longTimeouts, change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8001 proxy_protocol; listen 127.0.0.1:8002 http2; " +
 		"set_real_ip_from 127.0.0.0/8; real_ip_header proxy_protocol;"})...)
-	gate{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
+	gateway{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
 }
 
 // haproxyFailsOpen leaves out the line that turns everybody away while the sidecar is gone.
@@ -42,20 +44,20 @@ var haproxyFailsOpen = change{"http-request return status 503", "# http-request 
 
 func TestHAProxyUnderAttack(t *testing.T) {
 	t.Parallel()
-	s := newHAProxy(t, append(patientHAProxy, change{"  bind 127.0.0.1:8000\n", "  bind 127.0.0.1:8000\n  bind 127.0.0.1:8001 accept-proxy\n"})...)
-	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8001"}.attack(t, 4)
+	s := newHAProxy(t, append(longHAProxyTimeouts, change{"  bind 127.0.0.1:8000\n", "  bind 127.0.0.1:8000\n  bind 127.0.0.1:8001 accept-proxy\n"})...)
+	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8001"}.attack(t, 4)
 }
 
 func TestCaddyUnderAttack(t *testing.T) {
 	t.Parallel()
-	s := newCaddy(t, append(patientCaddy, change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tlistener_wrappers {\n\t\t\tproxy_protocol {\n\t\t\t\tallow 127.0.0.0/8\n\t\t\t}\n\t\t}\n\t\tmax_header_size 64KB"})...)
-	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 5)
+	s := newCaddy(t, append(longCaddyTimeouts, change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tlistener_wrappers {\n\t\t\tproxy_protocol {\n\t\t\t\tallow 127.0.0.0/8\n\t\t\t}\n\t\t}\n\t\tmax_header_size 64KB"})...)
+	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 5)
 }
 
 func TestTraefikUnderAttack(t *testing.T) {
 	t.Parallel()
 	s := newTraefik(t, change{"    address: 127.0.0.1:8000\n", "    address: 127.0.0.1:8000\n    proxyProtocol: { trustedIPs: [127.0.0.0/8] }\n"})
-	gate{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
+	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
 // TestProxiesFailingOpenUnderAttack has proxies let through what they get no answer to, to an application
@@ -66,26 +68,26 @@ func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 		return change{before + "127.0.0.1:9000" + after, before + "127.0.0.1:9002" + after}
 	}
 	lenientEnvoy := change{"address: 127.0.0.1, port_value: 9000", "address: 127.0.0.1, port_value: 9002"}
-	for name, start := range map[string]func(t *testing.T) gate{
-		"envoy": func(t *testing.T) gate { return newStack(t, "", failOpen, lenientEnvoy).asGate() },
-		"ext_authz": func(t *testing.T) gate {
-			return newExtAuthzStack(t, lenientEnvoy, change{"failure_mode_allow: false", "failure_mode_allow: true"}).asGate()
+	for name, start := range map[string]func(t *testing.T) gateway{
+		"envoy": func(t *testing.T) gateway { return newStack(t, "", failOpen, lenientEnvoy).asGateway() },
+		"ext_authz": func(t *testing.T) gateway {
+			return newExtAuthzStack(t, lenientEnvoy, change{"failure_mode_allow: false", "failure_mode_allow: true"}).asGateway()
 		},
-		"haproxy": func(t *testing.T) gate {
-			return gate{stack: newHAProxy(t, append(patientHAProxy, haproxyFailsOpen, lenient("server app ", ""))...).stack, port: "8000", http2: "8000"}
+		"haproxy": func(t *testing.T) gateway {
+			return gateway{stack: newHAProxy(t, append(longHAProxyTimeouts, haproxyFailsOpen, lenient("server app ", ""))...).stack, port: "8000", http2: "8000"}
 		},
-		"nginx": func(t *testing.T) gate {
-			s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, lenient("server ", ";"), change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"})...)
-			return gate{stack: s.stack, port: "8000", http2: "8002"}
+		"nginx": func(t *testing.T) gateway {
+			s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, lenient("server ", ";"), change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"})...)
+			return gateway{stack: s.stack, port: "8000", http2: "8002"}
 		},
-		"nginx, with a key that is not cleaned": func(t *testing.T) gate {
-			s := newNginxStack(t, "", append(patientAll, nginxFailsOpen, lenient("server ", ";"), change{`"invalid";`, `$http_x_api_key;`},
+		"nginx, with a key that is not cleaned": func(t *testing.T) gateway {
+			s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, lenient("server ", ";"), change{`"invalid";`, `$http_x_api_key;`},
 				change{"listen 127.0.0.1:8000;", "listen 127.0.0.1:8000; listen 127.0.0.1:8002 http2;"})...)
-			return gate{stack: s.stack, port: "8000", http2: "8002"}
+			return gateway{stack: s.stack, port: "8000", http2: "8002"}
 		},
-		"caddy": func(t *testing.T) gate {
-			s := newCaddy(t, append(patientCaddy, append(caddyFailsOpen, lenient("reverse_proxy ", ""), change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tmax_header_size 64KB"})...)...)
-			return gate{stack: s.stack, port: "8000", http2: "8000"}
+		"caddy": func(t *testing.T) gateway {
+			s := newCaddy(t, append(longCaddyTimeouts, append(caddyFailsOpen, lenient("reverse_proxy ", ""), change{"max_header_size 64KB", "protocols h1 h2 h2c\n\t\tmax_header_size 64KB"})...)...)
+			return gateway{stack: s.stack, port: "8000", http2: "8000"}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -139,8 +139,8 @@ func (r *reference) metric(name string) string {
 	return ""
 }
 
-// asker sends a request to one of the listeners, and returns the answer or an error's text.
-type asker func(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string)
+// sender sends a request to one of the listeners, and returns the answer or an error's text.
+type sender func(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string)
 
 func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
 	t.Helper()
@@ -207,17 +207,17 @@ func TestReference(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, place := range []string{"memory", "redis"} {
-			for _, door := range []string{"grpc", "http"} {
-				t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar")+"/"+place+"/"+door, func(t *testing.T) {
+			for _, authAddress := range []string{"grpc", "http"} {
+				t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar")+"/"+place+"/"+authAddress, func(t *testing.T) {
 					t.Parallel()
-					play(t, archive, place, door)
+					play(t, archive, place, authAddress)
 				})
 			}
 		}
 	}
 }
 
-func play(t *testing.T, archive *txtar.Archive, place, door string) {
+func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 	t.Helper()
 	files, aside, env := map[string]string{}, map[string]string{}, []string{"BACKEND_TYPE=memory"}
 	if place == "redis" {
@@ -235,7 +235,7 @@ func play(t *testing.T, archive *txtar.Archive, place, door string) {
 	}
 	r := newReference(t, files, env...)
 	s := &script{T: t, r: r, ask: r.overGRPC, later: aside, lines: strings.Split(string(archive.Comment), "\n")}
-	if door == "http" {
+	if authAddress == "http" {
 		s.ask = r.overHTTP
 	}
 	s.run()
@@ -245,7 +245,7 @@ func play(t *testing.T, archive *txtar.Archive, place, door string) {
 type script struct {
 	*testing.T
 	r     *reference
-	ask   asker
+	ask   sender
 	later map[string]string
 	lines []string
 	at    int

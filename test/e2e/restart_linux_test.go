@@ -39,14 +39,14 @@ type restarts struct {
 	*stack
 	limits, redis string
 	admitted      atomic.Int64 // of the key "bounded"
-	asked         atomic.Int64
+	request       atomic.Int64
 	stop          func()
 }
 
 func newRestarts(t *testing.T) *restarts {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
-	s := &restarts{stack: bareStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
+	s := &restarts{stack: sidecarStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
 	if err := os.WriteFile(s.limits, []byte(restartLimits), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func (s *restarts) ask(t *testing.T) {
 		case code != http.StatusOK && (code != http.StatusTooManyRequests || key != "bounded"):
 			t.Errorf("%s: %d", key, code)
 		}
-		s.asked.Add(1)
+		s.request.Add(1)
 	}
 	for i := range clients {
 		group.Go(func() {
@@ -121,8 +121,8 @@ func (s *restarts) ask(t *testing.T) {
 // during waits until n more have asked.
 func (s *restarts) during(t *testing.T, n int64) {
 	t.Helper()
-	before := s.asked.Load()
-	eventually(t, "load", func() bool { return s.asked.Load() > before+n })
+	before := s.request.Load()
+	eventually(t, "load", func() bool { return s.request.Load() > before+n })
 }
 
 // judge ends the load, and counts.
@@ -130,7 +130,7 @@ func (s *restarts) judge(t *testing.T, from time.Time) {
 	t.Helper()
 	s.stop()
 	took := time.Since(from).Seconds()
-	t.Logf("%d asked in %.1f s, %.0f a second; %d of %d admitted", s.asked.Load(), took, float64(s.asked.Load())/took, s.admitted.Load(), bounded)
+	t.Logf("%d asked in %.1f s, %.0f a second; %d of %d admitted", s.request.Load(), took, float64(s.request.Load())/took, s.admitted.Load(), bounded)
 	if got := s.admitted.Load(); got != bounded {
 		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}

@@ -21,7 +21,7 @@ import (
 func settleStack(t *testing.T) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
-	s := bareStack(t, "")
+	s := sidecarStack(t, "")
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		kind, value, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		if kind != "nothing" {

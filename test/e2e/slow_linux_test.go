@@ -39,8 +39,8 @@ func TestSlowClientsKeepNobodyOut(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); slow.Wait() }()
-	for asked := 0; ; asked++ {
-		code, err := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(asked) + `"}`)
+	for request := 0; ; request++ {
+		code, err := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(request) + `"}`)
 		if err != nil || code != 200 {
 			t.Errorf("somebody else: %d %v", code, err)
 		}
@@ -49,7 +49,7 @@ func TestSlowClientsKeepNobodyOut(t *testing.T) {
 			if more := s.memory(t) - before; more > 64<<10 {
 				t.Errorf("900 slow clients took %d KiB", more)
 			}
-			t.Logf("%d others were answered meanwhile; %d KiB more", asked, s.memory(t)-before)
+			t.Logf("%d others were answered meanwhile; %d KiB more", request, s.memory(t)-before)
 			return
 		case <-time.After(10 * time.Millisecond):
 		}

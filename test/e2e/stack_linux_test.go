@@ -60,8 +60,8 @@ type change struct{ old, new string }
 
 // The changes that tests make. The first is made always: on a busy machine 50 ms may be too short.
 var (
-	patient  = change{"timeout: 0.05s", "timeout: 10s"}
-	failOpen = change{"failure_mode_deny: true", "failure_mode_deny: false"}
+	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
+	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
 )
 
 // overSocket has Envoy ask through a Unix socket.
@@ -83,7 +83,7 @@ func loopback() string {
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
-	s := bareStack(t, socket)
+	s := sidecarStack(t, socket)
 	s.serveApplication(t)
 	s.startSidecar(t)
 	s.startEnvoy(t, changes...)
@@ -91,8 +91,8 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 	return s
 }
 
-// bareStack is one of which nothing has been started.
-func bareStack(t *testing.T, socket string) *stack {
+// sidecarStack is one of which nothing has been started.
+func sidecarStack(t *testing.T, socket string) *stack {
 	t.Helper()
 	s := &stack{
 		owner:  t,
@@ -107,7 +107,7 @@ func bareStack(t *testing.T, socket string) *stack {
 // startEnvoy starts it by the example, with the changes, and waits until it is ready.
 func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	t.Helper()
-	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{patient}, changes...)...))
+	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{longTimeout}, changes...)...))
 }
 
 // envoyFile writes an Envoy's configuration: an example, with the changes.

@@ -233,7 +233,7 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	var told struct {
+	var reported struct {
 		OK     bool `json:"ok"`
 		Limits []struct {
 			Remaining int64 `json:"remaining"`
@@ -243,17 +243,17 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	if err != nil || response.StatusCode != http.StatusOK && response.StatusCode != http.StatusTooManyRequests {
 		return r
 	}
-	if err := json.Unmarshal(text, &told); err != nil || len(told.Limits) != len(b.limits) {
+	if err := json.Unmarshal(text, &reported); err != nil || len(reported.Limits) != len(b.limits) {
 		w.t.Errorf("status %d, %s", response.StatusCode, text)
 		return r
 	}
-	for i, l := range told.Limits {
+	for i, l := range reported.Limits {
 		if l.Degraded {
 			return r
 		}
 		r.answer.left[i] = l.Remaining
 	}
-	r.answer.ok, r.answered, r.to = told.OK, true, w.now()
+	r.answer.ok, r.answered, r.to = reported.OK, true, w.now()
 	return r
 }
 

@@ -123,8 +123,8 @@ func connect(t *testing.T, socket string) client {
 	return client{rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)}
 }
 
-// ask waits for a server that is not there yet.
-func (c client) ask(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
+// decide waits for a server that is not there yet.
+func (c client) decide(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -185,11 +185,11 @@ func (c *container) logs() string {
 	return out
 }
 
-func (c *container) eventually(t *testing.T, what string, ok func() bool) {
+func (c *container) eventually(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(3 * time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 3 min: %s", what)
+			t.Fatalf("not in 3 min: %s", condition)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func asReference(t *testing.T, name string, more ...string) *container {
 func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
 	c := asReference(t, "reference")
 	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
-		if got := c.ask(t, request("path", "/login")); got != want {
+		if got := c.decide(t, request("path", "/login")); got != want {
 			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
 		}
 	}
@@ -257,7 +257,7 @@ func TestImageHasNoRights(t *testing.T) {
 func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	c := asReference(t, "flood")
 	for range 3 {
-		c.ask(t, request("path", "/login"))
+		c.decide(t, request("path", "/login"))
 	}
 	var asked atomic.Int64
 	var wg sync.WaitGroup
@@ -281,7 +281,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	if s := c.state(t); !s.Running || s.OOMKilled {
 		t.Fatalf("after %d keys: %+v", asked.Load(), s)
 	}
-	if got := c.ask(t, request("path", "/login")); got != over {
+	if got := c.decide(t, request("path", "/login")); got != over {
 		t.Errorf("after the flood /login is open again: %v", got)
 	}
 	if _, err := c.try("podman", "healthcheck", "run", c.name); err != nil {
@@ -314,7 +314,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	late := make(chan struct{}) // they notice some time after it was said
 	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
 	var wg sync.WaitGroup
-	load := func(ask func(context.Context) error) *atomic.Int64 {
+	load := func(decide func(context.Context) error) *atomic.Int64 {
 		var answered atomic.Int64
 		for range 4 {
 			wg.Go(func() {
@@ -325,7 +325,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 					default:
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-					err := ask(ctx)
+					err := decide(ctx)
 					cancel()
 					if err != nil {
 						t.Errorf("after %d answers: %v", answered.Load(), err)
@@ -341,7 +341,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 		_, err := c.rls.ShouldRateLimit(ctx, request("free", "x"))
 		return err
 	})
-	byHTTP := load(c.askHTTP(t))
+	byHTTP := load(c.requestByHTTP(t))
 	c.eventually(t, "clients ask", func() bool { return byGRPC.Load() > 1000 && byHTTP.Load() > 1000 })
 	c.run(t, "podman", "kill", "--signal=TERM", c.name)
 	wg.Wait()
@@ -352,8 +352,8 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	t.Logf("%d answers by gRPC, %d by HTTP", byGRPC.Load(), byHTTP.Load())
 }
 
-// askHTTP asks what is allowed through /sock/http.
-func (c *container) askHTTP(t *testing.T) func(context.Context) error {
+// requestByHTTP asks what is allowed through /sock/http.
+func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -384,7 +384,7 @@ func (c *container) askHTTP(t *testing.T) func(context.Context) error {
 func TestImageRunsCommands(t *testing.T) {
 	e := image(t)
 	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
-	if got := c.ask(t, request("path", "/login")); got != ok {
+	if got := c.decide(t, request("path", "/login")); got != ok {
 		t.Errorf("/login: %v", got)
 	}
 	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "version")
@@ -447,7 +447,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 	asked := connect(t, socket)
 	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
-		if got := asked.ask(t, request("path", "/login")); got != want {
+		if got := asked.decide(t, request("path", "/login")); got != want {
 			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
 		}
 	}

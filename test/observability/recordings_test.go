@@ -62,22 +62,22 @@ func withRedis(t *testing.T, made map[string]recording) {
 	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // of a busy machine
 	traffic := func(s *sidecar) {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
-			s.ask(t, 2, "edge", "user_id", user)
+			s.send(t, 2, "edge", "user_id", user)
 		}
-		s.ask(t, 2, "edge", "client", "curl")
+		s.send(t, 2, "edge", "client", "curl")
 	}
 	normal := func() { server.Do("flushall"); traffic(s) } // all buckets are full
 	made["healthy"] = s.record(t, normal)
-	made["attack on one key"] = s.record(t, func() { normal(); s.ask(t, 300, "edge", "user_id", "eve") })
+	made["attack on one key"] = s.record(t, func() { normal(); s.send(t, 300, "edge", "user_id", "eve") })
 	made["a limit that is too low"] = s.record(t, func() {
 		normal()
 		for _, account := range strings.Split("abcdefghijklmnopqrst", "") {
-			s.ask(t, 12, "edge", "account", account)
+			s.send(t, 12, "edge", "account", account)
 		}
 	})
-	made["a typo in the domain"] = s.record(t, func() { normal(); s.ask(t, 20, "egde", "user_id", "bob") })
-	made["a typo in a descriptor key"] = s.record(t, func() { normal(); s.ask(t, 20, "edge", "userid", "bob") })
-	made["requests without a domain"] = s.record(t, func() { normal(); s.ask(t, 20, "", "user_id", "bob") })
+	made["a typo in the domain"] = s.record(t, func() { normal(); s.send(t, 20, "egde", "user_id", "bob") })
+	made["a typo in a descriptor key"] = s.record(t, func() { normal(); s.send(t, 20, "edge", "userid", "bob") })
+	made["requests without a domain"] = s.record(t, func() { normal(); s.send(t, 20, "", "user_id", "bob") })
 
 	paused := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr)
 	traffic(paused)
@@ -118,12 +118,12 @@ func inMemory(t *testing.T, made map[string]recording) {
 	small := startSidecar(t, limits, "--memory-max-keys", "10")
 	made["memory full"] = small.record(t, func() {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
-			small.ask(t, 1, "edge", "user_id", user)
+			small.send(t, 1, "edge", "user_id", user)
 		}
 	})
 	isolated := startSidecar(t, limits, "--reload", "isolate")
 	made["a request that is too large"] = isolated.record(t, func() {
-		isolated.ask(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
+		isolated.send(t, 1, "edge", "user_id", "bob"+strings.Repeat(`"},{"key":"user_id","value":"bob`, 20))
 	})
 	made["a bad reload of one domain"] = isolated.record(t, func() {
 		isolated.write(t, limits+"nonsense: 1\n")

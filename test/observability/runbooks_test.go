@@ -85,7 +85,7 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 	if len(commands) != 2 {
 		t.Errorf("%d commands found", len(commands))
 	}
-	s.ask(t, 1, "edge", "user_id", "bob")
+	s.send(t, 1, "edge", "user_id", "bob")
 	if !s.exports(t, `rlsidecar_requests_total{code="over_limit"`) {
 		t.Error("bob is not blocked")
 	}

@@ -107,8 +107,8 @@ func (s *sidecar) write(t *testing.T, config string) {
 	}
 }
 
-// ask sends n requests of a domain with one descriptor, key=value, whose texts are JSON.
-func (s *sidecar) ask(t *testing.T, n int, domain, key, value string) {
+// send sends n requests of a domain with one descriptor, key=value, whose texts are JSON.
+func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	t.Helper()
 	body := `{"domain":"` + domain + `","descriptors":[{"entries":[{"key":"` + key + `","value":"` + value + `"}]}]}`
 	for range n {
@@ -156,11 +156,11 @@ func (s *sidecar) scrape(t *testing.T) map[string]sample {
 	return found
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after %v it is not so: %s", patience, what)
+			t.Fatalf("after %v it is not so: %s", patience, condition)
 		}
 	}
 }

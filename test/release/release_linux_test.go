@@ -94,7 +94,7 @@ func TestReleaseIsWholeAndTheSameTwice(t *testing.T) {
 			}
 		}
 		if arch == runtime.GOARCH {
-			program := says(t, files["rlsidecar"])
+			program := versionOf(t, files["rlsidecar"])
 			unit(t, string(files["rlsidecar.service"]), program)
 		}
 		bom(t, one[name+".cdx.json"])
@@ -128,8 +128,8 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// says runs the program; it returns where it is now.
-func says(t *testing.T, program []byte) (path string) {
+// versionOf runs the program; it returns where it is now.
+func versionOf(t *testing.T, program []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rlsidecar")
 	if err := os.WriteFile(path, program, 0o700); err != nil {

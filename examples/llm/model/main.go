@@ -36,28 +36,28 @@ func main() {
 
 // complete answers with max_tokens words, of one token each.
 func complete(w http.ResponseWriter, r *http.Request, delay time.Duration) {
-	var asked request
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&asked); err != nil {
+	var incoming request
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&incoming); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	prompt := 0
-	for _, m := range asked.Messages {
+	for _, m := range incoming.Messages {
 		prompt += len(strings.Fields(m.Content))
 	}
-	words := max(1, min(asked.MaxTokens, 100_000))
+	words := max(1, min(incoming.MaxTokens, 100_000))
 	usage := map[string]int{"prompt_tokens": prompt, "completion_tokens": words, "total_tokens": prompt + words}
-	if !asked.Stream {
+	if !incoming.Stream {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{
-			"id": "answer", "object": "chat.completion", "model": asked.Model, "usage": usage,
+			"id": "answer", "object": "chat.completion", "model": incoming.Model, "usage": usage,
 			"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]string{"role": "assistant", "content": strings.Repeat("word ", words)}}},
 		})
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	event := func(data map[string]any) {
-		data["id"], data["object"], data["model"] = "answer", "chat.completion.chunk", asked.Model
+		data["id"], data["object"], data["model"] = "answer", "chat.completion.chunk", incoming.Model
 		text, _ := json.Marshal(data)
 		fmt.Fprintf(w, "data: %s\n\n", text)
 		_ = http.NewResponseController(w).Flush()
@@ -70,7 +70,7 @@ func complete(w http.ResponseWriter, r *http.Request, delay time.Duration) {
 		}
 		event(map[string]any{"choices": []any{map[string]any{"index": 0, "delta": map[string]string{"content": "word "}}}})
 	}
-	if asked.StreamOptions.IncludeUsage {
+	if incoming.StreamOptions.IncludeUsage {
 		event(map[string]any{"choices": []any{}, "usage": usage})
 	}
 	fmt.Fprint(w, "data: [DONE]\n\n")

@@ -54,10 +54,10 @@ func Review(files []config.File) []Note {
 	_, problems := config.Compile(files, config.Options{})
 	for _, p := range problems {
 		// A key that the reference server ignores has a more detailed note already.
-		told := slices.ContainsFunc(notes, func(n Note) bool {
+		noted := slices.ContainsFunc(notes, func(n Note) bool {
 			return n.Kind == Refused && n.File == p.File && n.Line == p.Line && n.Column == p.Column
 		})
-		if !p.Warning && !told {
+		if !p.Warning && !noted {
 			notes = append(notes, Note{p.File, p.Line, p.Column, Refused, p.Message})
 		}
 	}

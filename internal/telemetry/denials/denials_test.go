@@ -29,8 +29,8 @@ descriptors:
   - {key: "any*", rate_limit: {unit: year, requests_per_unit: 0}}
 `
 
-// asker sends requests to a limiter and their denials to a Recorder.
-type asker struct {
+// requester sends requests to a limiter and their denials to a Recorder.
+type requester struct {
 	*Recorder
 	limiter *limiter.Limiter
 	clock   time.Time
@@ -40,20 +40,20 @@ type away struct{ err error }
 
 func (a away) Submit(b *backend.Batch) { b.Fail(a.err) }
 
-func newAsker(tb testing.TB, store backend.Store) *asker {
+func newRequester(tb testing.TB, store backend.Store) *requester {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {
 		tb.Fatal(problems)
 	}
-	a := &asker{limiter: limiter.New(store, limiter.Config{}), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
+	a := &requester{limiter: limiter.New(store, limiter.Config{}), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
 	a.Recorder = New(func() time.Time { return a.clock })
 	a.limiter.Swap(s)
 	return a
 }
 
 // ask charges a descriptor, key=value,…, or a limit by name if text is "NAME KEY".
-func (a *asker) ask(tb testing.TB, text string, cost int64) {
+func (a *requester) ask(tb testing.TB, text string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
 	if name, key, ok := strings.Cut(text, " "); ok {
@@ -73,8 +73,8 @@ func (a *asker) ask(tb testing.TB, text string, cost int64) {
 	}
 }
 
-// told returns the result of Top, one line for each key.
-func (a *asker) told(n int) string {
+// listed returns the result of Top, one line for each key.
+func (a *requester) listed(n int) string {
 	var lines []string
 	_, top := a.Top(n)
 	for _, d := range top {
@@ -87,15 +87,15 @@ func (a *asker) told(n int) string {
 	return strings.Join(lines, "\n")
 }
 
-func (a *asker) want(tb testing.TB, when string, lines ...string) {
+func (a *requester) want(tb testing.TB, when string, lines ...string) {
 	tb.Helper()
-	if got, want := a.told(10), strings.Join(lines, "\n"); got != want {
+	if got, want := a.listed(10), strings.Join(lines, "\n"); got != want {
 		tb.Errorf("%s:\n%s\nwant\n%s", when, got, want)
 	}
 }
 
 func TestTopListsDenials(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	a.want(t, "nothing asked")
 	for range 4 {
 		a.ask(t, "user=bob", 1)
@@ -116,7 +116,7 @@ func TestTopListsDenials(t *testing.T) {
 		`1 d/send limit ["eve"] [{"user" "eve"}] false`,
 	}
 	a.want(t, "each", append([]string{bob}, rest...)...)
-	if got := a.told(1); got != bob {
+	if got := a.listed(1); got != bob {
 		t.Errorf("the first: %s", got)
 	}
 	since, top := a.Top(1)
@@ -140,7 +140,7 @@ func TestTopListsDenials(t *testing.T) {
 
 // TestADenialHasTheTimeOfTheRequest: a listener that knows when a request arrived saves reading the clock.
 func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
 	a.Observe(&limiter.Call{Request: limiter.Request{Domain: "d", Arrived: a.clock}})
 	if _, top := a.Top(1); !top[0].Last.Equal(a.clock) {
@@ -150,7 +150,7 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 
 // TestKeysAreCut checks that texts of clients are kept as bytes, up to a bound.
 func TestKeysAreCut(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	long := strings.Repeat("x", 16<<10)
 	a.ask(t, "anyone=\xff<b>\r\n\x00", 1)
 	a.ask(t, "anybody="+long, 1)
@@ -176,13 +176,13 @@ func TestKeysAreCut(t *testing.T) {
 // TestFailuresAreCountedByLimit: failures do not depend on the key, so each limit counts as one.
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
-		a := newAsker(t, away{err})
+		a := newRequester(t, away{err})
 		for i := range 100 {
 			a.ask(t, fmt.Sprint("user=", i), 1)
 		}
 		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
 	}
-	a := newAsker(t, away{})
+	a := newRequester(t, away{})
 	a.limiter = limiter.New(away{}, limiter.Config{NoConfig: new(descriptors.Deny)})
 	a.ask(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
@@ -194,7 +194,7 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 // TestItIsBounded checks that memory is bounded, and that the key with the most denials is found, however many keys
 // are denied.
 func TestItIsBounded(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	for i := range 20_000 {
 		a.ask(t, fmt.Sprintf("any%d=x", i), 1)
 		if i%20 == 0 {
@@ -211,7 +211,7 @@ func TestItIsBounded(t *testing.T) {
 }
 
 func TestManyAtOnce(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	a.ask(t, "user=bob", 1)
 	var asking sync.WaitGroup
 	for range 8 {
@@ -229,7 +229,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestCountingAKnownKeyAllocatesNothing(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	c := denied(t, a, "user=bob")
 	a.Observe(c)
 	if n := testing.AllocsPerRun(100, func() { a.Observe(c) }); n != 0 {
@@ -238,7 +238,7 @@ func TestCountingAKnownKeyAllocatesNothing(t *testing.T) {
 }
 
 // denied returns a denied Call.
-func denied(tb testing.TB, a *asker, text string) *limiter.Call {
+func denied(tb testing.TB, a *requester, text string) *limiter.Call {
 	tb.Helper()
 	entries, err := descriptors.Parse(text)
 	if err != nil {
@@ -252,7 +252,7 @@ func denied(tb testing.TB, a *asker, text string) *limiter.Call {
 }
 
 func BenchmarkObserve(b *testing.B) {
-	a := newAsker(b, memory.New(memory.Config{}))
+	a := newRequester(b, memory.New(memory.Config{}))
 	a.Recorder = New(time.Now)
 	b.Run("one key", func(b *testing.B) {
 		c := denied(b, a, "user=bob")
@@ -275,7 +275,7 @@ func BenchmarkObserve(b *testing.B) {
 
 // TestTheLastDenialsOfAKey denies a key twelve times, a minute apart, so that several windows count it.
 func TestTheLastDenialsOfAKey(t *testing.T) {
-	a := newAsker(t, memory.New(memory.Config{}))
+	a := newRequester(t, memory.New(memory.Config{}))
 	a.ask(t, "user=bob", 1)
 	first := a.clock
 	for range 8 {

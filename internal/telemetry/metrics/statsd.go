@@ -62,12 +62,12 @@ func (s source) Timings() (string, []time.Duration) {
 
 // timings keeps a random sample of durations, so that their distribution is that of all.
 type timings struct {
-	told atomic.Uint64
-	kept [1000]atomic.Int64 // 0 means none
+	reported atomic.Uint64
+	kept     [1000]atomic.Int64 // 0 means none
 }
 
 func (t *timings) add(d time.Duration) {
-	i := t.told.Add(1) - 1
+	i := t.reported.Add(1) - 1
 	if i >= uint64(len(t.kept)) {
 		i = rand.Uint64N(i + 1)
 	}
@@ -78,7 +78,7 @@ func (t *timings) add(d time.Duration) {
 
 // take returns the sample and starts a new one.
 func (t *timings) take() (list []time.Duration) {
-	t.told.Store(0)
+	t.reported.Store(0)
 	for i := range t.kept {
 		if d := t.kept[i].Swap(0); d > 0 {
 			list = append(list, time.Duration(d))

@@ -28,9 +28,9 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	r.Observe(call("ann", 5, limiter.Shadowed))
 	r.Observe(call("eve", 5, limiter.Denied)) // consumed nothing
 	r.Observe(call("carl", 0, limiter.Allowed))
-	look := call("dora", 5, limiter.Allowed)
-	look.DryRun = true
-	r.Observe(look)
+	peeked := call("dora", 5, limiter.Allowed)
+	peeked.DryRun = true
+	r.Observe(peeked)
 	now = now.Add(topk.Window)
 	r.Observe(call("bob", 1, limiter.Allowed))
 	since, top := r.Top()

@@ -163,11 +163,11 @@ func (s *Server) Wait() {
 }
 
 // Eventually waits until ok, for a minute at most.
-func Eventually(tb testing.TB, what string, ok func() bool) {
+func Eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			tb.Fatalf("waited a minute until %s", what)
+			tb.Fatalf("waited a minute until %s", condition)
 		}
 	}
 }

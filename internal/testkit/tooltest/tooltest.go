@@ -30,13 +30,13 @@ func Path(tb testing.TB, name string) string {
 
 // Missing ends a test because something is missing that scripts/install-tools.sh installs: the test fails in CI, and is
 // skipped elsewhere.
-func Missing(tb testing.TB, what string) {
+func Missing(tb testing.TB, tool string) {
 	tb.Helper()
 	const remedy = "there is no %s here; scripts/install-tools.sh installs it"
 	if os.Getenv("CI") != "" {
-		tb.Fatalf(remedy, what)
+		tb.Fatalf(remedy, tool)
 	}
-	tb.Skipf(remedy, what)
+	tb.Skipf(remedy, tool)
 }
 
 // installed is what scripts/install-tools.sh has put into .tools/bin, at the top of the project; "":
