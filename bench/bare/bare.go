@@ -1,4 +1,4 @@
-// Package bare asks Redis as directly as can be: pipelines of a token bucket script of one key, over
+// Package bare calls Redis as directly as possible: pipelines of a token bucket script of one key, over
 // connections of their own. It is what a limiter on Redis is measured against.
 package bare
 
@@ -38,7 +38,7 @@ type Config struct {
 	Duration    time.Duration
 }
 
-// Run asks as hard as it can, and returns how many decisions there were and how long they took.
+// Run sends charges as fast as it can. It returns the number of decisions and the time they took.
 func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
 	var count atomic.Int64
 	var over atomic.Bool
@@ -133,7 +133,7 @@ func (c *Conn) line() ([]byte, error) {
 	return line, nil
 }
 
-// Text asks something whose answer is a text.
+// Text sends a command whose reply is text.
 func (c *Conn) Text(words ...string) (string, error) {
 	c.command(words...)
 	if err := c.send(); err != nil {

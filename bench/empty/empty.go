@@ -4,7 +4,7 @@
 // is allocated for a request.
 //
 // It is for measuring only. It keeps to the client's window for the connection, but has no bounds, no
-// timeouts, and no answer for any other method: a client that asks for one is cut off.
+// timeouts, and no answer for any other method: it closes the connection of a client that calls one.
 package empty
 
 import (

@@ -30,7 +30,7 @@ var names = func() (list [keys]string) {
 	return list
 }()
 
-// makers make a function that asks for one unit of a key and reports whether it was allowed. The limit is plenty per
+// makers make a function that consumes one unit of a key and reports whether it was allowed. The limit is plenty per
 // second, or one per day.
 var makers = []struct {
 	name string
@@ -97,7 +97,7 @@ var makers = []struct {
 	}},
 }
 
-// BenchmarkLibraries asks for one unit: of one key and of 10,000 keys in turn, allowed and denied.
+// BenchmarkLibraries consumes one unit: of one key and of 10,000 keys in turn, allowed and denied.
 func BenchmarkLibraries(b *testing.B) {
 	for _, m := range makers {
 		for _, c := range []struct {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcConnection asks through grpc-go, from a goroutine for each request that may be outstanding.
+// grpcConnection sends requests with grpc-go, from a goroutine for each request that may be outstanding.
 type grpcConnection struct {
 	run      *run
 	question question

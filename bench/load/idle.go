@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Idle opens n connections, sends a request on each of them if that is asked for, and waits for the answers. Protocol is
+// Idle opens n connections, sends a request on each of them if configured, and waits for the answers. Protocol is
 // "grpc" or "http". The caller closes the connections.
 func Idle(ctx context.Context, target, protocol string, n int, used bool) (connections []net.Conn, err error) {
 	var hello []byte

@@ -1,12 +1,12 @@
-// Package load asks an Envoy RateLimitService many questions and measures what answering costs.
+// Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
-// It asks in one of two ways. In a closed loop every answer brings the next question, so the server
+// It has two modes. In a closed loop every answer starts the next request, so the server
 // is as busy as it can be; latencies then say how long the queue is, and little else. In an open
 // loop questions are due at a fixed rate whether or not answers come, and a latency counts from the
 // moment when the question was due, so that a stall is charged to all who would have met it.
 //
 // On a machine that is shared, elapsed times say little. The processor time that the server used
-// per request says more, and the ratio of two servers, asked in turn, most. It runs on Linux only.
+// per request says more, and the ratio of two servers, measured in turn, most. It runs on Linux only.
 package load
 
 import (
@@ -38,11 +38,11 @@ type Config struct {
 	Descriptors []string // key=value[,key=value]…; "{}" becomes the key's number; default "user_id={}"
 	Keys        int      // how many; default 1
 	FirstKey    int
-	InTurn      bool // ask about one key after the other, not about any
+	InTurn      bool // use the keys one after the other, not at random
 
 	Rate     float64       // requests/s of an open loop; 0: a closed loop
 	Requests int64         // stop after so many; 0: after Duration
-	Warmup   time.Duration // asked but not measured; not with Requests
+	Warmup   time.Duration // sent but not measured; not with Requests
 	Duration time.Duration // default 3s
 
 	PID int // the server's process, for its CPU time; 0: not measured
@@ -87,13 +87,13 @@ func (c *Config) check() error {
 
 // connection is one to the server.
 type connection interface {
-	// send asks what s hands out until there is no more and all is answered, or until ctx ends or
+	// send sends the requests of s until all are sent and answered, or until ctx ends or
 	// the connection breaks, and returns what was answered.
 	send(ctx context.Context, s *schedule) *recorder
 	close()
 }
 
-// Run asks as c says. An error means that there is no Result worth having; a server's errors are
+// Run sends the requests that c describes. An error means that there is no usable Result; a server's errors are
 // not one: they are counted in the Result.
 func Run(ctx context.Context, c Config) (Result, error) {
 	if err := c.check(); err != nil {
@@ -147,7 +147,7 @@ func (r *run) connect(ctx context.Context, q question) (connection, error) {
 type run struct {
 	Config
 	start     time.Time
-	turn      atomic.Int64 // InTurn: keys asked about
+	turn      atomic.Int64 // InTurn: keys used so far
 	started   atomic.Int64 // with Requests: those handed out
 	measuring atomic.Bool
 	over      atomic.Bool // no more questions
@@ -156,9 +156,9 @@ type run struct {
 // now is the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
-// measure has questions asked and returns how long the measured part took and what it cost. A closed
+// measure sends requests and returns the duration and the cost of the measured part. A closed
 // loop is cut off when its time is over; otherwise the last answer is the end. It returns when
-// nobody asks any more.
+// no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }

@@ -65,7 +65,7 @@ func (q question) clone(prefix ...byte) question {
 	return c
 }
 
-// about makes q ask about key.
+// about sets the key of q.
 func (q question) about(key int) {
 	for _, at := range q.digits {
 		n := key

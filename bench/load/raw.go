@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// rawConnection asks in HTTP/2 frames. One goroutine sends what can be sent, as many requests as
+// rawConnection writes requests as HTTP/2 frames. One goroutine sends what can be sent, as many requests as
 // there are in one write; another reads answers.
 type rawConnection struct {
 	run      *run

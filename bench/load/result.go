@@ -19,7 +19,7 @@ type recorder struct {
 
 func newRecorder(r *run) *recorder { return &recorder{run: r, errors: map[string]int64{}} }
 
-// answer counts an answer, which came now, to what was to be asked at due.
+// answer counts an answer that arrived now to the request that was due at due.
 func (r *recorder) answer(due time.Duration, v verdict) {
 	if v == senseless {
 		r.fail("senseless answer")

@@ -13,7 +13,7 @@ import (
 type schedule struct {
 	*run
 	every time.Duration // open loop: between two questions; 0: a closed loop
-	due   time.Duration // open loop: when the next question is to be asked
+	due   time.Duration // open loop: when the next request is due
 }
 
 // newSchedule is for connection i. The questions of an open loop take turns among the connections.
@@ -29,7 +29,7 @@ func newSchedule(r *run, i int) *schedule {
 // open reports whether questions are due at times of their own.
 func (s *schedule) open() bool { return s.every > 0 }
 
-// next is when the next question is to be asked, which in a closed loop is now; false if there are
+// next returns when the next request is due, which in a closed loop is now; false if there are
 // no more.
 func (s *schedule) next() (at time.Duration, more bool) {
 	if s.over.Load() {
@@ -73,7 +73,7 @@ func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
 	}
 }
 
-// keys picks what to ask about, for one goroutine.
+// keys picks the keys of requests, for one goroutine.
 type keys struct {
 	run  *run
 	dice *rand.Rand

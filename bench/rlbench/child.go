@@ -98,7 +98,7 @@ type sidecar struct {
 
 // limits are the descriptors of configurations, by their keys: a limit that is never reached, one that is
 // by the second request, and fixed windows that are never full: a long one, with and without leases, and
-// one of a second. A configuration has only the limits that are asked for, for limits share the room there
+// one of a second. A configuration has only the limits in use, because limits share the room there
 // is. The first two refill slowly: a bucket that is full again is as good as new, and would be forgotten
 // while it is counted.
 var limits = map[string]string{
@@ -120,7 +120,7 @@ func configured(descriptors []string) string {
 	return b.String()
 }
 
-// start runs rlsidecar with the limits that c asks about; its file is in dir.
+// start runs rlsidecar with the limits that the requests of c meet; its file is in dir.
 func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
 	listen, err := freeAddress()
 	if err != nil {

@@ -39,7 +39,7 @@ func (c *compareCmd) Validate() error {
 	return nil
 }
 
-// scenario is what is asked.
+// scenario describes the requests.
 type scenario struct {
 	name   string
 	key    string // of the descriptor

@@ -12,12 +12,12 @@ import (
 )
 
 // envoyConfig has a listener for each limiter, and an application of its own to pass requests on to: a
-// limit is not asked for where Envoy answers itself.
+// limit is unused where Envoy answers itself.
 //
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
 
-// limitedBy is a listener of Envoy's, and the RateLimitService that it asks.
+// limitedBy is a listener of Envoy, and the RateLimitService that it calls.
 type limitedBy struct {
 	Name, Listen, Limiter string
 }
@@ -28,7 +28,7 @@ func (limitedBy) Port(address string) (string, error) {
 	return port, err
 }
 
-// envoyLineup has wrk ask Envoy, which asks each limiter about each request.
+// envoyLineup sends requests with wrk to Envoy, which calls one limiter for each request.
 func envoyLineup(b *bench) ([]finding, error) {
 	if err := find(b.Envoy); err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func envoyLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// userScript makes wrk ask in the name of any of so many users.
+// userScript makes wrk send each request for a random one of this many users.
 const userScript = `
 local requests = {}
 for i = 1, %d do

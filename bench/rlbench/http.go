@@ -40,7 +40,7 @@ func (c *httpCeilingCmd) Run(a *app) error {
 	return nil
 }
 
-// httpCmd measures what NGINX asks.
+// httpCmd measures the requests that NGINX sends.
 type httpCmd struct {
 	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"examples/nginx/nginx.conf."`
@@ -73,7 +73,7 @@ auth:
         - [{key: tenant, from: "query:tenant"}]
 `
 
-// script makes wrk ask with one of 10,000 keys, as a client, or as NGINX does of rlsidecar.
+// script makes wrk send one of 10,000 keys, as a client does, or as NGINX does to rlsidecar.
 const script = `
 local keys = {}
 for i = 1, 10000 do
@@ -84,7 +84,7 @@ request = function() return keys[math.random(#keys)] end
 
 const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
 
-// target is what wrk asks, and whose processor time counts.
+// target is the server that wrk measures, and the processes whose CPU time counts.
 type target struct {
 	name, address, script string
 	of                    []*child
@@ -182,7 +182,7 @@ func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]str
 	return os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(conf), 0o600)
 }
 
-// measure asks each target in turn, and prints the medians, and the ratios of neighbours.
+// measure loads each target in turn, and prints the medians, and the ratios of neighbours.
 func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
 	for i := range targets {
@@ -240,7 +240,7 @@ type wrk struct {
 	script      string        // the file to write it to
 }
 
-// run asks t, and returns requests a second, and the CPU us of each, of each process of t.
+// run loads t. It returns the requests a second, and the CPU time of a request in us for each process of t.
 func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
 		return 0, nil, err
@@ -298,7 +298,7 @@ func (w wrk) contestant(b *bench, t target) contestant {
 	}}
 }
 
-// httpLineup has wrk ask as NGINX does: a bare handler, and each variant in memory and on Redis.
+// httpLineup sends requests with wrk in the form that NGINX sends: a bare handler, and each variant in memory and on Redis.
 func httpLineup(b *bench) ([]finding, error) {
 	if err := find(b.Wrk); err != nil {
 		return nil, err

@@ -51,7 +51,7 @@ func (b *bench) sidecarOf(v variant) *sidecar {
 	return &s
 }
 
-// server is a contestant that answers what c asks. It uses servers of Redis, of which there may be none.
+// server is a contestant that answers the requests of c. It uses servers of Redis, of which there may be none.
 func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
 	return contestant{s.name, func() (out sample, err error) {
 		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
@@ -75,7 +75,7 @@ func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
 
-// filled is a sidecar that answers what c asks, and has seen all its keys.
+// filled is a sidecar that answers the requests of c, and has seen all its keys.
 func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
 	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
 	if len(kept.servers) > 0 {
@@ -137,7 +137,7 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 	return found, nil
 }
 
-// empty is the ceiling: an empty RateLimitService on HTTP/2 frames, asked the same.
+// empty is the ceiling: an empty RateLimitService on HTTP/2 frames that gets the same requests.
 func (b *bench) empty(c load.Config) (contestant, error) {
 	s, err := b.started(startCeiling(b, "h2"))
 	if err != nil {
@@ -299,7 +299,7 @@ func openLineup(b *bench) ([]finding, error) {
 // behind its length.
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
-// sizeLineup asks about each of many keys once, of a new server each time.
+// sizeLineup sends each of many keys once, to a new server each time.
 func sizeLineup(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
@@ -321,7 +321,7 @@ func sizeLineup(b *bench) (found []finding, err error) {
 	return found, nil
 }
 
-// resident is how many bytes a new server has before and after it is asked.
+// resident is the resident memory of a new server, in bytes, before and after the requests.
 func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
 	s, err := b.sidecarOf(v).start(b, b.dir, c, "--grpc-engine", v.engine)
 	if err != nil {

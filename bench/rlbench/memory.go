@@ -14,7 +14,7 @@ type memoryCmd struct {
 	Keys []int `default:"0,100000,1000000,2000000,10000000" help:"Print the memory when so many distinct keys have been asked about."`
 }
 
-// Run asks about each key once. rlsidecar keeps a bounded number of buckets; keys beyond it are
+// Run sends each key once. rlsidecar keeps a bounded number of buckets; keys beyond it are
 // denied, and its memory must not grow for them.
 func (c *memoryCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")

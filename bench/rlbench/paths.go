@@ -89,11 +89,11 @@ func (p path) measure(b *bench) ([]finding, error) {
 		onPlain, ours := measured[1+2*i], measured[2+2*i]
 		found = append(found,
 			finding{
-				what: p.what + ": CPU us a request beside an empty server", engine: v.label,
+				name: p.what + ": CPU us a request beside an empty server", engine: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f",
 			},
 			finding{
-				what: p.what + ": CPU us a request beside one plain Redis", engine: v.label,
+				name: p.what + ": CPU us a request beside one plain Redis", engine: v.label,
 				ceiling: onPlain.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: p.target,
 			})
 	}

@@ -25,13 +25,13 @@ func (b *bench) redis(more ...string) (*child, error) {
 	}, more)...))
 }
 
-// redisUse is what was asked of Redis meanwhile.
+// redisUse is the use of Redis during a measurement.
 type redisUse struct {
 	cpu   time.Duration
 	calls int64 // of scripts
 }
 
-// metered runs what asks those servers, of which there may be none.
+// metered runs load, which uses these servers of Redis; there may be none.
 func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	before, err := usedBy(b, servers)
 	if err != nil {

@@ -38,7 +38,7 @@ func (f *adminFlags) decide(a *app, method, path string, query url.Values, into 
 	return f.send(a, method, path, query, nil, into)
 }
 
-// send is ask with a JSON body, or without one if content is nil.
+// send is request with a JSON body, or without one if content is nil.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, into any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}

@@ -135,7 +135,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 	}
 }
 
-// TestABucketNeedsItsKey checks that get and reset ask for the missing key, and change nothing.
+// TestABucketNeedsItsKey checks that get and reset report the missing key, and change nothing.
 func TestABucketNeedsItsKey(t *testing.T) {
 	x := startServe(t, "--config", write(t, penalized))
 	for _, verb := range []string{"get", "reset"} {

@@ -1,4 +1,4 @@
--- Asks rlsidecar whether a request may pass. The answer is in txn.rl: allowed, denied, malformed where
+-- Requests a decision from rlsidecar. The answer is in txn.rl: allowed, denied, malformed where
 -- no valid question could be made of the request, or nothing where there was no answer in time.
 core.register_action("rlsidecar", { "http-req" }, function(txn)
   local headers = {

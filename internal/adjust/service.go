@@ -215,7 +215,7 @@ func (s *Service) Preview(p Proposal) (Shown, error) {
 }
 
 // Set carries p out. It replaces the adjustment of the same target, if there is one. An error is a
-// *Mistake, ErrConflict, or the place's: it may have been carried out then, as the audit tells.
+// *Mistake, ErrConflict, or an error of the place; the change may then have been applied, which the audit log shows.
 func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	if _, err := s.Preview(p); err != nil {
 		return Shown{}, 0, err

@@ -62,7 +62,7 @@ func TestOverridePeriod(t *testing.T) {
 		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
 		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // not known
 		{1, math.MaxUint32, math.MaxUint32 * second},
-		{6, math.MaxUint32, 0}, // longer than can be told
+		{6, math.MaxUint32, 0}, // longer than the field can hold
 	} {
 		if got := (&ask{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)

@@ -47,7 +47,7 @@ func (o Options) Check() error {
 	return err
 }
 
-// reasonHeader tells what caused the answer where that is not a limit.
+// reasonHeader names the cause of an answer that no limit decided.
 const (
 	reasonHeader      = "x-ratelimit-reason"
 	backendFailure    = "backend-failure"
@@ -122,7 +122,7 @@ func appendHeader(b []byte, name, value string) []byte {
 
 // appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata" the
 // metadata of the limits whose status is OK. If two limits have the same key, the first takes precedence.
-// "backend_failure" tells that the store could not decide a limit.
+// "backend_failure" means that the store could not decide a limit.
 func appendMetadata(b []byte, x *exchange) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
 	list := make([]any, len(x.limits))

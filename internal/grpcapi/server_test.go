@@ -142,7 +142,7 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 	return &r, proto.Unmarshal(wire, &r)
 }
 
-// must asks for key, and fails the test unless it is allowed.
+// must sends key, and fails the test unless it is allowed.
 func (ask sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := ask(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
@@ -150,7 +150,7 @@ func (ask sender) must(t *testing.T, s *Server, key string) {
 	}
 }
 
-// request asks domain "d" with one descriptor for each key; values are "v".
+// request is for domain "d" and has one descriptor for each key; values are "v".
 func request(keys ...string) []byte {
 	r := &rls.RateLimitRequest{Domain: "d"}
 	for _, key := range keys {
@@ -527,7 +527,7 @@ func submit(b *Batch) {
 	b.Submit(time.Time{}, nil, func() {})
 }
 
-// batchOf returns what asks n questions and prints the answers.
+// batchOf returns a function that sends a batch of n requests and prints the answers.
 func batchOf(s *Server, n int) (ask func()) {
 	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {

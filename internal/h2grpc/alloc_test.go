@@ -41,7 +41,7 @@ func newHandedOver() handedOver {
 
 func (s handedOver) Submit(b *backend.Batch) { s <- b }
 
-// allocates asks 16 at a time, and wants them to cost so many allocations together.
+// allocates sends batches of 16 requests, and compares their allocations with want.
 func allocates(t *testing.T, config Config, apart string, most float64) {
 	t.Helper()
 	config.Path, config.Others = path, http.HandlerFunc(others)

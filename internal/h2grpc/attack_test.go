@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestAttacks: what asks for nothing, again and again, ends the connection.
+// TestAttacks: frames that request nothing end the connection when they are repeated.
 func TestAttacks(t *testing.T) {
 	for name, attack := range map[string]func(c *client){
 		"pings":           func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },

@@ -135,7 +135,7 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	})
 }
 
-// TestStopDoesNotWaitForClients that do not read, neither to tell them of it nor to close their connections.
+// TestStopDoesNotWaitForClients that do not read: neither to write GOAWAY nor to close their connections.
 func TestStopDoesNotWaitForClients(t *testing.T) {
 	const bound = time.Second
 	for name, prepare := range map[string]func(c *client){

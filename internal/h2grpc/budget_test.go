@@ -118,7 +118,7 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// greedy asks, again and again, for as many requests of a weight as it can, and reads all answers.
+// greedy keeps sending as many requests of a weight as it can, and reads all answers.
 func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -171,7 +171,7 @@ func (c *conn) onPushPromise(frameHeader, []byte) error {
 	return protocolError("PUSH_PROMISE from a client")
 }
 
-// drain tells the client to open no more streams. Streams that it opens before it has received this are still
+// drain sends GOAWAY: the client must not open more streams. Streams that it opens before it has received this are still
 // answered.
 func (c *conn) drain() {
 	c.mu.Lock()
@@ -188,7 +188,7 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// finalize tells the client the last stream that is answered.
+// finalize sends the client the number of the last stream that is answered.
 func (c *conn) finalize() {
 	if c.finalized {
 		return

@@ -26,7 +26,7 @@ import (
 
 const path = "/echo.Echo/Echo"
 
-// echo is a Method that answers with the message, unless that tells it otherwise: "fail", "hold" (for a
+// echo is a Method that answers with the message, unless the message selects another behaviour: "fail", "hold" (for a
 // second), "long N" (N bytes), "panic in F" (where F is a method of the Batch), or it is late.
 type echo struct {
 	room  delay.Room
@@ -310,7 +310,7 @@ func framed(message string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 }
 
-// ask writes a request; flush sends it.
+// ask appends a request; flush sends it.
 func (c *client) ask(message string, more ...string) uint32 {
 	id := c.open(c.fields(more...))
 	_ = c.to.WriteData(id, true, framed(message))
@@ -367,7 +367,7 @@ func (c *client) answer(id uint32) *reply {
 	return r
 }
 
-// must asks, and wants the answer.
+// must sends a request and compares the answer.
 func (c *client) must(message, want string) {
 	c.t.Helper()
 	id := c.ask(message)

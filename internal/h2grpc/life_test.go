@@ -51,7 +51,7 @@ func TestStopWaitsForWhatIsUnderWay(t *testing.T) {
 		if _, err := l.Dial(); err == nil {
 			t.Error("still listens")
 		}
-		// It may not have heard yet: what it asks now is answered, until it has.
+		// The client may not have read GOAWAY yet: requests that it sends before it has are still answered.
 		meanwhile := c.ask("meanwhile")
 		c.flush()
 		pinged := [8]byte{}
@@ -289,7 +289,7 @@ func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	})
 }
 
-// TestKnownAnswersLeaveAtOnce, also where they came together with requests that the Store must be asked about.
+// TestKnownAnswersLeaveAtOnce, also where they arrived together with requests that need the Store.
 func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()

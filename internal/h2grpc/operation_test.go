@@ -296,7 +296,7 @@ func (s *lateStore) Submit(b *backend.Batch) {
 	})
 }
 
-// nameOf is a number that tells messages apart.
+// nameOf is a number that identifies a message.
 func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
 
 // TestALateDecisionIsNobodyElses: what a Store decides after the deadline is not written into a request that has its

@@ -210,7 +210,7 @@ func (s *Server) all() []*conn {
 	return list
 }
 
-// Stop drains the server: it closes the listeners, tells clients to open no more streams, and waits until all requests
+// Stop drains the server: it closes the listeners, sends GOAWAY to clients, and waits until all requests
 // are answered. When ctx ends, it closes the remaining connections. It returns when all connections are closed.
 func (s *Server) Stop(ctx context.Context) {
 	s.mu.Lock()

@@ -32,7 +32,7 @@ type stream struct {
 	// queued means that the stream is in conn.stalled.
 	queued bool
 	stop   func() // stops the timer of a held answer
-	// canceled tells the Store, while it decides, that the client has canceled the request.
+	// canceled reports to the Store, while it decides, that the client has canceled the request.
 	canceled *atomic.Bool
 	// other is set if Config.Others serves the stream.
 	other *other
@@ -217,7 +217,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
-	finalized := c.finalized // readHead releases the lock, after which the client may be told that this stream is answered
+	finalized := c.finalized // readHead releases the lock, after which GOAWAY may promise the client an answer on this stream
 	c.last = id
 	if c.fresh.id != 0 {
 		c.park()

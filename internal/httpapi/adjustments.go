@@ -14,7 +14,7 @@ import (
 type Adjustments struct {
 	Service *adjust.Service
 	// MayChange says why r may not change anything; nil: it may. A cookie or an address of this machine is not
-	// enough: cookies do not tell ports apart, and the containers of a pod share their addresses.
+	// enough: cookies do not depend on the port, and the containers of a pod share their addresses.
 	MayChange func(r *http.Request) error
 }
 

@@ -65,7 +65,7 @@ func (k key) MarshalJSON() ([]byte, error) {
 	return json.Marshal(values)
 }
 
-// answer writes the decision on ask.
+// answer writes the decision on a request.
 func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 	c := ask.call
 	if r := neverOf(c); r != nil {

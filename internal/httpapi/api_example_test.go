@@ -52,7 +52,7 @@ type console struct {
 	clock storetest.Clock
 	ask   func(method, path, body string) string
 	ids   []string // of reservations; an example calls them R1, R2, …
-	log   string   // what was asked
+	log   string   // the request
 }
 
 func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {

@@ -24,7 +24,7 @@ type inlines struct {
 
 type inline struct{ domain, name, text string }
 
-// addInlineLimit compiles the limits that came with ask.
+// addInlineLimit compiles the limits that came with the request.
 func (a *API) addInlineLimit(ask *apiRequest) error {
 	for i, text := range ask.configs {
 		if text == nil {

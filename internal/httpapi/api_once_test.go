@@ -310,7 +310,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	}
 }
 
-// TestJitterIsNeverEarly: times in the answer are spread, by as much as was asked for at the most.
+// TestJitterIsNeverEarly: jitter delays the times in the answer, by at most the requested share.
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)

@@ -189,7 +189,7 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 	return seen, nil
 }
 
-// ask returns the functions for the members of one limit.
+// ask returns the functions that parse the members of one limit.
 func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
 	return map[string]func() error{
 		"config": func() (err error) {
@@ -217,7 +217,7 @@ func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func(
 	}
 }
 
-// asks parses the list of limits.
+// asks parses the list of limits in a request.
 func (p *parser) asks(into *apiRequest) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))

@@ -44,7 +44,7 @@ const (
 	Panicked      = "panic"
 )
 
-// Auth answers proxies that ask over HTTP whether to allow a request: 200 with an empty body, or a denial. It never
+// Auth decides requests that proxies describe over HTTP: 200 with an empty body, or a denial. It never
 // reads a body, because NGINX may announce one that it does not send.
 type Auth struct {
 	// Limiter decides, by the auth section of its Snapshot.

@@ -40,7 +40,7 @@ type refusals []string
 
 func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
 
-// authHandler is an Auth that asks a store in memory.
+// authHandler is an Auth with a store in memory.
 func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	tb.Helper()
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -49,7 +49,7 @@ func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	return &Auth{Limiter: l, Observer: r, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}, r
 }
 
-// echo is a limiter that keeps what it was asked, and allows it.
+// echo is a limiter that records the call and allows it.
 type echo struct {
 	snapshot *limiter.Snapshot
 	asked    []string
@@ -73,7 +73,7 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	return nil
 }
 
-// put asks h: the request line without its protocol, then headers ("Name: value").
+// put sends a request to h: the request line without its protocol, then headers ("Name: value").
 func put(h http.Handler, peer, line string, headers ...string) *httptest.ResponseRecorder {
 	method, target, _ := strings.Cut(line, " ")
 	r := httptest.NewRequest(method, "/", nil)
@@ -615,7 +615,7 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	return server, conn, bufio.NewReader(conn)
 }
 
-// TestBodiesAreNotWaitedFor announces bodies that never come, as NGINX does if it is not told
+// TestBodiesAreNotWaitedFor announces bodies that never come, as NGINX does unless it is configured
 // otherwise.
 func TestBodiesAreNotWaitedFor(t *testing.T) {
 	d, _ := authHandler(t, limits)

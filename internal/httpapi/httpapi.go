@@ -1,4 +1,4 @@
-// Package httpapi is the HTTP listener. It serves proxies that ask whether to allow a request (/v1/auth),
+// Package httpapi is the HTTP listener. It serves proxies that need a decision on a request (/v1/auth),
 // applications that use named limits (/v1/limit and others), the reference server's JSON form of ShouldRateLimit
 // (/json), and health checks.
 package httpapi

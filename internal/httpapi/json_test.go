@@ -71,7 +71,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 			}
 		}
 	}
-	// No browser asks through a Unix socket, whatever name a program has for it.
+	// No browser connects to a Unix socket, so any Host is accepted there.
 	r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Name: "/s", Net: "unix"})))
 	w := httptest.NewRecorder()

@@ -33,7 +33,7 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `
 
-// operator is what an operator asks of a limiter over store, and the limiter.
+// operator has the handlers for operators of a limiter over store, and the limiter.
 func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
 	tb.Helper()
 	l := limiter.New(store, limiter.Config{})
@@ -220,7 +220,7 @@ func TestApplicationsLookOnlyAtBucketsThatExist(t *testing.T) {
 	}
 }
 
-// FuzzOperator: whatever is asked, it is answered, and nothing of it is taken.
+// FuzzOperator checks that any request of an operator gets an answer and consumes nothing.
 func FuzzOperator(f *testing.F) {
 	for _, query := range []string{"limit=send&key=bob", "domain=edge&descriptor=user%3Dbob,a%5C%3D%3Db", "n=7", "limit=%zz", "key=%ff&limit=", "domain=edge&descriptor=%5C"} {
 		f.Add(query)

@@ -67,7 +67,7 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	return b
 }
 
-// ask sends descriptors in text form, each with this cost.
+// ask decides descriptors in text form, each with this cost.
 func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}

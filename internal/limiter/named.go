@@ -150,7 +150,7 @@ func values(n int) string {
 	}
 }
 
-// limit is Limit for ask, whose limit may have come with the request.
+// limit is Limit for a named charge, whose limit may have come with the request.
 func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
 		return s.Limit(domain, ask.Name)

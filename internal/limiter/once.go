@@ -32,7 +32,7 @@ func (c *Call) once() {
 	}
 }
 
-// asked is a digest of all that c asks.
+// asked is a digest of the whole request c.
 func (c *Call) asked() [32]byte {
 	var parts []string
 	for i := range c.Limits {

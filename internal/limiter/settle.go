@@ -13,7 +13,7 @@ import (
 
 // Reservation is a reservation of units of one bucket, until it is settled.
 type Reservation struct {
-	// ID tells it from all others.
+	// ID identifies it.
 	ID string
 	// Domain, Name and Key say which bucket.
 	Domain, Name string

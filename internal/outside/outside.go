@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Clock tells the time and calls functions later.
+// Clock returns the time and calls functions later.
 type Clock interface {
 	Now() time.Time
 	// AfterFunc calls f on a goroutine of its own, d from now.

@@ -19,8 +19,8 @@ var unitHeaders = [...]struct {
 	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
 }
 
-// longestWait is the longest time, in seconds, that the openai package waits when a denial asks for it. Older versions
-// would call again within seconds, and the anthropic package would sleep until next month if told to.
+// longestWait is the longest time, in seconds, that the openai package waits when a denial has retry-after-ms. Older versions
+// would call again within seconds, and the anthropic package would sleep until next month if a denial said so.
 const longestWait = 120
 
 // MaxHeaders is the most headers that OpenAIHeaders passes on.

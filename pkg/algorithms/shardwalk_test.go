@@ -34,7 +34,7 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 }
 
 // All shards together admit no more than the limit they were split from, and a denial means that
-// what was asked for is not there.
+// the request for is not there.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	asks, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

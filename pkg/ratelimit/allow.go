@@ -90,7 +90,7 @@ func (m *limit) outcome(d *backend.Decision) (Result, error) {
 	}
 }
 
-// Request asks one limit for units in AllowAll.
+// Request is one limit's part of AllowAll.
 type Request struct {
 	// Name is the name of the limit, and Key the key of the bucket.
 	Name string

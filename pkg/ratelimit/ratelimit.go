@@ -40,7 +40,7 @@ import (
 var (
 	// ErrDenied means that a limit was reached. Nothing was consumed. RetryAfter of the Result says when to try again.
 	ErrDenied = errors.New("the rate limit was reached")
-	// ErrNeverFits means that the request asks for more units than the limit can ever give. Nothing was consumed, and
+	// ErrNeverFits means that the request needs more units than the limit can ever hold. Nothing was consumed, and
 	// trying again is useless. It is not an ErrDenied.
 	ErrNeverFits = errors.New("the request asks for more units than the rate limit can ever give")
 	// ErrUnknown means that there is no limit with this name.

@@ -177,7 +177,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 	return nil
 }
 
-// retry asks for r again until it is allowed.
+// retry repeats the charge of r until it is allowed.
 func (l *Limiter) retry(ctx context.Context, r *Request) error {
 	for {
 		result, err := l.AllowN(ctx, r.N, r.Name, r.Key...)

@@ -1,4 +1,4 @@
-// Command bom tells what a Go program is made of: the modules in it, as CycloneDX, and the texts of
+// Command bom lists the modules in a Go program as CycloneDX, and writes the texts of
 // their licences, which those who pass the program on must pass on too. It fails where a licence is not
 // one that it knows, so that none comes in unseen. The same program gives the same bytes.
 //
@@ -123,7 +123,7 @@ var known = []struct {
 	{"MIT", []string{"Permission is hereby granted, free of charge, to any person", "THE SOFTWARE IS PROVIDED"}},
 }
 
-// identify tells the SPDX identifier of a licence; "" if it is none that is known.
+// identify returns the SPDX identifier of a licence, or "" if it is unknown.
 func identify(data []byte) string {
 	words := strings.Join(strings.Fields(string(data)), " ")
 	for _, k := range known {

@@ -170,7 +170,7 @@ func TestDependenciesStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// goPackage is what `go list` tells of a package. Imports are those of the program, not of tests; those of
+// goPackage has what `go list` reports of a package. Imports are those of the program, not of tests; those of
 // this module are named by their folders.
 type goPackage struct {
 	Dir, ImportPath                    string

@@ -76,7 +76,7 @@ func (l *load) start(user string) (one call, ok bool) {
 	return one, !c.Denied
 }
 
-// done settles at any sidecar, because a proxy may ask another one than at the start; one of ten comes twice.
+// done settles at any sidecar, because a proxy may call another one than at the start; one of ten is sent twice.
 func (l *load) done(one call) {
 	for range 1 + l.random.IntN(10)/9 {
 		sidecar := l.random.IntN(len(l.sidecars))

@@ -25,7 +25,7 @@ const (
 )
 
 // inPodsNetwork runs the test again as a process whose network is its own, with the address that the
-// kubelet asks a pod at. It returns false in the process that started it, once that is over.
+// kubelet is the loop that probes a pod, in a process of its own. It returns false in the process that started it, once it has ended.
 func inPodsNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inPod) != "" {
@@ -54,7 +54,7 @@ func inPodsNetwork(t *testing.T) bool {
 	return false
 }
 
-// TestPodsAnswerTheirProbes starts rlsidecar as the Deployment and the sidecar would, and asks it what
+// TestPodsAnswerTheirProbes starts rlsidecar as the Deployment and the sidecar would, and sends the probes that
 // the kubelet would, before it is stopped and while it drains.
 func TestPodsAnswerTheirProbes(t *testing.T) {
 	if !inPodsNetwork(t) {
@@ -253,7 +253,7 @@ func (p *runningPod) port(name any) int {
 	return 0
 }
 
-// probe asks as the kubelet does.
+// probe sends a probe as the kubelet does.
 func (p *runningPod) probe(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

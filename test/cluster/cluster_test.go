@@ -28,7 +28,7 @@ import (
 
 const patience = time.Minute
 
-// cluster is an API server, asked as its administrator.
+// cluster is an API server, called as its administrator.
 type cluster struct {
 	kubeconfig string
 	client     dynamic.Interface

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// picture shows what a limit answers to asks: its level over time above, the asks below.
+// picture shows the decisions of a limit: its level over time above, the requests below.
 type picture struct {
 	name  string // of the file
 	title string
@@ -25,7 +25,7 @@ type ask struct {
 
 const second = algorithms.Second
 
-// every asks for 1 from the first time to the last.
+// every is a request for 1 at each step from the first time to the last.
 func every(step, from, to algorithms.Micros) (asks []ask) {
 	for at := from; at <= to; at += step {
 		asks = append(asks, ask{at: at, cost: 1})
@@ -33,7 +33,7 @@ func every(step, from, to algorithms.Micros) (asks []ask) {
 	return asks
 }
 
-// pictures are all there are. Those of the three windows have the same asks, most of them around
+// pictures are all there are. Those of the three windows have the same requests, most of them around
 // the edge at 30 s.
 func pictures() []picture {
 	epoch := algorithms.Micros(0)
@@ -63,7 +63,7 @@ const (
 	width, height    = 760, 260
 	left, right      = 40, 740
 	top, bottom      = 40, 170 // of the level
-	asked            = 200     // the line of asks
+	asked            = 200     // the line of requests
 	white, ink, grey = "#ffffff", "#24292f", "#8c959f"
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"
 )
@@ -131,7 +131,7 @@ func (p picture) SVG() (string, error) {
 		switch {
 		case !m.Allowed:
 			draw(`<path d="M%.1f %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`, at-4, asked-4, red)
-		case m.Wait > 0: // from the ask to its turn
+		case m.Wait > 0: // from the request to its turn
 			draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="1.5" stroke-dasharray="3 2"/>`, at, x(m.at+m.Wait), asked, asked+10, green)
 			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/>`, at, asked, white, green)
 			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, x(m.at+m.Wait), asked+10, green)

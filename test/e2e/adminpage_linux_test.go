@@ -77,7 +77,7 @@ func (p *adminPage) write(t *testing.T, text string) {
 	}
 }
 
-// deny asks for a limit until it denies.
+// deny sends requests to a limit until it denies.
 func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"name": limit, "key": map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(key))}})

@@ -253,7 +253,7 @@ func sameApplicationPath(path string) string {
 	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
 
-// pathsCannotBeRespelled guesses a password until its address may not, then asks for other spellings of
+// pathsCannotBeRespelled guesses a password until its address may not, then requests other spellings of
 // the path.
 func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	t.Helper()

@@ -26,7 +26,7 @@ descriptors:
   - {key: held, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 5, max_delay: 10s}}
 `
 
-// request is a sidecar that clients ask at a gRPC port.
+// request is a request of a client to the gRPC port of a sidecar.
 type request struct {
 	*testing.T
 	addr   string // host:port
@@ -126,7 +126,7 @@ func question(t *testing.T, descriptor string) string {
 	return file
 }
 
-// TestNghttp2 asks with nghttp2's clients, one request and many.
+// TestNghttp2 sends one request, and many, with the clients of nghttp2.
 func TestNghttp2(t *testing.T) {
 	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
@@ -153,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl asks with curl, which shows what who tries the port by hand sees.
+// TestCurl sends requests with curl: it shows the answers that a person sees who tries the port by hand.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")

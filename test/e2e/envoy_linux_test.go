@@ -22,7 +22,7 @@ var (
 	connections = bucket{5, 6 * time.Second}
 )
 
-// drain asks until the answer is no, checks that as many were let through as b has, and returns the
+// drain sends requests until one is denied, checks that as many were allowed as b has units, and returns the
 // denial. Time passes as it does, so that one more may have flowed in.
 func (b bucket) drain(t *testing.T, ask func() answer) answer {
 	t.Helper()
@@ -60,7 +60,7 @@ func TestEnvoy(t *testing.T) {
 		if got := denial.header.Get("x-ratelimit-remaining"); got != "0" {
 			t.Errorf("x-ratelimit-remaining %q, want 0", got)
 		}
-		// A bucket of 5 that fills in 30 s is the nearest of those asked about.
+		// A bucket of 5 that fills in 30 s has the nearest reset time of those in the request.
 		if got := denial.header.Get("x-ratelimit-limit"); !strings.HasPrefix(got, "5, ") || !strings.Contains(got, `5;w=30;name="per_key"`) {
 			t.Errorf("x-ratelimit-limit %q, want 5, and that it is per_key's", got)
 		}
@@ -165,7 +165,7 @@ func TestEnvoyOverUnixSocket(t *testing.T) {
 	perKey.drain(t, s.key(t, "alice"))
 }
 
-// hostileValues asks with what a client can put into a descriptor. Each value is a key like any
+// hostileValues sends the values that a client can put into a descriptor. Each value is a key like any
 // other: it has a limit of its own, Envoy gets an answer and no error, and nothing of it comes back.
 func hostileValues(t *testing.T, s *stack) {
 	t.Helper()
@@ -211,7 +211,7 @@ func hostileValues(t *testing.T, s *stack) {
 	}
 }
 
-// connect asks through the TCP listener; 429 stands for a connection that is closed unanswered.
+// connect sends a request through the TCP listener; 429 stands for a connection that is closed unanswered.
 func (s *stack) connect(t *testing.T, from string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10001", "/")

@@ -90,7 +90,7 @@ type probe struct {
 	FailureThreshold int `yaml:"failureThreshold"`
 }
 
-// passes asks as a kubelet does.
+// passes probes as a kubelet does.
 func (p probe) passes(t *testing.T) bool {
 	t.Helper()
 	client := &http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -106,7 +106,7 @@ func (p probe) passes(t *testing.T) bool {
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
 
-// names are those of a cluster that the pod asks for.
+// names are the clusters that the pod requests.
 const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
 
 // pod is the files of one: the image's, the mounted ones, and what a kubelet puts beside them.
@@ -188,7 +188,7 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 
 // TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with this program in the
 // place of its own: its environment, ports, probes, certificates and control plane, and a real Envoy
-// that asks as it has it configured.
+// that sends requests as Envoy Gateway configures it.
 func TestEnvoyGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	tooltest.Path(t, "envoy") // may skip
@@ -211,7 +211,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	redis := redistest.StartAt(t, 6379)
 	sidecar := startPod(t, c, folder)
 
-	// Clients of it show a certificate, which it does not ask for.
+	// Its clients send a certificate, although the listener does not require one.
 	conn, err := grpc.NewClient("127.0.0.1:8081", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool()})))
 	if err != nil {
 		t.Fatal(err)
@@ -270,7 +270,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Error("ready, but not all say so")
 	}
 
-	// Envoy asks, with a certificate and the names of Envoy Gateway's service.
+	// Envoy sends the requests, with a certificate and the names of Envoy Gateway's service.
 	s := sidecarStack(t, "")
 	s.addr, s.sidecar = "127.0.0.1", sidecar
 	s.serveApplication(t)

@@ -32,7 +32,7 @@ func TestEnvoyExtAuthz(t *testing.T) {
 	}
 }
 
-// TestEnvoyExtAuthzAppendingPaths has Envoy ask below /v1/auth for what its client asked for, and
+// TestEnvoyExtAuthzAppendingPaths configures Envoy to append the path of its client's request to /v1/auth, and
 // let everything through that is not answered.
 func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// front is an application behind a proxy that asks rlsidecar by HTTP, all of them as in an example,
+// front is an application behind a proxy that calls rlsidecar over HTTP, all of them as in an example,
 // ports too, but on a loopback address that no other test uses. The limits are those of
 // examples/nginx.
 type front struct {
@@ -30,7 +30,7 @@ type front struct {
 	args     []string     // of the sidecar, more
 	request  atomic.Int64 // of the application, by the proxy
 	lastKey  atomic.Value // the X-Api-Key it got, all lines
-	lastPath atomic.Value // it was asked for, cleaned
+	lastPath atomic.Value // the client sent, cleaned
 	body     atomic.Value // what it was sent
 }
 
@@ -182,7 +182,7 @@ func (s *front) decisions(t *testing.T, limit, outcome string) int {
 }
 
 // keysAreLimited drains the bucket of a key, and looks at what the denial says. The headers named
-// tell on every answer what is left.
+// that every answer reports the remaining units.
 func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
 	t.Helper()
 	first := s.asKey(t, "alice")()
@@ -233,14 +233,14 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 		} {
 			code := s.ask(t, guesser, path, forged...).code
 			if got, _ := s.lastPath.Load().(string); code == 200 && got != "/login" {
-				continue // something else was asked for, as "/login%23x" is of "/login#x"
+				continue // the path is another one, as "/login%23x" and "/login#x" are
 			}
 			if code != 429 && code != 400 {
 				t.Logf("%s: %d", path, code)
 				return false
 			}
 		}
-		// Hop-by-hop headers are dropped on the way: those that tell of the client must not be.
+		// Hop-by-hop headers are dropped on the way. Headers that describe the client must not be.
 		hops := s.ask(t, guesser, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
 		return hops.code == 429
 	})
@@ -328,7 +328,7 @@ func (s *front) waitsNoLonger(t *testing.T) {
 const marker = "zq7injected"
 
 // refusedByApp is a with 200 for what was let through, to an application that does not take it. A
-// proxy that refuses it does not ask.
+// proxy that refuses it does not call rlsidecar.
 func refusedByApp(a answer) answer {
 	if a.code == 400 && strings.Contains(a.raw, "malformed Host header") && a.header.Get("RateLimit") != "" {
 		a.code = 200

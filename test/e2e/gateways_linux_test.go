@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// told are the headers of alice's first answer.
+// told has the headers of alice's first answer.
 var told = map[string]string{
 	"RateLimit-Policy": `"per_key";q=5;w=30, "address";q=200;w=1`,
 	"RateLimit":        `"per_key";r=4;t=6`,
@@ -156,7 +156,7 @@ type apisix struct {
 	} `yaml:"routes"`
 }
 
-// TestAPISIXQuestions asks as the plugin forward-auth would by the example. There is no APISIX to run.
+// TestAPISIXQuestions sends the requests that the plugin forward-auth would send with the configuration of the example. It runs without APISIX.
 func TestAPISIXQuestions(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")

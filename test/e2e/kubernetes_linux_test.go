@@ -239,7 +239,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		render func(*testing.T) rendered
-		keys   bucket // of the header x-api-key; none: the recipe does not ask about it
+		keys   bucket // of the header x-api-key; none: the recipe does not send it
 		gone   int
 	}{
 		{"istio", istioRenders, perKey, 503},
@@ -338,7 +338,7 @@ func inAYear(t *testing.T, r rendered) rendered {
 	return r
 }
 
-// networkHasOneBucket asks from more addresses of one /64 than its bucket has units. apart says that each address has a
+// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. With apart, each address has a
 // bucket of its own.
 func (g gateway) networkHasOneBucket(t *testing.T, apart bool) {
 	t.Helper()
@@ -404,7 +404,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	gateway{stack: s, port: "8000"}.keysCannotBeRespelled(t)
 	address := 0
 	perAddress.drain(t, func() answer {
-		// Not by being somebody else, nor by asking for something else.
+		// Neither with another user's name nor with another path.
 		address++
 		return f.ask(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
 	})

@@ -203,7 +203,7 @@ func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	return newFront(t, "", append([]string{"--redis-url", "redis://" + between.addr}, args...)...), &between.late
 }
 
-// burst asks n times at once. It returns how often each status was answered, and the longest wait.
+// burst sends n requests at once. It returns the number of answers with each status, and the longest wait.
 func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int, longest time.Duration) {
 	t.Helper()
 	codes = map[int]int{}

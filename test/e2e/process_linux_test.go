@@ -65,7 +65,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	return p
 }
 
-// stop asks a process to end, unless it has, and returns what is wrong with how it ended.
+// stop sends a process SIGTERM, unless it has ended, and returns an error if it ended wrongly.
 func (p *process) stop() error {
 	if p.killed {
 		return nil

@@ -43,7 +43,7 @@ func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest
 	return newReference(t, map[string]string{"limits.yaml": limits}, env...), redis
 }
 
-// expect asks domain d and compares the answer.
+// expect sends a request for domain d and compares the answer.
 func (r *reference) expect(t *testing.T, want string, texts ...string) {
 	t.Helper()
 	request := rlstest.Request("d")
@@ -254,7 +254,7 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	}
 }
 
-// A probe that asks for no service in particular never failed.
+// A probe that named no service never failed.
 func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1", "FORCE_START_WITHOUT_INITIAL_CONFIG=true")
@@ -269,7 +269,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	}
 }
 
-// SIGHUP, which asks others to read their files again, ended the process.
+// SIGHUP, on which other programs read their files again, ended the process.
 func TestBugHangupEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	before := r.metric("ratelimit_service_config_load_success")

@@ -108,7 +108,7 @@ func (r *reference) write(t *testing.T, name, text string) {
 	}
 }
 
-// get asks the HTTP port; the code is 0 if it does not answer.
+// get sends a request to the HTTP port; the code is 0 if it does not answer.
 func (r *reference) get(path string) (code int, body string) {
 	return r.fetch("http://" + r.addr + ":8080" + path)
 }
@@ -151,7 +151,7 @@ func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// overHTTP asks /json. What would be an error of code Unknown is 400 there.
+// overHTTP sends a request to /json. What would be an error of code Unknown is 400 there.
 func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
 	t.Helper()
 	body, err := protojson.Marshal(request)
@@ -282,13 +282,13 @@ func (s *script) run() {
 	}
 }
 
-// wrong tells what was got instead of what the line wants.
+// wrong describes how the answer differs from the line.
 func (s *script) wrong(got string) {
 	s.Helper()
 	s.Errorf("line %d: %s\n got: %s", s.at+1, strings.TrimSpace(s.lines[s.at]), got)
 }
 
-// question asks, and compares with the line below.
+// question sends a request, and compares the answer with the line below.
 func (s *script) question(text string) {
 	s.Helper()
 	words := strings.Fields(text)

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// bounded is what the key "bounded" may ask for in all, whoever answers; other keys are not held up.
+// bounded is how many units all processes together may allow for the key "bounded"; other keys are not limited.
 const bounded = 2000
 
 const restartLimits = `
@@ -70,7 +70,7 @@ func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	return p
 }
 
-// ask asks 1,000 times a second, as far as the machine can, until s.stop is called. Every answer must
+// ask sends 1,000 requests a second, if the machine can, until s.stop is called. Every answer must
 // be 200, or for the key "bounded" 429.
 func (s *restarts) ask(t *testing.T) {
 	t.Helper()
@@ -118,7 +118,7 @@ func (s *restarts) ask(t *testing.T) {
 	t.Cleanup(s.stop)
 }
 
-// during waits until n more have asked.
+// during waits until n more requests are sent.
 func (s *restarts) during(t *testing.T, n int64) {
 	t.Helper()
 	before := s.request.Load()

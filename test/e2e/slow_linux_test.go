@@ -18,7 +18,7 @@ import (
 )
 
 // TestSlowClientsKeepNobodyOut lets slowhttptest hold hundreds of connections by slow headers, slow
-// bodies and slow reading, while another client goes on asking.
+// bodies and slow reading, while another client keeps sending requests.
 func TestSlowClientsKeepNobodyOut(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		log.Fatal(err)
 	}
 	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	// Without the commit, which git may refuse to tell in a container; static, as in the image.
+	// Without the commit, which git may refuse to print in a container; static, as in the image.
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// stack is an application behind Envoy, which asks rlsidecar, all of them as in examples/envoy, ports
+// stack is an application behind Envoy, which calls rlsidecar, all of them as in examples/envoy, ports
 // too, but on a loopback address that no other test uses.
 type stack struct {
 	owner   *testing.T // when it ends, so do the processes
@@ -64,7 +64,7 @@ var (
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
 )
 
-// overSocket has Envoy ask through a Unix socket.
+// overSocket makes Envoy call rlsidecar through a Unix socket.
 func overSocket(path string) change {
 	return change{
 		"{ socket_address: { address: 127.0.0.1, port_value: 8081 } }",
@@ -197,7 +197,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	t.Cleanup(func() { _ = server.Close(); <-served })
 }
 
-// admin asks Envoy's admin port; the empty string if it does not answer.
+// admin sends a request to Envoy's admin port and returns the answer; the empty string if it does not answer.
 func (s *stack) admin(path string) string {
 	resp, err := s.client.Get("http://" + s.addr + ":9901" + path)
 	if err != nil {
@@ -227,7 +227,7 @@ type answer struct {
 	raw    string
 }
 
-// get asks Envoy for path with headers ("name: value"), byte for byte as given. A from that is not
+// get sends a request for path to Envoy with headers ("name: value"), byte for byte as given. A from that is not
 // empty is the client's address.
 func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
@@ -243,7 +243,7 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(raw)}
 }
 
-// exchange opens a connection of its own, asks for path and reads until the end.
+// exchange opens a connection of its own, requests path and reads until the end.
 func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
 	t.Helper()
 	var dialer net.Dialer

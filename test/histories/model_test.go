@@ -28,7 +28,7 @@ type buckets struct {
 	cost   int64 // of each charge and refund: it divides the capacities
 }
 
-// question is what was asked of buckets.
+// question is one operation on buckets.
 type question struct {
 	of   *buckets
 	kind kind

@@ -108,7 +108,7 @@ func TestMain(m *testing.M) {
 
 // remove leaves nothing behind: first what holds mounts, then the files.
 func (e *engine) remove() error {
-	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the last step tells whether they went well
+	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the last step reports whether they succeeded
 	_, _ = e.try("podman", "image", "unmount", "--all")
 	_, _ = e.try("buildah", "rm", "--all")
 	_, _ = e.try("buildah", "rmi", "--all", "--force")

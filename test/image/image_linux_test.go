@@ -107,7 +107,7 @@ func TestImageSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// client asks a server through its socket.
+// client calls a server through its socket.
 type client struct {
 	rls   rls.RateLimitServiceClient
 	probe healthpb.HealthClient
@@ -144,7 +144,7 @@ type container struct {
 }
 
 // start runs the image with as few rights as it can have. Its network has no interface but loopback:
-// the test asks through a socket.
+// the test connects to a socket.
 func (e *engine) start(t *testing.T, name string, args ...string) *container {
 	t.Helper()
 	c := &container{engine: e, name: name, dir: t.TempDir()}
@@ -289,7 +289,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// SIGTERM while clients ask by gRPC and HTTP, who stop some time after they have been told so, as a
+// SIGTERM arrives while clients send requests over gRPC and HTTP. They stop some time after they have been notified, as a
 // proxy does. Each question has an answer.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
@@ -352,7 +352,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	t.Logf("%d answers by gRPC, %d by HTTP", byGRPC.Load(), byHTTP.Load())
 }
 
-// requestByHTTP asks what is allowed through /sock/http.
+// requestByHTTP sends a request that is allowed through /sock/http.
 func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -362,7 +362,7 @@ func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Cleanup(transport.CloseIdleConnections)
 	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
 	return func(ctx context.Context) error {
-		// A POST: nothing is asked again behind the test's back when a connection ends.
+		// A POST: the client does not repeat it unnoticed when a connection ends.
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
 		if err != nil {
 			return err

@@ -32,13 +32,13 @@ type request struct {
 	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
 
-// cost is what a request asks of a limit, for a key.
+// cost is the units that a request consumes of a limit, for a key.
 type cost struct {
 	limit, value string
 	units        int64
 }
 
-// bucket identifies the bucket that c is asked of.
+// bucket identifies the bucket that c charges.
 func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
 
 // sending is one attempt, at a process.

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// judge checks a run. It knows what clients asked and were answered, and what the servers charged; nothing of the
+// judge checks a run. Its input is the requests and answers of clients, and the charges of servers; nothing of the
 // code between them. Its arithmetic is its own.
 type judge struct {
 	w            *world

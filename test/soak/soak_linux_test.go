@@ -324,7 +324,7 @@ func (w *world) apply(s *sidecar) {
 	}
 }
 
-// proxy asks as NGINX does.
+// proxy sends requests as NGINX does.
 func (w *world) proxy(s *sidecar) {
 	for !w.isOver() {
 		answer, err := w.http.Get(s.http + "/v1/auth/page")

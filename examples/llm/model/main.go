@@ -1,5 +1,5 @@
 // Command model is a stand-in for a language model with the HTTP API of OpenAI, to try the example: it streams an answer,
-// and reports the tokens that it used in the last event, as such services do if the request asks for it.
+// and reports the tokens that it used in the last event, as such services do if the request has stream_options.include_usage.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Package shared keeps adjustments in Redis, where all sidecars see them. Each asks for the version twice a
+// Package shared keeps adjustments in Redis, where all sidecars see them. Each reads the version twice a
 // second and fetches what has changed. While Redis is away, what is known stays until it expires.
 package shared
 
@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// pollEvery is how often the version is asked for, give or take a fifth, so that sidecars do not ask at once.
+	// pollEvery is how often the version is read, plus or minus a fifth, so that sidecars do not read it at once.
 	pollEvery = 500 * time.Millisecond
 	// attempts is how often a change is tried that another one gets ahead of.
 	attempts = 20
@@ -45,7 +45,7 @@ type Keeper struct {
 	errors    atomic.Uint64
 	rewritten atomic.Uint64 // entries that a failover had lost
 
-	mu         sync.Mutex        // held while Redis is asked
+	mu         sync.Mutex        // held during calls of Redis
 	checkpoint adjust.Checkpoint // of the ledger; guarded by mu
 	watch      func(*adjust.Set) // guarded by mu
 	recent     recent            // guarded by mu
@@ -107,7 +107,7 @@ func (k *Keeper) Status() adjust.Status {
 	}
 }
 
-// Run asks for changes until ctx ends, and calls asked after each time.
+// Run polls for changes until ctx ends, and calls asked after each poll.
 func (k *Keeper) Run(ctx context.Context, asked func()) {
 	for {
 		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the questions
@@ -121,7 +121,7 @@ func (k *Keeper) Run(ctx context.Context, asked func()) {
 	}
 }
 
-// Poll asks for changes once.
+// Poll reads changes once.
 func (k *Keeper) Poll(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

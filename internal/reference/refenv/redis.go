@@ -52,7 +52,7 @@ func (r *reader) server(prefix, flag string) {
 	}
 	switch {
 	case where != "":
-	case socket == "unix" || prefix != "REDIS_": // REDIS_PERSECOND asks for a second Redis, so its address has a default
+	case socket == "unix" || prefix != "REDIS_": // REDIS_PERSECOND enables a second Redis, so its address has a default
 		where = byName(prefix + "URL").Default
 	default:
 		r.warn("REDIS_URL is not set, so buckets are kept in the memory of this process; set it to share them between sidecars")
