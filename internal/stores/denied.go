@@ -260,9 +260,8 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 		if !d.answer(i, &charges[i], passed, &decisions[i]) {
 			return false
 		}
-		denied = denied || !decisions[i].Allowed
 	}
-	return denied
+	return !backend.Allowed(charges, decisions)
 }
 
 // answer computes the answer to c, passed us after the denial, from charge i of the denied group. It reports whether
@@ -271,7 +270,7 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 	was := &d.charges[i]
 	ask := was.Terms
 	ask.Cost = max(ask.Cost, c.Terms.Cost)
-	if was.Limit != c.Limit || ask != c.Terms || !bytes.Equal(was.Key, c.Key) {
+	if was.Limit != c.Limit || ask != c.Terms || was.Then != c.Then || !bytes.Equal(was.Key, c.Key) {
 		return false
 	}
 	*answer = d.decisions[i]
@@ -328,7 +327,7 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 // learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
 // the time asked, in the batch with the number take.
 func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
-	if backend.ConsumedAny(charges, decisions) || allAllowed(decisions) { // in a group, dry runs may stand beside charges
+	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // in a group, dry runs may stand beside charges
 		s.consumed(charges)
 		return
 	}
@@ -337,21 +336,22 @@ func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decisi
 	}
 }
 
-func allAllowed(decisions []backend.Decision) bool {
+func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 	for i := range decisions {
-		if decisions[i].Err != nil || !decisions[i].Allowed {
+		if decisions[i].Err != nil {
 			return false
 		}
 	}
-	return true
+	return backend.Allowed(charges, decisions)
 }
 
 // denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
 // returns nil if the group was not denied, or if its denial must not be cached.
 func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time.Time, maxAge time.Duration) *denial {
-	lasts, blocked := algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
+	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
+		instead := i > 0 && charges[i-1].Then
 		if charges[i].Limit.Penalty.After > 0 {
 			blocked = min(blocked, d.Blocked)
 		}
@@ -360,9 +360,17 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 			return nil
 		case d.Never:
 			return nil // costs next nothing to find out
+		case charges[i].Then:
+			plan = max(plan, d.RetryAfter)
+			continue
+		case !d.Allowed && instead && d.RetryAfter == 0:
+			return nil // it was not needed; whether it would allow is unknown
+		case !d.Allowed && instead:
+			lasts = max(lasts, min(plan, d.RetryAfter))
 		case !d.Allowed:
 			lasts = max(lasts, d.RetryAfter)
 		}
+		plan = 0
 	}
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return nil

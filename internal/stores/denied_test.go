@@ -457,15 +457,18 @@ func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 						c.Terms.Reserve = limits[i].CanReserve() && rng.IntN(5) == 0
 						charges = append(charges, c)
 					}
+					if n := len(charges); n > 1 && charges[n-2].Group == group {
+						charges[n-2].Then = rng.IntN(3) == 0
+					}
 				}
 				got, want := take(t.Context(), s, charges...), take(t.Context(), reference, charges...)
 				total++
 				for at := 0; at < len(charges); {
-					end, is, should, retry, most := at, true, true, algorithms.Micros(0), algorithms.Micros(0)
+					end, retry, most := at, algorithms.Micros(0), algorithms.Micros(0)
 					for ; end < len(charges) && charges[end].Group == charges[at].Group; end++ {
-						is, should = is && got[end].Allowed, should && want[end].Allowed
 						retry, most = max(retry, got[end].RetryAfter), max(most, want[end].RetryAfter)
 					}
+					is, should := backend.Allowed(charges[at:end], got[at:end]), backend.Allowed(charges[at:end], want[at:end])
 					same := is == should && (is || retry == most)
 					for i := at; i < end; i++ {
 						if elsewhere(charges, i) { // which group came first is not defined

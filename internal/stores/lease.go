@@ -209,9 +209,13 @@ func (t *leaseTrip) add(c *backend.Charge) int {
 func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []backend.Decision, deadline time.Time) (answered bool) {
 	now := t.began
 	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
+	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
 	whole := true
 	for i := range charges {
-		p := s.spendPart(&charges[i], &decisions[i], now)
+		var p leasePart
+		if leases {
+			p = s.spendPart(&charges[i], &decisions[i], now)
+		}
 		whole = whole && p.spent
 		t.parts = append(t.parts, p)
 	}
@@ -231,7 +235,7 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []ba
 		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
-		if p.spent || !canLease(&charges[i]) {
+		if p.spent || !leases || !canLease(&charges[i]) {
 			continue
 		}
 		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)

@@ -174,22 +174,17 @@ func (p *parted) look() {
 }
 
 func (p *parted) allowed(part part) bool {
-	for i := part.from; i < part.to; i++ {
-		if !p.decisions[i].Allowed {
-			return false
-		}
-	}
-	return true
+	return backend.Allowed(p.charges[part.from:part.to], p.decisions[part.from:part.to])
 }
 
 // charged reports whether a part consumed something that can be undone.
 func (p *parted) charged(part part) bool {
 	for i := part.from; i < part.to; i++ {
-		if d := &p.decisions[i]; d.Err != nil || !d.Allowed || p.charges[i].Terms.DryRun {
+		if p.decisions[i].Err != nil || p.charges[i].Terms.DryRun {
 			return false
 		}
 	}
-	return true
+	return p.allowed(part)
 }
 
 // conclude writes the decisions of the whole, and returns the charges that undo the parts of refused groups. Their
@@ -226,7 +221,16 @@ func (p *parted) conclude(decisions []backend.Decision) (undo []backend.Charge) 
 
 // undoPart appends the charges that undo part n, and corrects the decisions of the whole.
 func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
-	for i := part.from; i < part.to; i++ {
+	for at, size := part.from, 0; at < part.to; at += size {
+		size = backend.Alternatives(p.charges[at:part.to])
+		from, to := backend.Paid(p.decisions[at : at+size])
+		p.undoCharges(at+from, at+to, n, decisions)
+	}
+}
+
+// undoCharges is undoPart for the charges from index from up to index to.
+func (p *parted) undoCharges(from, to, n int, decisions []backend.Decision) {
+	for i := from; i < to; i++ {
 		c := p.charges[i]
 		if c.Limit.ChargesDenied() { // it is charged whatever the others decide
 			continue
@@ -235,7 +239,7 @@ func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
 		d.Remaining = min(d.Remaining+c.Terms.Cost, c.Limit.Capacity)
 		d.Wait = 0
 		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.decisions[i].At}
-		c.Group, c.Canceled = n, nil
+		c.Group, c.Canceled, c.Then = n, nil, false
 		p.undo = append(p.undo, c)
 	}
 }

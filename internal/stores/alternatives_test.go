@@ -1,0 +1,107 @@
+package stores_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// instead is a charge of a plan, and one of the credits that pay for what the plan does not allow.
+func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
+	group := []backend.Charge{of(plan, "plan", cost), of(credits, "credits", cost)}
+	group[0].Then = true
+	return group
+}
+
+func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := remembering(stores.DeniedConfig{})
+		plan, credits := tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2)
+		want := func(cost int64, byPlan, byCredits bool, times int) {
+			t.Helper()
+			d := take(t.Context(), s, instead(plan, credits, cost)...)
+			if d[0].Err != nil || d[0].Allowed != byPlan || d[1].Allowed != byCredits {
+				t.Errorf("asked %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
+			}
+			if n := asked.count(); n != times {
+				t.Errorf("asked %d: next was asked %d times, want %d", cost, n, times)
+			}
+		}
+		want(3, true, false, 1)
+		want(1, false, true, 2)
+		want(1, false, true, 3) // the plan's denial alone is not remembered
+		want(1, false, false, 4)
+		want(1, false, false, 4)
+		time.Sleep(50*ms - time.Microsecond)
+		want(1, false, false, 4)
+		time.Sleep(time.Microsecond) // the credits refill faster than the plan
+		want(1, false, true, 5)
+		want(1, false, false, 6)
+		take(t.Context(), s, of(credits, "credits", -1)) // bought
+		want(1, false, true, 8)
+	})
+}
+
+func TestAnUndoReturnsTheUnitsToThePayer(t *testing.T) {
+	for _, c := range []struct {
+		cost          int64
+		plan, credits int64 // what is left once the other limit has denied
+	}{{cost: 4, plan: 10, credits: 20}, {cost: 11, plan: 10, credits: 20}} {
+		synctest.Test(t, func(t *testing.T) {
+			undos := stores.NewUndos(time.Minute)
+			store, other := memory.New(memory.Config{Clock: storetest.Times(wall)}), memory.New(memory.Config{Clock: storetest.Times(wall)})
+			recorded := &recorder{next: store}
+			day := algorithms.Day
+			group := instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)
+			one := fixed(t, 1, day)
+			d := takeByParts(t, undos, part(recorded, group...), part(other, of(one, "other", 2)))
+			if d[2].Allowed || d[0].Err != nil {
+				t.Fatalf("%+v", d)
+			}
+			undos.Close()
+			if n := recorded.count(); n != 2 {
+				t.Errorf("cost %d: %d calls, want the charge and its undo", c.cost, n)
+			}
+			for i, want := range []int64{c.plan, c.credits} {
+				group[i].Then, group[i].Terms.Cost = false, 0
+				if left := take(t.Context(), store, group[i])[0].Remaining; left != want {
+					t.Errorf("cost %d: %s has %d left, want %d", c.cost, group[i].Key, left, want)
+				}
+			}
+			d = takeByParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
+			if !d[2].Allowed || d[0].Allowed == d[1].Allowed {
+				t.Errorf("cost %d: both parts allow: got %+v", c.cost, d)
+			}
+		})
+	}
+}
+
+func TestALeaseIsNotUsedWhereAlternativesAreDecided(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		next := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
+		s := stores.Lease(next, stores.LeaseConfig{Timeout: time.Second})
+		defer s.Close()
+		plan, credits := tokens(t, 1, algorithms.Day, 100), tokens(t, 1, algorithms.Day, 50)
+		leased := of(tokens(t, 1, algorithms.Day, 1000), "leased", 1)
+		leased.Lease = &algorithms.Lease{Most: 50, For: algorithms.Second}
+		for range 300 {
+			take(t.Context(), s, leased)
+		}
+		paid := 0
+		for range 200 {
+			group := append(instead(plan, credits, 1), leased)
+			if backend.Allowed(group, take(t.Context(), s, group...)) {
+				paid++
+			}
+		}
+		if paid != 150 {
+			t.Errorf("%d requests were paid for, want exactly 150", paid)
+		}
+	})
+}
