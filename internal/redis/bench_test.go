@@ -39,7 +39,7 @@ return {ok, math.floor(v)}`
 // benchKeys is how many keys the load is spread over.
 const benchKeys = 10_000
 
-// asks asks n times, as hard as it can, and returns how long that took.
+// asks sends n charges as fast as it can, and returns the time it took.
 type asks func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
@@ -69,7 +69,7 @@ func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
 	}
 }
 
-// roomy are limits that are never reached, and whose buckets are not as good as new before they are asked again:
+// roomy are limits that are never reached, and whose buckets are not full again before their next charge:
 // those would be forgotten meanwhile, which costs Redis less than to read them.
 func roomy(b *testing.B) map[string]*algorithms.Limit {
 	b.Helper()
@@ -88,7 +88,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 	return limits
 }
 
-// storeLoad asks s for one charge at a time, from 256 callers at once.
+// storeLoad sends one charge at a time to s, from 256 callers at once.
 func storeLoad(b *testing.B, s backend.Store) asks {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
@@ -214,7 +214,7 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey asks for one key, as a sidecar does, beside the same in memory: allowed and on lease,
+// BenchmarkHotKey charges one key, as a sidecar does, beside the same in memory: allowed and leased,
 // and denied.
 func BenchmarkHotKey(b *testing.B) {
 	const many = 1 << 40
@@ -256,7 +256,7 @@ func BenchmarkHotKey(b *testing.B) {
 }
 
 // compareHot runs ours and the same in memory in turn, and reports the CPU of this process for each
-// decision, and what ours asked of Redis.
+// decision, and the commands that ours sent to Redis.
 func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.Helper()
 	const each = 1_000_000

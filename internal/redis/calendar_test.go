@@ -29,7 +29,7 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	return &l
 }
 
-// The script finds its own time among the days it is given, and asks for others where it is in none of
+// The script finds its own time among the days in its arguments, and requests others if it is in none of
 // them: whatever this process takes the time to be, the answer is that of the server's clock.
 func TestCalendarGoesByTheServersClock(t *testing.T) {
 	t.Parallel()
@@ -59,7 +59,7 @@ func TestCalendarGoesByTheServersClock(t *testing.T) {
 	}
 }
 
-// A day that ends between two asks is over by the server's clock, to the microsecond, also where clocks
+// A day that ends between two charges is over by the server's clock, to the microsecond, also where clocks
 // are set; what was reserved is due so many days on.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()

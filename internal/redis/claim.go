@@ -21,7 +21,7 @@ import (
 // answer, or the process dies, the claim stays, and a repetition gets ErrPending until its time
 // is over.
 //
-// A claim is a byte, 32 that tell what is asked, and 16 that tell who claimed it; an answer is a
+// A claim is a byte, 32 that identify the request, and 16 that identify the claiming process; an answer is a
 // byte, the same 32, and for each charge the time and the answer.
 const (
 	claimed  = 'c'

@@ -92,7 +92,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 	}
 	limits := [2]*algorithms.Limit{&bucket, &window}
 	var admitted [2]int64
-	// phase asks for a second, and holds what was admitted since the beginning to a number of
+	// phase sends charges for a second, and compares what was admitted since the beginning with a number of
 	// capacities and what flowed in.
 	phase := func(name string, offset time.Duration, capacities int64, flows int64) {
 		t.Helper()

@@ -152,7 +152,7 @@ func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(char
 
 // findLane notes and returns the lane of a slot, in which charge has its bucket.
 func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
-	l := c.layout.Load() // before the client is asked, whose answer may be older than the next layout
+	l := c.layout.Load() // before the call of the client, whose answer may be older than the next layout
 	client, err := c.client.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
@@ -180,7 +180,7 @@ func (c *cluster) laneOf(client *goredis.Client) *laneTo {
 	return lane
 }
 
-// unknown is why the layout was not known when last asked for.
+// unknown is the error of the last attempt to read the layout.
 type unknown struct {
 	at  time.Time
 	err error

@@ -43,7 +43,7 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// looks are charges that tell what is in each shard.
+// looks are dry runs that report the units in each shard.
 func looks(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
@@ -68,7 +68,7 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 	return buckets, now, nil
 }
 
-// planShards decides ask of shards as they were seen, and returns what to ask of each.
+// planShards decides ask on shards as they were last seen, and returns the charge of each.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, ask)
@@ -189,7 +189,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 	return false, undo
 }
 
-// shardAsk is what is asked of a shard.
+// shardAsk is the charge of a shard.
 type shardAsk struct {
 	shard int
 	ask   algorithms.Charge
@@ -291,7 +291,7 @@ func (m *refund) fail(err error) {
 	m.is = backend.Decision{Err: err}
 }
 
-// give returns the charges that give, and tell by a look before each how much fitted: both are decided in one step,
+// give returns the refunds, and before each a dry run that shows how much fitted: both are decided in one step,
 // because they are in one batch and of one slot.
 func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
 	m.given = gives

@@ -91,7 +91,7 @@ func diagnoseTLS(err error) diagnosis {
 	return diagnosis{}
 }
 
-// isForbidden tells that err is of what the user may not do, by itself or in a script.
+// isForbidden reports whether err means that the user may not run a command, alone or in a script.
 func isForbidden(err error) bool {
 	return isReply(err, "NOPERM") ||
 		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||

@@ -443,7 +443,7 @@ type look struct {
 var errEnded = notSent("the server has closed the connection")
 
 // Read calls f only if it would find something. That is all that go-redis wants of it: usually there is
-// nothing, and to find that out by f would tell the scheduler of a system call.
+// nothing, and a call of f to find that out would announce a system call to the scheduler.
 func (l *look) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():

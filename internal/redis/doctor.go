@@ -240,7 +240,7 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	}
 	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
 	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
-	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // who may not ask is not told
+	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // a user without this permission gets no answer
 		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the others do not answer either; set it to no"})
 	}
 	return all

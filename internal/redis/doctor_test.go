@@ -85,7 +85,7 @@ func TestExamineCluster(t *testing.T) {
 	}
 }
 
-// TestThePermissionsOfTheDocumentationSuffice for all that a cluster is asked.
+// TestThePermissionsOfTheDocumentationSuffice for all commands that a cluster gets.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")

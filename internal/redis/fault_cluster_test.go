@@ -192,7 +192,7 @@ func (c underCluster) move(slot int, from, to *redistest.Server) {
 	source, target := from.Do("CLUSTER", "MYID"), to.Do("CLUSTER", "MYID")
 	to.Do("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
 	from.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
-	time.Sleep(50 * ms) // new keys are asked for over there meanwhile
+	time.Sleep(50 * ms) // meanwhile new keys are charged at the other node
 	host, port, _ := net.SplitHostPort(to.Addr)
 	for {
 		keys, err := from.Client().ClusterGetKeysInSlot(context.Background(), slot, 1).Result()

@@ -108,7 +108,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 	}
 }
 
-// TestAMissingReplicaCostsNoConnection: the server tells in time that replicas have not confirmed a charge, also if
+// TestAMissingReplicaCostsNoConnection: the server reports in time that replicas have not confirmed a charge, also if
 // it has not got the script yet, or not any more. A call that ends without an answer would cost its connection.
 func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 	t.Parallel()

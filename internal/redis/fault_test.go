@@ -339,7 +339,7 @@ func TestFaultReadOnly(t *testing.T) {
 	}.run(t)
 }
 
-// through has a fault's Store ask through a proxy.
+// through connects a fault's Store through a proxy.
 func through(t *testing.T, f func(p **proxy) fault) {
 	t.Helper()
 	n := seed(t)

@@ -31,7 +31,7 @@ const (
 	proveTimeout = time.Second
 	// probeTimeout bounds what is done to find out what a port speaks.
 	probeTimeout = 500 * time.Millisecond
-	// maxProbed is how many ports are asked what they speak.
+	// maxProbed bounds the ports whose protocol is probed.
 	maxProbed = 3
 )
 
@@ -71,7 +71,7 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	if s.cluster != nil {
 		slot, has := s.slotAt(ctx, client)
 		if !has {
-			return nil // it is asked nothing
+			return nil // it gets no command
 		}
 		charges = charges[:1]
 		charges[0].Slot = slot
@@ -156,7 +156,7 @@ func (w where) speaks(addr string) (secure, redis bool) {
 	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
 }
 
-// newWhere is the place that a URL names. Sentinels are asked for the master, so that they are the place.
+// newWhere is the place that a URL names. For Sentinel that is the Sentinels, which name the master.
 func newWhere(l location) where {
 	w := where{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
 	if len(w.hosts) == 0 {
@@ -178,7 +178,7 @@ func (s *Store) Place() string { return s.where.String() }
 
 // unnamed is why no Sentinel has named a master yet, and the Sentinel that answered so; nil: one has, or none has
 // answered.
-func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is what is asked for
+func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.view.master != "" {

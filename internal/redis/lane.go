@@ -17,7 +17,7 @@ import (
 // The timeout of each call is that of the lane, whatever the deadlines of its batches: a caller with little time
 // does not end the call of others.
 type lane struct {
-	// decide makes a call; the error, which wraps backend.ErrUnavailable, tells that a part of it failed.
+	// decide makes a call. An error, which wraps backend.ErrUnavailable, means that a part of it failed.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
 	// probe is decide for a call that probes a server, which may last patience: it often prepares a connection first
@@ -285,7 +285,7 @@ func (l *lane) try(c *call, decide func(context.Context, *call) error, until tim
 	return decide(ctx, c)
 }
 
-// tell ends the batches of c.ended, and then flushes their sources.
+// tell completes the batches of c.ended, and then flushes their sources.
 func (l *lane) tell(c *call) {
 	for i, b := range c.ended {
 		source := b.Source // b is the caller's after Done

@@ -96,10 +96,10 @@ func limitOf(n int64) *algorithms.Limit {
 	return &limit
 }
 
-// question is what a load asks again and again: one charge, or two together.
+// question is what a load sends repeatedly: one charge, or two together.
 type question struct {
 	charges []backend.Charge
-	limit   int64 // 0: more than is ever asked
+	limit   int64 // 0: more than is ever charged
 
 	attempted, acked, denied, failed atomic.Int64
 	unknown                          atomic.Int64 // of the failed, those that may have been charged
@@ -110,7 +110,7 @@ type tick struct{ ok, failed atomic.Int32 }
 
 const tickLength = 20 * ms
 
-// load is workers that ask Stores all the time, as the sidecar does.
+// load is workers that send charges to Stores all the time, as the sidecar does.
 type load struct {
 	t         *testing.T
 	deadline  time.Duration // of each request
@@ -136,7 +136,7 @@ const (
 	tightLimit = 40
 )
 
-// newLoad makes a load that asks nothing yet.
+// newLoad makes a load that has not started yet.
 func newLoad(t *testing.T, deadline time.Duration) *load {
 	t.Helper()
 	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
@@ -248,7 +248,7 @@ func decided(decisions []backend.Decision) (allowed bool, err error) {
 	return allowed, err
 }
 
-// notRun tells of a failure that it charged nothing: the server refused, or was not asked.
+// notRun reports whether a failed call certainly charged nothing: the server refused it, or did not get it.
 func notRun(err error) bool {
 	var reply goredis.Error
 	var network *net.OpError
@@ -272,7 +272,7 @@ func (l *load) stop() {
 	l.workers.Wait()
 }
 
-// share is how much of what was asked from a time to another was answered, of questions chosen.
+// share is the part of the chosen questions between two times that was answered.
 func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
 	ok, failed := 0, 0
 	a, b := int(from.Sub(l.began)/tickLength), int(to.Sub(l.began)/tickLength)
@@ -291,7 +291,7 @@ func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
 	return float64(ok) / float64(ok+failed)
 }
 
-// normal waits until service is normal, nine of ten asks answered for 300 ms, and returns how long
+// normal waits until service is normal, nine of ten charges answered for 300 ms, and returns how long
 // after since that began. It fails the test where that is later than within.
 func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 	l.t.Helper()

@@ -77,10 +77,10 @@ func (f *payload) scriptRun(slot, most int) *scriptRun {
 // Take decides charges in one call.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	c := &call{charges: len(charges), runs: []run{{&backend.Batch{Charges: charges, Decisions: decisions}, 0, len(charges)}}}
-	_ = n.decide(ctx, c) // which the decisions tell
+	_ = n.decide(ctx, c) // which the decisions report
 }
 
-// decide makes the call c; the error tells that a part of it failed. The outcome of a call that got no answer is not
+// decide makes the call c. An error means that a part of it failed. The outcome of a call that got no answer is not
 // known, so it is never sent again; a script that the server did not know, or could not run there, was not run, so
 // it is.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
@@ -156,7 +156,7 @@ func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	return f.scriptRun(slot, most)
 }
 
-// reset deletes buckets; the error tells that it failed for one of them.
+// reset deletes buckets. An error means that it failed for one of them.
 func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	pipe := n.client.Pipeline()
 	for _, r := range resets { // one DEL each: in a Cluster they are of different slots
@@ -285,7 +285,7 @@ func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 // once is a command that is never sent again when its answer is lost: it may have been charged.
 type once struct{ *goredis.Cmd }
 
-// NoRetry tells go-redis so.
+// NoRetry reports that to go-redis.
 func (once) NoRetry() bool { return true }
 
 // isReply reports whether err is the server's own reply with one of codes, so that the command is
@@ -300,7 +300,7 @@ func isReply(err error, codes ...string) bool {
 
 func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
 
-// isForeign tells that a script met a key of another node; it had written nothing by then.
+// isForeign reports whether a script met a key of another node; it had written nothing by then.
 func isForeign(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "non local key")
 }

@@ -33,7 +33,7 @@ func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
 	return d
 }
 
-// TestLostAnswersAreChargedOnce: whoever asks again under the same id, until there is an answer, is
+// TestLostAnswersAreChargedOnce: a client that repeats a request with the same id until it gets an answer is
 // charged once, though the answers that were lost came after the script had run.
 func TestLostAnswersAreChargedOnce(t *testing.T) {
 	t.Parallel()
@@ -125,7 +125,7 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 	}
 }
 
-// takesClaimed asks one, then other, which are on the same Redis, for a group that no one step can take.
+// takesClaimed charges a group that no single step can consume through one, then other, which are on the same Redis.
 func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
@@ -152,7 +152,7 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	}
 }
 
-// claimsAreTakenOnce asks one and other, which are on the same Redis, for a, of 100, and b, of 4, under
+// claimsAreTakenOnce charges a, of 100, and b, of 4, through one and other, which are on the same Redis, under
 // ids, as a group that no one step can take.
 func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()

@@ -103,7 +103,7 @@ type Store struct {
 	waysClosed bool            // guarded by waysMu
 }
 
-// Open makes a Store. It does not wait for Redis: a server that is away is found out by asking. The
+// Open makes a Store. It does not wait for Redis: the first call finds a server that does not answer. The
 // error is of the Config.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
@@ -472,7 +472,7 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		Addrs: hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		MaxRedirects: 3, // MOVED and ASK are followed: they say that nothing was run
+		MaxRedirects: 3, // MOVED and ASK are followed: they mean that nothing was run
 		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,

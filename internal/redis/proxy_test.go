@@ -101,7 +101,7 @@ func (p *proxy) drop(c net.Conn) {
 	c.Close()
 }
 
-// through waits while nothing passes, and tells whether to go on.
+// through waits while nothing passes, and reports whether to continue.
 func (p *proxy) through() bool {
 	for {
 		p.mu.Lock()
@@ -137,7 +137,7 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	// A connection has one call in flight: what the server says after a script was asked for is
+	// A connection has one call in flight: the server's next reply after a script call is
 	// the script's answer.
 	var script atomic.Bool
 	p.done.Go(func() {

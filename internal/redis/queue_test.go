@@ -403,7 +403,7 @@ func (s *schedule) submit() {
 	s.after(do)
 }
 
-// after does what an event asks for, and checks that it is what the policy says.
+// after applies the effects of an event, and checks that they follow the policy.
 func (s *schedule) after(do effects) {
 	inFlight := len(s.calls) + s.due
 	late := s.now-s.left >= 5*ms

@@ -30,7 +30,7 @@ var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
 	// In a cluster a call may name buckets of several slots, all of one node: it declares the first,
-	// and the others are checked as they are read. Older servers allow it without being told.
+	// and the others are checked as they are read. Older servers allow it without a flag.
 	acrossSlots = newScript("#!lua flags=allow-cross-slot-keys\n" + source)
 )
 
@@ -252,7 +252,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	}
 	if c := l.Calendar; c != nil {
 		first := c.Window(now) - 2
-		// As many bits of a hash as a double holds tell calendars apart.
+		// As many bits of a hash as a double holds identify a calendar.
 		dst = doubles(dst, float64(xxhash.Sum64String(c.Unit+" "+c.Zone)>>11), float64(first), float64(c.Longest))
 		for n := range int64(5) {
 			dst = doubles(dst, float64(c.Start(first+n)))

@@ -17,11 +17,11 @@ const (
 	sentinelPoll = time.Second
 	// maxSentinels is how many are watched, those included that Sentinels name.
 	maxSentinels = 9
-	// promotionPoll and promotionMost are how often, and for how long, a replica that is being promoted is asked
+	// promotionPoll and promotionMost are how often, and for how long, a replica that is being promoted is polled
 	// whether it is the master.
 	promotionPoll = 10 * time.Millisecond
 	promotionMost = 3 * time.Second
-	// staleFor is for how long after a failover Sentinels may name the old master: they tell each other every two
+	// staleFor is for how long after a failover Sentinels may name the old master: they inform each other every two
 	// seconds.
 	staleFor = 5 * time.Second
 )
@@ -70,7 +70,7 @@ func (v view) switched(addr string, now time.Time) view {
 	return v
 }
 
-// sentinels knows the current master from its Sentinels: they are asked each second, and their messages are followed.
+// sentinels tracks the current master: it polls the Sentinels each second, and follows their messages.
 // While no Sentinel answers, the last master stays the master.
 //
 // Between the moment in which a Sentinel promotes a replica, and +switch-master, there are one or two seconds, in which
@@ -170,7 +170,7 @@ func (w *sentinels) change(event func(view) view) {
 	}
 }
 
-// follow asks a replica that is being promoted, until it is the master.
+// follow polls a replica that is being promoted, until it is the master.
 func (w *sentinels) follow(addr string) {
 	o := w.master
 	o.Addr = addr
@@ -244,7 +244,7 @@ func (w *sentinels) listen(addr string) {
 	}
 }
 
-// ask asks the Sentinel at from who the master is.
+// ask requests the address of the master from the Sentinel at from.
 func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()

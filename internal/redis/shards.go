@@ -17,8 +17,8 @@ import (
 )
 
 // A sharded bucket is split over the slots of the cluster, and so over its masters. Of two shards
-// drawn at random the one that has more left, by what was last heard of it, is asked; usually that is
-// all. If it denies, the other is asked; if that denies too, all are looked at, and what the cost
+// drawn at random the one with more units, by its last known state, gets the charge; usually that is
+// all. If it denies, the other gets the charge; if that denies too, all are read, and what the cost
 // needs is taken from those that have it (combine.go). A denial is given only when the tokens were not there.
 
 // shardStore is a Store of charges of sharded buckets, each a group of its own that is not taken once.
@@ -78,10 +78,10 @@ type draws struct {
 type drawn struct {
 	charge int // in the outer batch
 	shards [2]int
-	asked  int // so many of shards were asked, or cannot have enough
+	asked  int // how many of shards were charged, or cannot have enough
 }
 
-// step deals with the answers of the shards that were asked, and asks the next ones.
+// step handles the answers of the charged shards, and charges the next ones.
 func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
 	d.settle(answers)
 	clear(d.charges)

@@ -368,7 +368,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 	}
 }
 
-// offered is a run of asks of one unit at random moments, of a limit in shards of c tokens each: the
+// offered is a series of charges of one unit at random moments, of a limit in shards of c tokens each: the
 // share of the limit that was admitted. It starts half full and is measured once that is gone.
 type offered struct {
 	c, shards int
@@ -382,7 +382,7 @@ func (o offered) spec() algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
 }
 
-// run asks take at random moments, load times as many as the limit allows, and returns what share of
+// run calls take at random moments, load times as often as the limit allows, and returns what share of
 // them, after the first sixth, was admitted.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))

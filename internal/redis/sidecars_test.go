@@ -19,13 +19,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sidecar is the Stores a sidecar asks Redis through, with time to answer.
+// sidecar has the Stores of a sidecar, with a long timeout.
 func sidecar(tb testing.TB, url string) backend.Store {
 	tb.Helper()
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// hammer asks for c all at once through stores, so many times with several workers each, and
+// hammer charges c through all stores at the same time, each times with several workers, and
 // returns how often it was admitted.
 func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
@@ -73,7 +73,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 	}
 }
 
-// A Store may be closed while it is asked: the answers are failures, in time, and nothing is left.
+// A Store may be closed during calls: they fail in time, and no goroutine or connection remains.
 func TestCloseUnderLoad(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -107,7 +107,7 @@ func TestCloseUnderLoad(t *testing.T) {
 const childURL = "RL_TEST_CHILD_URL"
 
 // TestChild is not a test: it is the sidecar that TestFaultSidecarKilled kills. It says "?" before
-// it asks and "+" when it was admitted.
+// it sends a charge and "+" when it was admitted.
 func TestChild(t *testing.T) {
 	url := os.Getenv(childURL)
 	if url == "" {

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestTLSWithClientCertificateAndUser goes all the way that a careful operator asks for: TLS, a
+// TestTLSWithClientCertificateAndUser uses everything that a careful operator configures: TLS, a
 // certificate of the client's own, and a user that may do no more than limits need.
 func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	t.Parallel()

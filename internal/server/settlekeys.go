@@ -23,12 +23,12 @@ type settleKeys struct {
 	server *server
 	file   func() []string          // nil: there is no file
 	tokens atomic.Pointer[[]string] // of the HTTP API: the present one, and the one before
-	random atomic.Pointer[[]string] // the one in use, and the one before; empty while Redis has not been asked
+	random atomic.Pointer[[]string] // the one in use, and the one before; empty until Redis has answered
 	own    string                   // proposed to Redis
 	keys   *reservation.Keys
 }
 
-// How often Redis is asked for the random secret: until it is known, and then, in case it has lost it.
+// How often the random secret is read from Redis: until it is known, and later, in case Redis has lost it.
 const (
 	settleKeySoon  = 500 * time.Millisecond
 	settleKeyLater = 30 * time.Second
@@ -58,7 +58,7 @@ func randomSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// secrets are those in use; none while Redis has not been asked yet.
+// secrets are those in use; none until Redis has answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:

@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// remembering is a DeniedStore over memory, on the time of a synctest bubble; asked counts what
-// memory was asked.
+// remembering is a DeniedStore over memory, on the time of a synctest bubble; asked records what
+// memory received.
 func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
 	asked = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 	return stores.Denied(asked, c), asked
@@ -35,7 +35,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// expect takes and checks the answer, and how often next has been asked by then.
+// expect charges and checks the answer, and the number of calls of next so far.
 func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
@@ -66,7 +66,7 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-// What is known is answered before Submit returns; only the rest is asked of next, and is remembered too.
+// Known denials are answered before Submit returns. Only the other charges go to next, and their denials are remembered too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -130,13 +130,13 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 				expect(t, s, asked, 2, of(limit, "a", 2), false, test.two)
 				time.Sleep(50 * ms)
 				expect(t, s, asked, 2, of(limit, "a", 3), false, test.larger)
-				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller one is asked
+				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller cost goes to next
 			})
 		})
 	}
 }
 
-// What their Value does not tell all of, is asked again.
+// A bucket that its Value does not describe fully goes to next again.
 func TestALargerCostOfOtherKindsIsAsked(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
 		s := stores.Denied(slow, stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
-		go take(t.Context(), s, of(limit, "a", 1)) // denied, and told 10 ms later
+		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later
 		synctest.Wait()
 		time.Sleep(ms)
 		take(t.Context(), s, of(limit, "a", -1))
@@ -258,13 +258,13 @@ func TestDeniedGroups(t *testing.T) {
 				t.Errorf("%d: got %+v, asked %d times", i, d, asked.count())
 			}
 		}
-		// What allowed may not allow more: asked. The denier alone was not asked alone: asked.
+		// The limit that allowed may deny more units, so it goes to next. The limit that denied was never decided alone, so it does too.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if asked.count() != 4 {
 			t.Errorf("asked %d times", asked.count())
 		}
-		// A denied group and another in one Take: only the other is asked.
+		// A denied group and another in one batch: only the other goes to next.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
@@ -282,7 +282,7 @@ func TestDeniedGroups(t *testing.T) {
 	})
 }
 
-// Limits that charge what they deny must be told of every ask.
+// Limits that charge denied requests must see every request.
 func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -429,7 +429,7 @@ func elsewhere(charges []backend.Charge, i int) bool {
 }
 
 // Over random traces it answers what its next would have. Remaining and ResetAfter may be those of the
-// denial that is remembered where an answer does not tell all of a bucket.
+// denial that is remembered although an answer does not describe a bucket fully.
 func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {

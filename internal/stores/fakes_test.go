@@ -77,7 +77,7 @@ func (r *recorder) Submit(b *backend.Batch) {
 	r.next.Submit(&inner)
 }
 
-// all is all Takes asked.
+// all has the charges of all batches.
 func (r *recorder) all() [][]backend.Charge {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,7 +97,7 @@ func (r *recorder) count() int {
 	return len(r.takes)
 }
 
-// last is the last Take asked.
+// last has the charges of the last batch.
 func (r *recorder) last(t *testing.T) []backend.Charge {
 	t.Helper()
 	r.mu.Lock()
@@ -108,7 +108,7 @@ func (r *recorder) last(t *testing.T) []backend.Charge {
 	return r.takes[len(r.takes)-1]
 }
 
-// echo allows everything and answers the cost as what remains, so that answers tell whose they are.
+// echo allows everything and returns the cost as the remaining units, so that each answer identifies its charge.
 var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	for i := range charges {
 		decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: charges[i].Terms.Cost}}

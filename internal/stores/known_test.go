@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A denial that is remembered, and what is leased, are answered before Submit returns, without asking next.
+// A remembered denial and leased units are answered before Submit returns, without a call of next.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -57,7 +57,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("denied anew", false, a)
 		submit("a denied one", true, a)
 
-		// A denial that has become too old is asked about once more.
+		// A denial that has become too old goes to next once more.
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a denial heard of again", true, a)

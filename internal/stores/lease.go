@@ -342,7 +342,7 @@ func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
 	}
 }
 
-// tell computes d, the answer to c, from said, the decision of next; all reports whether next allowed the whole
+// tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
 // group.
 func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, said, d *backend.Decision, all bool, asked, now time.Duration) {
 	*d = *said

@@ -110,7 +110,7 @@ func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
 	}
 }
 
-// busy is sidecars that ask for all kinds of limits, now more, now less, to the end.
+// busy simulates sidecars with requests for all kinds of limits, at varying rates, to the end.
 func (w *leaseSim) busy(rng *rand.Rand) {
 	s := algorithms.Second
 	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
@@ -122,7 +122,7 @@ func (w *leaseSim) busy(rng *rand.Rand) {
 	w.live(simSidecars, 6*time.Second, w.ask)
 }
 
-// pulses is sidecars that ask hard for an instant and then not at all until they have forgotten that,
+// pulses simulates sidecars with a burst of requests and then none until their history has expired,
 // so that most of what they borrow goes back unused, or is lost. In the end they take all there is.
 func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
@@ -287,7 +287,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 	}
 }
 
-// ask asks for one key or two together, in bursts.
+// ask charges one key or two together, in bursts.
 func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
@@ -308,14 +308,14 @@ func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 	w.takeGroup(s, which, group)
 }
 
-// take asks for one key.
+// take charges one key.
 func (w *leaseSim) take(s backend.Store, k int, cost int64) {
 	c := w.keys[k].charge
 	c.Terms.Cost = cost
 	w.takeGroup(s, []int{k}, []backend.Charge{c})
 }
 
-// takeGroup asks for keys together, and notes what came of it.
+// takeGroup charges keys together, and records the result.
 func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charge) {
 	done := make(chan struct{})
 	b := &backend.Batch{

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting is a LeaseStore over memory, on the time of a synctest bubble; asked counts what memory was
+// requesting is a LeaseStore over memory, on the time of a synctest bubble; asked records what memory was
 // asked.
 func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -36,7 +36,7 @@ func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limi
 	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
 }
 
-// warm asks for c, 1 ms apart, until a lease has been made; it returns how many asks that took.
+// warm charges c, 1 ms apart, until a lease has been granted; it returns the number of charges.
 func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
 	t.Helper()
 	for s.Stats().Leased == 0 {
@@ -58,7 +58,7 @@ func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	return take(t.Context(), below, c)[0].Remaining
 }
 
-// A key asked often is served from leases, and the answers are those of an exact store.
+// A hot key is served from leases, and the answers are those of an exact store.
 func TestAHotKeyIsServedFromLoans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -71,7 +71,7 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 			}
 			time.Sleep(10 * time.Microsecond)
 		}
-		// 8 asks to find that it is hot; then leases that grow to last for half of 250 ms.
+		// 8 charges to find that it is hot; then leases that grow to last for half of 250 ms.
 		if n := asked.count(); n > 30 {
 			t.Errorf("next was asked %d times for 100,000 asks in 1 s", n)
 		}
@@ -128,7 +128,7 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 	}
 }
 
-// A process that asks faster borrows more, one that asks slower less; and what is granted near the end of
+// A process with more requests borrows more, one with fewer less; and what is granted near the end of
 // a window is what the window will need.
 func TestLoansFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -288,8 +288,8 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	})
 }
 
-// While next fails, what is asked for ahead becomes less, for it may have been charged, and is not
-// asked for all the time.
+// While next fails, fewer units are requested ahead, because they may have been charged, and they are not
+// requested all the time.
 func TestAnOutageCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -396,7 +396,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 	})
 }
 
-// Keys that are asked seldom are next's alone.
+// Keys with few requests are decided by next alone.
 func TestAColdKeyBorrowsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -479,7 +479,7 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 	})
 }
 
-// A lease ends with its window: the next window's asks are charged to the next.
+// A lease ends with its window: requests of the next window are charged to that window.
 func TestALoanEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -740,7 +740,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	})
 }
 
-// Where there is less than was thought, the cost alone is asked for.
+// If fewer units remain than expected, only the cost is requested.
 func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -760,7 +760,7 @@ func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
 	})
 }
 
-// Several groups in one Take are answered each for itself, and asked of next in one.
+// Several groups in one batch are answered separately, and go to next in one batch.
 func TestManyGroupsAreAskedInOneTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()

@@ -80,7 +80,7 @@ func TestLaterFields(t *testing.T) {
 	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
 		t.Errorf("%+v", d)
 	}
-	// Not quota_mode, though its number: told, not taken.
+	// A field with the number of quota_mode that has another meaning: it is reported and ignored.
 	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
 	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
 		t.Errorf("%+v", d)

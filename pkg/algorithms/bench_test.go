@@ -18,12 +18,12 @@ var speeds = []struct {
 	{"guaranteed", Spec{Kind: TokenBucket, Rate: 1000, Period: sec, Minimum: &Rate{10, sec}}},
 }
 
-// steps are asks of one bucket: allowed, at half the rate; denied, of one that was
+// steps are charges of one bucket: allowed, at half the rate; denied, of one that was
 // emptied just now.
 func (l *Limit) steps() (allowed, denied func() bool) {
 	var s1, s2 State
 	now := t0
-	// Twice as long as the rate needs: a sliding window counts the last one by weight, and asks at
+	// Twice as long as the rate needs: a sliding window counts the last one by weight, and charges at
 	// just the rate are denied now and then.
 	pause := 2*Micros(l.Period)*l.Tick/Micros(l.Rate) + l.Tick
 	allowed = func() bool {

@@ -86,7 +86,7 @@ func at(tb testing.TB, text string) Micros {
 	return Micros(t.UnixMicro())
 }
 
-// The spans told are those that the clocks of the place make.
+// The reported spans are those of the local clocks.
 func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	s := Spec{Kind: FixedWindow, Rate: 10, Capacity: new(int64(25)), Calendar: calendars[2]}
 	l := mustCompile(t, s)

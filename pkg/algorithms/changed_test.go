@@ -9,7 +9,7 @@ import (
 )
 
 // changing is the reference model of a bucket whose limit changes: what is used, in fractions of units,
-// and the numbers that it is written in. Each time it tells is found by trying moments, not by a formula.
+// and the numbers that it is written in. It finds each time by trying moments, not by a formula.
 // Clocks only go forward here.
 type changing struct {
 	s    Spec // that was written last
@@ -279,7 +279,7 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 	return search(start, start/tick*tick+2*tick-1, yes) - now
 }
 
-// ask answers a, which s asks at time now, and remembers what is to be remembered.
+// ask decides a, which s charges at time now, and stores the new state.
 func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
 	v, isKept := m.view(s, tick, now, a.Hash)
@@ -441,7 +441,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// One bucket is asked by limits with different numbers in turn, as by processes that read their
+// Limits with different numbers charge one bucket in turn, as processes do that read their
 // configurations at different times: it answers as rule 7 says, to the last digit.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {

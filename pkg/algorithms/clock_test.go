@@ -120,7 +120,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	})
 }
 
-// Rule 1: a bucket that does not start full is created by the first ask, whatever the answer.
+// Rule 1: a bucket that does not start full is created by the first charge, whatever the answer.
 func TestFirstAskStartsTheClock(t *testing.T) {
 	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{

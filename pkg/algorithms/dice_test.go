@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// dice makes the random limits, times and asks of the property tests: 0 <= dice(n) < n. The
+// dice makes the random limits, times and charges of the property tests: 0 <= dice(n) < n. The
 // trace comes from one seed, not from a draw per number, which makes it some fifty times faster;
 // its length is drawn, so a failure shrinks to the shortest trace that shows it.
 type dice func(n int64) int64
@@ -109,7 +109,7 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// ask is a random ask of l at now. One in ten only looks.
+// ask is a random charge of l at now. One in ten is a dry run.
 func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 	most := l.Capacity
 	a := Charge{Hash: hash, DryRun: roll.once(10)}
@@ -146,7 +146,7 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 	return a
 }
 
-// next is the time of the ask after one that was answered d at now: close by, or idle for long,
+// next is the time of the charge after one that was answered d at now: close by, or idle for long,
 // or just when (or just before) its retry time; now and then the clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	each := (l.Period / max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
@@ -178,7 +178,7 @@ type moment struct {
 	got           Decision
 }
 
-// walk takes n random asks of one bucket and shows each. Where several limits are given, the
+// walk decides n random charges of one bucket and shows each. Where several limits are given, the
 // numbers change now and then.
 func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 	hash := uint64(roll(math.MaxInt64)) * 2

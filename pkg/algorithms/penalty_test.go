@@ -223,7 +223,7 @@ func TestAGroupCountsWhereItWasDenied(t *testing.T) {
 	}
 }
 
-// Whatever is asked while a bucket is blocked, nothing is admitted and no denial is counted.
+// While a bucket is blocked, no charge is admitted and no denial is counted.
 func TestABlockAdmitsNothing(t *testing.T) {
 	each(t, 1, 2000, func(t *rapid.T, _ dice, m moment) {
 		d := m.before.Denials

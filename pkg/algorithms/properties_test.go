@@ -33,7 +33,7 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 	return d
 }
 
-// The same ask alone is allowed after retry_after, and denied one microsecond before: in us, in
+// The same charge alone is allowed after retry_after, and denied one microsecond before: in us, in
 // ms, with a clock that stepped back, and after the numbers were changed.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
@@ -128,7 +128,7 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 	})
 }
 
-// A dry run answers as the ask it stands for would be answered, but for the block that this would begin.
+// A dry run is answered as the real charge would be, except for the block that the charge would begin.
 func TestLookAnswersAsTakeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.ask

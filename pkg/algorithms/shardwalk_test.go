@@ -10,7 +10,7 @@ import (
 
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
-// askAgain asks all shards once more at another time, and leaves them alone.
+// askAgain charges copies of all shards once more at another time.
 func askAgain(at Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(at, copies(shards), a)
 }
@@ -34,7 +34,7 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 }
 
 // All shards together admit no more than the limit they were split from, and a denial means that
-// the request for is not there.
+// the requested units are not there.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	asks, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -41,7 +41,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // asked, but nothing taken
+		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // charged, but nothing consumed
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
 		case b.Decision.Never && !b.Limit.TakesDenied && !never: // an alternative can pay

@@ -25,7 +25,7 @@ func mustCompile(tb testing.TB, s Spec) *Limit {
 	return &l
 }
 
-// step is one ask and the answer to expect.
+// step is one charge and the expected answer.
 type step struct {
 	at      Micros // after t0
 	cost    int64

@@ -28,7 +28,7 @@ type Candidate struct {
 	Outcome
 }
 
-// Busiest sums up how many units each client asked for in its busiest period. A percentile is the
+// Busiest sums up the units that each client requested in its busiest period. A percentile is the
 // smallest number that so many clients did not exceed (nearest rank).
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
@@ -75,7 +75,7 @@ type Advice struct {
 const neediest = 10
 
 // Advise looks at the history of p for limits that deny something to at most share of the clients. It
-// returns nil if nobody asked p.
+// returns nil if no request met p.
 func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
 	a := &Advice{
 		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
@@ -155,7 +155,7 @@ func allowed(n int64, share float64) int64 {
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
 }
 
-// busiest is the most units that c asked for in one period, and when that began.
+// busiest is the most units that c requested in one period, and when that period began.
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
 	phase := l.Phase
 	if l.PhaseFromKey {

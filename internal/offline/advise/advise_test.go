@@ -29,7 +29,7 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
 }
 
-// asks has client ask n times at a moment.
+// asks adds n requests of client at one moment.
 func asks(h *History, client string, at algorithms.Micros, n int) {
 	c, added := h.Client([]byte(client))
 	if c == nil {
@@ -53,7 +53,7 @@ func adviceOn(t testing.TB, h *History, p *descriptors.Policy, share float64) *A
 }
 
 // TestOneAbuserDoesNotMoveTheSuggestion: 200 clients load a page with up to 20 images, and one client
-// asks 18,334 times.
+// sends 18,334 requests.
 func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 200 {

@@ -1,12 +1,12 @@
 // Package advise finds the numbers of a limit from the requests of its clients. It keeps what each
-// client asked for, replays that with the arithmetic of pkg/algorithms, and reports how many clients
+// client requested, replays it with the arithmetic of pkg/algorithms, and reports how many clients
 // and requests each number would have denied.
 //
 // A client needs n if n is the smallest number with which the limit denies none of its requests. A
 // limit of n denies something to exactly the clients that need more than n. So the smallest limit
 // that denies something to at most the share s of K clients is the need of the client at rank
 // K - floor(s*K), counted from the client that needs least: an order statistic, which one client
-// cannot move by more than one rank, however much it asks for.
+// cannot move by more than one rank, however much it requests.
 //
 // The need of a token bucket is the burstiness of R. L. Cruz, "A calculus for network delay, part I"
 // (IEEE Transactions on Information Theory 37, 1991): no span of a client's requests exceeds a burst
@@ -46,9 +46,9 @@ func NewMemory(most int64) *Memory {
 	return &Memory{most: most}
 }
 
-// History is what the clients of one limit asked for. Where memory is short it keeps the clients
+// History has the requests of the clients of one limit. Where memory is short it keeps the clients
 // whose keys have a hash that ends in level zero bits: a sample that takes each client with the same
-// probability, whatever it asks for (adaptive sampling: P. Flajolet, "On adaptive sampling",
+// probability, whatever it requests (adaptive sampling: P. Flajolet, "On adaptive sampling",
 // Computing 43, 1990).
 type History struct {
 	memory  *Memory

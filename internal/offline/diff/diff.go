@@ -270,7 +270,7 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	}
 }
 
-// byPlace tells the policies of a limit apart.
+// byPlace identifies a policy of a limit.
 func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	all := map[string]*descriptors.Policy{}
 	for _, p := range policies {
@@ -283,7 +283,7 @@ func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	return all
 }
 
-// form is what tells the buckets of a place apart.
+// form identifies the buckets of a place.
 func form(p *descriptors.Policy) string {
 	switch {
 	case p.Whole:

@@ -103,7 +103,7 @@ func (d *decoder) scenario(n *yaml.Node) Scenario {
 	return s
 }
 
-// last is the time of a step's last ask; cut to what is computed exactly, and one more.
+// last is the time of a step's last request, or just more than the largest time that is computed exactly.
 func (s *Step) last() algorithms.Micros {
 	const most = algorithms.MaxTime + 1
 	if between := algorithms.Micros(s.Times - 1); between > 0 && s.Every > most/between {
@@ -112,7 +112,7 @@ func (s *Step) last() algorithms.Micros {
 	return min(most, s.At) + s.Every*algorithms.Micros(s.Times-1)
 }
 
-// step reads a step; now is the time of the last ask before it.
+// step reads a step; now is the time of the last request before it.
 func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	s := Step{Place: place(n), At: now, Times: 1}
 	hits := int64(1)

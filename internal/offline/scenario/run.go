@@ -61,7 +61,7 @@ func (r *run) step(ctx context.Context, start algorithms.Micros, s *Step) *Failu
 	return nil
 }
 
-// ask asks once and says what is not as expected; "": nothing.
+// ask sends one request and describes how the answer differs from the expected one, or returns "".
 func (r *run) ask(ctx context.Context, s *Step) (where Place, what string) {
 	c := &r.call
 	c.Reset()

@@ -1,4 +1,4 @@
-// Package scenario runs what users write down about their limits: at a time, an ask, and the
+// Package scenario runs scenarios that users write for their limits: a time, a request, and the
 // answer expected. Time is virtual, and each scenario starts with empty buckets.
 package scenario
 
@@ -23,10 +23,10 @@ type Scenario struct {
 	Steps []Step
 }
 
-// Step asks the same thing a number of times.
+// Step sends the same request a number of times.
 type Step struct {
 	Place Place
-	// At is the time of the first ask, from the scenario's start; Every is the time between asks.
+	// At is the time of the first request, from the scenario's start; Every is the time between requests.
 	At, Every   algorithms.Micros
 	Times       int
 	Domain      string
@@ -65,7 +65,7 @@ type Place struct {
 	Line, Column int
 }
 
-// maxTimes bounds how often a step asks.
+// maxTimes bounds the requests of a step.
 const maxTimes = 1_000_000
 
 // defaultStart is the start of a scenario that gives none: New Year 2026, a Thursday, in UTC.

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 )
 
-// writeAdvice writes what the clients of one limit asked for, and which numbers would deny how many
+// writeAdvice writes how much the clients of one limit requested, and which numbers would deny how many
 // of them.
 func writeAdvice(w io.Writer, a *advise.Advice) {
 	fmt.Fprintf(w, "\n%s\n", titleOf(a.Policy))

@@ -111,7 +111,7 @@ func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	return wait, any
 }
 
-// appendKey writes the values that tell the bucket apart: one as a text, several as a list.
+// appendKey writes the values of the bucket's key: one as text, several as a list.
 func appendKey(dst []byte, values []string) []byte {
 	switch len(values) {
 	case 0:

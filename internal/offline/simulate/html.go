@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// maxDrawn bounds the limits in a report in HTML: those asked most.
+// maxDrawn bounds the limits in an HTML report: those with the most requests.
 const maxDrawn = 10
 
 var (

@@ -74,7 +74,7 @@ type met struct {
 	ask          algorithms.Charge
 	alone        bool // decided by itself
 	shadow       bool
-	wait         bool // tells its wait
+	wait         bool // reports its wait
 	decision     algorithms.Decision
 }
 
@@ -149,7 +149,7 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 		group[i].Charge.Cost += m.ask.Cost
 		group[i].Charge.Reserve = group[i].Charge.Reserve && m.ask.Reserve
 	}
-	// Limits asked for by name, one of which can never give its cost, are a mistake: a dry run.
+	// A request by name with a cost that one of its limits can never hold is a mistake.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
 		return !b.Limit.Overdraw && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
 	})

@@ -19,15 +19,15 @@ import (
 // topKeys is how many keys the report names.
 const topKeys = 10
 
-// maxAdvised bounds the limits for which numbers are looked for: those asked most.
+// maxAdvised bounds the limits that get suggestions: those with the most requests.
 const maxAdvised = 20
 
 // Report sums up a replay.
 type Report struct {
 	tally *tally
-	// Advice on the limits that were asked most, in the order of the configuration.
+	// Advice on the limits with the most requests, in the order of the configuration.
 	Advice []*advise.Advice
-	// others were asked, and are not among them.
+	// limits with requests that are not among them.
 	others int
 }
 

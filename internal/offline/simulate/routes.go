@@ -9,14 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// routes asks about the lines of an access log what /v1/auth would, had its proxy said what the line
+// routes decides the lines of an access log as /v1/auth would, had its proxy sent what the line
 // says.
 type routes struct {
 	auth      *limiter.Auth
 	asWritten bool // paths are as the client wrote them
 	request   routing.Request
 	headers   []string // by field, less firstHeader; canonical
-	// unrouted: no limit was asked about the last line, and it is denied unless auth says otherwise.
+	// unrouted: no limit applies to the last line; it is denied unless auth configures otherwise.
 	unrouted bool
 	// leftOut counts descriptors for which a line had no value.
 	leftOut int64
@@ -55,7 +55,7 @@ func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	return t
 }
 
-// apply makes c ask about r what its route says. What is no request was never asked about.
+// apply fills c with the limits of r's route. A line that is no request met no limit.
 func (s *routes) apply(r record, c *limiter.Call) {
 	if s.unrouted = false; r[method] == "" {
 		return

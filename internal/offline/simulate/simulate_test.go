@@ -28,7 +28,7 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// asked is a limiter in virtual time, to be asked line by line.
+// asked is a limiter in virtual time, called for each line.
 type asked struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros

@@ -32,7 +32,7 @@ func perAddress(limit string) string {
 
 // TestSuggestionHoldsWhenItIsConfigured takes the suggestion for a random log as it is printed, configures
 // it, and replays the log with the store, the limiter and the reader of the sidecar: it denies something to
-// exactly the clients that were announced, and to no larger share than was asked for.
+// exactly the announced clients, and no larger share than requested.
 func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
 	if err != nil {

@@ -22,7 +22,7 @@ type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that met no limit
 	missing          int64 // requests without an entry that their domain requires
-	unrouted         int64 // requests about which no limit was asked, having no route or no descriptor
+	unrouted         int64 // requests that met no limit, because they have no route or no descriptor
 	leftOut          int64 // descriptors of routes
 	first, last      algorithms.Micros
 	steppedBack      int64
@@ -32,7 +32,7 @@ type tally struct {
 	full             int64 // requests for which the store had no room
 	heavy            *topk.Counter[denied]
 	timeline         timeline
-	forgets          bool // what clients asked for is not wanted
+	forgets          bool // the history of clients is not needed
 	rows             []*row
 	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
@@ -49,9 +49,9 @@ type denied struct {
 // row sums up one limit.
 type row struct {
 	policy *descriptors.Policy
-	// asked and denied count requests; denied those that this limit alone would have denied.
+	// asked counts requests, denied those that this limit alone would have denied.
 	asked, denied int64
-	shadow, quota bool // some place that asked it has this mode
+	shadow, quota bool // a place that uses the limit has this mode
 	history       *advise.History
 	advice        *advise.Advice // once all is replayed; nil: none
 }

@@ -156,7 +156,7 @@ func (t *Templates) set(r record, name, value string) {
 	}
 }
 
-// apply adds the descriptors of r to c, or makes it ask what a route says. A descriptor of which a part is absent is dropped, as
+// apply adds the descriptors of r to c, or the limits of its route. A descriptor of which a part is absent is dropped, as
 // Envoy does.
 func (t *Templates) apply(r record, c *limiter.Call) {
 	if t.routes != nil {

@@ -54,7 +54,7 @@ func number(text string) uint64 {
 	return n
 }
 
-// Request asks domain for descriptors.
+// Request is a request to domain with these descriptors.
 func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
 	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
 }

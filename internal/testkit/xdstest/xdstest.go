@@ -20,7 +20,7 @@ import (
 // Plane is a control plane. It answers the nodes that it was Set something for.
 type Plane struct {
 	Address string
-	// Opened gets the headers of each stream, Requests all that is asked and acknowledged, and Refused
+	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused
 	// why something was not. What nobody takes is dropped, beyond 1,000.
 	Opened   chan metadata.MD
 	Requests chan *discovery.DiscoveryRequest

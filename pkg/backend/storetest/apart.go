@@ -2,7 +2,7 @@ package storetest
 
 import "github.com/rlsidecar/rlsidecar/pkg/backend"
 
-// Apart is s for callers that go on after Submit: it is not told that they wait.
+// Apart is s for callers that continue after Submit: their batches do not have Waits set.
 func Apart(s backend.Store) backend.Store { return apart{s} }
 
 type apart struct{ next backend.Store }

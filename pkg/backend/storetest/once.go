@@ -21,7 +21,7 @@ func once(id byte, charges ...backend.Charge) []backend.Charge {
 
 const minute = 60 * algorithms.Second
 
-// takesOnce checks that what is asked again under its id is answered again, and takes nothing.
+// takesOnce checks that a request repeated with its id gets the same answer, and consumes nothing.
 func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	a, b := token(2, minute, 2), token(3, minute, 3)
@@ -101,7 +101,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	ask(t, store, crowd, 0, true, 980, 0)
 }
 
-// settles starts a request of two limits that settle, in two places, and settles each once, however often it is asked.
+// settles starts a request of two limits that settle, in two places, and settles each once, however often the request is repeated.
 // A bucket that is reset in between has nothing to refund.
 func settles(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()

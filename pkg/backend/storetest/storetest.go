@@ -1,5 +1,5 @@
 // Package storetest is the conformance suite of every Store: one that answers exactly as package
-// algorithms does, all or none within a group, whoever asks at the same time.
+// algorithms does, all or none within a group, whatever other callers charge at the same time.
 //
 //	func TestMyStore(t *testing.T) {
 //		storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
@@ -323,7 +323,7 @@ func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowe
 	}
 }
 
-// hammer asks for charges n times from each of so many workers and counts what was admitted.
+// hammer sends charges n times from each worker and counts the admitted units.
 func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int64 {
 	var wg sync.WaitGroup
 	var admitted atomic.Int64

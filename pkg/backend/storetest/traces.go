@@ -80,7 +80,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()
 	limits := make([]*algorithms.Limit, len(specs))
-	former := make([]*algorithms.Limit, len(specs)) // some are still asked by when the numbers have changed
+	former := make([]*algorithms.Limit, len(specs)) // some are still charged by after the numbers have changed
 	compile := func(i int) {
 		limit, err := algorithms.Compile(specs[i])
 		if err != nil {
@@ -120,7 +120,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 					limit = former[i]
 				}
 				if limit.Calendar != nil {
-					once = nil // takesOnce asks under an id of one calendar
+					once = nil // takesOnce charges one calendar under an id
 				}
 				settle := rng.IntN(4) == 0
 				switch {

@@ -7,19 +7,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// vector is a row of the table of vectors: what is asked of a bucket never seen.
+// vector is a row of the table of vectors: charges of a new bucket.
 type vector struct {
 	name  string
 	spec  algorithms.Spec
 	steps []step
 }
 
-// step is one ask, and the answer to expect.
+// step is one charge, and the expected answer.
 type step struct {
 	at      algorithms.Micros // after Start
 	cost    int64
 	reserve bool
-	of      algorithms.Micros // after Start: the ask undoes a charge of then; 0: none
+	of      algorithms.Micros // after Start: the charge that this one refunds was made then; 0: none
 	settle  bool
 	by      algorithms.Spec // the limit, where it is not that of the row
 
@@ -72,7 +72,7 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 	}
 }
 
-// inTurn asks 100 and 10 an hour for one unit each, in turn: the lower limit allows while it holds what was used.
+// inTurn charges limits of 100 and 10 an hour with one unit each, in turn: the lower limit allows while it holds the used units.
 func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []step) {
 	used := int64(0)
 	for i := range 200 {
