@@ -7,6 +7,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
@@ -203,7 +204,7 @@ type (
 	unitName   struct{ given[descriptors.Unit] }   // its name
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
-	weightMap      struct{ given[*algorithms.Weights] } // name -> 4, 0.1 or 1/10
+	weightMap      struct{ given[*weights.Weights] } // name -> 4, 0.1 or 1/10
 	minimum        struct{ given[*guaranteed] }
 	leaseTerms     struct{ given[*lease] }
 	blocking       struct{ given[*penalty] }

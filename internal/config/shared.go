@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -128,7 +129,7 @@ func joined(list []string) string {
 }
 
 // weightsText is w as text that no other weights have; "": none.
-func weightsText(w *algorithms.Weights) string {
+func weightsText(w *weights.Weights) string {
 	if w == nil {
 		return ""
 	}

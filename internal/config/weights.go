@@ -5,13 +5,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
 // read takes a mapping of names to weights. A number with a decimal point is read as it is written.
 func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
-	byName := map[string]algorithms.Weight{}
+	byName := map[string]weights.Weight{}
 	for _, e := range p.entries(n, key, false) {
 		v, name := follow(e.value), e.key.Value
 		tag := v.ShortTag()
@@ -19,7 +19,7 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 			p.mistake(p.at(e.value), "%s: the weight of %q must be a number such as 4, 0.1 or 1/10, is %s", key, short(name), describe(v))
 			continue
 		}
-		weight, err := algorithms.ParseWeight(v.Value)
+		weight, err := weights.Parse(v.Value)
 		if err != nil {
 			p.mistake(p.at(e.value), "%s: the weight of %q: %v", key, short(name), err)
 			continue
@@ -34,7 +34,7 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 		w.set(p, n, nil, false)
 		return
 	}
-	compiled, err := algorithms.CompileWeights(byName)
+	compiled, err := weights.Compile(byName)
 	if err != nil {
 		p.mistake(p.at(n), "%s: %v", key, err)
 	}

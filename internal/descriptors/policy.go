@@ -5,6 +5,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -87,7 +88,7 @@ type Extras struct {
 	// go into the stat key.
 	StatLevels []string
 	// Weights are the costs of kinds of units; nil: the limit has one kind.
-	Weights *algorithms.Weights
+	Weights *weights.Weights
 	// DenyBody is the body of denials by this limit; NoBody: that of the domain.
 	DenyBody Body
 	// Unit is what the limit counts; NoUnit: clients are not told.

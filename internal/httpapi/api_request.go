@@ -15,7 +15,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
 const (
@@ -357,8 +357,8 @@ func (p *parser) costs() (map[string]int64, error) {
 		if _, twice := costs[name]; twice {
 			return nil, fmt.Errorf("%q is there twice", descriptors.Printable(name))
 		}
-		if len(costs) == algorithms.MaxWeights || len(name) > algorithms.MaxWeightName {
-			return nil, fmt.Errorf("has more than %d names, or one of more than %d bytes", algorithms.MaxWeights, algorithms.MaxWeightName)
+		if len(costs) == weights.Max || len(name) > weights.MaxName {
+			return nil, fmt.Errorf("has more than %d names, or one of more than %d bytes", weights.Max, weights.MaxName)
 		}
 		if costs[name], err = p.whole(0, maxCount, "0", "2^53"); err != nil {
 			return nil, fmt.Errorf("%s: %w", descriptors.Printable(name), err)

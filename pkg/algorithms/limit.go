@@ -51,28 +51,35 @@ type Rate struct {
 }
 
 // Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits are
-// immutable and can be compared with ==. Times inside are in ticks.
+// immutable and can be compared with ==. Spec returns the numbers as they were given.
 type Limit struct {
-	Kind         Kind
-	Overdraw     bool
-	TakesDenied  bool
-	PerRequest   bool
-	PhaseFromKey bool // fixed window: Phase is the hash of the key modulo Period
+	Kind        Kind
+	Overdraw    bool
+	TakesDenied bool
+	PerRequest  bool
 
-	Tick        Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
-	Rate        int64  // units per Period
-	Period      int64  // ticks
-	Capacity    int64  // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
-	Initial     int64  // units
-	MaxReserved int64  // units
-	Reach       int64  // units: the largest debt that can be represented exactly
-	Phase       int64  // fixed window: ticks, 0 <= Phase < Period
-	// Calendar sets the edges of a fixed window. Then Period is its Usual, and Phase is 0.
+	Rate        int64 // units in each period
+	Capacity    int64 // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
+	Initial     int64 // units
+	MaxReserved int64 // units
+	// Calendar sets the edges of a fixed window.
 	Calendar *Calendar
 	Penalty  Penalty
 
 	Settles bool  // requests consume estimates, which are settled later
 	MaxDebt int64 // units: how far below zero settlements go
+
+	scaled
+}
+
+// scaled has the numbers that decisions compute with. The packages of this module read them as fields of a Limit. They
+// are no part of the API of this package.
+type scaled struct {
+	Tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
+	Period       int64  // ticks; with a Calendar its Usual
+	Reach        int64  // units: the largest debt that can be represented exactly
+	Phase        int64  // fixed window: ticks, 0 <= Phase < Period; 0 with a Calendar
+	PhaseFromKey bool   // fixed window: the phase is the hash of the key modulo Period
 
 	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
 	P, Q, V int64

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
 // ErrNoWeights is returned by Cost for a limit without Weights.
@@ -30,19 +30,19 @@ func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
 }
 
 // weights compiles Weights; nil: there are none.
-func (l Limit) weights() (*algorithms.Weights, error) {
+func (l Limit) weights() (*weights.Weights, error) {
 	if l.Weights == nil {
 		return nil, nil //nolint:nilnil // none
 	}
-	byName := make(map[string]algorithms.Weight, len(l.Weights))
+	byName := make(map[string]weights.Weight, len(l.Weights))
 	for name, text := range l.Weights {
-		w, err := algorithms.ParseWeight(text)
+		w, err := weights.Parse(text)
 		if err != nil {
 			return nil, fmt.Errorf("weights: the weight of %q: %w", name, err)
 		}
 		byName[name] = w
 	}
-	w, err := algorithms.CompileWeights(byName)
+	w, err := weights.Compile(byName)
 	if err != nil {
 		return nil, fmt.Errorf("weights: %w", err)
 	}

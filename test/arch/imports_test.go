@@ -96,17 +96,18 @@ var only = map[string]map[string]string{
 var beyond = map[string][]string{
 	"pkg/algorithms":       {},
 	"pkg/calendar":         {"pkg/algorithms"},
-	"internal/descriptors": {"pkg/algorithms", "github.com/cespare/xxhash/v2"},
+	"internal/descriptors": {"pkg/algorithms", "internal/weights", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":          {"pkg/algorithms"},
 	"pkg/backend/memory":   {"pkg/algorithms", "pkg/backend"},
 	// The limiter decides calls of Go programs as it does those over HTTP.
-	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/limiter", "internal/reservation"},
+	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip"},
 	"internal/clientip":       {},
 	"internal/reservation":    {"pkg/algorithms", "internal/limiter"},
 	"internal/adjust":         {"pkg/algorithms", "internal/descriptors"},
 	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/adjust", "internal/target"},
 	"internal/target":         {},
+	"internal/weights":        {},
 }
 
 func TestLibraryIsLight(t *testing.T) {

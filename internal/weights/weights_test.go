@@ -1,4 +1,4 @@
-package algorithms
+package weights
 
 import (
 	"math/big"
@@ -8,16 +8,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-func weights(t interface{ Fatal(...any) }, texts map[string]string) *Weights {
+func compiled(t interface{ Fatal(...any) }, texts map[string]string) *Weights {
 	byName := map[string]Weight{}
 	for name, text := range texts {
-		w, err := ParseWeight(text)
+		w, err := Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		byName[name] = w
 	}
-	w, err := CompileWeights(byName)
+	w, err := Compile(byName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +25,7 @@ func weights(t interface{ Fatal(...any) }, texts map[string]string) *Weights {
 }
 
 func TestWeightedCosts(t *testing.T) {
-	w := weights(t, map[string]string{"input": "1", "cached": "1/10", "output": "4", "image": "0.25", "free": "0", "third": "1/3"})
+	w := compiled(t, map[string]string{"input": "1", "cached": "1/10", "output": "4", "image": "0.25", "free": "0", "third": "1/3"})
 	if got, want := w.String(), "cached: 1/10, free: 0, image: 1/4, input: 1, output: 4, third: 1/3"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -56,7 +56,7 @@ func TestWeightedCosts(t *testing.T) {
 
 func TestWeightsThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "-1", "+1", "1e3", "1/0", "1/", "/2", "1/2/3", ".", "1.", "0.1234567891", "1000000001", "1/1000000001", "99999999999999999999", "0x1", " 1", "1_0"} {
-		if w, err := ParseWeight(text); err == nil {
+		if w, err := Parse(text); err == nil {
 			t.Errorf("%q is %+v", text, w)
 		}
 	}
@@ -65,7 +65,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 		"must have 1 to 64 bytes": {strings.Repeat("n", 65): {1, 1}},
 		"common denominator":      {"a": {1, 999999937}, "b": {1, 2}},
 	} {
-		if _, err := CompileWeights(byName); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Compile(byName); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %s", byName, err, want)
 		}
 	}
@@ -88,7 +88,7 @@ func TestWeightedCostsAreExact(t *testing.T) {
 		if rest.Sign() > 0 {
 			want.Add(want, big.NewInt(1))
 		}
-		got, err := weights(rt, texts).Cost(costs)
+		got, err := compiled(rt, texts).Cost(costs)
 		if fits := want.Cmp(big.NewInt(1<<53)) <= 0; fits != (err == nil) || fits && got != want.Int64() {
 			rt.Fatalf("%v of %v: %d, %v; want %s", costs, texts, got, err, want)
 		}

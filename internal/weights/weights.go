@@ -1,4 +1,6 @@
-package algorithms
+// Package weights converts costs of several kinds of units, such as input and output tokens, to units of one limit. It is
+// pure.
+package weights
 
 import (
 	"errors"
@@ -21,15 +23,17 @@ type Weights struct {
 }
 
 const (
-	// MaxWeights bounds the kinds of units of a limit, and MaxWeightName their names, in bytes.
-	MaxWeights, MaxWeightName = 16, 64
-	// maxWeight bounds the numerator, the denominator and the common denominator of weights. So the sum of MaxWeights
+	// Max bounds the kinds of units of a limit, and MaxName their names, in bytes.
+	Max, MaxName = 16, 64
+	// maxExact is the largest cost: all numbers up to 2^53 are exact in doubles, in which Redis scripts compute.
+	maxExact = 1 << 53
+	// maxWeight bounds the numerator, the denominator and the common denominator of weights. So the sum of Max
 	// products with costs of at most 2^53 has less than 128 bits: 4 + 53 + 2*30.
 	maxWeight = 1e9
 )
 
-// ParseWeight parses a whole number, a decimal fraction, or a fraction: 4, 0.1, 1/10.
-func ParseWeight(text string) (Weight, error) {
+// Parse parses a whole number, a decimal fraction, or a fraction: 4, 0.1, 1/10.
+func Parse(text string) (Weight, error) {
 	wrong := fmt.Errorf("%q must be a whole number, a decimal fraction or a fraction of 0 or more, such as 4, 0.1 or 1/10", text)
 	above, below, isFraction := strings.Cut(text, "/")
 	w := Weight{Of: 1}
@@ -66,15 +70,15 @@ func digits(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// CompileWeights makes Weights of the weight of each name.
-func CompileWeights(byName map[string]Weight) (*Weights, error) {
-	if len(byName) == 0 || len(byName) > MaxWeights {
-		return nil, fmt.Errorf("must have 1 to %d names, has %d", MaxWeights, len(byName))
+// Compile makes Weights of the weight of each name.
+func Compile(byName map[string]Weight) (*Weights, error) {
+	if len(byName) == 0 || len(byName) > Max {
+		return nil, fmt.Errorf("must have 1 to %d names, has %d", Max, len(byName))
 	}
 	w := &Weights{of: 1}
 	for name, weight := range byName {
-		if name == "" || len(name) > MaxWeightName {
-			return nil, fmt.Errorf("a name must have 1 to %d bytes, has %d", MaxWeightName, len(name))
+		if name == "" || len(name) > MaxName {
+			return nil, fmt.Errorf("a name must have 1 to %d bytes, has %d", MaxName, len(name))
 		}
 		w.names = append(w.names, name)
 		if w.of = w.of / gcd(w.of, weight.Of) * weight.Of; w.of > maxWeight {
@@ -140,3 +144,10 @@ func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 }
 
 var errTooMuch = errors.New("the sum of the weighted costs must be at most 2^53")
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
