@@ -33,7 +33,7 @@ func settleServer(t *testing.T, o Options) *Server {
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }),
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil),
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
 	l.Swap(s)

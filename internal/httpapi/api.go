@@ -31,8 +31,6 @@ type API struct {
 	Headers HeaderSets
 	// Inline compiles a limit that comes with a request; nil means that requests cannot contain limits.
 	Inline func(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error)
-	// Now returns the time by which reservations expire; nil means time.Now.
-	Now func() time.Time
 
 	inlines inlines
 	working slots
@@ -152,39 +150,22 @@ func (a *API) limit(r *http.Request, ask *apiRequest, dryRun bool) error {
 
 // settle charges or refunds the difference between the real cost of a reservation and the reserved units.
 func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
-	of, err := reservation.Open(a.secret(), ask.reservation)
-	if err != nil {
-		unknownReservation.write(w, "reservation "+err.Error(), "")
+	var of limiter.Reserved
+	if !a.Limiter.Open(ask.reservation, &of) {
+		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
 		return
 	}
-	left := of.Left(a.now())
-	if left <= 0 {
-		expired.write(w, "a reservation can be settled within an hour after its turn", of.Name)
-		return
-	}
-	var policy *descriptors.Policy
-	if of.Config != "" {
-		if policy, err = a.inline(inline{of.Domain, of.Name, of.Config}); err != nil {
-			mistake(w, err)
-			return
-		}
-	}
-	if ask.costs != nil {
-		if ask.count, err = a.Limiter.Weigh(of.Domain, of.Name, policy, ask.costs); err != nil {
-			mistake(w, err)
-			return
-		}
-	}
-	err = a.Limiter.Settle(r.Context(), ask.call, &of.Reservation, policy, ask.count, left+reservation.ClockSlack, a.now())
-	switch {
+	err := a.Limiter.Settle(r.Context(), ask.call, limiter.Settle{Reserved: &of, Real: ask.count, Costs: ask.costs, Inline: a.inlineOf})
+	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
-		settled.write(w, "it was settled with another count, which stands", of.Name)
+		settled.write(w, "it was settled with another count, which stands", name)
+	case errors.Is(err, limiter.ErrExpired):
+		expired.write(w, limiter.ErrExpired.Error(), name)
 	case errors.Is(err, limiter.ErrChanged):
-		expired.write(w, err.Error(), of.Name)
+		expired.write(w, err.Error(), name)
 	case err != nil:
 		mistake(w, err)
 	default:
-		ask.configs = make([][]byte, 1)
 		a.answer(w, ask)
 	}
 }

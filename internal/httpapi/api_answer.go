@@ -23,7 +23,7 @@ type apiAnswer struct {
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait int64 `json:"wait_ms,omitempty"`
-	// Reservation is the id of the reservation, if the request has one limit.
+	// Reservation is the id of all that the request has reserved.
 	Reservation string `json:"reservation,omitempty"`
 	// Degraded means that the store could not decide some limit, and that its on_backend_failure applied.
 	Degraded bool          `json:"degraded,omitempty"`
@@ -172,25 +172,19 @@ func undecided(c *limiter.Call) (err error) {
 func (a *API) answerOf(ask *apiRequest) apiAnswer {
 	c := ask.call
 	said := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
-	reserved := 0
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
 		said.Degraded = said.Degraded || l.Degraded
-		switch {
-		case ask.settles: // the work is done already
+		if ask.settles { // the work is done already
 			l.Wait = 0
-		case said.OK && !c.DryRun && c.Limits[c.Results[i].Descriptor].Reserve:
-			l.Reservation = a.reservationID(c, i, ask)
-			said.Reservation = l.Reservation
-			reserved++
 		}
 		if said.OK {
 			said.Wait = max(said.Wait, l.Wait)
 		}
 		said.Limits[i] = l
 	}
-	if reserved > 1 {
-		said.Reservation = ""
+	if said.OK && !ask.settles && !c.DryRun {
+		a.identify(&said, ask)
 	}
 	return said
 }

@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
@@ -59,11 +59,10 @@ func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
 	t.Helper()
 	c := &console{t: t}
 	c.clock.Set(storetest.Start)
-	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Time}), limiter.Config{})
+	keys := reservation.NewKeys(func() []string { return []string{"secret"} }, nil)
+	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Time}), limiter.Config{IDs: keys, Now: c.clock.Now})
 	l.Swap(snapshot)
-	h := New(Config{API: &API{
-		Limiter: l, Inline: config.Inline, Now: func() time.Time { return time.UnixMicro(int64(c.clock.Now())) },
-	}})
+	h := New(Config{API: &API{Limiter: l, Inline: config.Inline}})
 	c.ask = func(method, path, body string) string { return call(h, method, path, body).Body.String() }
 	return c
 }

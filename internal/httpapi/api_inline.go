@@ -40,6 +40,11 @@ func (a *API) addInlineLimit(ask *apiRequest) error {
 	return nil
 }
 
+// inlineOf is inline for a limit that a reservation contains.
+func (a *API) inlineOf(domain, name, text string) (*descriptors.Policy, error) {
+	return a.inline(inline{domain, name, text})
+}
+
 // inline returns a compiled limit that came with a request. Its errors are AskError and ErrNoConfig.
 func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	if a.Inline == nil {

@@ -5,9 +5,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -21,8 +21,7 @@ func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock)
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
-	edit = append(edit, func(a *API) { a.Now = func() time.Time { return time.UnixMicro(int64(clock.Now())) } })
-	return apiOver(tb, memory.New(memory.Config{Clock: clock.Time}), edit...), clock
+	return apiAt(tb, memory.New(memory.Config{Clock: clock.Time}), clock.Now, edit...), clock
 }
 
 func TestARequestWithAnIDIsTakenOnce(t *testing.T) {
@@ -170,7 +169,7 @@ func TestAGiveBackIsOfItsWindow(t *testing.T) {
 func TestReservationsCannotBeMadeUp(t *testing.T) {
 	bare, _ := onClock(t)
 	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
-		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation, or was made with another token`}.check(t, bare)
+		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation, or was signed with another key`}.check(t, bare)
 	}
 	with := func(token string) func(*API) { return func(a *API) { a.Token = httpauth.FixedToken(token) } }
 	clock := &storetest.Clock{}
@@ -207,19 +206,129 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	}
 }
 
-func TestEachReservedLimitHasItsOwnReservation(t *testing.T) {
+// A request that reserves several limits gets an id of each, and one of all. Each limit is settled once, whichever id
+// a client uses.
+func TestSeveralReservedLimits(t *testing.T) {
 	h, clock := onClock(t)
-	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"tokens","key":"a","count":4,"reserve":true},{"name":"send","key":"a"},{"name":"hourly","key":"a","count":9,"reserve":true}]}`)
-	var said heard
-	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Reservation != "" || said.Limits[1].Reservation != "" {
-		t.Fatal(w.Body, err)
+	const list = `{"limits":[{"name":"tokens","key":"KEY","count":4,"reserve":true},{"name":"send","key":"a"},{"name":"hourly","key":"KEY","count":9,"reserve":true}]}`
+	reserved := func(key string) heard {
+		t.Helper()
+		w := call(h, "POST", "/v1/limit", strings.ReplaceAll(list, "KEY", key))
+		var said heard
+		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Reservation == "" || said.Limits[1].Reservation != "" {
+			t.Fatal(w.Body, err)
+		}
+		return said
 	}
+	const both = `{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":8,"limit":10,"reset_after_ms":12000},{"name":"hourly","key":"b","ok":true,"remaining":98,"limit":100,"reset_after_ms":3600000}]}`
+	a, b, c := reserved("a"), reserved("b"), reserved("c")
 	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", settleBody(said.Limits[0].Reservation, "1"), 200,
+		exchangeStep{0, "/v1/limit", settleBody(a.Limits[0].Reservation, "1"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{0, "/v1/limit", settleBody(said.Limits[2].Reservation, "0"), 200,
+		exchangeStep{0, "/v1/limit", settleBody(a.Limits[2].Reservation, "0"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3600000}]}`},
+		exchangeStep{0, "/v1/limit", settleBody(a.Reservation, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
+		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
+		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": asks for 41, the most it can ever get is 30`},
+		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // hourly is charged, and tokens can be tried again
+			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"tokens","key":"c","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
+		exchangeStep{24_000 * ms, "/v1/limit", settleBody(c.Reservation, "34"), 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
+		exchangeStep{24_000 * ms, "/v1/check", `{"limits":[{"name":"tokens","key":"a","count":0},{"name":"hourly","key":"a","count":0}]}`, 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0},{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3576000}]}`},
 	)
+}
+
+// The ids are those that the version before made: 5 and 3 units of tokens.
+const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
+	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
+
+// An id of before an upgrade is settled, for as long as it is valid. If the version before has settled it, nothing is
+// refunded again.
+func TestIDsOfBeforeAnUpgrade(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Time})
+	var l *limiter.Limiter
+	h := apiAt(t, store, clock.Now, func(a *API) { l = a.Limiter })
+	for _, key := range []string{"a", "b"} {
+		if w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"`+key+`","count":8}`); w.Code != 200 {
+			t.Fatal(w.Body)
+		}
+	}
+	p := l.Current().Domains["edge"].Named["tokens"]
+	key, _ := p.AppendKeyOf(nil, []string{"b"})
+	byBefore := backend.Charge{Key: key, Limit: p.Limit, Terms: algorithms.Charge{Cost: -3, Settle: true}, IdempotencyKey: &backend.IdempotencyKey{
+		ID: limiter.IdempotencyID("edge", "settle 0123456789abcdeg", "0"), Digest: [32]byte{1}, Lifetime: 3660 * algorithms.Second,
+	}}
+	backend.Take(t.Context(), store, []backend.Charge{byBefore}, make([]backend.Decision, 1))
+	const left = `{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
+		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
+		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/check", `{"name":"tokens","key":"b","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":5,"limit":10,"reset_after_ms":30000}]}`},
+		exchangeStep{3_600_000 * ms, "/v1/limit", settleBody(oldA, "1"), 410, `a reservation can be settled within an hour after its turn`},
+	)
+}
+
+// An application settles what a proxy reserved, and a proxy what an application did: there is one form of ids.
+func TestProxiesAndApplicationsSettleForEachOther(t *testing.T) {
+	const limits = `
+domain: edge
+limits:
+  llm: {algorithm: token_bucket, rate: 1000, period: 1d, settle: {estimate: 100}}
+descriptors:
+  - {key: user, limit: llm}
+`
+	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	var l *limiter.Limiter
+	h, clock := onClock(t, func(a *API) { l = a.Limiter; l.Swap(snapshot) })
+	send := func(key, value string, hits int64) *limiter.Call {
+		t.Helper()
+		c := &limiter.Call{}
+		c.Request.Domain = "edge"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost, d.Explicit, d.Declared = []descriptors.Entry{{Key: key, Value: value}}, hits, true, true
+		if err := l.Check(t.Context(), c); err != nil || c.Denied {
+			t.Fatal(err, c.Verdict)
+		}
+		return c
+	}
+	const left = `{"ok":true,"limits":[{"name":"llm","ok":true,"remaining":960,"limit":1000,"reset_after_ms":3456000}]}`
+	byProxy := string(send("user", "bob", 1).AppendID(nil))
+	byProgram := reserve(t, h, `{"name":"llm","key":"eve","count":300,"reserve":true}`)
+	send("settle", byProgram, 25)
+	script(t, h, clock,
+		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
+		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
+		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/check", `{"name":"llm","key":"eve","count":0}`, 200,
+			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
+	)
+	if s := send("settle", byProxy, 0).Settlements; len(s) != 1 || !s[0].Repeated {
+		t.Errorf("the proxy's own done: %+v", s)
+	}
+}
+
+// Whatever the limit answers while the store is away, a settlement that was not made is an error, so that it is repeated.
+func TestASettlementWhileTheStoreIsAway(t *testing.T) {
+	id := reserve(t, apiOver(t, memory.New(memory.Config{})), `{"name":"pass","count":1,"reserve":true}`)
+	if w := call(apiOver(t, broken{backend.ErrUnavailable}), "POST", "/v1/limit", settleBody(id, "0")); w.Code != 503 {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+func TestWhatReservesNothing(t *testing.T) {
+	h, _ := onClock(t)
 	for _, body := range []string{
 		`{"name":"tokens","key":"b","count":-4,"reserve":true}`, `{"name":"tokens","key":"b"}`,
 	} {

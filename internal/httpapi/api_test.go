@@ -49,13 +49,25 @@ limits:
 // apiOver is the API over a store on a clock of the test's.
 func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
 	tb.Helper()
+	return apiAt(tb, store, func() algorithms.Micros { return storetest.Start }, edit...)
+}
+
+// apiAt is the API whose reservations expire by now. Its token signs them.
+func apiAt(tb testing.TB, store backend.Store, now func() algorithms.Micros, edit ...func(*API)) http.Handler {
+	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
 	if problems.Bad() {
 		tb.Fatal(problems)
 	}
-	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{})})
-	l.Swap(snapshot)
-	a := &API{Limiter: l, Headers: HeaderSets{X: true}, Now: func() time.Time { return time.UnixMicro(int64(storetest.Start)) }}
+	a := &API{Headers: HeaderSets{X: true}}
+	token := func() []string {
+		if a.Token == nil {
+			return []string{""}
+		}
+		return []string{a.Token()}
+	}
+	a.Limiter = limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), IDs: reservation.NewKeys(token, token), Now: now})
+	a.Limiter.Swap(snapshot)
 	for _, e := range edit {
 		e(a)
 	}

@@ -1,48 +1,43 @@
 package httpapi
 
 import (
-	"crypto/rand"
-	"fmt"
 	"strconv"
-	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/internal/reservation"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// reservationID returns the id of the reservation in result i of c; "" if it cannot be settled.
-func (a *API) reservationID(c *limiter.Call, i int, ask *apiRequest) string {
-	var id [16]byte
-	if ask.id == "" {
-		_, _ = rand.Read(id[:]) // never fails
-	} else { // the same for a repeated request
-		id = limiter.IdempotencyID("reservation", ask.id, strconv.Itoa(i), fmt.Sprint(c.Results[i].Decision.At))
+// identify adds the ids of what ask, which was allowed, has reserved: one of each limit, and one of all. All have one
+// Reserved.ID, so that each limit is settled once, whichever id a client uses.
+func (a *API) identify(said *apiAnswer, ask *apiRequest) {
+	c := ask.call
+	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}
+	var results []int // of the parts
+	for i := range c.Results {
+		asked := c.Results[i].Descriptor
+		if !c.Limits[asked].Reserve {
+			continue
+		}
+		if part, ok := c.Part(i, string(ask.configs[asked])); ok {
+			part.Number = i
+			all.Parts, results = append(all.Parts, part), append(results, i)
+		}
 	}
-	r, ok := c.Reserved(i, string(id[:]))
-	if !ok {
-		return ""
+	if len(results) == 0 {
+		return
 	}
-	config := ""
-	if text := ask.configs[c.Results[i].Descriptor]; text != nil {
-		config = string(text)
+	if ask.id != "" { // the same for a repeated request
+		all.ID = limiter.IdempotencyID("reservation", ask.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
 	}
-	return reservation.Sign(a.secret(), &reservation.Reservation{Reservation: r, Until: r.At + c.Results[i].Decision.Wait, Config: config})
-}
-
-// secret returns the text that signs reservations: the API's token.
-func (a *API) secret() string {
-	if a.Token == nil {
-		return ""
+	if len(results) <= limiter.MaxReserved {
+		said.Reservation = a.Limiter.ID(&all)
 	}
-	return a.Token()
-}
-
-// now returns the time by which reservations expire.
-func (a *API) now() algorithms.Micros {
-	now := time.Now
-	if a.Now != nil {
-		now = a.Now
+	for n, i := range results {
+		said.Limits[i].Reservation = said.Reservation
+		if len(results) > 1 {
+			one := limiter.Reserved{ID: all.ID, Domain: all.Domain, Parts: all.Parts[n : n+1]}
+			said.Limits[i].Reservation = a.Limiter.ID(&one)
+			all.ID = one.ID
+		}
 	}
-	return algorithms.Micros(now().UnixMicro())
 }

@@ -203,7 +203,7 @@ func (c *Call) adjustOverridden(i int) {
 // isBlocked reports whether an operator blocks r. Refunds and settlements of units consumed before are still
 // accepted.
 func (r *Result) isBlocked() bool {
-	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle && r.of == 0
+	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
 
 // isUnlimited reports whether an adjustment makes r unlimited.

@@ -39,6 +39,8 @@ type Request struct {
 	Descriptors []Descriptor
 	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
 	Limits []NamedCharge
+	// Settle is a reservation that an application settles; nil means none. Limits then get what it has reserved.
+	Settle *Settle
 	// IdempotencyKey is that of Limits, if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
 	// DryRun means that nothing is consumed.
@@ -83,13 +85,6 @@ type NamedCharge struct {
 	// Costs, if not nil, are by kind and replace Count, which the weights of the limit make of them.
 	Costs   map[string]int64
 	Reserve bool
-	// ReservedAt is the time of the reservation if Count refunds one.
-	ReservedAt algorithms.Micros
-	// Settle says that Count corrects what was reserved: 0, no difference, is always accepted.
-	Settle bool
-	// With Of: how fast the bucket refilled then, and what time it is now.
-	ofInflow algorithms.Inflow
-	now      algorithms.Micros
 	// Inline is a limit that came with the request, by that name; nil: the configuration has it.
 	Inline *descriptors.Policy
 }

@@ -101,7 +101,7 @@ func (c *Call) outcome(r *Result) Outcome {
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:
-		return c.failed(r.Policy, d)
+		return c.failed(r, d)
 	case r.local && d.Allowed || r.local && r.Policy.Shadow:
 		c.Failed = true
 		return FailedAllowed
@@ -128,9 +128,12 @@ func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 }
 
 // failed is the outcome if the store could not decide.
-func (c *Call) failed(p *descriptors.Policy, d *backend.Decision) Outcome {
+func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	c.Failed = true
+	p := r.Policy
 	switch {
+	case r.settle: // whatever the policy is: the caller must learn that it has to settle again
+		return FailedDenied
 	case p.Shadow || p.OnFailure == descriptors.Allow:
 		return FailedAllowed
 	case p.OnFailure == descriptors.Error:

@@ -36,11 +36,11 @@ type Config struct {
 	// NoConfig decides requests with descriptors before there is a configuration, as a limit with that
 	// on_backend_failure would. Local denies, because no bucket is known. nil means ErrNoConfig.
 	NoConfig *descriptors.OnFailure
-	// IDs encodes reservations that proxies settle; nil: they cannot be settled, and all ids are forged.
+	// IDs encodes reservations; nil: they cannot be settled, and all ids are forged.
 	IDs IDs
 	// Estimates learn what requests cost; nil: limits keep their first estimate.
 	Estimates Estimates
-	// Now is the clock by which such reservations become late. IDs needs it.
+	// Now is the clock by which reservations become late and expire. IDs needs it.
 	Now func() algorithms.Micros
 }
 
@@ -122,6 +122,10 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	}
 	c.modes, c.adjusted, c.ids = l.config.Modes, u.adjusted, l.config.IDs
 	c.estimates = l.config.Estimates
+	if c.Settle != nil {
+		err := c.planSettle(u.snapshot, l.config.Now())
+		return err == nil, err
+	}
 	if err := c.plan(u.snapshot, last); err != nil {
 		return false, err
 	}
@@ -156,7 +160,7 @@ func (l *Limiter) observe(c *Call) {
 // withoutConfig answers c if there is no configuration for it. A request for named limits gets the error: its client
 // can handle an error, while a proxy would allow the request.
 func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
-	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 {
+	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 || c.Settle != nil {
 		return ErrNoConfig
 	}
 	denied := *answer != descriptors.Allow

@@ -58,7 +58,7 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
 	b.store = &faulty{Store: memory.New(memory.Config{Clock: storetest.Times(clock)})}
-	c := limiter.Config{Local: memory.New(memory.Config{Clock: storetest.Times(clock)})}
+	c := limiter.Config{Local: memory.New(memory.Config{Clock: storetest.Times(clock)}), Now: clock}
 	for _, m := range modes {
 		c.Modes = m
 	}
@@ -355,11 +355,11 @@ limits:
 		}
 		return c
 	}
-	r, _ := ask(2).Reserved(0, "id")
+	r, _ := reservedBy(ask(2))
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	before := ask(2).Results[0].Decision.Wait
 	settled := &limiter.Call{}
-	if err := b.Settle(t.Context(), settled, &r, nil, 0, algorithms.Second, 0); err != nil || !settled.Denied {
+	if err := b.Settle(t.Context(), settled, limiter.Settle{Reserved: r}); err != nil || !settled.Denied {
 		t.Errorf("it can be settled later: %v, %+v", err, settled.Verdict)
 	}
 	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {

@@ -101,7 +101,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 		}
 		c.Verdict.Domain = d
 		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
-		r.reserve, r.of, r.settle = ask.Reserve, ask.ReservedAt, ask.Settle
+		r.reserve = ask.Reserve
 		start := len(c.keys)
 		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
 		r.slot = p.SlotOfKey(ask.Key)
@@ -109,7 +109,6 @@ func (c *Call) planLimits(s *Snapshot) error {
 		if c.adjusted != nil {
 			c.adjust(&r)
 		}
-		r.of = undoneFrom(r.of, ask.now, ask.ofInflow, r.Policy.Limit)
 		c.Results = append(c.Results, r)
 	}
 	c.charge()
@@ -349,7 +348,7 @@ func (c *Call) standIn(local backend.Store) {
 	var answered []bool // by charge; nil if there is none
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.of != 0 {
+		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.settle {
 			continue
 		}
 		if errors.Is(c.decisions[r.charge].Err, backend.ErrTooLarge) {

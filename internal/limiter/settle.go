@@ -11,24 +11,168 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Reservation is a reservation of units of one bucket, until it is settled.
-type Reservation struct {
-	// ID identifies it.
-	ID string
-	// Domain, Name and Key say which bucket.
-	Domain, Name string
-	Key          []string
-	// Kind and Shards are those of the limit then: with others its buckets are new ones.
-	Kind   algorithms.Kind
-	Shards int
-	// Count is what was taken, At when, and Inflow how fast the bucket refilled then.
-	Count  int64
-	At     algorithms.Micros
-	Inflow algorithms.Inflow
+const (
+	// Within is how long a reservation by name can be settled after its units became available.
+	Within = 3600 * algorithms.Second
+	// ClockSlack is the largest difference between the clocks of sidecars and of the store. A store remembers a
+	// settlement for that much longer than the reservation can be settled, so that it is never settled twice.
+	ClockSlack = 60 * algorithms.Second
+)
+
+var (
+	// ErrChanged means that the limit of a reservation has changed its algorithm or its shards since.
+	ErrChanged = errors.New("the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle")
+	// ErrExpired means that a reservation is too old.
+	ErrExpired = errors.New("a reservation can be settled within an hour after its turn")
+)
+
+// Settle is the settlement of a reservation by itself. A Request with it has no Descriptors and no Limits.
+type Settle struct {
+	Reserved *Reserved
+	// Real is the real cost in units.
+	Real int64
+	// Costs, if not nil, are by kind and replace Real, which the weights of each limit make of them.
+	Costs map[string]int64
+	// Inline compiles a limit that came with the request; nil means that there are none.
+	Inline func(domain, name, config string) (*descriptors.Policy, error)
 }
 
-// ClockSlack is the largest difference between the clocks of sidecars and of the backend.
-const ClockSlack = 60 * algorithms.Second
+// Open decodes an id to r. It returns false if the id is not signed with a known key.
+func (l *Limiter) Open(id string, r *Reserved) bool {
+	return l.config.IDs != nil && l.config.IDs.Open(id, r)
+}
+
+// ID returns the id of r, and sets r.ID if that is zero. It returns "" if ids cannot be signed at present.
+func (l *Limiter) ID(r *Reserved) string {
+	if l.config.IDs == nil {
+		return ""
+	}
+	return string(l.config.IDs.Append(nil, r))
+}
+
+// Part returns what c, a request for Limits that was answered, has reserved by result i; config is the limit that came with
+// the request. It returns false if there is nothing to settle: the store did not decide, or units were refunded.
+func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
+	r := &c.Results[i]
+	ask := &c.Limits[r.Descriptor]
+	if r.Decision.Err != nil || r.local || r.Cost < 0 {
+		return p, false
+	}
+	count := r.Cost
+	if !r.Decision.Allowed { // a shadow limit may have consumed nothing
+		count = 0
+	}
+	return PartOf(r.Policy, ByName{Name: ask.Name, Values: ask.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
+}
+
+// PartOf returns a part that reserves count units of p at a time, by the name in by.
+func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
+	return ReservedPart{Limit: limitNumber(p), Count: count, Times: 1, At: at, Inflow: p.Limit.Inflow(), ByName: by}
+}
+
+// limitNumber returns a number for the limit of p and what its buckets depend on: with another algorithm, or another
+// number of shards, its buckets are others.
+func limitNumber(p *descriptors.Policy) uint64 {
+	return LimitNumber(p.Prefix, len(p.Extra().Shards))
+}
+
+// LimitNumber is the number of the limit with this prefix of keys and number of shards.
+func LimitNumber(prefix string, shards int) uint64 {
+	return descriptors.PrefixNumber(prefix) + uint64(shards)
+}
+
+// Due returns the time at which the units of p are available.
+func (p *ReservedPart) Due() algorithms.Micros { return p.At + p.Wait }
+
+// expired reports whether p can no longer be settled. What a proxy reserved is settled late instead.
+func (p *ReservedPart) expired(now algorithms.Micros) bool {
+	return p.Name != "" && now >= p.Due()+Within
+}
+
+// terms returns whether p, a part of a reservation of limit l, is settled late, and how long the store must remember the
+// settlement. What a proxy reserved is late after the ttl, and remembered for a second one; a done that comes later
+// still is charged as a late one.
+func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, remembered algorithms.Micros) {
+	if p.Name != "" {
+		return false, p.Due() + Within - now + ClockSlack
+	}
+	ttl := Within
+	if settle := l.Extra().Settle; settle != nil {
+		ttl = settle.TTL
+	}
+	return now > p.At+ttl, max(p.At+2*ttl-now, ttl) + ClockSlack
+}
+
+// limitOf returns the limit of a part. The error is a RequestError, ErrChanged, or one of inline.
+func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config string) (*descriptors.Policy, error)) (p *descriptors.Policy, err error) {
+	d := c.Verdict.Domain
+	switch {
+	case part.Name == "":
+		p = d.Settling[part.Limit]
+	case part.Config == "":
+		if p = d.Named[part.Name]; p == nil {
+			return nil, missing("domain %q has no limit named %q", d.Name, descriptors.Printable(part.Name))
+		}
+	case inline != nil:
+		if p, err = inline(d.Name, part.Name, part.Config); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case p == nil:
+		return nil, ErrChanged
+	case limitNumber(p) != part.Limit:
+		return nil, fmt.Errorf("limit %s: %w", strconv.Quote(p.Name), ErrChanged)
+	default:
+		return p, nil
+	}
+}
+
+// Settle makes c, which is empty, a settlement: of each part of the reservation, the difference between the real cost
+// and the reserved units is charged like a reservation, or refunded (see algorithms.Charge.ChargedAt). A difference of 0 is
+// always accepted. A repetition has no further effect; with another cost it is backend.ErrReused. c.Limits has the parts.
+// The error is one of Check, ErrChanged, or ErrExpired.
+func (l *Limiter) Settle(ctx context.Context, c *Call, s Settle) error {
+	c.Request.Settle = &s
+	return l.Check(ctx, c)
+}
+
+// planSettle plans c.Settle.
+func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
+	t := c.Settle
+	for _, d := range s.Domains {
+		if descriptors.PrefixNumber(d.Name) == t.Reserved.Domain {
+			c.Verdict.Domain = d
+			break
+		}
+	}
+	switch d := c.Verdict.Domain; {
+	case d == nil:
+		return missing("the domain of the reservation is not configured")
+	case d.Broken:
+		return ErrNoConfig
+	}
+	for i := range t.Reserved.Parts {
+		part := &t.Reserved.Parts[i]
+		p, err := c.limitOf(part, t.Inline)
+		if err != nil {
+			return err
+		}
+		if part.expired(now) {
+			return fmt.Errorf("limit %s: %w", strconv.Quote(p.Name), ErrExpired)
+		}
+		real := t.Real
+		if t.Costs != nil {
+			if real, err = weigh(p, t.Costs); err != nil {
+				return err
+			}
+		}
+		r := c.planPart(i, &t.Reserved.ID, part, p, real, now)
+		c.Limits = append(c.Limits, NamedCharge{Name: p.Name, Key: part.Values, Count: r.Cost, Reserve: true})
+		c.Results = append(c.Results, r)
+	}
+	return nil
+}
 
 // undoneFrom returns the moment that the undo of a charge names (algorithms.Charge.ChargedAt). It is at, the moment of the
 // charge, unless the bucket refilled faster then than it does by l. In that case it is so much earlier that l brings as
@@ -56,54 +200,4 @@ func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.
 	default:
 		return latest - algorithms.Micros(n.Int64()) - l.Tick
 	}
-}
-
-// ErrChanged: the limit of a reservation has changed its algorithm or its shards since, and started
-// afresh.
-var ErrChanged = errors.New("the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle")
-
-// Reserved returns the reservation of result i of the answered c; id identifies it. ok is false if the store did not
-// decide, or if it refunded units.
-func (c *Call) Reserved(i int, id string) (r Reservation, ok bool) {
-	result := &c.Results[i]
-	ask := &c.Limits[result.Descriptor]
-	if result.Decision.Err != nil || result.local || result.Cost < 0 {
-		return r, false
-	}
-	r = Reservation{
-		ID: id, Domain: result.Policy.Domain, Name: ask.Name, Key: ask.Key,
-		Kind: result.Policy.Limit.Kind, Shards: len(result.Policy.Extra().Shards), At: result.Decision.At,
-		Inflow: result.Policy.Limit.Inflow(),
-	}
-	if result.Decision.Allowed { // a shadow limit may have consumed nothing
-		r.Count = result.Cost
-	}
-	return r, true
-}
-
-// Settle makes c, which is empty, the settlement of r with the real cost count. The difference is charged like a
-// reservation, or refunded (see algorithms.Charge.ChargedAt). A difference of 0 is always accepted. A repetition within the time
-// remembered has no further effect. now is the time by this process's clock. The error is one of Check, or ErrChanged.
-func (l *Limiter) Settle(
-	ctx context.Context, c *Call, r *Reservation, inline *descriptors.Policy, count int64, remembered, now algorithms.Micros,
-) error {
-	c.Request.Domain = r.Domain
-	ask := NamedCharge{Name: r.Name, Key: r.Key, Inline: inline, Count: count - r.Count, Reserve: true, Settle: true}
-	if ask.Count < 0 {
-		ask.ReservedAt, ask.ofInflow, ask.now = r.At, r.Inflow, now
-	}
-	c.Limits = append(c.Limits, ask)
-	c.IdempotencyKey = IdempotencyKey{ID: "settle " + r.ID, Lifetime: remembered}
-	s := l.Current()
-	if s == nil {
-		return ErrNoConfig
-	}
-	_, p, err := s.limit(r.Domain, &ask)
-	if err != nil {
-		return err
-	}
-	if p.Limit.Kind != r.Kind || len(p.Extra().Shards) != r.Shards {
-		return fmt.Errorf("limit %s: %w", strconv.Quote(p.Name), ErrChanged)
-	}
-	return l.Check(ctx, c)
 }

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -35,11 +36,17 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 	return c, !c.Denied
 }
 
+// reservedBy is what c, which was answered, has reserved by its first result.
+func reservedBy(c *limiter.Call) (*limiter.Reserved, bool) {
+	part, ok := c.Part(0, "")
+	return &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
+}
+
 // cancel settles r with a cost of 0.
-func (b *bench) cancel(tb testing.TB, r limiter.Reservation) {
+func (b *bench) cancel(tb testing.TB, r *limiter.Reserved) {
 	tb.Helper()
 	c := &limiter.Call{}
-	if err := b.Settle(tb.Context(), c, &r, nil, 0, sec, b.now); err != nil || c.Denied {
+	if err := b.Settle(tb.Context(), c, limiter.Settle{Reserved: r}); err != nil || c.Denied {
 		tb.Fatalf("cancelled: %v, denied %t", err, c.Denied)
 	}
 }
@@ -76,7 +83,7 @@ func TestCancelledAtALowerRate(t *testing.T) {
 			if !ok {
 				t.Fatal("denied")
 			}
-			r, ok := call.Reserved(0, "id")
+			r, ok := reservedBy(call)
 			if !ok {
 				t.Fatal("not reserved")
 			}
@@ -126,7 +133,7 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 		if !ok {
 			return
 		}
-		r, _ := call.Reserved(0, "id")
+		r, _ := reservedBy(call)
 		others()
 		with.jobs(t, second)
 		without.jobs(t, second)
@@ -171,12 +178,12 @@ func TestChangedShardsCannotBeSettled(t *testing.T) {
 		if !ok {
 			t.Fatal("denied")
 		}
-		r, ok := call.Reserved(0, "id")
+		r, ok := reservedBy(call)
 		if !ok {
 			t.Fatal("not reserved")
 		}
 		b.jobs(t, form+c.is)
-		err := b.Settle(t.Context(), &limiter.Call{}, &r, nil, 0, sec, b.now)
+		err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r})
 		if errors.Is(err, limiter.ErrChanged) != c.changed || !c.changed && err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"encoding/binary"
 	"errors"
 	"hash/maphash"
 	"strconv"
@@ -11,27 +12,35 @@ import (
 )
 
 // A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it meets, and
-// its answer has one id for them. The second one (the done) brings the id back with the real cost.
+// its answer has one id for them. The second one (the done) brings the id back with the real cost. An application settles
+// in the same way: it reserves limits by name, and settles the id by itself (Settle).
 
 // MaxReserved is the largest number of limits with settle that a request may meet. A request that meets more is denied,
 // so that its id has a bounded size.
 const MaxReserved = 8
 
-// Reserved is what the start of a request reserved: the content of an id.
+// MaxID bounds the id of what a proxy reserved, in bytes. Applications may use longer keys, so that their ids may be
+// longer.
+const MaxID = 4096
+
+// Reserved is what a request reserved: the content of an id.
 type Reserved struct {
-	// ID is different for each start.
+	// ID is different for each request. The parts of one request have one ID, also if they are in ids of their own.
 	ID [16]byte
 	// Domain is descriptors.PrefixNumber of the domain's name.
 	Domain uint64
 	Parts  []ReservedPart
 }
 
-// ReservedPart is what a start reserved of one bucket.
+// ReservedPart is what a request reserved of one bucket.
 type ReservedPart struct {
-	// Limit is descriptors.PrefixNumber of the limit's keys. Key is the rest of the bucket's key.
+	// Number tells apart the parts with one ID. It is -1 in an id of a version that did not number them.
+	Number int
+	// Limit identifies the limit and what its buckets depend on (limitNumber).
 	Limit uint64
-	Key   []byte
-	// Hash and Slot are those of the charge (algorithms.Charge, backend.Charge).
+	// Key is the bucket's key without the prefix of the limit; empty if Name is set. Hash and Slot are those of the charge
+	// (algorithms.Charge, backend.Charge).
+	Key        []byte
 	Hash, Slot uint64
 	// Cell is the number of the estimate; 0 means that it is not learned.
 	Cell uint64
@@ -40,11 +49,25 @@ type ReservedPart struct {
 	// At is when they were reserved, and Inflow how fast the bucket refilled then.
 	At     algorithms.Micros
 	Inflow algorithms.Inflow
+	// ByName is set if an application reserved the limit by its name.
+	ByName
+}
+
+// ByName is the part of a reservation that an application made.
+type ByName struct {
+	// Name is that of the limit; "" means that a proxy made the reservation. Values are the key of the bucket.
+	Name   string
+	Values []string
+	// Config is the limit that came with the request; "" means that it is a configured one.
+	Config string
+	// Wait is the time from At until the units were available.
+	Wait algorithms.Micros
 }
 
 // IDs encodes what was reserved as a signed text, and decodes it.
 type IDs interface {
-	// Append appends the id of r, and may set r.ID. It returns dst if ids cannot be signed at present.
+	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at present, or if
+	// the id would be too long.
 	Append(dst []byte, r *Reserved) []byte
 	// Open decodes id to r, which it may reuse the room of. It returns false if id is not signed with a known key.
 	Open(id string, r *Reserved) bool
@@ -92,9 +115,10 @@ const (
 	Forged                 // it was not signed with a known key
 	Foreign                // it belongs to another domain
 	Changed                // the limit is gone, has no settle any more, or has another algorithm
+	Expired                // an application made it, and too long ago
 )
 
-var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed"}
+var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "expired"}
 
 // String returns the name for metrics.
 func (u Unsettled) String() string { return unsettledNames[u] }
@@ -204,7 +228,7 @@ func (c *Call) Started() bool {
 // AppendID appends the id of what c, which was answered, has reserved; "none" if that is nothing.
 func (c *Call) AppendID(dst []byte) []byte {
 	r := &c.reserved
-	r.Parts = r.Parts[:0]
+	r.ID, r.Parts = [16]byte{}, r.Parts[:0]
 	if c.ids != nil {
 		c.collectReserved(r, false)
 		c.collectReserved(r, true)
@@ -228,7 +252,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 			continue
 		}
 		p := one.Policy
-		limit := descriptors.PrefixNumber(p.Prefix)
+		limit := limitNumber(p)
 		at := -1
 		for j := range r.Parts {
 			if r.Parts[j].Limit == limit && string(r.Parts[j].Key) == string(one.Key[len(p.Prefix):]) {
@@ -255,7 +279,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // and not if another answer than the store's stands in.
 func (c *Call) Reserves(r *Result) bool {
 	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && !r.local && r.Policy.Extra().Settle != nil &&
-		c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
+		(r.reserve && !r.settle || len(c.Limits) == 0) && c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
 }
 
 // planSettlements adds the Settlements and charges of a done.
@@ -299,7 +323,7 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	switch {
 	case id == None || id == "":
 		reason = NoneReserved
-	case c.ids == nil || !c.ids.Open(id, r):
+	case c.ids == nil || len(id) > MaxID || !c.ids.Open(id, r):
 		reason = Forged
 	case r.Domain != descriptors.PrefixNumber(c.Verdict.Domain.Name):
 		reason = Foreign
@@ -309,42 +333,69 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 		return
 	}
 	for j := range r.Parts {
-		c.planPart(i, j, real, now)
+		part := &r.Parts[j]
+		p, err := c.limitOf(part, nil)
+		switch {
+		case err != nil:
+			reason = Changed
+		case part.expired(now):
+			reason = Expired
+		default:
+			c.planPart(i, &r.ID, part, p, real, now)
+			continue
+		}
+		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: reason, charge: noCharge})
 	}
 }
 
-// planPart adds the settlement of part j of c.reserved.
-func (c *Call) planPart(i, j int, real int64, now algorithms.Micros) {
-	part := &c.reserved.Parts[j]
-	p := c.Verdict.Domain.Settling[part.Limit]
-	if p == nil {
-		c.Settlements = append(c.Settlements, Settlement{Descriptor: i, Reason: Changed, charge: noCharge})
-		return
-	}
+// planPart adds the settlement of a part of reservation id, which is of limit p, and its charge. It returns what is
+// charged.
+func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.Policy, real int64, now algorithms.Micros) Result {
 	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
 	start := len(c.keys)
-	c.keys = append(append(c.keys, p.Prefix...), part.Key...)
+	if part.Name == "" {
+		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
+	} else {
+		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
+		r.slot = p.SlotOfKey(part.Values)
+	}
 	r.Key = c.keys[start:]
 	if c.adjusted != nil {
 		c.adjust(&r)
 	}
-	terms := p.Extras.Settle
-	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: now > part.At+terms.TTL, charge: len(c.charges)}
-	s.Real, s.Unknown = realCost(terms, part, real), real < 0
+	late, remembered := part.terms(p, now)
+	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: late, charge: len(c.charges)}
+	s.Real, s.Unknown = realCost(p.Extra().Settle, part, real), real < 0
 	s.cell, s.key, s.times = part.Cell, maphash.Bytes(bucketSeed, r.Key), part.Times
 	if r.Cost = s.Real - s.Reserved; s.Late {
 		r.Cost = max(0, r.Cost)
 	}
-	r.of = undoneFrom(part.At, now, part.Inflow, r.Policy.Limit)
+	if r.Cost < 0 || p.Limit.Settles {
+		r.of = undoneFrom(part.At, now, part.Inflow, r.Policy.Limit)
+	}
 	c.groups++
 	c.add(&r, c.groups)
 	once := &backend.IdempotencyKey{
-		ID:       IdempotencyID(c.Verdict.Domain.Name, "settle "+string(c.reserved.ID[:]), strconv.Itoa(j)),
-		Lifetime: settledFor(part.At, now, terms.TTL),
+		ID:       IdempotencyID(c.Verdict.Domain.Name, "settle "+string(id[:]), strconv.Itoa(c.partNumber(part, &r))),
+		Lifetime: remembered,
 	}
-	copy(once.Digest[:], c.reserved.ID[:]) // whatever its cost, a second done is answered as the first
+	copy(once.Digest[:], id[:])
+	binary.BigEndian.PutUint64(once.Digest[len(id):], uint64(s.Real)) // another cost is ErrReused
 	c.charges[s.charge].IdempotencyKey = once
 	c.Settlements = append(c.Settlements, s)
+	return r
+}
+
+// partNumber returns the number of part, which r settles. A version that did not number them had 1 for limits that are
+// not charged in a group with others.
+func (c *Call) partNumber(part *ReservedPart, r *Result) int {
+	if part.Number >= 0 {
+		return part.Number
+	}
+	if r.Policy.Shadow || r.Policy.Quota || c.modes.Quota || r.isUnlimited() {
+		return 1
+	}
+	return 0
 }
 
 // realCost returns the real cost of a part in units. The parameter real is -1 if the proxy did not report it.
@@ -353,17 +404,11 @@ func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
 	switch {
 	case real >= 0:
 		return min(real, most/part.Times) * part.Times
-	case terms.Unknown >= 0:
+	case terms != nil && terms.Unknown >= 0:
 		return terms.Unknown * part.Times
 	default:
 		return part.Count
 	}
-}
-
-// settledFor is how long the store remembers that a bucket was settled: for a second ttl after the first, during which
-// an id is late. A done that comes later still is charged as a late one.
-func settledFor(at, now, ttl algorithms.Micros) algorithms.Micros {
-	return max(at+2*ttl-now, ttl) + ClockSlack
 }
 
 // foldSettlements gives the Settlements their decisions. A done that the store could not charge is answered with a
@@ -376,9 +421,14 @@ func (c *Call) foldSettlements() {
 		}
 		s.Decision = c.decisions[s.charge]
 		s.Repeated = s.Decision.Replayed || errors.Is(s.Decision.Err, backend.ErrReused) || errors.Is(s.Decision.Err, backend.ErrPending)
-		if s.Failed() {
+		switch {
+		case s.Failed():
 			c.Failed, c.Denied = true, true
-			c.Statuses[s.Descriptor].Denied = true
+		case s.Decision.Allowed || s.Repeated || s.Policy.Shadow || len(c.Limits) > 0: // Results answer for Limits
+			continue
+		default: // a limit without settle, which an application reserved
+			c.Denied = true
 		}
+		c.Statuses[s.Descriptor].Denied = true
 	}
 }

@@ -58,7 +58,7 @@ func newProxyOf(t *testing.T, secrets reservation.Secrets) *proxy {
 	t.Helper()
 	b := newBench(t, tokens)
 	b.Limiter = limiter.New(b.store, limiter.Config{
-		IDs: reservation.NewKeys(secrets), Now: func() algorithms.Micros { return b.now },
+		IDs: reservation.NewKeys(secrets, nil), Now: func() algorithms.Micros { return b.now },
 	})
 	b.swap(t, tokens)
 	return &proxy{b, t}
@@ -353,7 +353,7 @@ func TestIDsAreBounded(t *testing.T) {
 		texts = append(texts, fmt.Sprintf("user=%d%s", i, strings.Repeat("\xff", 60_000)))
 	}
 	id := p.start(absent, texts...)
-	if len(id) > reservation.MaxID || len(id) < 100 {
+	if len(id) > limiter.MaxID || len(id) < 100 {
 		t.Errorf("the id has %d bytes", len(id))
 	}
 	p.done(id, 0)
@@ -389,7 +389,7 @@ func TestShadowLimitsReserve(t *testing.T) {
 func TestEstimatesAreLearned(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }), Now: func() algorithms.Micros { return p.now },
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now },
 		Estimates: &estimate.Estimates{},
 	})
 	p.swap(t, `

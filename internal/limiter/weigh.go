@@ -18,17 +18,3 @@ func weigh(p *descriptors.Policy, costs map[string]int64) (int64, error) {
 	}
 	return cost, nil
 }
-
-// Weigh is what costs of kinds of units come to by the weights of a named limit, which may have come with a request
-// (inline). An error is an *AskError or ErrNoConfig.
-func (l *Limiter) Weigh(domain, name string, inline *descriptors.Policy, costs map[string]int64) (int64, error) {
-	s := l.Current()
-	if s == nil {
-		return 0, ErrNoConfig
-	}
-	_, p, err := s.limit(domain, &NamedCharge{Name: name, Inline: inline})
-	if err != nil {
-		return 0, err
-	}
-	return weigh(p, costs)
-}

@@ -1,3 +1,6 @@
+// Package reservation encodes reservations as text. The text contains all data of a reservation and is signed, so
+// that every process with the same secret can settle it and none keeps state for it. Proxies, the HTTP API and package
+// ratelimit use the same text.
 package reservation
 
 import (
@@ -6,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"hash"
 	"slices"
 	"sync"
@@ -15,29 +19,38 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
+// ErrForged means that a text is not a reservation, or was signed with another secret.
+var ErrForged = errors.New("is not a reservation, or was signed with another key")
+
 // Secrets returns the secrets that ids are signed with at this moment: the first one signs, and all are accepted. It
 // returns none while they are not known.
 type Secrets func() []string
 
-// Keys implements limiter.IDs: it encodes what a request reserved of several limits as one signed text. The text has at
-// most MaxID bytes, whatever the client sent, because it contains the keys of buckets, which are bounded.
+// Keys implements limiter.IDs: it encodes what a request reserved as one signed text. That of a proxy has at most
+// limiter.MaxID bytes, whatever its client sent, because it contains the keys of buckets, which are bounded.
 type Keys struct {
-	secrets Secrets
-	current atomic.Pointer[ring]
+	secrets, old Secrets
+	current      atomic.Pointer[ring]
 	// unique starts the ID of each reservation of this process, and made counts them.
 	unique [8]byte
 	made   atomic.Uint64
 }
 
-// MaxID bounds the length of an id in bytes.
-const MaxID = 4096
+const (
+	// MaxKey bounds the values of a key that is reserved by name, in bytes.
+	MaxKey = 16 << 10
+	// maxText bounds the length of an id in bytes: a body that settles it has at most 64 KiB.
+	maxText = 48 << 10
+	// form is the version of the layout.
+	form = 2
+	// signatureLen is the length of the signature, in bytes.
+	signatureLen = 16
+)
 
-// formGroup is the version of the layout of what a request reserved of several limits.
-const formGroup = 2
-
-// NewKeys makes Keys that sign with secrets.
-func NewKeys(secrets Secrets) *Keys {
-	k := &Keys{secrets: secrets}
+// NewKeys makes Keys that sign with secrets. Ids of the older form are accepted if they are signed with one of those of
+// old; nil means that they are not accepted.
+func NewKeys(secrets, old Secrets) *Keys {
+	k := &Keys{secrets: secrets, old: old}
 	_, _ = rand.Read(k.unique[:]) // never fails
 	return k
 }
@@ -73,113 +86,185 @@ func (r *ring) sign(dst []byte, i int, b []byte) []byte {
 	return mac.Sum(dst)[:n+signatureLen]
 }
 
+// signingKey derives the key of signatures from secret.
+func signingKey(secret string) [sha256.Size]byte {
+	return sha256.Sum256([]byte("rlsidecar reservation\x00" + secret))
+}
+
 // Append implements limiter.IDs.
 func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 	ring := k.ring()
 	if len(ring.secrets) == 0 {
 		return dst
 	}
-	copy(r.ID[:8], k.unique[:])
-	binary.BigEndian.PutUint64(r.ID[8:], k.made.Add(1))
+	if r.ID == ([16]byte{}) {
+		copy(r.ID[:8], k.unique[:])
+		binary.BigEndian.PutUint64(r.ID[8:], k.made.Add(1))
+	}
 	var room [512]byte
-	b := appendGroup(room[:0], r)
+	b := appendReserved(room[:0], r)
 	b = ring.sign(b, 0, b)
+	if base64.RawURLEncoding.EncodedLen(len(b)) > maxText {
+		return dst
+	}
 	return base64.RawURLEncoding.AppendEncode(dst, b)
 }
 
 // Open implements limiter.IDs.
 func (k *Keys) Open(id string, r *limiter.Reserved) bool {
-	if len(id) > MaxID {
-		return false
-	}
 	var room [512]byte
-	b, err := base64.RawURLEncoding.Strict().AppendDecode(room[:0], []byte(id))
-	if err != nil || len(b) <= signatureLen || b[0] != formGroup {
-		return false
+	b, sum := split(room[:0], id)
+	if len(b) > 0 && b[0] == oldForm {
+		return k.openOld(b, sum, r)
 	}
-	b, sum := b[:len(b)-signatureLen], b[len(b)-signatureLen:]
 	ring := k.ring()
 	var sumRoom [sha256.Size]byte
 	for i := range ring.secrets {
 		if hmac.Equal(sum, ring.sign(sumRoom[:0], i, b)) {
-			return decodeGroup(b, r)
+			return decode(b, r)
 		}
 	}
 	return false
 }
 
-const (
-	hasSlot = 1 << iota
-	hasHash
-	hasCell
-)
+// Decode decodes id to r without verifying its signature. It returns ErrForged if id is malformed.
+func Decode(id string, r *limiter.Reserved) error {
+	b, _ := split(nil, id)
+	if len(b) > 0 && b[0] == oldForm && decodeOld(b, r) || decode(b, r) {
+		return nil
+	}
+	return ErrForged
+}
 
-func appendGroup(b []byte, r *limiter.Reserved) []byte {
-	b = append(append(b, formGroup), r.ID[:]...)
+// split decodes id to room, and splits it into the encoded reservation and the signature. Both are empty if id is
+// malformed.
+func split(room []byte, id string) (b, sum []byte) {
+	if len(id) > maxText {
+		return nil, nil
+	}
+	b, err := base64.RawURLEncoding.Strict().AppendDecode(room, []byte(id))
+	if err != nil || len(b) <= signatureLen {
+		return nil, nil
+	}
+	return b[:len(b)-signatureLen], b[len(b)-signatureLen:]
+}
+
+// isByName is the flag of a part that was reserved by name. Those before it are of Slot, Hash and Cell.
+const isByName = 1 << 3
+
+func appendReserved(b []byte, r *limiter.Reserved) []byte {
+	b = append(append(b, form), r.ID[:]...)
 	b = binary.BigEndian.AppendUint64(b, r.Domain)
 	b = append(b, byte(len(r.Parts)))
 	for i := range r.Parts {
-		p := &r.Parts[i]
-		b = binary.BigEndian.AppendUint64(b, p.Limit)
-		has := byte(0)
-		if p.Slot != 0 {
-			has |= hasSlot
-		}
-		if p.Hash != 0 {
-			has |= hasHash
-		}
-		if p.Cell != 0 {
-			has |= hasCell
-		}
-		b = append(b, has)
-		if p.Slot != 0 {
-			b = binary.BigEndian.AppendUint64(b, p.Slot)
-		}
-		if p.Hash != 0 {
-			b = binary.BigEndian.AppendUint64(b, p.Hash)
-		}
-		if p.Cell != 0 {
-			b = binary.BigEndian.AppendUint64(b, p.Cell)
-		}
-		for _, n := range [...]uint64{uint64(p.Count), uint64(p.Times), uint64(p.At), uint64(p.Inflow.Units), uint64(p.Inflow.Span)} {
-			b = binary.AppendUvarint(b, n)
-		}
-		b = append(binary.AppendUvarint(b, uint64(len(p.Key))), p.Key...)
+		b = appendPart(b, &r.Parts[i])
 	}
 	return b
 }
 
-// decodeGroup decodes what appendGroup wrote. The signature of b is verified.
-func decodeGroup(b []byte, r *limiter.Reserved) bool {
+func appendPart(b []byte, p *limiter.ReservedPart) []byte {
+	b = binary.BigEndian.AppendUint64(b, p.Limit)
+	at := len(b)
+	b = append(b, 0)
+	for i, n := range [...]uint64{p.Slot, p.Hash, p.Cell} {
+		if n != 0 {
+			b[at] |= 1 << i
+			b = binary.BigEndian.AppendUint64(b, n)
+		}
+	}
+	for _, n := range [...]uint64{uint64(p.Count), uint64(p.Times), uint64(p.At), uint64(p.Inflow.Units), uint64(p.Inflow.Span)} {
+		b = binary.AppendUvarint(b, n)
+	}
+	text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	if p.Name == "" {
+		return append(binary.AppendUvarint(b, uint64(len(p.Key))), p.Key...)
+	}
+	b[at] |= isByName
+	b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(p.Number)), uint64(p.Wait))
+	text(p.Name)
+	text(p.Config)
+	b = binary.AppendUvarint(b, uint64(len(p.Values)))
+	for _, value := range p.Values {
+		text(value)
+	}
+	return b
+}
+
+// decode decodes what appendReserved wrote.
+func decode(b []byte, r *limiter.Reserved) bool {
+	if len(b) == 0 || b[0] != form {
+		return false
+	}
 	f := fields{rest: b[1:]}
 	copy(r.ID[:], f.bytes(len(r.ID)))
 	r.Domain = f.uint64()
 	parts := f.bytes(1)
 	r.Parts = r.Parts[:0]
 	for n := 0; len(parts) > 0 && n < int(parts[0]) && !f.short; n++ {
-		p := limiter.ReservedPart{Limit: f.uint64()}
-		has := f.bytes(1)
-		if f.short {
+		p := f.part()
+		if p.Name == "" {
+			p.Number = n
+		}
+		if p.Count < 0 || p.Times < 1 || p.Number < 0 || p.Wait < 0 {
 			return false
 		}
-		if has[0]&hasSlot != 0 {
-			p.Slot = f.uint64()
-		}
-		if has[0]&hasHash != 0 {
-			p.Hash = f.uint64()
-		}
-		if has[0]&hasCell != 0 {
-			p.Cell = f.uint64()
-		}
-		p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
-		p.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())}
-		p.Key = append(p.Key, f.text()...)
 		r.Parts = append(r.Parts, p)
-		if p.Count < 0 || p.Times < 1 {
-			return false
-		}
 	}
 	return !f.short && len(r.Parts) > 0
+}
+
+// fields decodes numbers and texts from the front of rest.
+type fields struct {
+	rest  []byte
+	short bool // rest ended too early
+}
+
+func (f *fields) part() (p limiter.ReservedPart) {
+	p.Limit = f.uint64()
+	has := byte(0)
+	if b := f.bytes(1); b != nil {
+		has = b[0]
+	}
+	for i, n := range [...]*uint64{&p.Slot, &p.Hash, &p.Cell} {
+		if has&(1<<i) != 0 {
+			*n = f.uint64()
+		}
+	}
+	p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
+	p.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())}
+	if has&isByName == 0 {
+		p.Key = append(p.Key, f.text()...)
+		return p
+	}
+	p.Number, p.Wait = int(f.number()), algorithms.Micros(f.number())
+	p.Name, p.Config, p.Values = f.text(), f.text(), f.texts()
+	return p
+}
+
+func (f *fields) number() uint64 {
+	n, size := binary.Uvarint(f.rest)
+	if size <= 0 {
+		f.short, f.rest = true, nil
+		return 0
+	}
+	f.rest = f.rest[size:]
+	return n
+}
+
+func (f *fields) text() string {
+	n := f.number()
+	if n > uint64(len(f.rest)) {
+		f.short, f.rest = true, nil
+		return ""
+	}
+	return string(f.bytes(int(n)))
+}
+
+func (f *fields) texts() (list []string) {
+	for n := f.number(); n > 0 && !f.short; n-- {
+		list = append(list, f.text())
+	}
+	return list
 }
 
 // bytes decodes n bytes.

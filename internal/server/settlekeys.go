@@ -14,6 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -25,6 +26,7 @@ type settleKeys struct {
 	tokens atomic.Pointer[[]string] // of the HTTP API: the present one, and the one before
 	random atomic.Pointer[[]string] // the one in use, and the one before; empty until Redis has answered
 	own    string                   // proposed to Redis
+	used   atomic.Bool              // an id was signed or opened, or should have been
 	keys   *reservation.Keys
 }
 
@@ -48,8 +50,16 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 		random = []string{k.own}
 	}
 	k.random.Store(&random)
-	k.keys = reservation.NewKeys(k.secrets)
+	k.keys = reservation.NewKeys(k.secrets, k.old)
 	return k, nil
+}
+
+// old are the secrets of ids of the older form: the token of the HTTP API.
+func (k *settleKeys) old() []string {
+	if k.server.apiToken == nil {
+		return []string{""}
+	}
+	return k.ofToken(k.server.apiToken())
 }
 
 func randomSecret() string {
@@ -66,6 +76,9 @@ func (k *settleKeys) secrets() []string {
 	case k.server.apiToken != nil:
 		return k.ofToken(k.server.apiToken())
 	default:
+		if !k.used.Load() {
+			k.used.Store(true)
+		}
 		return *k.random.Load()
 	}
 }
@@ -91,22 +104,22 @@ func (k *settleKeys) isShared() bool {
 
 // first gets the secret before there are requests, if the configuration needs one. ctx bounds the wait.
 func (k *settleKeys) first(ctx context.Context, ledger *redis.Ledger) {
-	if k.isShared() && isNeeded(k.server.limiter.Current()) {
+	if settles, byName := k.isNeeded(); k.isShared() && (settles || byName) {
 		_ = k.get(ctx, ledger) // run tries again, and says so
 	}
 }
 
-// isNeeded reports whether a limit of s has settle.
-func isNeeded(s *limiter.Snapshot) bool {
+// isNeeded reports whether a limit has settle, and whether applications can reserve limits by name.
+func (k *settleKeys) isNeeded() (settles, byName bool) {
+	s := k.server.limiter.Current()
 	if s == nil {
-		return false
+		return false, false
 	}
 	for _, d := range s.Domains {
-		if d.Settle != nil {
-			return true
-		}
+		settles = settles || d.Settle != nil
+		byName = byName || len(d.Named) > 0
 	}
-	return false
+	return settles, byName && k.server.config.HTTP != "" && isLocal(k.server.config.HTTP)
 }
 
 // run gets the secret from Redis when a configuration needs it, until ctx ends.
@@ -118,17 +131,16 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	defer tick.Stop()
 	var of *limiter.Snapshot
 	var asked time.Time
-	said, needed := "", false
+	settles, byName := false, false
 	for {
 		if now := k.server.limiter.Current(); now != of {
-			of, needed = now, isNeeded(now)
+			of = now
+			settles, byName = k.isNeeded()
 		}
-		if isKnown := len(*k.random.Load()) > 0; needed && (!isKnown || time.Since(asked) >= settleKeyLater) {
+		if isKnown := len(*k.random.Load()) > 0; (settles || byName) && (!isKnown || time.Since(asked) >= settleKeyLater) {
 			asked = time.Now()
-			err := k.get(ctx, ledger)
-			if err != nil && err.Error() != said && ctx.Err() == nil {
-				said = err.Error()
-				k.server.log.Warn("the key of reservations cannot be read from Redis; until it is known, what requests reserve stays charged; or give --settle-key-file", zap.Error(err))
+			if err := k.get(ctx, ledger); ctx.Err() == nil && (settles || k.used.Load()) {
+				k.report(err)
 			}
 		}
 		select {
@@ -136,6 +148,29 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+// settleKeyMissing is the name of the condition.
+const settleKeyMissing = "settle-key-not-shared"
+
+// report reports whether the secret could be had from Redis.
+func (k *settleKeys) report(err error) {
+	if err == nil {
+		k.server.conditions.Clear(settleKeyMissing)
+		return
+	}
+	c := conditions.Condition{
+		Name: settleKeyMissing, Severity: conditions.Warning,
+		Summary: "The key that signs reservations cannot be read from Redis. Until it is known, units that requests reserve stay charged: " + err.Error() + ".",
+		Remedy:  "Give all sidecars the same --settle-key-file, or make Redis answer.",
+	}
+	if errors.Is(err, redis.ErrForbidden) {
+		c.Summary = "The user of Redis may not read the key that signs reservations, so this sidecar uses its own. What another sidecar reserved cannot be settled here and stays charged: " + err.Error() + "."
+		c.Remedy = "Give all sidecars the same --settle-key-file, or allow the user what doctor lists."
+	}
+	if k.server.conditions.Set(c) {
+		k.server.log.Warn(c.Summary+" "+c.Remedy, zap.String("condition", c.Name))
 	}
 }
 

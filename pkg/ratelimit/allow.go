@@ -140,7 +140,7 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 		r.Result, err = m.decided(d, i)
 		worst = worse(worst, err)
 		if decision, _ := d.Decision(i); r.Reserve && decision.Allowed {
-			r.Reservation = l.reservation(m, r, decision, newID())
+			r.Reservation = l.reservation(m, r, decision, [16]byte{})
 		}
 	}
 	if worst != nil {

@@ -33,6 +33,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -89,10 +90,13 @@ type Config struct {
 	Domain string
 	// Limits has the limits by name.
 	Limits Limits
-	// Secret signs reservations. Limiters and sidecars with the same secret, which is the API token of a sidecar, can
-	// settle each other's reservations. Without a secret, a Limiter accepts reservations from everybody who can make up
-	// one.
+	// Secret signs reservations. Limiters and sidecars with the same secret can settle each other's reservations; that
+	// of a sidecar is the first line of --settle-key-file, or else its API token. Without a secret, a Limiter accepts
+	// reservations from everybody who can make up one.
 	Secret string
+	// FormerSecret, if it is not empty, is accepted too, and signs nothing. To replace a secret, make it the FormerSecret
+	// for an hour.
+	FormerSecret string
 	// MaxWait bounds how long Reserve and Wait may have to wait: requests that would have to wait longer are denied. 0
 	// means no bound.
 	MaxWait time.Duration
@@ -105,9 +109,8 @@ type Config struct {
 type Limiter struct {
 	store   backend.Store
 	domain  string
-	secret  string
+	keys    *reservation.Keys
 	maxWait time.Duration
-	now     func() time.Time
 	named   map[string]*limit // never modified
 	limiter *limiter.Limiter  // for calls with an id, settlements and resets
 	direct  sync.Pool
@@ -130,12 +133,9 @@ func New(c Config) (*Limiter, error) {
 	if c.MaxWait < 0 {
 		problems = append(problems, fmt.Errorf("ratelimit: Config.MaxWait must not be negative, is %v", c.MaxWait))
 	}
-	l := &Limiter{store: c.Store, domain: c.Domain, secret: c.Secret, maxWait: c.MaxWait, now: c.Clock, named: make(map[string]*limit, len(c.Limits))}
-	if l.now == nil {
-		l.now = time.Now
-	}
+	l := &Limiter{store: c.Store, domain: c.Domain, keys: c.keys(), maxWait: c.MaxWait, named: make(map[string]*limit, len(c.Limits))}
 	l.direct.New = func() any { return new(limiter.Direct) }
-	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits))}
+	domain := &limiter.Domain{Name: c.Domain, Tree: &descriptors.Tree{}, Named: make(map[string]*descriptors.Policy, len(c.Limits)), Settling: map[uint64]*descriptors.Policy{}}
 	snapshot := &limiter.Snapshot{Domains: map[string]*limiter.Domain{c.Domain: domain}}
 	for _, name := range slices.Sorted(maps.Keys(c.Limits)) {
 		one, err := c.Limits[name].named(c.Domain, name)
@@ -148,14 +148,35 @@ func New(c Config) (*Limiter, error) {
 		}
 		one.policy.Index = len(snapshot.Policies)
 		l.named[name], domain.Named[name] = one, &one.policy
+		if one.policy.Limit.Settles {
+			domain.Settling[descriptors.PrefixNumber(one.policy.Prefix)] = &one.policy
+		}
 		snapshot.Policies = append(snapshot.Policies, &one.policy)
 	}
 	if problems != nil {
 		return nil, errors.Join(problems...)
 	}
-	l.limiter = limiter.New(c.Store, limiter.Config{})
+	l.limiter = limiter.New(c.Store, limiter.Config{IDs: l.keys, Now: c.now})
 	l.limiter.Swap(snapshot)
 	return l, nil
+}
+
+// keys returns what signs reservations.
+func (c *Config) keys() *reservation.Keys {
+	secrets := []string{c.Secret}
+	if c.FormerSecret != "" {
+		secrets = append(secrets, c.FormerSecret)
+	}
+	list := func() []string { return secrets }
+	return reservation.NewKeys(list, list)
+}
+
+// now returns the time by which reservations expire.
+func (c *Config) now() algorithms.Micros {
+	if c.Clock == nil {
+		return algorithms.Micros(time.Now().UnixMicro())
+	}
+	return algorithms.Micros(c.Clock().UnixMicro())
 }
 
 // Has reports whether there is a limit with this name.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -17,27 +18,35 @@ import (
 
 // Reservation is units that were consumed ahead of the work that needs them. Start the work when Delay has passed, and
 // pass the real cost to Limiter.Settle. A Reservation is immutable. MarshalText makes a text from which any Limiter with
-// the same Secret and domain, or the HTTP API of a sidecar with that token, can settle it. The text contains the key
-// and is not encrypted.
+// the same Secret and domain can settle it, and a sidecar with the same key over its HTTP API or through its proxy. The
+// text contains the key of the bucket and is not encrypted.
 type Reservation struct {
-	data   reservation.Reservation
-	text   string // as unmarshaled; "" if this process made the reservation
-	secret string
-	made   time.Time // in this process; zero if unmarshaled
+	data limiter.Reserved // one part if this process made it
+	text string           // as unmarshaled; "" if this process made it
+	keys *reservation.Keys
+	made time.Time // in this process; zero if unmarshaled
 }
 
-// Name returns the name of the limit; "" for the zero Reservation.
-func (r *Reservation) Name() string { return r.data.Name }
+// part returns what r reserved, of the first limit if it has several.
+func (r *Reservation) part() *limiter.ReservedPart {
+	if len(r.data.Parts) == 0 {
+		return &limiter.ReservedPart{}
+	}
+	return &r.data.Parts[0]
+}
+
+// Name returns the name of the limit; "" for the zero Reservation, and for one that a proxy made.
+func (r *Reservation) Name() string { return r.part().Name }
 
 // N returns the number of reserved units.
-func (r *Reservation) N() int64 { return r.data.Count }
+func (r *Reservation) N() int64 { return r.part().Count }
 
 // Due returns the time at which the units are available, by the clock of the Store.
-func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.data.Until)) }
+func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.part().Due())) }
 
 // Expires returns the time until which the Reservation can be settled: an hour after Due.
 func (r *Reservation) Expires() time.Time {
-	return time.UnixMicro(int64(r.data.Until + reservation.Within))
+	return time.UnixMicro(int64(r.part().Due() + limiter.Within))
 }
 
 // Delay returns the time until the units are available; 0 if they are.
@@ -45,7 +54,7 @@ func (r *Reservation) Delay() time.Duration {
 	if r.made.IsZero() {
 		return max(0, time.Until(r.Due()))
 	}
-	return max(0, span(r.data.Until-r.data.At)-time.Since(r.made))
+	return max(0, span(r.part().Wait)-time.Since(r.made))
 }
 
 // Wait waits until the units are available. If ctx ends before, it returns the error of ctx, and the units stay reserved:
@@ -57,20 +66,23 @@ func (r Reservation) MarshalText() ([]byte, error) {
 	switch {
 	case r.text != "":
 		return []byte(r.text), nil
-	case r.data.Name == "":
+	case r.keys == nil:
 		return nil, fmt.Errorf("marshal a zero Reservation: %w", ErrReservation)
-	default:
-		return []byte(reservation.Sign(r.secret, &r.data)), nil
 	}
+	text := r.keys.Append(nil, &r.data)
+	if len(text) == 0 {
+		return nil, fmt.Errorf("marshal a Reservation: %w: its key has more than 16 KiB", ErrReservation)
+	}
+	return text, nil
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler. Settle verifies the signature.
 func (r *Reservation) UnmarshalText(text []byte) error {
-	data, err := reservation.Decode(string(text))
-	if err != nil {
+	next := Reservation{text: string(text)}
+	if reservation.Decode(next.text, &next.data) != nil {
 		return ErrReservation
 	}
-	*r = Reservation{data: data, text: string(text)}
+	*r = next
 	return nil
 }
 
@@ -146,7 +158,7 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 
 // undo returns the units of r, which was allowed, as far as they have not flowed in since.
 func (l *Limiter) undo(ctx context.Context, m *limit, r *Request) error {
-	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.data.At})
+	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.part().At})
 	return err
 }
 
@@ -221,78 +233,79 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reservation makes the Reservation of r, which d has allowed.
-func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id string) Reservation {
+// reservation makes the Reservation of r, which d has allowed. The zero id means any.
+func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id [16]byte) Reservation {
 	var key []string
 	for _, value := range r.Key {
 		key = append(key, strings.Clone(value))
 	}
-	return Reservation{
-		data: reservation.Reservation{
-			Reservation: limiter.Reservation{
-				ID: id, Domain: l.domain, Name: m.policy.Name, Key: key, Kind: m.policy.Limit.Kind, Count: r.N, At: d.At,
-				Inflow: m.policy.Limit.Inflow(),
-			},
-			Until: d.At + d.Wait,
-		},
-		secret: l.secret, made: time.Now(),
+	made := Reservation{keys: l.keys, made: time.Now()}
+	made.data.ID, made.data.Domain = id, descriptors.PrefixNumber(l.domain)
+	if made.data.ID == ([16]byte{}) {
+		_, _ = rand.Read(made.data.ID[:]) // never fails
 	}
-}
-
-func newID() string {
-	var id [16]byte
-	_, _ = rand.Read(id[:]) // never fails
-	return string(id[:])
+	by := limiter.ByName{Name: m.policy.Name, Values: key, Wait: d.Wait}
+	made.data.Parts = []limiter.ReservedPart{limiter.PartOf(&m.policy, by, r.N, d.At)}
+	return made
 }
 
 // Settle corrects a Reservation to the real cost n, which may be 0 and more than was reserved. It charges or refunds the
 // difference. A refund returns less by the units that have flowed in since the reservation, because the bucket would
-// have overflowed without it, and nothing once the fixed window of the reservation has ended.
+// have overflowed without it, and nothing once the fixed window of the reservation has ended. A limit with Settles
+// returns exactly what would be left.
 //
 // A Reservation is settled once: a repeated call with the same n returns the same result, another n is ErrReused. A
 // difference that is denied, with ErrDenied, can be tried again. ErrReservation means that the reservation is of another
-// Secret or domain, and ErrExpired that it is too old.
+// Secret or domain, and ErrExpired that it is too old. Of a Reservation with several limits, which other programs can
+// make, each limit is settled to n, and the Result is that of the first one that denies, or else the first.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
+	name := r.Name()
 	if n < 0 {
-		return Result{}, fmt.Errorf("settle limit %q: the cost must not be negative, is %d", r.data.Name, n)
+		return Result{}, fmt.Errorf("settle limit %q: the cost must not be negative, is %d", name, n)
 	}
-	data := r.data
-	if r.text != "" {
-		var err error
-		if data, err = reservation.Open(l.secret, r.text); err != nil {
-			return Result{}, ErrReservation
-		}
-	}
-	if data.Name == "" || data.Config != "" || data.Domain != l.domain || r.text == "" && r.secret != l.secret {
+	text, err := r.MarshalText()
+	var data limiter.Reserved
+	if err != nil || !l.keys.Open(string(text), &data) || data.Domain != descriptors.PrefixNumber(l.domain) {
 		return Result{}, ErrReservation
 	}
-	m := l.named[data.Name]
-	switch {
-	case m == nil:
-		return Result{}, unknown(data.Name)
-	case !m.policy.Limit.CanReserve():
-		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, ErrCannotReserve)
-	}
-	now := algorithms.Micros(l.now().UnixMicro())
-	left := data.Left(now)
-	if left <= 0 {
-		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, ErrExpired)
+	for i := range data.Parts {
+		switch part := &data.Parts[i]; {
+		case part.Config != "":
+			return Result{}, ErrReservation
+		case part.Name == "":
+		case l.named[part.Name] == nil:
+			return Result{}, unknown(part.Name)
+		case !l.named[part.Name].policy.Limit.CanReserve():
+			return Result{}, fmt.Errorf("settle limit %q: %w", part.Name, ErrCannotReserve)
+		}
 	}
 	var c limiter.Call
-	err := l.limiter.Settle(ctx, &c, &data.Reservation, nil, n, left+reservation.ClockSlack, now)
-	switch {
+	switch err := l.limiter.Settle(ctx, &c, limiter.Settle{Reserved: &data, Real: n}); {
+	case errors.Is(err, limiter.ErrExpired):
+		return Result{}, fmt.Errorf("settle limit %q: %w", name, ErrExpired)
 	case errors.Is(err, limiter.ErrChanged):
-		return Result{}, fmt.Errorf("settle limit %q: %w: the limit has another algorithm now", data.Name, ErrExpired)
+		return Result{}, fmt.Errorf("settle limit %q: %w: the limit has another algorithm now", name, ErrExpired)
 	case errors.Is(err, ErrReused):
-		return Result{}, fmt.Errorf("settle limit %q: it was settled with another cost: %w", data.Name, err)
+		return Result{}, fmt.Errorf("settle limit %q: it was settled with another cost: %w", name, err)
 	case err != nil:
-		return Result{}, fmt.Errorf("settle limit %q: %w", data.Name, err)
+		return Result{}, fmt.Errorf("settle limit %q: %w", name, err)
 	}
-	result, err := m.outcome(&c.Results[0].Decision)
-	if c.Results[0].Decision.Err != nil {
-		err = fmt.Errorf("settle %w", err)
+	return l.settled(&c)
+}
+
+// settled returns the result of the settlement c.
+func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
+	for i := range c.Results {
+		d := &c.Results[i].Decision
+		one, err := l.named[c.Results[i].Policy.Name].outcome(d)
+		if d.Err != nil {
+			err = fmt.Errorf("settle %w", err)
+		}
+		if i == 0 || worse(worst, err) != worst { //nolint:errorlint // one of the two
+			result, worst = one, worse(worst, err)
+		}
 	}
-	return result, err
+	return result, worst
 }
 
 // Remembered is how long the Store keeps the result of AllowOnce.
@@ -332,7 +345,7 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 		worst = worse(worst, err)
 		if r.Reserve && err == nil {
 			of := limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
-			r.Reservation = l.reservation(m, r, d, string(of[:]))
+			r.Reservation = l.reservation(m, r, d, of)
 		}
 	}
 	if worst != nil {

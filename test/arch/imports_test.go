@@ -103,7 +103,7 @@ var beyond = map[string][]string{
 	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip"},
 	"internal/clientip":       {},
-	"internal/reservation":    {"pkg/algorithms", "internal/limiter"},
+	"internal/reservation":    {"pkg/algorithms", "internal/limiter", "internal/descriptors"},
 	"internal/adjust":         {"pkg/algorithms", "internal/descriptors"},
 	"internal/limiter":        {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/adjust", "internal/target"},
 	"internal/target":         {},

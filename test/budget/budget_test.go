@@ -151,7 +151,7 @@ func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 	ticking := func() algorithms.Micros { now += algorithms.Second / 50; return now }
 	for _, store := range stores {
 		s := limiter.New(store, limiter.Config{
-			IDs: reservation.NewKeys(func() []string { return []string{"a shared secret"} }), Now: ticking, Estimates: &estimate.Estimates{},
+			IDs: reservation.NewKeys(func() []string { return []string{"a shared secret"} }, nil), Now: ticking, Estimates: &estimate.Estimates{},
 		})
 		snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
 		if problems.Bad() {

@@ -77,7 +77,7 @@ func (w *world) start(name string) *process {
 }
 
 // keys signs ids of reservations.
-var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} })
+var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
 
 // bySecond reports whether buckets of l are in the second Redis, if there is one.
 func bySecond(l *algorithms.Limit) bool {
