@@ -48,8 +48,14 @@ type World struct {
 // an ErrorReply.
 type Command struct {
 	Args  []any
-	Reply any // string, int64, or nil
+	Reply any // string, int64, []Slots, or nil
 	Err   error
+}
+
+// Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of these slots.
+type Slots struct {
+	From, To int
+	Addr     string
 }
 
 // ErrorReply is an error that a server replied.

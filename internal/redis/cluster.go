@@ -10,6 +10,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -22,6 +23,9 @@ import (
 // (stores.Parts).
 type cluster struct {
 	client  *goredis.ClusterClient
+	masters masters // client, or its stand-in in a simulation
+	clock   outside.Clock
+	spawn   func(f func())
 	keys    keys
 	sum     uint16 // keys.sum
 	now     func() algorithms.Micros
@@ -44,6 +48,13 @@ type cluster struct {
 	work      sync.WaitGroup
 	open      context.Context // ends when the Store is closed
 	end       context.CancelFunc
+}
+
+// masters finds the masters of a Cluster.
+type masters interface {
+	MasterForKey(ctx context.Context, key string) (*goredis.Client, error)
+	// ForEachMaster reads the layout, and then calls f with each master.
+	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
 // laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
@@ -70,11 +81,17 @@ const (
 )
 
 func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr string, n *node) backend.Store, claims claims) *cluster {
-	s := &cluster{client: client, keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{}}
+	s := &cluster{
+		client: client, masters: c.mastersOf(client), clock: claims.clock, spawn: func(f func()) { go f() },
+		keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{},
+	}
 	s.open, s.end = context.WithCancel(context.Background())
-	s.layout.Store(&layout{made: time.Now()})
+	s.layout.Store(&layout{made: s.clock.Now()})
 	s.router = stores.NewRouter(s.route, s.learn)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
+	if c.Outside != nil {
+		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Outside.Go, s.clock.Now, c.Outside.Below
+	}
 	s.inShards.Store = s.shards
 	s.inSlots.Store = stores.Parts(s.router, s.part, s.undos)
 	s.once.Store = claims.Claimed(s.router)
@@ -95,7 +112,11 @@ func (c *cluster) background(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		c.work.Go(f)
+		c.work.Add(1)
+		c.spawn(func() {
+			defer c.work.Done()
+			f()
+		})
 	}
 	return !c.closed
 }
@@ -106,7 +127,7 @@ func (c *cluster) Submit(b *backend.Batch) {
 		c.submitUnknown(b)
 		return
 	}
-	if time.Since(c.layout.Load().made) > layoutAge {
+	if c.clock.Now().Sub(c.layout.Load().made) > layoutAge {
 		c.reload()
 	}
 	c.router.Submit(b)
@@ -153,7 +174,7 @@ func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(char
 // findLane notes and returns the lane of a slot, in which charge has its bucket.
 func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
 	l := c.layout.Load() // before the call of the client, whose answer may be older than the next layout
-	client, err := c.client.MasterForKey(c.open, string(c.keys.append(nil, charge)))
+	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
@@ -190,7 +211,8 @@ type unknown struct {
 // reloadPause, once it has failed; the others fail at once. (Each would wait for it until its deadline.)
 func (c *cluster) submitUnknown(b *backend.Batch) {
 	was := c.unknown.Load()
-	if was != nil && (time.Since(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{time.Now(), was.err})) {
+	now := c.clock.Now()
+	if was != nil && (now.Sub(was.at) < reloadPause || !c.unknown.CompareAndSwap(was, &unknown{now, was.err})) {
 		b.Fail(unavailable(was.err))
 		return
 	}
@@ -212,14 +234,14 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 
 // readLayout has the layout read, and submits b.
 func (c *cluster) readLayout(b *backend.Batch) {
-	end := time.Now().Add(c.timeout)
+	end := c.clock.Now().Add(c.timeout)
 	if !b.Deadline.IsZero() {
 		end = b.Deadline
 	}
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
-	if _, err := c.client.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
-		c.unknown.Store(&unknown{time.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
+	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
+		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
 		c.reload() // which takes the time it needs
 		b.Fail(unavailable(err))
 		return
@@ -242,16 +264,12 @@ func (c *cluster) reload() {
 		return
 	}
 	c.background(func() { // once closed nothing is reloaded
-		defer c.reloading.Store(false)
-		ctx, cancel := context.WithTimeout(c.open, reloadTimeout)
+		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
 		// Unlike ReloadState it returns when the layout was read.
-		_ = c.client.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil })
-		c.layout.Store(&layout{made: time.Now()})
-		select {
-		case <-time.After(reloadPause):
-		case <-c.open.Done():
-		}
+		_ = c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil })
+		c.layout.Store(&layout{made: c.clock.Now()})
+		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })
 	})
 }
 

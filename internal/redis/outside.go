@@ -84,6 +84,8 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 	switch cmd := cmd.(type) {
 	case *goredis.Cmd:
 		cmd.SetVal(c.Reply)
+	case *goredis.StatusCmd:
+		cmd.SetVal(c.Reply.(string))
 	case *goredis.StringCmd:
 		cmd.SetVal(c.Reply.(string))
 	case *goredis.IntCmd:

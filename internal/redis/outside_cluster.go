@@ -1,0 +1,203 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+)
+
+// mastersOf returns client or, in a simulation, its stand-in, which then runs the commands of client too.
+func (c Config) mastersOf(client *goredis.ClusterClient) masters {
+	if c.Outside == nil {
+		return client
+	}
+	s := &simulatedMasters{config: c, cluster: client.Options(), clients: map[string]*goredis.Client{}}
+	client.AddHook(s)
+	return s
+}
+
+// simulatedMasters does in a simulation what goredis.ClusterClient does on a network: it reads the layout of the
+// Cluster, and follows MOVED and ASK.
+type simulatedMasters struct {
+	config  Config
+	cluster *goredis.ClusterOptions
+	layout  []outside.Slots
+	clients map[string]*goredis.Client // by address
+	reading bool
+}
+
+var errNoLayout = notSent("no node of the Cluster has told its layout")
+
+// read reads the layout from any node that answers.
+func (s *simulatedMasters) read(ctx context.Context) error {
+	addrs := slices.Clone(s.cluster.Addrs)
+	for i := range s.layout {
+		addrs = append(addrs, s.layout[i].Addr)
+	}
+	at := s.config.Outside.Below(len(addrs))
+	for i := range addrs {
+		commands := []outside.Command{{Args: []any{"cluster", "slots"}}}
+		s.config.Outside.Call(ctx, addrs[(at+i)%len(addrs)], commands)
+		if commands[0].Err == nil {
+			s.layout = commands[0].Reply.([]outside.Slots)
+			return nil
+		}
+	}
+	return errNoLayout
+}
+
+// master is the address of the master of a slot, by the layout as it was last read.
+func (s *simulatedMasters) master(slot int) (addr string, err error) {
+	for _, part := range s.layout {
+		if part.From <= slot && slot <= part.To {
+			return part.Addr, nil
+		}
+	}
+	return "", errNoLayout
+}
+
+func (s *simulatedMasters) client(addr string) *goredis.Client {
+	if s.clients[addr] == nil {
+		o := s.cluster
+		s.clients[addr] = s.config.newClient(&goredis.Options{
+			Addr: addr, MaxRetries: o.MaxRetries, ContextTimeoutEnabled: true, Dialer: o.Dialer,
+			ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout, PipelinePoolSize: o.PipelinePoolSize,
+			MaintNotificationsConfig: o.MaintNotificationsConfig,
+		})
+	}
+	return s.clients[addr]
+}
+
+// MasterForKey implements masters.
+func (s *simulatedMasters) MasterForKey(ctx context.Context, key string) (*goredis.Client, error) {
+	if s.layout == nil {
+		if err := s.read(ctx); err != nil {
+			return nil, err
+		}
+	}
+	addr, err := s.master(slotOfName(key))
+	if err != nil {
+		return nil, err
+	}
+	return s.client(addr), nil
+}
+
+// ForEachMaster implements masters.
+func (s *simulatedMasters) ForEachMaster(ctx context.Context, f func(context.Context, *goredis.Client) error) error {
+	if err := s.read(ctx); err != nil {
+		return err
+	}
+	var all []error
+	for _, part := range slices.Clone(s.layout) {
+		all = append(all, f(ctx, s.client(part.Addr)))
+	}
+	return errors.Join(all...)
+}
+
+// slotOfName is the slot of the key of this name.
+func slotOfName(key string) int {
+	if from := strings.IndexByte(key, '{'); from >= 0 {
+		if n := strings.IndexByte(key[from+1:], '}'); n > 0 {
+			key = key[from+1:][:n]
+		}
+	}
+	return slotOf(key)
+}
+
+// keyOf is the first key of a command.
+func keyOf(cmd goredis.Cmder) string {
+	args, at := cmd.Args(), 1
+	if name := cmd.Name(); name == "eval" || name == "evalsha" {
+		at = 3
+	}
+	switch key := args[at].(type) {
+	case string:
+		return key
+	case *string:
+		return *key
+	default:
+		panic(fmt.Sprintf("redis: a simulation knows no key of %T", key))
+	}
+}
+
+// DialHook implements goredis.Hook.
+func (s *simulatedMasters) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+// ProcessHook implements goredis.Hook.
+func (s *simulatedMasters) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		return s.run(ctx, []goredis.Cmder{cmd})
+	}
+}
+
+// ProcessPipelineHook implements goredis.Hook. All commands are of one key.
+func (s *simulatedMasters) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return s.run
+}
+
+// run runs commands of one key at the master of its slot, and elsewhere where that says so.
+func (s *simulatedMasters) run(ctx context.Context, cmds []goredis.Cmder) error {
+	if s.layout == nil {
+		_ = s.read(ctx)
+	}
+	addr, err := s.master(slotOfName(keyOf(cmds[0])))
+	if err != nil {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+		return err
+	}
+	asking := false
+	for range 1 + s.cluster.MaxRedirects {
+		err = s.send(ctx, addr, cmds, asking)
+		words := strings.Fields(fmt.Sprint(err))
+		switch {
+		case len(words) == 3 && words[0] == "MOVED":
+			addr, asking = words[2], false
+			s.readSoon()
+		case len(words) == 3 && words[0] == "ASK":
+			addr, asking = words[2], true
+		default:
+			return err
+		}
+	}
+	return err
+}
+
+// send sends commands to one node, each after ASKING where that is needed.
+func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis.Cmder, asking bool) (first error) {
+	var all []goredis.Cmder
+	for _, cmd := range cmds {
+		if asking {
+			all = append(all, goredis.NewStatusCmd(ctx, "asking"))
+		}
+		all = append(all, cmd)
+	}
+	simulation{s.config.Outside, addr}.call(ctx, all)
+	for _, cmd := range all {
+		if err := cmd.Err(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// readSoon has the layout read, once at a time.
+func (s *simulatedMasters) readSoon() {
+	if s.reading {
+		return
+	}
+	s.reading = true
+	s.config.Outside.Go(func() {
+		ctx, cancel := context.WithDeadline(context.Background(), s.config.Outside.Clock.Now().Add(reloadTimeout))
+		defer cancel()
+		_ = s.read(ctx)
+		s.reading = false
+	})
+}
