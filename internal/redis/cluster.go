@@ -267,7 +267,9 @@ func (c *cluster) reload() {
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
 		// Unlike ReloadState it returns when the layout was read.
-		_ = c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil })
+		if c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil }) == nil {
+			c.known.Store(true) // it may be the first time, for a batch that had no time to wait for it
+		}
 		c.layout.Store(&layout{made: c.clock.Now()})
 		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })
 	})

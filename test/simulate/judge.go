@@ -46,6 +46,7 @@ type bucket struct {
 	admitted []admission
 	phase    int64
 	server   *server
+	sharded  bool
 	parted   bool              // a request had limits on two servers
 	first    algorithms.Micros // when the servers charged it; 0: never
 	last     algorithms.Micros
@@ -97,7 +98,9 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
-	of.charged += units
+	if of.charged += units; of.sharded {
+		j.w.seen(sawSharded)
+	}
 }
 
 // lost notes that a server has lost its data.
@@ -156,7 +159,8 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		if j.w.quiet && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
+		warm := j.w.layout == nil || s.at > time.Hour+150*time.Millisecond // before, it learns the layout and loads scripts
+		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
 		j.failedAs(s, c)
@@ -241,7 +245,8 @@ func (j *judge) planned(r *request, c *limiter.Call) {
 		if !slices.Contains(b.numbers, l) {
 			b.numbers = append(b.numbers, l)
 		}
-		if first := j.buckets[string(c.Results[0].Key)]; first.server != b.server && !r.parted {
+		b.sharded = b.sharded || j.w.layout != nil && len(is.Policy.Extra().Shards) > 0
+		if first := j.buckets[string(c.Results[0].Key)]; (first.server != b.server || b.sharded || j.slot(is) != j.slot(&c.Results[0])) && !r.parted {
 			r.parted = true
 			j.w.seen(sawParts)
 		}
@@ -250,6 +255,14 @@ func (j *judge) planned(r *request, c *limiter.Call) {
 		b := j.buckets[string(c.Results[i].Key)]
 		b.parted = b.parted || r.parted
 	}
+}
+
+// slot is the slot of the bucket of r; 0 without a Cluster.
+func (j *judge) slot(r *limiter.Result) int {
+	if j.w.layout == nil {
+		return 0
+	}
+	return slotOf("rl:{}" + string(r.Key))
 }
 
 // result checks what one limit said.
@@ -267,11 +280,14 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
+	if j.w.layout != nil {
+		s = j.w.masterOf("rl:{}" + string(r.Key))
+	}
 	var state algorithms.State
 	if v := s.get("rl:{}" + string(r.Key)); v != nil {
 		state = v.state
 	}
-	if b.leased != 0 || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
+	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
 	}
 	const spare = 6
@@ -331,6 +347,9 @@ func (j *judge) live() {
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
+		if w.layout != nil { // a charge at a master that says MOVED does not wait for the replicas of the other, and is denied
+			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
+		}
 		j.probes = append(j.probes, &sending{request: r, process: p})
 	}
 }
@@ -413,7 +432,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	}
 	switch {
 	case r.parted && !j.w.quiet && times > 0: // undos of its parts may be lost
-	case times < 0 || times > 1 && !(r.once && times <= int64(1+j.losses+j.failovers)): // the record of its ID may be lost too
+	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // the record of its ID may be lost too
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
 	case r.allowed && times == 0:
 		j.fail("request %s was allowed, but not charged: %s", r.id, r)

@@ -55,8 +55,12 @@ var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
 	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
-	for _, s := range w.servers {
-		p.stores = append(p.stores, p.open(s.name))
+	if w.layout != nil {
+		p.stores = append(p.stores, p.open("redis+cluster://r0,r1,r2"))
+	} else {
+		for _, s := range w.servers {
+			p.stores = append(p.stores, p.open("redis://"+s.name))
+		}
 	}
 	w.started = append(w.started, p)
 	all := backend.Store(p.stores[0])
@@ -86,17 +90,17 @@ func bySecond(l *algorithms.Limit) bool {
 
 // serverOf is the server that has the buckets of l.
 func (w *world) serverOf(l *algorithms.Limit) *server {
-	if len(w.servers) > 1 && bySecond(l) {
+	if w.layout == nil && len(w.servers) > 1 && bySecond(l) {
 		return w.servers[1]
 	}
 	return w.servers[0]
 }
 
-// open makes the store of a server.
-func (p *process) open(server string) *redis.Store {
+// open makes the store of a URL.
+func (p *process) open(url string) *redis.Store {
 	w, rng, name := p.w, p.rng, p.name
 	store, err := redis.Open(redis.Config{
-		URL: "redis://" + server + ":6379", Timeout: timeout, WaitReplicas: w.waitReplicas,
+		URL: url, Timeout: timeout, WaitReplicas: w.waitReplicas,
 		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
 		Changed:  func(_ string, open bool) { w.breaker(p, open) },
 		Outside: &outside.World{
@@ -261,7 +265,7 @@ func failAll(commands []outside.Command, err error) {
 
 // send sends commands to a server, and calls wake once they have replies or errors, within d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
-	s, link := w.servers[to[1]-'0'], &w.links[p.name[0]-'a']
+	s, link := w.node(to), &w.links[p.name[0]-'a']
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
 	}
@@ -315,6 +319,16 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 		})
 	}
 	w.afterPlain(there, nil, arrive)
+}
+
+// node is the server at an address.
+func (w *world) node(addr string) *server {
+	for _, s := range w.servers {
+		if addr == s.name+":6379" {
+			return s
+		}
+	}
+	panic("simulate: no server is at " + addr)
 }
 
 // arrive calls f when s works, which is now unless it is stuck.

@@ -116,13 +116,19 @@ func (s *server) get(key string) *value {
 
 // execute runs commands, one after the other, and replaces each by its reply.
 func (s *server) execute(commands []outside.Command) {
+	asking := false
 	for i := range commands {
 		c := &commands[i]
+		keys := keysOf(c.Args)
 		if s.refuses != "" {
 			c.Err = outside.ErrorReply(s.refuses)
-		} else {
+		} else if len(keys) > 0 {
+			c.Err = s.elsewhere(keys, asking)
+		}
+		if c.Err == nil {
 			c.Reply, c.Err = s.command(c.Args)
 		}
+		asking = c.Args[0] == "asking"
 	}
 }
 
@@ -145,6 +151,10 @@ func (s *server) command(args []any) (any, error) {
 		}
 		s.set(key, args[2].(string), args[4].(int64))
 		return "OK", nil
+	case "asking":
+		return "OK", nil
+	case "cluster":
+		return s.w.layout.slots(), nil
 	case "wait":
 		return int64(0), nil // waits sets it
 	case "get":
@@ -216,6 +226,12 @@ func (s *server) take(keys, args []any) (any, error) {
 	}
 	for _, k := range args[3:] {
 		t.keys = append(t.keys, k.(string))
+	}
+	for _, key := range t.keys[len(keys):] { // those that are not declared: of other slots
+		if s.elsewhere([]string{key}, false) != nil {
+			s.w.seen(sawForeign)
+			return nil, outside.ErrorReply(foreignKey)
+		}
 	}
 	t.limits = s.w.limitsOf(args[1].(string))
 	t.out = doubles(make([]byte, 0, 1024), int64(t.now))

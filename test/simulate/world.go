@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -40,6 +41,8 @@ const (
 	faultFailover
 	faultRepeat
 	faultCancel
+	faultMigrate
+	faultReplaced
 	faultSettledTwice
 	faultForged
 	// What happened as a result.
@@ -53,6 +56,11 @@ const (
 	sawParts
 	sawUnconfirmed
 	sawGroupDenied
+	sawMoved
+	sawAsk
+	sawTryAgain
+	sawForeign
+	sawSharded
 	sawOtherPolicy
 	sawLocal
 	sawReserved
@@ -76,7 +84,9 @@ var faultNames = [faults]string{
 	sawGroupDenied: "group denied by one of its limits", sawOtherPolicy: "store failed, and no policy denied",
 	sawLocal: "allowed by the sidecar's own bucket", sawReserved: "units reserved", sawSettledBefore: "settled before",
 	sawLate: "settled too late for a refund", faultSettledTwice: "one reservation settled by several requests",
-	faultForged: "id forged",
+	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
+	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
+	sawSharded: "shard charged",
 }
 
 // Counts has how often each kind of fault happened.
@@ -104,6 +114,7 @@ type world struct {
 	log          func(format string, args ...any) // nil: nobody reads it
 	judge        *judge
 	servers      []*server
+	layout       *layout // nil: not a Cluster
 	processes    []*process
 	started      []*process // those that have ended too
 	links        [8]link
@@ -160,6 +171,7 @@ descriptors:
   - {key: lenient, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: allow}}
   - {key: strict, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: error}}
   - {key: share, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: local, local_share: 25%%}}
+  - {key: sharded, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[1]d, shards: 3}}
   - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
   - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[3]d, period: 40ms, lease: {max: 50%%, for: 30ms}}}
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
@@ -187,12 +199,21 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	all := map[limitNumbers]*algorithms.Limit{}
 	for _, s := range compiled {
 		for _, p := range s.Policies {
-			l := p.Limit
-			all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1, l.MaxDebt}] = l
+			for _, l := range append(shardsOf(p), p.Limit) {
+				all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1, l.MaxDebt}] = l
+			}
 		}
 	}
 	return all
 }()
+
+// shardsOf are the limits of the shards of p.
+func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
+	for i := range p.Extra().Shards {
+		all = append(all, &p.Extra().Shards[i])
+	}
+	return all
+}
 
 // limitsOf finds the limits that the script got.
 func (w *world) limitsOf(text string) (all []*algorithms.Limit) {
@@ -224,9 +245,13 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	w.stepsBack, w.lossy = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
-	w.servers = []*server{newServer(w, "r0")}
-	if w.rng.IntN(3) == 0 {
-		w.servers = append(w.servers, newServer(w, "r1"))
+	switch w.rng.IntN(6) {
+	case 0, 1:
+		w.newCluster()
+	case 2:
+		w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
+	default:
+		w.servers = []*server{newServer(w, "r0")}
 	}
 	if w.rng.IntN(4) == 0 {
 		w.waitReplicas = w.rng.IntN(2)
@@ -337,7 +362,11 @@ func (w *world) fault(rng *rand.Rand) {
 		return
 	}
 	s, i := w.servers[rng.IntN(len(w.servers))], rng.IntN(len(w.processes))
-	switch rng.IntN(18) {
+	kind := rng.IntN(18)
+	if w.layout != nil && kind >= 14 {
+		kind = 18
+	}
+	switch kind {
 	case 0, 1:
 		w.note("link of %s cut for %v", w.processes[i].name, span)
 		w.links[i].cutUntil = w.now + int64(span)
@@ -374,6 +403,10 @@ func (w *world) fault(rng *rand.Rand) {
 	case 14:
 		w.note("%s: replication stands still for %v", s.name, span)
 		s.behind = max(s.behind, w.now+int64(span))
+	case 18:
+		for range 1 + rng.IntN(3) {
+			w.migrate(rng, w.servers[rng.IntN(len(w.servers))])
+		}
 	default:
 		w.snapshot = compiled[rng.IntN(len(compiled))]
 		w.note("reload")
@@ -386,6 +419,10 @@ func (w *world) fault(rng *rand.Rand) {
 
 // restart restarts a server, which is down for a while and may lose its data.
 func (w *world) restart(s *server, span time.Duration) {
+	if w.layout != nil && s.lag > 0 {
+		w.replace(s, span)
+		return
+	}
 	w.seen(faultRestart)
 	s.up = false
 	if s.lag > 0 { // with --redis-wait-replicas as many as there are, a failover loses nothing that was confirmed
@@ -418,7 +455,11 @@ func (w *world) step(s *server, by time.Duration) {
 	w.judge.stepped = true
 	w.seen(f)
 	w.note("server's clock steps by %v", by)
-	s.clock += algorithms.Micros(by.Microseconds())
+	for _, other := range w.servers {
+		if other == s || w.layout != nil {
+			other.clock += algorithms.Micros(by.Microseconds())
+		}
+	}
 }
 
 // crash ends a process at once, and starts another one in its place.

@@ -1,0 +1,209 @@
+package simulate
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+)
+
+// A Cluster has three masters at first. Slots move in blocks of 256: key by key, as MIGRATE moves them, with ASK for
+// keys that have left their master and MOVED once the block has. A master that dies is replaced by its replica, at
+// another address. All nodes have one clock.
+
+const (
+	slots       = 16384
+	blocks      = 64
+	ofBlock     = slots / blocks
+	foreignKey  = "ERR Script attempted to access a non local key in a cluster node"
+	migrateStep = 300 * time.Microsecond
+)
+
+// slotOf is the slot of a key, by the specification of Redis Cluster.
+func slotOf(key string) int {
+	if from := strings.IndexByte(key, '{'); from >= 0 {
+		if n := strings.IndexByte(key[from+1:], '}'); n > 0 {
+			key = key[from+1:][:n]
+		}
+	}
+	sum := uint16(0)
+	for i := range len(key) {
+		sum ^= uint16(key[i]) << 8
+		for range 8 {
+			if sum&0x8000 != 0 {
+				sum = sum<<1 ^ 0x1021
+			} else {
+				sum <<= 1
+			}
+		}
+	}
+	return int(sum % slots)
+}
+
+// layout is which master has which block, and which one it moves to; nil: it stays.
+type layout struct {
+	owner, target [blocks]*server
+}
+
+// newCluster makes three masters.
+func (w *world) newCluster() {
+	w.layout = &layout{}
+	for range 3 {
+		w.addNode()
+	}
+	for b := range blocks {
+		w.layout.owner[b] = w.servers[b*3/blocks]
+	}
+}
+
+// addNode adds a node without data, with the clock of the others.
+func (w *world) addNode() *server {
+	s := newServer(w, fmt.Sprintf("r%d", len(w.servers)))
+	if len(w.servers) > 0 {
+		s.clock, s.ppm, s.lag = w.servers[0].clock, w.servers[0].ppm, w.servers[0].lag
+	}
+	w.servers = append(w.servers, s)
+	return s
+}
+
+// slots is the reply to CLUSTER SLOTS.
+func (l *layout) slots() (all []outside.Slots) {
+	for b, s := range l.owner {
+		if n := len(all); n > 0 && all[n-1].Addr == s.name+":6379" {
+			all[n-1].To += ofBlock
+		} else {
+			all = append(all, outside.Slots{From: b * ofBlock, To: b*ofBlock + ofBlock - 1, Addr: s.name + ":6379"})
+		}
+	}
+	return all
+}
+
+// elsewhere is why s does not run a command with these keys, which are of one slot; nil: it does.
+func (s *server) elsewhere(keys []string, asking bool) error {
+	l := s.w.layout
+	if l == nil {
+		return nil
+	}
+	slot := slotOf(keys[0])
+	b := slot / ofBlock
+	missing := 0
+	for _, key := range keys {
+		if s.get(key) == nil {
+			missing++
+		}
+	}
+	switch {
+	case l.owner[b] == s && (l.target[b] == nil || missing == 0):
+		return nil
+	case l.owner[b] == s && missing < len(keys), l.target[b] == s && asking && missing > 0 && len(keys) > 1:
+		s.w.seen(sawTryAgain)
+		return outside.ErrorReply("TRYAGAIN Multiple keys request during rehashing of slot")
+	case l.owner[b] == s:
+		s.w.seen(sawAsk)
+		return outside.ErrorReply(fmt.Sprintf("ASK %d %s:6379", slot, l.target[b].name))
+	case l.target[b] == s && asking:
+		return nil
+	default:
+		s.w.seen(sawMoved)
+		return outside.ErrorReply(fmt.Sprintf("MOVED %d %s:6379", slot, l.owner[b].name))
+	}
+}
+
+// keysOf are the keys that a command declares.
+func keysOf(args []any) (keys []string) {
+	switch name := args[0].(string); name {
+	case "eval", "evalsha":
+		for _, key := range args[3 : 3+args[2].(int64)] {
+			keys = append(keys, key.(string))
+		}
+	case "wait", "asking", "cluster":
+	default:
+		keys = append(keys, args[1].(string))
+	}
+	return keys
+}
+
+// masterOf is the node that has a key.
+func (w *world) masterOf(key string) *server {
+	b := slotOf(key) / ofBlock
+	if t := w.layout.target[b]; t != nil && t.get(key) != nil {
+		return t
+	}
+	return w.layout.owner[b]
+}
+
+// migrate moves a block that has keys to another master.
+func (w *world) migrate(rng *rand.Rand, from *server) {
+	keys := slices.Sorted(maps.Keys(from.keys))
+	to := w.layout.owner[rng.IntN(blocks)]
+	if len(keys) == 0 || to == from || !from.up || !to.up {
+		return
+	}
+	b := slotOf(keys[rng.IntN(len(keys))]) / ofBlock
+	if w.layout.owner[b] != from || w.layout.target[b] != nil {
+		return
+	}
+	w.note("block %d moves from %s to %s", b, from.name, to.name)
+	w.seen(faultMigrate)
+	w.layout.target[b] = to
+	var step func()
+	step = func() {
+		for _, key := range slices.Sorted(maps.Keys(from.keys)) {
+			if slotOf(key)/ofBlock == b {
+				to.put(key, from.keys[key])
+				from.put(key, nil)
+				w.afterPlain(migrateStep, nil, step)
+				return
+			}
+		}
+		w.note("block %d has moved", b)
+		w.layout.owner[b], w.layout.target[b] = to, nil
+	}
+	w.afterPlain(time.Duration(rng.Int64N(int64(20*time.Millisecond))), nil, step)
+}
+
+// moving reports whether a block moves from s or to it.
+func (l *layout) moving(s *server) bool {
+	for b := range blocks {
+		if l.target[b] != nil && (l.target[b] == s || l.owner[b] == s) {
+			return true
+		}
+	}
+	return false
+}
+
+// replace has the replica of s take over, span after s died. The old master comes back as a replica.
+func (w *world) replace(s *server, span time.Duration) {
+	if w.layout.moving(s) || !s.up {
+		return
+	}
+	w.note("%s dies, its replica takes over after %v", s.name, span)
+	s.up = false
+	w.afterPlain(span, nil, func() {
+		if s.up { // it was back before
+			return
+		}
+		w.seen(faultReplaced)
+		next := w.addNode()
+		for key, v := range s.replica {
+			if v != nil {
+				next.keys[key], next.replica[key] = v, v
+			}
+		}
+		for b := range blocks {
+			if w.layout.owner[b] == s {
+				w.layout.owner[b] = next
+			}
+		}
+		w.note("%s is the master now", next.name)
+		s.up, s.keys = true, map[string]*value{}
+		s.epoch++
+		if w.judge.failovers++; w.waitReplicas == 0 {
+			w.judge.lost()
+		}
+	})
+}
