@@ -12,7 +12,7 @@ test: ## the tests of all code; installs what they need
 test-packaging: ## the tests of images, releases, the chart, and other systems; installs what they need
 	@scripts/test-packaging.sh
 simulate: ## the client side with simulated servers, networks and clocks: N seeds from FIRST on (20000 from 1)
-	@go test ./test/simulate -count=1 -timeout 0 -run TestSimulation -v -seeds $(or $(N),20000) -first $(or $(FIRST),1)
+	@go test ./test/simulate -count=1 -timeout 0 -run TestSimulation -v -seeds $(or $(N),20000) -first $(or $(FIRST),1) -commit $$(git rev-parse --short HEAD)
 race: ## all Go tests under the race detector
 	@go test -race -count=1 ./...
 check: ## test, then the linters and the tidiness of go.mod

@@ -73,9 +73,9 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	within := []time.Duration{0, 0, 0, 20, 20, 20, 12, 12, 6, 3}[rng.IntN(10)] * time.Millisecond
 	source := &backend.Source{Flush: func() {}}
 	var next func()
-	sent, left, key := 0, 3+rng.IntN(20), ""
+	sent, left, key := 0, 2+rng.IntN(10), ""
 	if hot {
-		left, key = 20+rng.IntN(80), hotNames[rng.IntN(len(hotNames))]
+		left, key = 10+rng.IntN(40), hotNames[rng.IntN(len(hotNames))]
 	}
 	next = func() {
 		if left--; left < 0 || w.now > int64(w.length) {

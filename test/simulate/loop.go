@@ -10,6 +10,7 @@ import (
 	"container/heap"
 	"iter"
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -23,8 +24,11 @@ type loop struct {
 	running *coroutine // nil: the loop itself
 }
 
-// idle are coroutines for any run: their stacks have grown already. Runs do not overlap.
-var idle []*coroutine
+// idle are coroutines for any run: their stacks have grown already.
+var idle struct {
+	sync.Mutex
+	all []*coroutine // guarded by Mutex
+}
 
 // event is something that happens at a time. Events of one time happen in random order.
 type event struct {
@@ -93,10 +97,13 @@ type coroutine struct {
 // do runs f on a coroutine until it ends or waits.
 func (l *loop) do(f func()) {
 	var c *coroutine
-	if n := len(idle); n > 0 {
-		c = idle[n-1]
-		idle = idle[:n-1]
-	} else {
+	idle.Lock()
+	if n := len(idle.all); n > 0 {
+		c = idle.all[n-1]
+		idle.all = idle.all[:n-1]
+	}
+	idle.Unlock()
+	if c == nil {
 		c = &coroutine{}
 		c.next, _ = iter.Pull(func(yield func(struct{}) bool) {
 			c.yield = yield
@@ -117,7 +124,9 @@ func (l *loop) enter(c *coroutine) {
 	c.next()
 	l.running = was
 	if c.f == nil {
-		idle = append(idle, c)
+		idle.Lock()
+		idle.all = append(idle.all, c)
+		idle.Unlock()
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -178,25 +179,26 @@ func (s *server) set(key, text string, ms int64) {
 }
 
 // known has the names of scripts, by the address of their texts.
-var known = map[*byte]struct {
+var known sync.Map // of *byte to knownScript
+
+type knownScript struct {
 	sha   string
 	which script
-}{}
+}
 
 func nameOf(text string) (sha string, which script) {
 	at := unsafe.StringData(text)
-	if k, ok := known[at]; ok {
-		return k.sha, k.which
+	if k, ok := known.Load(at); ok {
+		return k.(knownScript).sha, k.(knownScript).which
 	}
 	sum := sha1.Sum([]byte(text))
 	which = takeScript
 	if strings.Contains(text, "GET', KEYS[1]) ~= ARGV[1]") {
 		which = replaceScript
 	}
-	k := known[at]
-	k.sha, k.which = hex.EncodeToString(sum[:]), which
-	known[at] = k
-	return k.sha, which
+	sha = hex.EncodeToString(sum[:])
+	known.Store(at, knownScript{sha, which})
+	return sha, which
 }
 
 func (s *server) script(which script, args []any) (any, error) {
