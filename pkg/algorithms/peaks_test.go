@@ -1,0 +1,195 @@
+package algorithms
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// allPeaks is the reference implementation of Peaks: it keeps every peak, and looks at all of them.
+type allPeaks struct {
+	list   []Peak
+	at     Micros // the last charge or refund
+	merged bool   // at one time more peaks mattered than a bucket keeps
+}
+
+// charge notes that a bucket lacked room just before a charge at time now.
+func (p *allPeaks) charge(now Micros, room int64) { p.note(now, now, room) }
+
+// refund notes that units charged at time of were returned at time now, after which the bucket lacks room.
+func (p *allPeaks) refund(now, of Micros, units, room int64) {
+	for i := range p.list {
+		if p.list[i].Until > of {
+			p.list[i].Room -= units
+		}
+	}
+	p.note(now, now+1, room)
+}
+
+func (p *allPeaks) note(now, until Micros, room int64) {
+	p.at, p.list = now, append(p.list, Peak{until, room})
+	count, least := 0, int64(maxExact)
+	for i := len(p.list) - 1; i >= 0; i-- {
+		if p.list[i].Room < least {
+			count, least = count+1, p.list[i].Room
+		}
+	}
+	p.merged = p.merged || count > mostPeaks
+}
+
+// room returns what the bucket, which lacks room now, has lacked ever since time of.
+func (p *allPeaks) room(of Micros, room int64) int64 {
+	if of > p.at {
+		return 0
+	}
+	for _, peak := range p.list {
+		if peak.Until > of {
+			room = min(room, peak.Room)
+		}
+	}
+	return room
+}
+
+// TestRefundsAgainstAllPeaks compares refunds with a reference implementation that forgets no peak. A bucket that had
+// to merge peaks refunds less, never more. All others refund exactly as much.
+func TestRefundsAgainstAllPeaks(t *testing.T) {
+	exact, less, merged := 0, 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		capacity := roll.between(10, 1000)
+		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1000, 1e6, 60e6)), Capacity: &capacity, Settles: true}
+		l := mustCompileRapid(t, s)
+		type reserved struct {
+			at    Micros
+			units int64
+		}
+		var state State
+		var open []reserved
+		peaks, now := &allPeaks{}, t0
+		for range length(t, 60) {
+			had := l.V - left1(l, state, now)
+			if len(open) > 0 && roll.once(2) {
+				i := int(roll(int64(len(open))))
+				of, back := open[i].at, roll.between(1, open[i].units)
+				open = append(open[:i:i], open[i+1:]...)
+				want := min(back*l.Q, peaks.room(of, had))
+				next, _ := l.Take(state, now, Charge{Cost: -back, ChargedAt: of, Settle: true})
+				got := had - (l.V - left1(l, next, now))
+				what := fmt.Sprintf("%s: %d units charged at %d and refunded at %d: %d are returned, and by all peaks %d", show(s), back, of, now, got, want)
+				switch {
+				case got > want, got < want && !peaks.merged:
+					t.Fatal(what)
+				case got < want:
+					less++
+				case want > 0:
+					exact++
+				}
+				if got < want { // from now on the two buckets differ
+					return
+				}
+				if state = next; got > 0 {
+					peaks.refund(now, of, got, had-got)
+				}
+			} else {
+				cost := roll.between(1, max(1, capacity/roll.of(2, 10, 40)))
+				next, d := l.Take(state, now, Charge{Cost: cost})
+				if d.Allowed {
+					state, open = next, append(open, reserved{now, cost})
+					peaks.charge(now, had)
+				}
+			}
+			now += Micros(roll.of(0, 0, 1, roll(int64(s.Period)), int64(s.Period)/s.Rate))
+		}
+		if peaks.merged {
+			merged++
+		}
+	})
+	t.Logf("%d refunds of all that was to be refunded, %d of less; %d runs with merged peaks", exact, less, merged)
+}
+
+// TestAChargeThatTheBucketLostIsNotRefunded: the state is from before the charge, because a server has lost the newer one.
+func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 60 * sec, Settles: true})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 6})
+	_, d := l.Take(s, t0+sec, Charge{Cost: 2}) // lost
+	if !d.Allowed {
+		t.Fatalf("denied: %+v", d)
+	}
+	s, _ = l.Take(s, t0+2*sec, Charge{Cost: -2, ChargedAt: t0 + sec, Settle: true})
+	if got := left(l, s, t0+2*sec); got != 4 {
+		t.Errorf("%d are left, want 4: a charge that the bucket does not have is not refunded", got)
+	}
+	s, _ = l.Take(s, t0+2*sec, Charge{Cost: -6, ChargedAt: t0, Settle: true})
+	if got := left(l, s, t0+2*sec); got != 10 {
+		t.Errorf("%d are left, want 10: a charge that the bucket has is refunded", got)
+	}
+}
+
+// TestChargesFromBeforeAClockStepAreNotRefunded: the peaks of before are unknown, so that such charges count as if the bucket
+// had been full since.
+func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
+	capacity := int64(100)
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity, Settles: true})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 40})
+	s, _ = l.Take(s, t0+60*sec, Charge{Cost: 100}) // it was full just before
+	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // the clock stepped back; denied
+	s, d := l.Take(s, t0+sec, Charge{Cost: 1})
+	if !d.Allowed || d.Remaining != 2 {
+		t.Fatalf("got %+v", d)
+	}
+	if s, _ = l.Take(s, t0+sec, Charge{Cost: -40, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 2 {
+		t.Errorf("%d are left, want 2: the bucket was full after that charge, so that nothing is refunded", left(l, s, t0+sec))
+	}
+}
+
+// TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled: the clock steps back; the bucket is full before the time of its last
+// charge, and forgets that charge only when this time has passed.
+func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Settles: true})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
+	s, _ = l.Take(s, t0-100*sec, Charge{Cost: 1}) // denied
+	for _, at := range []Micros{-50, -41, -32, -23, -14, -5, 2} {
+		now := t0 + at*sec
+		if now >= s.FreshAt() {
+			s = State{} // as a store does
+		}
+		s, _ = l.Take(s, now, Charge{Cost: left(l, s, now)})
+	}
+	now := t0 + 2*sec
+	if s, _ = l.Take(s, now, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, now) != 0 {
+		t.Errorf("%d are left, want 0: the bucket was full after that charge, so that nothing is refunded", left(l, s, now))
+	}
+}
+
+// TestPeaksInOtherNumbersRefundNoMore: what a bucket lacked is rounded down where the numbers of a limit change.
+func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
+	capacity := int64(10)
+	thirds := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 3, Capacity: &capacity, Settles: true})
+	sevenths := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 7, Capacity: &capacity, Settles: true})
+	s, _ := thirds.Take(State{}, t0, Charge{Cost: 4})
+	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // 11/3 were missing
+	s, _ = sevenths.Take(s, t0+1, Charge{Cost: 1})
+	had := left1(sevenths, s, t0+1)
+	s, _ = sevenths.Take(s, t0+1, Charge{Cost: -4, ChargedAt: t0, Settle: true})
+	if got, most := left1(sevenths, s, t0+1)-had, int64(25); got != most { // 25/7 < 11/3 < 26/7
+		t.Errorf("%d/7 are refunded, want %d/7", got, most)
+	}
+}
+
+// TestCostsOfOneBucketAreAddedUp: a request that meets a bucket twice is one charge.
+func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
+	const most, least = 1<<63 - 1, -1 << 63
+	for _, c := range []struct{ a, b, want int64 }{
+		{2, 3, 5}, {2, -3, -1}, {0, 0, 0}, {most, 1, most}, {most, most, most}, {least, -1, least}, {least, least, least}, {most, least, -1},
+	} {
+		if got := (Charge{Cost: c.a}).Plus(Charge{Cost: c.b}).Cost; got != c.want {
+			t.Errorf("%d and %d are %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+	for _, both := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
+		if got := (Charge{Reserve: both[0]}).Plus(Charge{Reserve: both[1]}).Reserve; got != (both[0] && both[1]) {
+			t.Errorf("%v: the sum reserves: %v", both, got)
+		}
+	}
+}
