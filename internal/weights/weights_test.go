@@ -94,3 +94,22 @@ func TestWeightedCostsAreExact(t *testing.T) {
 		}
 	})
 }
+
+// TestWeightedCostsOfManyBitsAreExact compares sums of products, which may have more than 64 bits, with numbers of any size.
+func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
+	texts := map[string]string{"large": "1000000000", "larger": "999999999", "fine": "1/1000000000"}
+	w := weights(t, texts)
+	for _, n := range []int64{1, 7, 1_000_003, 4_503_599, 9_007_198} {
+		costs := map[string]int64{"large": n, "larger": n, "fine": n}
+		sum := new(big.Rat)
+		for _, text := range texts {
+			weight, _ := new(big.Rat).SetString(text)
+			sum.Add(sum, weight.Mul(weight, big.NewRat(n, 1)))
+		}
+		want := new(big.Int).Neg(new(big.Int).Div(new(big.Int).Neg(sum.Num()), sum.Denom())) // rounded up
+		got, err := w.Cost(costs)
+		if err != nil != (want.Cmp(big.NewInt(maxExact)) > 0) || err == nil && want.Cmp(big.NewInt(got)) != 0 {
+			t.Errorf("%d of each: %d, %v; want %s", n, got, err, want)
+		}
+	}
+}

@@ -521,3 +521,19 @@ func mustCompileRapid(t *rapid.T, s Spec) *Limit {
 	}
 	return &l
 }
+
+// TestHugeCountsOfOtherNumbersDeny: a sliding window that counted billions in a second is given a period of a month, so
+// that count and period have a product of more than 64 bits.
+func TestHugeCountsOfOtherNumbersDeny(t *testing.T) {
+	long := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 10, Period: 30 * Day})
+	for count := int64(100_000_000); count <= 3_000_000_000; count += 100_000_000 {
+		short := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 3_000_000_000, Period: sec})
+		s, d := short.Take(State{}, t0, Charge{Cost: count})
+		if !d.Allowed {
+			t.Fatalf("%d are denied", count)
+		}
+		if _, d = long.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.Remaining != 0 {
+			t.Errorf("after %d in a second, 1 of 10 a month is allowed: %+v", count, d)
+		}
+	}
+}

@@ -177,6 +177,20 @@ func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
 	}
 }
 
+// TestALowerMaxDebtForgivesNothing: a bucket that is deeper in debt than its limit now allows stays there.
+func TestALowerMaxDebtForgivesNothing(t *testing.T) {
+	for _, kind := range []Kind{TokenBucket, FixedWindow} {
+		before := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(50))})
+		after := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(5))})
+		s, _ := before.Take(State{}, t0, Charge{Cost: 1})
+		s, _ = before.Take(s, t0, Charge{Cost: 39, ChargedAt: t0, Settle: true})
+		s, d := after.Take(s, t0, Charge{Cost: 3, ChargedAt: t0, Settle: true})
+		if got := left(after, s, t0); got != -30 || !d.Allowed || d.Lost != 3 {
+			t.Errorf("%s: %d are left and %d were lost, want -30 and 3", kind, got, d.Lost)
+		}
+	}
+}
+
 // TestCostsOfOneBucketAreAddedUp: a request that meets a bucket twice is one charge.
 func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 	const most, least = 1<<63 - 1, -1 << 63

@@ -258,3 +258,19 @@ func TestPenaltySpecs(t *testing.T) {
 		t.Error("a limit with a penalty is split")
 	}
 }
+
+// TestASettlementOfNothingPassesABlock: what was reserved before the block is settled, and came to exactly that.
+func TestASettlementOfNothingPassesABlock(t *testing.T) {
+	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 60 * sec, Penalty: &Penalty{After: 1, For: 60 * sec, Max: 60 * sec}})
+	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
+	s, d := l.Take(s, t0, Charge{Cost: 1})
+	if d.Blocked != 60*sec {
+		t.Fatalf("not blocked: %+v", d)
+	}
+	if _, d = l.Take(s, t0+sec, Charge{Cost: 0, ChargedAt: t0, Settle: true}); !d.Allowed {
+		t.Errorf("the settlement is denied: %+v", d)
+	}
+	if _, d = l.Take(s, t0+sec, Charge{Cost: 0}); d.Allowed {
+		t.Errorf("the block does not deny: %+v", d)
+	}
+}

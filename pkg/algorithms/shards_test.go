@@ -187,3 +187,21 @@ func TestSplitAddsUp(t *testing.T) {
 		}
 	})
 }
+
+// TestTheUndoOfAShardedChargeCountsWhatAllShardsGot: 4 shards of 10 tokens, each of which gets one a second.
+func TestTheUndoOfAShardedChargeCountsWhatAllShardsGot(t *testing.T) {
+	capacity := int64(40)
+	parts, err := Split(Spec{Kind: TokenBucket, Rate: 4, Period: sec, Capacity: &capacity}, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		after Micros
+		want  int64
+	}{{0, 40}, {3 * sec, 28}, {9 * sec, 4}, {10 * sec, 0}, {20 * sec, 0}} {
+		unit := parts[0].Unit()
+		if got := Undone(parts, 40*unit, t0, t0+c.after); got != c.want*unit {
+			t.Errorf("after %d s: %d are returned, want %d", c.after/sec, got/unit, c.want)
+		}
+	}
+}

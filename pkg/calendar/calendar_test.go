@@ -154,3 +154,31 @@ func BenchmarkWindow(b *testing.B) {
 		c.Window(now)
 	}
 }
+
+// TestADayThatBeganIsNotOverWhenClocksAreSetBack: in St. John's clocks were set back by an hour a minute after midnight.
+func TestADayThatBeganIsNotOverWhenClocksAreSetBack(t *testing.T) {
+	began := in(t, Day, "America/St_Johns").Window(at(t, "2006-10-29T00:00:00-02:30"))
+	for _, text := range []string{"2006-10-29T00:00:59-02:30", "2006-10-28T23:01:00-03:30", "2006-10-28T23:59:59-03:30", "2006-10-29T00:00:00-03:30"} {
+		// A new calendar remembers no windows.
+		if got := in(t, Day, "America/St_Johns").Window(at(t, text)); got != began {
+			t.Errorf("%s is in day %d, want %d, which had begun", text, got, began)
+		}
+	}
+}
+
+// TestStartsAreTheSameFromTheCache: a calendar remembers some windows around the newest moment.
+func TestStartsAreTheSameFromTheCache(t *testing.T) {
+	now := at(t, "2026-03-10T12:00:00Z")
+	for _, u := range Units {
+		for later := range algorithms.Micros(4) {
+			remembers := in(t, u, "Europe/Berlin")
+			remembers.Window(now)
+			n := remembers.Window(now + later*remembers.Usual)
+			for i := int64(-8); i <= 8; i++ {
+				if got, want := remembers.Start(n+i), in(t, u, "Europe/Berlin").Start(n+i); got != want {
+					t.Errorf("%s: window %+d starts at %d, want %d", u, i, got, want)
+				}
+			}
+		}
+	}
+}
