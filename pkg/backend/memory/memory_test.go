@@ -394,3 +394,45 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 		})
 	}
 }
+
+// TestAFullStoreStillAnswersWhatConsumesNothing: a bucket that does not start full is stored by its first dry run, so that its
+// clock starts. Where there is no room, it stays new.
+func TestAFullStoreStillAnswersWhatConsumesNothing(t *testing.T) {
+	clock, s := at(10)
+	s.SetOwners([]string{"a", "b"})
+	l := tokens(t, 5)
+	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
+	for i := range 8 { // the part of a, and the half that is for all
+		if d := ask(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
+			t.Fatalf("key %d: %+v", i, d)
+		}
+	}
+	charge := func(key string, l *algorithms.Limit, terms algorithms.Charge) backend.Charge {
+		return backend.Charge{Key: []byte("a/" + key), Limit: l, Owner: "a", Terms: terms}
+	}
+	d := make([]backend.Decision, 2)
+	for _, group := range [][]backend.Charge{
+		{charge("empty", fills, algorithms.Charge{Cost: 1, DryRun: true})},
+		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied
+		{charge("0", l, algorithms.Charge{Cost: 1}), charge("empty", fills, algorithms.Charge{Cost: 1})},
+		{charge("new", l, algorithms.Charge{Cost: 1}), charge("0", l, algorithms.Charge{Cost: 1})},
+	} {
+		backend.Take(context.Background(), s, group, d[:len(group)])
+		for i := range group {
+			if d[i].Err != nil {
+				t.Errorf("%s and others: %+v, want a denial or a dry run, which need no room", group[0].Key, d[i])
+			}
+		}
+		if n := s.Stats().Keys; n != 8 {
+			t.Errorf("holds %d, want 8", n)
+		}
+	}
+	clock.Set(storetest.Start + 3*algorithms.Day)
+	s.Sweep()
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("holds %d after all are swept", n)
+	}
+	if swept := s.Stats().Swept; swept != 8 {
+		t.Errorf("%d were swept, want the 8 that had room", swept)
+	}
+}

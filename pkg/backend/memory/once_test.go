@@ -82,3 +82,32 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 		t.Errorf("holds %d after 995 denied ids, %d before", got, held)
 	}
 }
+
+// TestARecordIsTheStoresOwn: the caller uses the memory of its decisions again, and an ID whose time is over is used again; the sweep of the
+// first record leaves the second.
+func TestARecordIsTheStoresOwn(t *testing.T) {
+	clock, s := at(100)
+	l := tokens(t, 100)
+	d := make([]backend.Decision, 1)
+	take := func(lifetime algorithms.Micros) backend.Decision {
+		d[0] = backend.Decision{}
+		backend.Take(context.Background(), s, []backend.Charge{{
+			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: lifetime},
+		}}, d)
+		return d[0]
+	}
+	take(10 * algorithms.Second)
+	if got := take(10 * algorithms.Second); !got.Replayed || got.Err != nil || got.Remaining != 99 {
+		t.Errorf("the repetition is answered %+v", got)
+	}
+	clock.Set(storetest.Start + 30*algorithms.Second)
+	if got := take(10 * minute); !got.Allowed || got.Replayed {
+		t.Fatalf("after the time of the first record: %+v", got)
+	}
+	clock.Set(storetest.Start + 5*minute)
+	s.Sweep()
+	if got := take(10 * minute); !got.Replayed {
+		t.Errorf("the second record is gone: %+v", got)
+	}
+}
