@@ -186,3 +186,27 @@ func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
 		time.Sleep(time.Hour) // what is late ends, too
 	})
 }
+
+// TestAnswersAtTheDeadlineAreSent: listeners write what they have when Flush is called, after all late batches have ended.
+func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)
+		var ended, flushed atomic.Int32
+		source := &backend.Source{Flush: func() {
+			if ended.Load() == 3 {
+				flushed.Add(1)
+			}
+		}}
+		for range 3 {
+			s.Submit(&backend.Batch{
+				Charges: []backend.Charge{{Key: []byte("a")}}, Decisions: make([]backend.Decision, 1), Source: source,
+				Done: func(*backend.Batch) { ended.Add(1) },
+			})
+		}
+		time.Sleep(10 * ms)
+		synctest.Wait()
+		if ended.Load() != 3 || flushed.Load() == 0 {
+			t.Errorf("%d of 3 batches ended at the deadline, and their answers were sent %d times", ended.Load(), flushed.Load())
+		}
+	})
+}

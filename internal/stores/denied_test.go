@@ -537,3 +537,26 @@ func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		}
 	})
 }
+
+// TestADenialFromBeforeAllWereForgottenIsNotRemembered: the configuration is reloaded while a denial is on its way.
+func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			backend.Take(ctx, buckets, charges, decisions)
+			time.Sleep(10 * ms)
+		})}
+		s := stores.Denied(asked, stores.DeniedConfig{})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		take(t.Context(), s, of(limit, "a", 1))
+		go take(t.Context(), s, of(limit, "a", 1)) // denied, and answered 10 ms later
+		synctest.Wait()
+		time.Sleep(ms)
+		s.Forget()
+		time.Sleep(20 * ms)
+		before := asked.count()
+		if take(t.Context(), s, of(limit, "a", 1)); asked.count() != before+1 {
+			t.Error("a denial of before is answered")
+		}
+	})
+}

@@ -813,3 +813,84 @@ func TestLeaseIsBounded(t *testing.T) {
 		return s
 	})
 }
+
+// TestAHotKeyHasItsOwnMemory: the caller uses the memory of its key again, as listeners do.
+func TestAHotKeyHasItsOwnMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, below, asked := requesting()
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		warm(t, s, c)
+		copy(c.Key, "b")
+		time.Sleep(400 * ms) // the lease expires, and is returned
+		for _, charges := range asked.all() {
+			for i := range charges {
+				if string(charges[i].Key) != "a" {
+					t.Errorf("%d were charged to %q", charges[i].Terms.Cost, charges[i].Key)
+				}
+			}
+		}
+		if is := left(t, below, leased(c.Limit, "b", 0, 500)); is != 10_000 {
+			t.Errorf("%d of 10000 are left of another key", is)
+		}
+	})
+}
+
+// TestATokenBucketWithShardsGetsNoUnitsBack: nobody knows which shard the units came from, so that each of them may have
+// been full since.
+func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, asked := requesting()
+		c := leased(tokens(t, 10_000, 3600*algorithms.Second, 10_000), "a", 1, 500)
+		c.Shards = make([]algorithms.Limit, 2)
+		warm(t, s, c)
+		time.Sleep(400 * ms)
+		for _, charges := range asked.all() {
+			for i := range charges {
+				if charges[i].Terms.Cost < 0 {
+					t.Errorf("%d are returned", -charges[i].Terms.Cost)
+				}
+			}
+		}
+		if stats := s.Stats(); stats.Granted == 0 || stats.Leased != 0 {
+			t.Errorf("%+v: want leases that expired", stats)
+		}
+	})
+}
+
+// TestALeaseSeesDecisionsAfterAClockWasSetBack: the clock below is set back by an hour. Answers from leases follow what the
+// store says then.
+func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var back atomic.Int64
+		below := memory.New(memory.Config{Clock: func() time.Time { return time.Now().Add(-time.Duration(back.Load())) }})
+		s := stores.Lease(below, stores.LeaseConfig{})
+		c := leased(fixed(t, 100_000, 1000*algorithms.Day), "a", 1, 500)
+		warm(t, s, c)
+		back.Store(int64(time.Hour))
+		for range 600 {
+			take(t.Context(), s, c)
+			time.Sleep(ms)
+		}
+		got, is := take(t.Context(), s, c)[0], left(t, below, leased(c.Limit, "a", 0, 500))
+		if want := is + s.Stats().Leased; got.Remaining != want {
+			t.Errorf("%d remain, want %d", got.Remaining, want)
+		}
+	})
+}
+
+// TestKeysWithLeasesAreBounded: keys beyond the bound are decided by the store.
+func TestKeysWithLeasesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(below, stores.LeaseConfig{MaxKeys: 128})
+		limit := fixed(t, 10_000, algorithms.Day)
+		for range 20 {
+			for key := range 1000 {
+				take(t.Context(), s, leased(limit, fmt.Sprint("key", key), 1, 500))
+			}
+		}
+		if keys := s.Stats().Keys; keys < 64 || keys > 128 {
+			t.Errorf("%d keys have leases, the bound is 128", keys)
+		}
+	})
+}

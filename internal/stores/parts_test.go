@@ -3,6 +3,7 @@ package stores_test
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -238,5 +239,37 @@ func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, faile
 		if undone[i] != want {
 			t.Errorf("part %d was undone %d times, want %d", i, undone[i], want)
 		}
+	}
+}
+
+// TestAnUndoIsNotCanceledWithItsRequest: the client hangs up after a part of its request was charged.
+func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
+	undos := stores.NewUndos(time.Second)
+	canceled := &atomic.Bool{}
+	var undone atomic.Int64
+	store := stores.Parts(submitFunc(func(b *backend.Batch) {
+		for i := range b.Charges {
+			c := &b.Charges[i]
+			switch {
+			case c.Canceled != nil && c.Canceled.Load(): // the Redis store does not send it either
+				b.Decisions[i] = backend.Decision{Err: backend.ErrNotTaken}
+			case c.Terms.Cost < 0:
+				undone.Add(-c.Terms.Cost)
+			default:
+				b.Decisions[i].Allowed = string(c.Key) == "a"
+			}
+		}
+		canceled.Store(true)
+		b.Done(b)
+	}), func(i int, _ *backend.Charge) int { return i }, undos)
+	limit := tokens(t, 10, algorithms.Second, 10)
+	charges := []backend.Charge{of(limit, "a", 3), of(limit, "b", 1)}
+	for i := range charges {
+		charges[i].Canceled = canceled
+	}
+	take(t.Context(), store, charges...)
+	undos.Close()
+	if undone.Load() != 3 {
+		t.Errorf("%d of 3 units are returned", undone.Load())
 	}
 }
