@@ -98,7 +98,7 @@ func TestWeightedCostsAreExact(t *testing.T) {
 // TestWeightedCostsOfManyBitsAreExact compares sums of products, which may have more than 64 bits, with numbers of any size.
 func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 	texts := map[string]string{"large": "1000000000", "larger": "999999999", "fine": "1/1000000000"}
-	w := weights(t, texts)
+	w := compiled(t, texts)
 	for _, n := range []int64{1, 7, 1_000_003, 4_503_599, 9_007_198} {
 		costs := map[string]int64{"large": n, "larger": n, "fine": n}
 		sum := new(big.Rat)
