@@ -17,9 +17,10 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	adminAt := "unix://" + filepath.Join(dir, "admin")
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan int)
+	file := write(t, operated)
 	go func() {
 		served <- run(ctx, []string{
-			"serve", "--config", write(t, operated), "--drain-delay", "0s", "--state-dir", dir,
+			"serve", "--config", file, "--drain-delay", "0s", "--state-dir", dir,
 			"--grpc-listen", "unix://" + filepath.Join(dir, "grpc"), "--http-listen", "", "--admin-listen", adminAt,
 		}, nil, io.Discard, io.Discard)
 	}()
@@ -66,6 +67,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 			t.Errorf("the list lacks %q:\n%s", want, list)
 		}
 	}
+	explainAdjusted(t, file, adminAt, dir)
 	command(exitDone, "set by ann at", "show", id[1])
 	command(exitDone, `"factor": 10`, "show", id[1], "--format", "json")
 	command(exitDone, "deleted "+id[1], "delete", id[1], "--reason", "over")
@@ -80,4 +82,32 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitUsage, "--factor", "set", "--limit", "send", "--key", "bob", "--factor", "ten", "--for", "1h", "--reason", "test")
 	command(exitUsage, "30 days", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "31d", "--reason", "test")
 	command(exitFailed, "have changed meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
+}
+
+// explainAdjusted checks what explain prints of adjustments: of a running sidecar, and of its folder.
+func explainAdjusted(t *testing.T, file, adminAt, dir string) {
+	t.Helper()
+	for _, from := range [][]string{{"--adjusted", "--admin-listen", adminAt}, {"--state-dir", dir}} {
+		for entries, wants := range map[string][]string{
+			"user=bob": {
+				"\n    token bucket: 20 per 365d, up to 20 at once\n", ": limit send of domain edge, key bob: token bucket: 20 per 365d",
+				"By ann: launch\n", "not applied, because the adjustment of this key takes precedence: limit send of domain edge, all keys",
+			},
+			"user=zoe": {"\n    token bucket: 1 per 365d, up to 1 at once\n", ": limit send of domain edge, all keys: token bucket: 1 per 365d"},
+			"user=":    {`, key "": every request is denied until`},
+		} {
+			var out output
+			args := append([]string{"explain", "--config", file, "--domain", "edge", entries}, from...)
+			if code := run(t.Context(), args, nil, &out, &out); code != exitDone {
+				t.Errorf("%v: exit %d", args, code)
+			}
+			for _, want := range wants {
+				contains(t, strings.Join(args, " "), out.String(), want)
+			}
+		}
+	}
+	var out output
+	if code := run(t.Context(), []string{"explain", "--config", file, "--adjusted", "--state-dir", dir, "user=bob"}, nil, &out, &out); code != exitUsage {
+		t.Errorf("both sources: exit %d", code)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/routing"
@@ -19,25 +20,30 @@ type explainCmd struct {
 	Config      []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
 	Domain      string   `help:"Domain of the request. Required if the configuration has several."`
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
-	Format      string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
+	Hits        *int64   `placeholder:"N" help:"Hits that the request declares, for limits with settle."`
 	requestToExplain
+	adjustedFlags
 	configFlags
 }
 
 // Help is shown by explain --help.
 func (explainCmd) Help() string {
 	return `For each descriptor, prints which pattern each entry matched, which limits apply and
-which bucket is charged. If nothing matched, it prints the nearest pattern. It does not
-read any bucket. In a key or value, write \, for a comma and \= for an equals sign.
+which bucket is charged. If nothing matched, it prints the nearest pattern. For a limit
+with settle, it prints what the request reserves. It does not read any bucket. In a key or value, write \, for a comma and \= for an equals sign.
 
 With --request, it first prints the matching route of the section auth and the
 descriptors that the route makes. Headers and address are trusted, as if a trusted proxy
 had sent them.
 
+With --adjusted, it prints the adjustments in force at a running sidecar; with --state-dir,
+those in the folder of a sidecar without Redis.
+
 Example:
 
   rlsidecar explain --config limits.yaml user_id=bob
   rlsidecar explain --config limits.yaml --domain edge path=/login,remote_address=192.0.2.7 user_id=bob
+  rlsidecar explain --config limits.yaml --adjusted user_id=bob
   rlsidecar explain --config limits.yaml --request 'POST /login?next=1' -H 'X-User: bob' --client-ip 192.0.2.7`
 }
 
@@ -47,6 +53,8 @@ type explained struct {
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
+	// Settles describes a descriptor that settles a reservation. It meets no limit.
+	Settles string `json:"settles,omitempty"`
 	// Denied is the reason for which the request is denied before its limits are checked.
 	Denied string `json:"denied,omitempty"`
 	// MaxOverride bounds the limit that a request may send with the descriptor.
@@ -85,6 +93,9 @@ type limitApplied struct {
 	Bucket []string `json:"bucket"` // the entries that identify it; nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // limits of the same group
+	// Reserves is there for a limit with settle.
+	Reserves    *reservation        `json:"reserves,omitempty"`
+	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }
 
 // Run explains the request.
@@ -97,8 +108,12 @@ func (c *explainCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
+	set, err := c.adjustments(a)
+	if err != nil {
+		return err
+	}
 	if about != nil {
-		return c.explainRequest(a, snapshot, about)
+		return c.explainRequest(a, snapshot, set, about)
 	}
 	if c.Domain == "" {
 		names := sortedKeys(snapshot.Domains)
@@ -111,7 +126,7 @@ func (c *explainCmd) Run(a *app) error {
 		return exitError{exitNo, fmt.Errorf("domain %q is not configured, so its requests are not limited; the configuration has %s",
 			c.Domain, strings.Join(sortedKeys(snapshot.Domains), ", "))}
 	}
-	all, err := explain(a.ctx, snapshot, c.Domain, request)
+	all, err := explain(a.ctx, snapshot, set, c.Domain, request)
 	if err != nil {
 		return err
 	}
@@ -129,6 +144,8 @@ func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) 
 	switch {
 	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
 		return nil, nil, errors.New("--request cannot be combined with --domain and descriptors; the route of the request states them")
+	case c.Request != "" && c.Hits != nil:
+		return nil, nil, errors.New("--request cannot be combined with --hits; the route of the request states them")
 	case c.Request != "":
 		about, err := c.read()
 		return nil, about, err
@@ -138,6 +155,11 @@ func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) 
 		return nil, nil, errors.New("there is no descriptor; write key=value[,key=value]…, or --request")
 	}
 	request, err := parseDescriptors(c.Descriptors)
+	for i := range request {
+		if c.Hits != nil {
+			request[i].Cost, request[i].Declared = *c.Hits, true
+		}
+	}
 	return request, nil, err
 }
 
@@ -166,30 +188,45 @@ type noStore struct{}
 
 func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
-// explain explains each descriptor of one request.
-func explain(ctx context.Context, s *limiter.Snapshot, domain string, request []limiter.Descriptor) ([]explained, error) {
+// explain explains each descriptor of one request. The parameter set has the adjustments to show, or is nil.
+func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain string, request []limiter.Descriptor) ([]explained, error) {
 	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
-	call := limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: request}}
+	if set != nil {
+		l.Adjust(set, systemClock)
+	}
+	call := limiter.Call{Request: limiter.Request{Domain: domain, Descriptors: request, Inspect: true}}
 	if err := l.Check(ctx, &call); err != nil {
 		return nil, err
 	}
 	all := make([]explained, len(request))
 	for i := range request {
-		all[i] = followed(s.Domains[domain].Tree.Explain(request[i].Entries))
-		if p := s.Domains[domain].MostOverride(request[i].Entries); p != nil {
-			all[i].MaxOverride = &bound{p.Place.String(), p.Words()}
-		}
+		all[i] = described(s.Domains[domain], request[i].Entries)
 		if call.Missing != nil {
 			all[i].Denied = "missing-descriptor: no descriptor of the request has an entry " + call.Missing.String() + " with a value, which the domain requires"
 		}
 	}
 	for i := range call.Results {
 		r := &call.Results[i]
-		x := &all[r.Descriptor]
-		x.Limits = append(x.Limits, applied(&call, i))
+		x := applied(&call, i)
+		if set != nil {
+			x.Adjustments = adjusted(set, &call, i, s.Domains[domain].Policies[r.Policy.Index], systemClock())
+		}
+		all[r.Descriptor].Limits = append(all[r.Descriptor].Limits, x)
 	}
 	return all, nil
+}
+
+// described explains one descriptor, without its limits.
+func described(d *limiter.Domain, entries []descriptors.Entry) explained {
+	if text := settlement(d, entries); text != "" {
+		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
+	}
+	x := followed(d.Tree.Explain(entries))
+	if p := d.MostOverride(entries); p != nil {
+		x.MaxOverride = &bound{p.Place.String(), p.Words()}
+	}
+	return x
 }
 
 // followed converts the explanation of a descriptor.
@@ -212,7 +249,7 @@ func entryText(e descriptors.Entry) string {
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
-	x := limitApplied{Name: p.Name, Place: p.Place.String(), Words: p.Words(), Notes: notes(p)}
+	x := limitApplied{Name: p.Name, Place: p.Place.String(), Words: p.Words(), Notes: notes(p), Reserves: reserves(r)}
 	switch {
 	case r.Outcome == limiter.Replaced:
 		x.Notes = append(x.Notes, "not charged: another limit of this request replaces it")
@@ -280,6 +317,9 @@ func writeExplained(w io.Writer, all []explained) error {
 		if x.Miss != nil {
 			fmt.Fprintf(&out, "  not limited: %s\n", x.Miss.Message)
 		}
+		if x.Settles != "" {
+			fmt.Fprintf(&out, "  %s\n", x.Settles)
+		}
 		for _, l := range x.Limits {
 			writeLimit(&out, l)
 		}
@@ -320,8 +360,14 @@ func writeLimit(w io.Writer, l limitApplied) {
 	default:
 		fmt.Fprintf(w, "    bucket: %s\n", strings.Join(l.Bucket, ", "))
 	}
+	if l.Reserves != nil {
+		writeReservation(w, l.Reserves)
+	}
 	for _, note := range l.Notes {
 		fmt.Fprintf(w, "    %s\n", note)
+	}
+	for _, a := range l.Adjustments {
+		fmt.Fprintf(w, "    adjustment %s: %s. By %s: %s\n", a.ID, a.Words, descriptors.Printable(a.Author), descriptors.Printable(a.Reason))
 	}
 	if len(l.With) > 0 {
 		fmt.Fprintf(w, "    charged in one group with %s: all or none\n", strings.Join(l.With, ", "))

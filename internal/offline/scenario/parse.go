@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -114,16 +115,17 @@ func (s *Step) last() algorithms.Micros {
 
 // step reads a step; now is the time of the last request before it.
 func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
-	s := Step{Place: place(n), At: now, Times: 1}
-	hits := int64(1)
-	var asks *yaml.Node
+	s := Step{Place: place(n), At: now, Times: 1, Real: -1}
+	hits, asks := cost{1, false}, (*yaml.Node)(nil)
 	d.mapping(n, "a step", fields{
-		"at":     func(v *yaml.Node) { s.At = d.span(v, "at") },
-		"every":  func(v *yaml.Node) { s.Every = d.span(v, "every") },
-		"times":  func(v *yaml.Node) { s.Times = d.times(v) },
-		"domain": func(v *yaml.Node) { s.Domain = d.text(v, "domain") },
-		"hits":   func(v *yaml.Node) { hits = d.integer(v, "hits") },
-		"check":  func(v *yaml.Node) { s.Look = d.boolean(v, "check") },
+		"at":       func(v *yaml.Node) { s.At = d.span(v, "at") },
+		"every":    func(v *yaml.Node) { s.Every = d.span(v, "every") },
+		"times":    func(v *yaml.Node) { s.Times = d.times(v) },
+		"domain":   func(v *yaml.Node) { s.Domain = d.text(v, "domain") },
+		"hits":     func(v *yaml.Node) { hits = cost{d.integer(v, "hits"), true} },
+		"check":    func(v *yaml.Node) { s.Look = d.boolean(v, "check") },
+		"reserves": func(v *yaml.Node) { s.Reserves = d.text(v, "reserves") },
+		"done":     func(v *yaml.Node) { s.Done = d.text(v, "done") },
 		"limits": func(v *yaml.Node) {
 			d.list(v, "limits", func(one *yaml.Node) { s.Limits = append(s.Limits, d.limit(one)) })
 		},
@@ -133,13 +135,42 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	if asks != nil { // read when hits is known, which may stand behind them
 		d.list(asks, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
+	if hits.given {
+		s.Real = hits.units
+	}
+	d.checkStep(n, &s, now)
+	return s
+}
+
+// checkStep notes what a step cannot have together.
+func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
+	kinds := 0
+	for _, is := range [...]bool{len(s.Descriptors) > 0, len(s.Limits) > 0, s.Done != ""} {
+		if is {
+			kinds++
+		}
+	}
 	switch {
 	case s.At < now:
-		d.mistake(n, "time goes back: this step is at %s, the last ask was at %s", descriptors.Span(s.At), descriptors.Span(now))
-	case n.Kind == yaml.MappingNode && (len(s.Descriptors) == 0) == (len(s.Limits) == 0):
-		d.mistake(n, "a step asks for descriptors or for limits, one of the two")
+		d.mistake(n, "time goes back: this step is at %s, the last request was at %s", descriptors.Span(s.At), descriptors.Span(now))
+	case n.Kind == yaml.MappingNode && kinds != 1:
+		d.mistake(n, "a step needs descriptors, limits or done: one of the three")
+	case s.Reserves != "" && len(s.Descriptors) == 0:
+		d.mistake(n, "reserves needs descriptors: only the request of a proxy reserves units that done settles")
+	case s.Done != "" && (s.Look || s.Real < -1):
+		d.mistake(n, "done cannot be combined with check, and its hits are the real cost, 0 or more")
 	}
-	return s
+}
+
+// cost is a number of hits, and whether the file states it.
+type cost struct {
+	units int64
+	given bool
+}
+
+// descriptor returns a descriptor of this cost.
+func (c cost) descriptor() limiter.Descriptor {
+	return limiter.Descriptor{Cost: c.units, Explicit: c.given, Declared: c.given}
 }
 
 func (d *decoder) times(n *yaml.Node) int {
@@ -152,8 +183,8 @@ func (d *decoder) times(n *yaml.Node) int {
 }
 
 // descriptor reads key=value[,key=value]…, or a mapping of such a text and its own hits.
-func (d *decoder) descriptor(n *yaml.Node, hits int64) limiter.Descriptor {
-	one := limiter.Descriptor{Cost: hits}
+func (d *decoder) descriptor(n *yaml.Node, hits cost) limiter.Descriptor {
+	one := hits.descriptor()
 	entries := func(v *yaml.Node) {
 		var err error
 		if one.Entries, err = descriptors.Parse(d.text(v, "a descriptor")); err != nil {
@@ -166,7 +197,7 @@ func (d *decoder) descriptor(n *yaml.Node, hits int64) limiter.Descriptor {
 	}
 	d.mapping(n, "a descriptor", fields{
 		"entries": entries,
-		"hits":    func(v *yaml.Node) { one.Cost = d.integer(v, "hits") },
+		"hits":    func(v *yaml.Node) { one.Cost, one.Explicit, one.Declared = d.integer(v, "hits"), true, true },
 	}, "entries")
 	return one
 }
@@ -237,10 +268,24 @@ func (d *decoder) expectLimit(n *yaml.Node) LimitExpectation {
 // answer are the keys of an expected answer, of a request or of one limit.
 func (d *decoder) answer(e *Expectation) fields {
 	return fields{
+		"reserved":    func(v *yaml.Node) { e.Reserved = new(d.integer(v, "reserved")) },
+		"settlement":  func(v *yaml.Node) { e.Settlement = new(d.settlement(v)) },
+		"cost":        func(v *yaml.Node) { e.Cost = new(d.integer(v, "cost")) },
+		"lost":        func(v *yaml.Node) { e.Lost = new(d.integer(v, "lost")) },
 		"ok":          func(v *yaml.Node) { e.OK = new(d.boolean(v, "ok")) },
 		"never":       func(v *yaml.Node) { e.Never = new(d.boolean(v, "never")) },
 		"remaining":   func(v *yaml.Node) { e.Remaining = new(d.integer(v, "remaining")) },
 		"retry_after": func(v *yaml.Node) { e.RetryAfter = new(d.span(v, "retry_after")) },
 		"wait":        func(v *yaml.Node) { e.Wait = new(d.span(v, "wait")) },
 	}
+}
+
+// settlements are the ways in which a reservation is settled, and the reasons for which it is not.
+var settlements = []string{"settled", "unknown", "late", "repeated", "none", "forged", "foreign", "changed"}
+
+func (d *decoder) settlement(n *yaml.Node) string {
+	if !slices.Contains(settlements, n.Value) {
+		d.mistake(n, "settlement must be one of %s", strings.Join(settlements, ", "))
+	}
+	return n.Value
 }

@@ -33,7 +33,13 @@ type Step struct {
 	Descriptors []limiter.Descriptor
 	Limits      []limiter.NamedCharge
 	// Look answers and takes nothing.
-	Look   bool
+	Look bool
+	// Reserves, if not empty, names what the step's requests reserve, in order.
+	Reserves string
+	// Done, if not empty, settles what the step of this name has reserved, one reservation with each request. Real is
+	// the real cost; -1 means that it is not known.
+	Done   string
+	Real   int64
 	Expect Expectation
 }
 
@@ -45,6 +51,12 @@ type Expectation struct {
 	// RetryAfter is 0 where the answer is ok or never.
 	RetryAfter *algorithms.Micros
 	Wait       *algorithms.Micros
+	// Reserved is the number of units that the request reserves of limits with settle.
+	Reserved *int64
+	// Settlement is how each reservation of the request was settled, or why it was not. Cost is the settled cost, and
+	// Lost the units beyond max_debt.
+	Settlement *string
+	Cost, Lost *int64
 	// NotLimited: no limit is met.
 	NotLimited bool
 	// Limits are answers of single limits.

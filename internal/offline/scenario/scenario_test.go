@@ -79,7 +79,7 @@ func TestWhatIsNotExpectedIsTold(t *testing.T) {
 		want  string
 	}{
 		{[]string{`{descriptors: ["user=bob"], times: 21, expect: ok}`, `{expect: ok, descriptors: ["user=eve"]}`},
-			"5:7: at 0s, ask 21 of 21: expected ok, got denied, retry after 6s, remaining 0"},
+			"5:7: at 0s, request 21 of 21: expected ok, got denied, retry after 6s, remaining 0"},
 		{[]string{`{descriptors: ["user=bob"], expect: {ok: false, remaining: 3, retry_after: 1s, wait: 2s}}`},
 			"5:7: at 0s: expected denied, remaining 3, retry after 1s, wait 2s, got ok, remaining 19"},
 		{[]string{`{descriptors: ["user=bob"], hits: 21, expect: {never: false}}`},
@@ -139,8 +139,8 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 		{"config: c\nscenarios: []\nconfig: d", "s.yaml:3:1: the file has config twice"},
 		{"config: c\nscenarios: {}", "s.yaml:2:12: scenarios must be a list"},
 		{"config: c\nscenarios: []\nscenario: []", `s.yaml:3:1: the file has no key "scenario"; it has config, domain, scenarios`},
-		{step(`{expect: ok}`), "s.yaml:5:5: a step asks for descriptors or for limits, one of the two"},
-		{step(`{descriptors: ["a=b"], limits: [{name: x}], expect: ok}`), "s.yaml:5:5: a step asks for descriptors or for limits"},
+		{step(`{expect: ok}`), "s.yaml:5:5: a step needs descriptors, limits or done: one of the three"},
+		{step(`{descriptors: ["a=b"], limits: [{name: x}], expect: ok}`), "s.yaml:5:5: a step needs descriptors, limits or done"},
 		{step(`{descriptors: ["a=b"]}`), "s.yaml:5:5: a step needs expect"},
 		{step(`{descriptors: ["a"], expect: ok}`), `s.yaml:5:20: descriptor "a": "a" has no value`},
 		{step(`{descriptors: [{hits: 1}], expect: ok}`), "s.yaml:5:20: a descriptor needs entries"},
@@ -153,7 +153,7 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 		{step(`{descriptors: ["a=b"], expect: {wait: 1ns}}`), "s.yaml:5:43: wait must be a time such as"},
 		{step(`{descriptors: ["a=b"], at: -1s, expect: ok}`), "s.yaml:5:32: at must be a time such as"},
 		{step(`{descriptors: ["a=b"], times: 0, expect: ok}`), "s.yaml:5:35: times must be between 1 and 1000000"},
-		{step("{descriptors: [\"a=b\"], at: 1d, expect: ok}\n  - {descriptors: [\"a=b\"], at: 1h, expect: ok}"), "s.yaml:6:5: time goes back: this step is at 1h, the last ask was at 1d"},
+		{step("{descriptors: [\"a=b\"], at: 1d, expect: ok}\n  - {descriptors: [\"a=b\"], at: 1h, expect: ok}"), "s.yaml:6:5: time goes back: this step is at 1h, the last request was at 1d"},
 		{step(`{descriptors: ["a=b"], every: 1000d, times: 1000000, expect: ok}`), "s.yaml:5:5: this step is beyond the year 2112"},
 		{step(`{descriptors: ["a=b"], at: 40000d, expect: ok}`), "s.yaml:5:5: this step is beyond the year 2112"},
 		{"config: c\nscenarios: [{name: n, start: now, steps: []}]", "s.yaml:2:30: start must be a moment such as"},

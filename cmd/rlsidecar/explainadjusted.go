@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// adjustedFlags state where explain gets adjustments from.
+type adjustedFlags struct {
+	Adjusted bool   `help:"Show the adjustments in force at a running sidecar."`
+	StateDir string `placeholder:"DIR" help:"Show the adjustments that are kept in this folder: the value of serve's --state-dir."`
+	adminFlags
+}
+
+// adjustments returns the adjustments to explain, or nil if none are requested.
+func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
+	switch {
+	case f.Adjusted && f.StateDir != "":
+		return nil, exitError{exitUsage, errors.New("--adjusted and --state-dir cannot be combined; give one of them")}
+	case f.StateDir != "":
+		return adjust.ReadSet(f.StateDir)
+	case !f.Adjusted:
+		return nil, nil
+	}
+	query := f.adminFlags
+	query.Format = "text" // the answer is not the output
+	var answer struct {
+		Version     uint64
+		Adjustments []*adjust.Adjustment
+		Problem     string
+	}
+	if err := query.send(a, http.MethodGet, "adjustments", nil, nil, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Problem != "" {
+		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
+	}
+	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
+}
+
+// appliedAdjustment is an adjustment of a limit and its key.
+type appliedAdjustment struct {
+	ID      string `json:"id"`
+	InForce bool   `json:"in_force"`
+	// Words describe the effect, or why there is none.
+	Words  string `json:"words"`
+	Author string `json:"author"`
+	Reason string `json:"reason"`
+}
+
+// adjusted lists the adjustments of the limit and key of result i of call, as configured is in the configuration.
+func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptors.Policy, now algorithms.Micros) (list []appliedAdjustment) {
+	r := &call.Results[i]
+	key := call.AppendValues(nil, r)
+	for _, a := range set.All() {
+		t := &a.Target
+		if t.Domain != configured.Domain || t.Limit != configured.Name || a.Expires <= now || !t.AllKeys && !slices.Equal(t.Key, key) {
+			continue
+		}
+		x := appliedAdjustment{ID: a.ID, Author: a.Author, Reason: a.Reason}
+		words, err := a.Words(configured)
+		switch x.InForce = r.Policy.Adjusted != nil && r.Policy.Adjusted.ID == a.ID; {
+		case err != nil:
+			words = "ignored: " + err.Error()
+		case !x.InForce:
+			words = "not applied, because the adjustment of this key takes precedence: " + words
+		}
+		x.Words = words
+		list = append(list, x)
+	}
+	return list
+}
+
+// systemClock is the time by this machine's clock.
+func systemClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

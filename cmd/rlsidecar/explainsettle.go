@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// reservation describes what a request reserves of a limit with settle.
+type reservation struct {
+	// Units is what this request reserves. A learned estimate is known only to a running sidecar; then it is the first
+	// estimate.
+	Units int64    `json:"units"`
+	Words []string `json:"words"`
+}
+
+// reserves describes what r reserves, or returns nil if its limit has no settle.
+func reserves(r *limiter.Result) *reservation {
+	s := r.Policy.Extra().Settle
+	if s == nil || r.Outcome == limiter.Replaced {
+		return nil
+	}
+	return &reservation{Units: r.Cost, Words: s.Words(r.Policy.Limit)}
+}
+
+// settlement describes a descriptor that settles a reservation. It is "" if entries is another descriptor.
+func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
+	if d.Settle == nil || len(entries) == 0 {
+		return ""
+	}
+	isNone := entries[0].Value == limiter.None || entries[0].Value == ""
+	switch key := entries[0].Key; {
+	case (key == d.Settle.Key || key == d.Settle.End) && isNone:
+		return "settles nothing: the request reserved nothing"
+	case key == d.Settle.Key:
+		return "settles the reservation with this id: its hits are the real cost, without hits unknown_cost is charged. It meets no limit"
+	case key == d.Settle.End:
+		return "ends the request with this id: unless " + descriptors.Printable(d.Settle.Key) + "=ID of the same request has the real cost, unknown_cost is charged. It meets no limit"
+	default:
+		return ""
+	}
+}
+
+// unsettled corrects x for a request to /v1/auth, which returns no id.
+func (x *explained) unsettled() {
+	for i := range x.Limits {
+		if r := x.Limits[i].Reserves; r != nil {
+			r.Words = []string{"/v1/auth settles nothing: these units stay charged"}
+		}
+	}
+}
+
+// writeReservation writes what a request reserves of a limit.
+func writeReservation(w io.Writer, r *reservation) {
+	fmt.Fprintf(w, "    settle: reserves %d\n", r.Units)
+	for _, text := range r.Words {
+		fmt.Fprintf(w, "      %s\n", text)
+	}
+}

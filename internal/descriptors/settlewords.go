@@ -1,0 +1,59 @@
+package descriptors
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Words describes how requests reserve units of l and settle them: one fact each.
+func (s *Settle) Words(l *algorithms.Limit) []string {
+	within := Span(s.TTL)
+	if l.Kind == algorithms.FixedWindow {
+		within += " and in the same window"
+	}
+	return []string{
+		"a request reserves " + s.EstimateWords() + s.declaredWords(),
+		fmt.Sprintf("a settlement within %s refunds the unused units; later, it charges only what exceeds the reservation", within),
+		"a request whose real cost is not reported costs " + s.unknownWords(),
+		fmt.Sprintf("a real cost can take the bucket down to %d; what goes beyond is lost, and counted", -l.MaxDebt),
+	}
+}
+
+// EstimateWords describes the estimate of a request that declares nothing.
+func (s *Settle) EstimateWords() string {
+	if s.Learn == nil {
+		return fmt.Sprintf("%d units, the estimate", max(s.Least, min(s.Estimate, s.Most)))
+	}
+	text := fmt.Sprintf("the learned estimate (p%s of the real costs; %d until enough are known)",
+		strconv.FormatFloat(math.Round(s.Learn.Quantile*1e6)/1e4, 'f', -1, 64), s.Estimate)
+	if len(s.Learn.Per) > 0 {
+		keys := make([]string, len(s.Learn.Per))
+		for i, key := range s.Learn.Per {
+			keys[i] = Printable(key)
+		}
+		text += ", one for each configured value of " + strings.Join(keys, " and ")
+	}
+	return text
+}
+
+func (s *Settle) declaredWords() string {
+	text := ", or its declared hits if these are more"
+	if s.TrustDeclared {
+		text = ", or its declared hits, even if these are fewer"
+	}
+	if s.Least > 0 {
+		return text + fmt.Sprintf("; at least %d and at most %d", s.Least, s.Most)
+	}
+	return text + fmt.Sprintf("; at most %d", s.Most)
+}
+
+func (s *Settle) unknownWords() string {
+	if s.Unknown < 0 {
+		return "what it reserved"
+	}
+	return fmt.Sprintf("%d units", s.Unknown)
+}
