@@ -36,7 +36,9 @@ go build -buildvcs=false -o "$dir/rlsidecar" ./cmd/rlsidecar
 echo
 "$dir/rlbench" compare --ceiling grpc-go --sidecar "$dir/rlsidecar" "$@" || code=1
 echo
-"$dir/rlbench" size --sidecar "$dir/rlsidecar" || code=1
+for shape in flat deep domain; do
+  "$dir/rlbench" size --shape "$shape" --sidecar "$dir/rlsidecar" || code=1
+done
 PATH="$PATH:/usr/sbin"
 if command -v wrk >/dev/null && command -v nginx >/dev/null; then
   echo

@@ -16,8 +16,9 @@ import (
 type sizeCmd struct {
 	sidecar
 
-	Limits int `default:"100000" help:"Limits of the configuration."`
-	Files  int `default:"200" help:"Files of the configuration, with a domain each."`
+	Limits int    `default:"100000" help:"Limits of the configuration."`
+	Files  int    `default:"200" help:"Files of the configuration."`
+	Shape  string `default:"flat" enum:"flat,deep,domain" help:"flat: one level of descriptors and a domain in each file; deep: trees of four levels; domain: flat, one domain over all files."`
 }
 
 // Run measures what a large configuration costs: to start, in memory, to reload after a change of one file, and in
@@ -57,7 +58,7 @@ func (c *sizeCmd) Run(a *app) error {
 	}
 	defer server.stop()
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "%d limits in %d files\ts\tCPU s\tRSS MiB\tpeak MiB\tmetrics KiB\t\n", c.Limits, c.Files)
+	fmt.Fprintf(w, "%d limits in %d files, %s\ts\tCPU s\tRSS MiB\tpeak MiB\tmetrics KiB\t\n", c.Limits, c.Files, c.Shape)
 	if err := c.row(w, server, admin, "start", time.Since(start), 0); err != nil {
 		return err
 	}
@@ -93,16 +94,40 @@ func (c *sizeCmd) Run(a *app) error {
 
 // write writes the i-th file, with limits of rate a minute.
 func (c *sizeCmd) write(folder string, i, rate int) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "domain: team-%03d\ndescriptors:\n", i)
-	for j := i * c.Limits / c.Files; j < (i+1)*c.Limits/c.Files; j++ {
-		fmt.Fprintf(&b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
+	text := flat
+	if c.Shape == "deep" {
+		text = deep
 	}
+	domain := fmt.Sprintf("team-%03d", i)
+	if c.Shape == "domain" {
+		domain = "edge"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "domain: %s\ndescriptors:\n", domain)
+	text(&b, i*c.Limits/c.Files, (i+1)*c.Limits/c.Files, rate)
 	name := filepath.Join(folder, fmt.Sprintf("%03d.yaml", i))
 	if err := os.WriteFile(name+".new", []byte(b.String()), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(name+".new", name)
+}
+
+// flat writes the limits from up to to below one key.
+func flat(b *strings.Builder, from, to, rate int) {
+	for j := from; j < to; j++ {
+		fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
+	}
+}
+
+// deep writes the limits from up to to in trees of four levels: twenty paths for each tenant, a method and the users.
+func deep(b *strings.Builder, from, to, rate int) {
+	for j := from; j < to; j++ {
+		if (j-from)%20 == 0 {
+			fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    descriptors:\n", j)
+		}
+		fmt.Fprintf(b, "      - key: path\n        value: /v1/%06d\n        descriptors:\n          - key: method\n            value: POST\n"+
+			"            descriptors:\n              - key: user\n                rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
+	}
 }
 
 // row prints what server costs now. CPU is what it has used since before.

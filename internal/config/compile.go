@@ -447,7 +447,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
 		s := c.step(one)
-		reverse := append(slices.Clip(above), s)
+		reverse := above.to(s)
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
@@ -459,7 +459,8 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		node, added := tree.Add(parent, s.Pattern)
 		first := d.nodes[node]
-		if same := (sibling{parent, s.composite()}); s.pattern() { // a prefix equals a value that ends in *
+		if s.pattern() { // a prefix equals a value that ends in *
+			same := sibling{parent, s.composite()}
 			if before, twice := d.patterns[same]; twice {
 				added, first = false, before
 			} else {
@@ -511,7 +512,9 @@ func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descrip
 		}
 		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
 		p.Place = l.at.shown()
-		c.checkSettle(l.place("overdraw"), &p)
+		if p.Limit.Overdraw {
+			c.checkSettle(l.place("overdraw"), &p)
+		}
 		c.useAt(d, one, reverse, node, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {

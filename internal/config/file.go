@@ -243,8 +243,9 @@ type level struct {
 	subject string // "a descriptor"
 	where   string // where its keys belong, such as "in an item of descriptors"
 	typ     reflect.Type
-	keys    []string       // in the order of the struct
-	field   map[string]int // maps a key to its field
+	keys    []string          // in the order of the struct
+	field   map[string]int    // maps a key to its field
+	forms   map[string]string // maps a key to the form of a limit that it belongs to, or "" for both
 }
 
 // levels are the levels of a file. Advice on a misplaced key names the first level that has it.
@@ -265,11 +266,12 @@ var levels = []*level{
 }
 
 func newLevel[T any](subject, where string) *level {
-	l := &level{subject: subject, where: where, typ: reflect.TypeFor[T](), field: map[string]int{}}
+	l := &level{subject: subject, where: where, typ: reflect.TypeFor[T](), field: map[string]int{}, forms: map[string]string{}}
 	for i := range l.typ.NumField() {
 		if key := l.typ.Field(i).Tag.Get("key"); key != "" {
 			l.field[key] = i
 			l.keys = append(l.keys, key)
+			l.forms[key] = l.typ.Field(i).Tag.Get("form")
 		}
 	}
 	return l
@@ -282,8 +284,9 @@ func levelOf(typ reflect.Type) *level {
 
 // stated returns the keys of one form ("reference", "algorithm") that l states, with their places.
 func (l *limit) stated(form string) (keys []string, at []place) {
+	level := levelOf(reflect.TypeFor[limit]())
 	for key, where := range l.fields() {
-		if where.line > 0 && levelOf(reflect.TypeFor[limit]()).form(key) == form {
+		if where.line > 0 && level.form(key) == form {
 			keys, at = append(keys, key), append(at, where)
 		}
 	}
@@ -291,7 +294,7 @@ func (l *limit) stated(form string) (keys []string, at []place) {
 }
 
 // form returns the form of a limit that key belongs to, or "" for both.
-func (l *level) form(key string) string { return l.typ.Field(l.field[key]).Tag.Get("form") }
+func (l *level) form(key string) string { return l.forms[key] }
 
 // fields yields each key of a limit, in order, with its place.
 func (l *limit) fields() func(yield func(string, place) bool) {
@@ -308,8 +311,10 @@ func (l *limit) fields() func(yield func(string, place) bool) {
 
 // place returns the place of key in l, or that of l.
 func (l *limit) place(key string) place {
-	for k, where := range l.fields() {
-		if k == key && where.line > 0 {
+	level := levelOf(reflect.TypeFor[limit]())
+	if i, known := level.field[key]; known {
+		where := reflect.ValueOf(l).Elem().Field(i).Addr().Interface().(interface{ where() place }).where()
+		if where.line > 0 {
 			return where
 		}
 	}

@@ -175,16 +175,16 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	p.Reference, p.Unlimited = true, l.Unlimited.value
 	before := c.mistakes
 	period, known := l.window()
-	unitAt := l.place("unit")
+	unitAt := func() place { return l.place("unit") }
 	switch {
 	case p.Unlimited && known:
-		c.mistake(unitAt, "should not specify rate limit unit when unlimited; remove unit, or unlimited")
+		c.mistake(unitAt(), "should not specify rate limit unit when unlimited; remove unit, or unlimited")
 	case p.Unlimited && l.Unit.value != "":
-		c.warn(unitAt, "invalid rate limit unit '%s', which has no meaning with unlimited; remove it", short(l.Unit.value))
+		c.warn(unitAt(), "invalid rate limit unit '%s', which has no meaning with unlimited; remove it", short(l.Unit.value))
 	case p.Unlimited, known:
 	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported already
 	default:
-		c.mistake(unitAt, "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
+		c.mistake(unitAt(), "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
 	}
 	if p.Unlimited && l.Penalty.stated() {
 		c.mistake(l.Penalty.at, "penalty cannot be combined with unlimited, which never denies; remove one")

@@ -215,6 +215,7 @@ func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entr
 		return nil
 	}
 	defer p.leave()
+	list = make([]entry, 0, len(n.Content)/2)
 	written := map[string]int{} // maps a key to its index in n.Content
 	var merges []int
 	for i := 0; i+1 < len(n.Content); i += 2 {

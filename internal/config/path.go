@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -11,6 +12,8 @@ type step struct {
 	descriptors.Pattern
 	shared bool // share_threshold: all values that match the pattern share buckets
 	metric bool // value_to_metric
+	// name and id are those of the path that ends here. The steps below need them again and again.
+	name, id string
 }
 
 // composite is the reference server's name for the step. The reference server has no expressions.
@@ -40,11 +43,33 @@ func (s step) pattern() bool {
 // open reports whether the value of the request identifies the bucket.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
-// path is the steps from the root to a descriptor.
+// path is the steps from the root to a descriptor. Only to makes one.
 type path []step
 
+// to returns the path that goes on from p with s.
+func (p path) to(s step) path {
+	s.name, s.id = s.composite(), s.pair()
+	if len(p) > 0 {
+		s.name, s.id = p.name()+"."+s.name, p.id()+","+s.id
+	}
+	return append(slices.Clip(p), s)
+}
+
 // name returns the path as text for messages.
-func (p path) name() string { return strings.Join(p.levels(), ".") }
+func (p path) name() string {
+	if len(p) == 0 {
+		return ""
+	}
+	return p[len(p)-1].name
+}
+
+// id returns the path as key=value,key…. Unlike the name it is unique.
+func (p path) id() string {
+	if len(p) == 0 {
+		return ""
+	}
+	return p[len(p)-1].id
+}
 
 // levels returns the composite of each step.
 func (p path) levels() []string {
@@ -57,20 +82,15 @@ func (p path) levels() []string {
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
 
-// id returns the path as key=value,key…. Unlike the name it is unique. What is not a plain value has a word and a
-// second "=" before it.
-func (p path) id() string {
-	parts := make([]string, len(p))
-	for i, s := range p {
-		parts[i] = escape.Replace(s.Key)
-		switch s.How {
-		case descriptors.Any:
-			continue
-		case descriptors.HasPrefix, descriptors.HasSuffix, descriptors.Regex:
-			parts[i] += "=" + s.How.String()
-		case descriptors.Exact, descriptors.Wildcard:
-		}
-		parts[i] += "=" + escape.Replace(s.Text)
+// pair returns s as key=value, or key. What is not a plain value has a word and a second "=" before it.
+func (s step) pair() string {
+	key := escape.Replace(s.Key)
+	switch s.How {
+	case descriptors.Any:
+		return key
+	case descriptors.HasPrefix, descriptors.HasSuffix, descriptors.Regex:
+		key += "=" + s.How.String()
+	case descriptors.Exact, descriptors.Wildcard:
 	}
-	return strings.Join(parts, ",")
+	return key + "=" + escape.Replace(s.Text)
 }

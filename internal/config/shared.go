@@ -64,7 +64,11 @@ func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 
 // limit returns a copy of l that all equal limits share.
 func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
-	return oneOf(s.numbers, l, func() *algorithms.Limit { return &l })
+	if have, ok := s.numbers[l]; ok {
+		return have
+	}
+	own := l // made only now: it is on the heap
+	return oneOf(s.numbers, l, func() *algorithms.Limit { return &own })
 }
 
 // policy converts d to its final form.

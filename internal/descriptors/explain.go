@@ -129,11 +129,11 @@ type matched struct {
 func (at *level) matching(e *Entry) []matched {
 	var all []matched
 	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
-	v := at.keys[e.Key]
+	v := at.keys.get(e.Key)
 	if v == nil {
-		v = &values{}
+		v = newValues()
 	}
-	if node := v.exact[e.Value]; node != nil {
+	if node := v.exact.get(e.Value); node != nil {
 		add(Pattern{Key: e.Key, How: Exact, Text: e.Value}, node)
 	}
 	for _, n := range v.prefix.lengths {
@@ -155,7 +155,7 @@ func (at *level) matching(e *Entry) []matched {
 			wild = append(wild, w)
 		}
 	}
-	for _, w := range at.loose {
+	for _, w := range at.loose() {
 		if glob(w.Text, e.Key, e.Value) {
 			wild = append(wild, w)
 		}
@@ -186,12 +186,12 @@ func (at *level) step(e *Entry, node *Node) Step {
 // miss describes why e, the i-th entry, matched nothing.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
-	v := at.keys[e.Key]
+	v := at.keys.get(e.Key)
 	switch {
 	case v != nil:
 		m.Reason = NoValue
 		m.near(e.Value, v.names())
-	case len(at.keys) > 0 || len(at.loose) > 0:
+	case at.keys.value != nil || len(at.loose()) > 0:
 		m.Reason = NoKey
 		m.near(e.Key, at.names())
 	default:
@@ -228,20 +228,20 @@ func (at *level) walk(path string, visit func(path string, node *Node)) {
 		visit(path+name, node)
 		node.next.walk(path+name+",", visit)
 	}
-	for key, v := range at.keys {
+	for key, v := range at.keys.all() {
 		v.patterns(key, enter)
 		if v.open != nil {
 			enter(Pattern{Key: key, How: Any}, v.open)
 		}
 	}
-	for _, w := range at.loose {
+	for _, w := range at.loose() {
 		enter(w.Pattern, w.node)
 	}
 }
 
 // patterns calls visit for the patterns of the key that require some value.
 func (v *values) patterns(key string, visit func(Pattern, *Node)) {
-	for value, node := range v.exact {
+	for value, node := range v.exact.all() {
 		visit(Pattern{Key: key, How: Exact, Text: value}, node)
 	}
 	for text, node := range v.prefix.nodes {
@@ -265,10 +265,10 @@ func (v *values) names() []string {
 // names are the keys of a level.
 func (at *level) names() []string {
 	var names []string
-	for key := range at.keys {
+	for key := range at.keys.all() {
 		names = append(names, Printable(key))
 	}
-	for _, w := range at.loose {
+	for _, w := range at.loose() {
 		names = append(names, w.Shown())
 	}
 	return names

@@ -19,24 +19,53 @@ type Node struct {
 	next        level
 }
 
-// level holds the patterns for one entry.
+// level holds the patterns for one entry. A configuration may have several levels for each limit, so what few have is
+// apart.
 type level struct {
-	keys map[string]*values
-	// first and firstValues are one of keys, often the only one. A comparison is cheaper than a lookup.
-	first       string
-	firstValues *values
+	keys table[values]
+	wild *wildKeys // nil means none
+}
+
+// wildKeys are the patterns of a level that are tried one after another.
+type wildKeys struct {
 	// loose has the patterns with a "*" in the key. As in the reference server, they are matched against key_value as
 	// one text.
 	loose []wildcard
-	count int // wildcards and regular expressions, in both
+	count int // wildcards and regular expressions of the level, those of its keys included
+}
+
+// loose returns the patterns with a "*" in the key.
+func (at *level) loose() []wildcard {
+	if at.wild == nil {
+		return nil
+	}
+	return at.wild.loose
 }
 
 // values holds the patterns of one key.
 type values struct {
-	exact          map[string]*Node
+	exact table[Node]
+	open  *Node // any value
+	*ranges
+}
+
+// ranges holds the patterns of one key that several values match.
+type ranges struct {
 	prefix, suffix affixes
 	wild           []wildcard
-	open           *Node // any value
+}
+
+// noRanges are those of most keys.
+var noRanges ranges
+
+func newValues() *values { return &values{ranges: &noRanges} }
+
+// own returns the ranges of v, for changes.
+func (v *values) own() *ranges {
+	if v.ranges == &noRanges {
+		v.ranges = &ranges{}
+	}
+	return v.ranges
 }
 
 // affixes holds prefixes or suffixes of values.
@@ -63,15 +92,15 @@ func (at *level) couldMeet(entries []Possible) bool {
 		return n != nil && (len(rest) == 0 && len(n.Policies) > 0 || len(rest) > 0 && n.next.couldMeet(rest))
 	}
 	wild := func(w wildcard) bool { return leads(w.node) }
-	if slices.ContainsFunc(at.loose, wild) {
+	if slices.ContainsFunc(at.loose(), wild) {
 		return true
 	}
-	for key, v := range at.keys {
+	for key, v := range at.keys.all() {
 		if slices.ContainsFunc(v.wild, func(w wildcard) bool { return (key == e.Key || w.How == Wildcard) && wild(w) }) {
 			return true
 		}
 	}
-	v := at.keys[e.Key]
+	v := at.keys.get(e.Key)
 	if v == nil {
 		return false
 	}
@@ -82,11 +111,11 @@ func (at *level) couldMeet(entries []Possible) bool {
 			}
 		}
 	}
-	if leads(v.open) || e.Known && leads(v.exact[e.Value]) {
+	if leads(v.open) || e.Known && leads(v.exact.get(e.Value)) {
 		return true
 	}
 	if !e.Known {
-		for _, n := range v.exact {
+		for _, n := range v.exact.all() {
 			if leads(n) {
 				return true
 			}
@@ -114,26 +143,21 @@ func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 		if p.Text != "" {
 			text += "_" + p.Text
 		}
-		return at.addWild(&at.loose, Pattern{How: Wildcard, Text: text})
+		wild := at.ownWild()
+		return wild.add(&wild.loose, Pattern{How: Wildcard, Text: text})
 	}
-	if at.keys == nil {
-		at.keys = map[string]*values{}
-	}
-	v := at.keys[p.Key]
+	v := at.keys.get(p.Key)
 	if v == nil {
-		v = &values{}
-		at.keys[p.Key] = v
-		if at.firstValues == nil {
-			at.first, at.firstValues = p.Key, v
-		}
+		v = newValues()
+		at.keys.add(p.Key, v)
 	}
 	switch p.How {
 	case HasPrefix:
-		return v.prefix.add(p.Text)
+		return v.own().prefix.add(p.Text)
 	case HasSuffix:
-		return v.suffix.add(p.Text)
+		return v.own().suffix.add(p.Text)
 	case Wildcard, Regex:
-		return at.addWild(&v.wild, p)
+		return at.ownWild().add(&v.own().wild, p)
 	case Any:
 		if v.open == nil {
 			v.open, added = &Node{}, true
@@ -141,26 +165,32 @@ func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 		return v.open, added
 	case Exact:
 	}
-	if v.exact == nil {
-		v.exact = map[string]*Node{}
-	}
-	if node = v.exact[p.Text]; node == nil {
+	if node = v.exact.get(p.Text); node == nil {
 		node, added = &Node{}, true
-		v.exact[p.Text] = node
+		v.exact.add(p.Text, node)
 	}
 	return node, added
 }
 
-func (at *level) addWild(list *[]wildcard, p Pattern) (*Node, bool) {
-	for _, w := range *list {
-		if w.How == p.How && w.Text == p.Text {
-			return w.node, false
+// ownWild returns the wildKeys of at, for changes.
+func (at *level) ownWild() *wildKeys {
+	if at.wild == nil {
+		at.wild = &wildKeys{}
+	}
+	return at.wild
+}
+
+// add adds p to list, which is w.loose or the patterns of a key.
+func (w *wildKeys) add(list *[]wildcard, p Pattern) (*Node, bool) {
+	for _, have := range *list {
+		if have.How == p.How && have.Text == p.Text {
+			return have.node, false
 		}
 	}
-	w := wildcard{Pattern: p, order: at.count, node: &Node{}}
-	at.count++
-	*list = append(*list, w)
-	return w.node, true
+	one := wildcard{Pattern: p, order: w.count, node: &Node{}}
+	w.count++
+	*list = append(*list, one)
+	return one.node, true
 }
 
 func (a *affixes) add(text string) (node *Node, added bool) {
@@ -211,32 +241,29 @@ func (t *Tree) Match(entries []Entry) *Node {
 }
 
 func (at *level) match(e *Entry) *Node {
-	v := at.firstValues
-	if v == nil || at.first != e.Key {
-		v = at.keys[e.Key]
-	}
-	if v != nil {
-		if node := v.exact[e.Value]; node != nil {
-			return node
-		}
-		if node := v.prefix.longest(e.Value, false); node != nil {
-			return node
-		}
-		if node := v.suffix.longest(e.Value, true); node != nil {
-			return node
-		}
+	v := at.keys.get(e.Key)
+	if v == nil && at.wild == nil {
+		return nil
 	}
 	var found *wildcard
 	if v != nil {
-		for i := range v.wild {
-			if v.wild[i].matches(e.Value) {
-				found = &v.wild[i]
-				break
+		if node := v.exact.get(e.Value); node != nil {
+			return node
+		}
+		if v.ranges != &noRanges {
+			node := v.prefix.longest(e.Value, false)
+			if node == nil {
+				node = v.suffix.longest(e.Value, true)
 			}
+			if node != nil {
+				return node
+			}
+			found = v.firstWild(e.Value)
 		}
 	}
-	for i := range at.loose {
-		w := &at.loose[i]
+	loose := at.loose()
+	for i := range loose {
+		w := &loose[i]
 		if (found == nil || w.order < found.order) && (joined{e.Key, e.Value, true}).matches(w.Text) {
 			found = w
 			break
@@ -250,6 +277,16 @@ func (at *level) match(e *Entry) *Node {
 	default:
 		return nil
 	}
+}
+
+// firstWild returns the first wildcard or regular expression that matches value, or nil.
+func (r *ranges) firstWild(value string) *wildcard {
+	for i := range r.wild {
+		if r.wild[i].matches(value) {
+			return &r.wild[i]
+		}
+	}
+	return nil
 }
 
 // matches reports whether w, whose key has no "*", matches value.

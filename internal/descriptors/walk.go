@@ -20,8 +20,9 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 		node *Node
 	}
 	var children []child
-	for _, key := range slices.Sorted(maps.Keys(at.keys)) {
-		v, first := at.keys[key], len(children)
+	keys := maps.Collect(at.keys.all())
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		v, first := keys[key], len(children)
 		v.patterns(key, func(p Pattern, n *Node) {
 			p.Key = key
 			children = append(children, child{p, n})
@@ -31,7 +32,7 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 			children = append(children, child{Pattern{Key: key, How: Any}, v.open})
 		}
 	}
-	for _, w := range at.loose {
+	for _, w := range at.loose() {
 		children = append(children, child{w.Pattern, w.node})
 	}
 	for _, c := range children {

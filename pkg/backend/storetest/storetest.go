@@ -31,7 +31,7 @@ func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load())
 // Time is the same as a time.Time.
 func (c *Clock) Time() time.Time { return time.UnixMicro(c.now.Load()) }
 
-// Times converts a clock.
+// Times converts the clock of a suite to one for memory.Config and the like.
 func Times(now func() algorithms.Micros) func() time.Time {
 	return func() time.Time { return time.UnixMicro(int64(now())) }
 }

@@ -103,16 +103,16 @@ func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// headers adds RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers); reset is the time after which
-// more units are available.
+// headers adds an item to RateLimit-Policy and to RateLimit (draft-ietf-httpapi-ratelimit-headers), which are lists: a
+// request may pass several limits. reset is the time after which more units are available.
 func (h *handler) headers(header http.Header, result *ratelimit.Result, reset time.Duration) {
 	name := quoted(h.config.Limit)
 	policy := name + ";q=" + strconv.FormatInt(clamp(result.Limit), 10)
 	if result.Window > 0 {
 		policy += ";w=" + strconv.FormatInt(seconds(result.Window), 10)
 	}
-	header.Set("RateLimit-Policy", policy)
-	header.Set("RateLimit", name+";r="+strconv.FormatInt(clamp(result.Remaining), 10)+";t="+strconv.FormatInt(seconds(reset), 10))
+	header.Add("RateLimit-Policy", policy)
+	header.Add("RateLimit", name+";r="+strconv.FormatInt(clamp(result.Remaining), 10)+";t="+strconv.FormatInt(seconds(reset), 10))
 }
 
 // quoted returns text as a String of RFC 9651, with other characters replaced.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -69,6 +70,30 @@ func TestAnswersHaveTheHeadersAndProblems(t *testing.T) {
 }
 
 // Each row is a request; the bucket of each key allows two.
+// TestSeveralLimits sends a request through two limits, one around the other. The answer describes both.
+func TestSeveralLimits(t *testing.T) {
+	clock := func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
+	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock}), Limits: ratelimit.Limits{
+		"all": ratelimit.TokenBucket(5, 5*time.Second), "logins": ratelimit.TokenBucket(1, time.Minute),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h http.Handler = http.NotFoundHandler()
+	for _, name := range []string{"logins", "all"} { // from the inside
+		limit, err := httplimit.New(limiter, httplimit.Config{Limit: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h = limit(h)
+	}
+	for _, want := range [][]string{{`"all";r=4;t=1`, `"logins";r=0;t=60`}, {`"all";r=3;t=2`, `"logins";r=0;t=60`}} {
+		if got := get(h, "192.0.2.1:1").Header().Values("RateLimit"); !slices.Equal(got, want) {
+			t.Errorf("RateLimit: %q, want %q", got, want)
+		}
+	}
+}
+
 func TestKeysByAddress(t *testing.T) {
 	h := limited(t, nil, httplimit.Config{Key: httplimit.ByAddress(trusted)})
 	for i, step := range []struct {

@@ -1,0 +1,45 @@
+package descriptors
+
+import "iter"
+
+// table maps texts to values. Most tables of a tree of several levels have one entry, which needs no map: an empty map
+// with room for one takes 256 bytes. A comparison is also cheaper than a lookup.
+type table[V any] struct {
+	first string
+	value *V            // of first; nil means that the table is empty
+	more  map[string]*V // the other entries
+}
+
+// get returns the value of text, or nil.
+func (t *table[V]) get(text string) *V {
+	if t.first == text && t.value != nil {
+		return t.value
+	}
+	return t.more[text]
+}
+
+// add sets the value of text, which has none.
+func (t *table[V]) add(text string, value *V) {
+	switch {
+	case t.value == nil:
+		t.first, t.value = text, value
+		return
+	case t.more == nil:
+		t.more = map[string]*V{}
+	}
+	t.more[text] = value
+}
+
+// all yields the entries, in no particular order.
+func (t *table[V]) all() iter.Seq2[string, *V] {
+	return func(yield func(string, *V) bool) {
+		if t.value == nil || !yield(t.first, t.value) {
+			return
+		}
+		for text, value := range t.more {
+			if !yield(text, value) {
+				return
+			}
+		}
+	}
+}
