@@ -97,6 +97,9 @@ type Request struct {
 	Key  []string
 	// N is the number of units, at least 1.
 	N int64
+	// Costs, if not nil, are by kind, such as {"input": 1200, "output": 300}, and the call sets N to what the Weights of
+	// the limit make of them (see Limiter.Cost).
+	Costs map[string]int64
 	// Reserve makes the request a reservation: it may be allowed for later, when Result.Wait has passed.
 	Reserve bool
 	// Limit, if not nil, is the limit itself, for numbers that the program keeps elsewhere, such as those of a tenant.
@@ -181,6 +184,11 @@ func (l *Limiter) find(r *Request) (err error) {
 	r.limit = l.named[r.Name]
 	if r.Limit != nil {
 		if r.limit, err = l.ownLimit(r); err != nil {
+			return err
+		}
+	}
+	if r.Costs != nil && r.limit != nil {
+		if r.N, err = r.limit.cost(r.Costs); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,11 @@ func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
 	if m == nil {
 		return 0, unknown(name)
 	}
+	return m.cost(costs)
+}
+
+// cost returns what costs come to by the weights of m.
+func (m *limit) cost(costs map[string]int64) (int64, error) {
 	w := m.policy.Extra().Weights
 	if w == nil {
 		return 0, fmt.Errorf("limit %q: %w", m.policy.Name, ErrNoWeights)

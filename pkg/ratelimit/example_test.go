@@ -104,6 +104,48 @@ func ExampleLimiter_Settle() {
 	// Output: 27500 left <nil>
 }
 
+// A budget of tokens that parallel calls cannot overrun: each reserves an estimate, and settles what it has used.
+func ExampleLimit_settles() {
+	ctx, none := context.Background(), int64(0)
+	budget := ratelimit.FixedWindow(10_000, 30*24*time.Hour)
+	budget.Settles, budget.MaxReserved = true, &none // a call that does not fit now is denied
+	budget.Weights = map[string]string{"input": "1", "output": "4"}
+	limiter := newLimiter(ratelimit.Limits{"llm_tokens": budget})
+
+	first, err := limiter.ReserveN(ctx, 6_000, "llm_tokens", "bob")
+	fmt.Println("first:", err)
+	_, err = limiter.ReserveN(ctx, 6_000, "llm_tokens", "bob")
+	fmt.Println("second, meanwhile, is denied:", errors.Is(err, ratelimit.ErrDenied))
+
+	used, err := limiter.Cost("llm_tokens", map[string]int64{"input": 1200, "output": 300})
+	fmt.Println("the first used", used, err)
+	result, err := limiter.Settle(ctx, first, used)
+	fmt.Println(result.Remaining, "left", err)
+	// Output:
+	// first: <nil>
+	// second, meanwhile, is denied: true
+	// the first used 2400 <nil>
+	// 7600 left <nil>
+}
+
+// Charge what kinds of units come to by the weights of a limit.
+func ExampleLimiter_Cost() {
+	limit := ratelimit.FixedWindow(1000, 30*24*time.Hour)
+	limit.Weights = map[string]string{"input": "1", "cached": "1/10", "output": "4"}
+	limiter := newLimiter(ratelimit.Limits{"llm_tokens": limit})
+
+	used := map[string]int64{"input": 100, "cached": 55, "output": 25}
+	cost, err := limiter.Cost("llm_tokens", used) // 100 + 5.5 + 100, rounded up once
+	fmt.Println(cost, err)
+
+	requests := []ratelimit.Request{{Name: "llm_tokens", Key: []string{"bob"}, Costs: used}} // the same in one call
+	err = limiter.AllowAll(context.Background(), requests)
+	fmt.Println(requests[0].N, "charged,", requests[0].Result.Remaining, "left", err)
+	// Output:
+	// 206 <nil>
+	// 206 charged, 794 left <nil>
+}
+
 // Wait for a turn instead of failing.
 func ExampleLimiter_Wait() {
 	limiter, err := ratelimit.New(ratelimit.Config{

@@ -30,6 +30,15 @@ type Limit struct {
 	// MaxReserved is how many units below zero reservations and Overdraw may go; nil means as many as can be counted
 	// exactly.
 	MaxReserved *int64
+	// Settles makes reservations of a token bucket or a fixed window exact: Settle returns all that would be left if the
+	// real cost had been known at the start, and always accepts a real cost that is larger. With MaxReserved 0, a
+	// reservation that does not fit now is denied, so that the calls that run at the same time never use more than the
+	// limit by more than the error of their estimates. It cannot be combined with Overdraw, Penalty or Guaranteed, nor
+	// with a Capacity of a fixed window above Rate.
+	Settles bool
+	// MaxDebt is how many units below zero Settle may charge a limit with Settles; what exceeds it is lost. nil means
+	// Capacity.
+	MaxDebt *int64
 	// Start is a moment at which a fixed window starts. The zero Time means that the windows of each key start at a time
 	// derived from the key, so that not all buckets are refilled at once.
 	Start time.Time
@@ -43,7 +52,7 @@ type Limit struct {
 	// Guaranteed, if not nil, is a rate that a token bucket guarantees beside its own.
 	Guaranteed *Rate
 	// Weights, if not nil, is what one unit of each kind costs: a whole number, a decimal fraction or a fraction, such as
-	// {"input": "1", "cached": "1/10"}. Limiter.Cost uses it.
+	// {"input": "1", "cached": "1/10"}. Limiter.Cost and Request.Costs use it.
 	Weights map[string]string
 	// Loaded is set by package limitsfile, and by nobody else. The other fields of such a limit have no effect.
 	Loaded *limiter.Loaded
@@ -114,16 +123,20 @@ func (l Limit) named(domain, name string) (*limit, error) {
 // inline returns l as a limit that comes with a request. Its buckets are those of the HTTP API's config, and never those
 // of a limit in Config.Limits.
 func (l Limit) inline(domain, name string) (*limit, error) {
-	if l.Loaded != nil {
+	switch {
+	case l.Loaded != nil:
 		return nil, errors.New("a loaded limit cannot come with a request; add it to Config.Limits")
+	case l.Settles:
+		return nil, errors.New("a limit with Settles cannot come with a request, which cannot reserve it; add it to Config.Limits")
 	}
 	numbers, err := l.compile()
-	if err != nil {
+	weights, wrong := l.weights()
+	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
 	m := newLimit(descriptors.Policy{
 		Index: -1, Domain: domain, Name: name, Owner: domain + "/#inline", Limit: &numbers,
-		Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind), Extras: &descriptors.Extras{Named: true},
+		Prefix: descriptors.Prefix(domain, "inline", name, numbers.Kind), Extras: &descriptors.Extras{Named: true, Weights: weights},
 	})
 	m.inline = true
 	return m, nil
@@ -138,7 +151,7 @@ func newLimit(p descriptors.Policy) *limit {
 func (l Limit) compile() (algorithms.Limit, error) {
 	spec := algorithms.Spec{
 		Kind: l.Algorithm, Rate: l.Rate, Capacity: l.Capacity, Initial: l.Initial, MaxReserved: l.MaxReserved,
-		Calendar: l.Calendar, Overdraw: l.Overdraw,
+		Calendar: l.Calendar, Overdraw: l.Overdraw, Settles: l.Settles, MaxDebt: l.MaxDebt,
 	}
 	var inexact spans
 	spec.Period = inexact.micros("period", l.Period)

@@ -1,0 +1,88 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+// A limit with Settles gets back what would be left if the real cost had been known: 10 units of which 8 were reserved
+// for 30 s in which nothing could flow over. Without it the refund is less by what has flowed in.
+func TestSettlesIsExact(t *testing.T) {
+	ten := ratelimit.TokenBucket(10, time.Minute)
+	exact := ten
+	exact.Settles = true
+	debt := int64(3)
+	bounded := exact
+	bounded.MaxDebt = &debt
+	l, clock := limiterOn(t, ratelimit.Limits{"plain": ten, "exact": exact, "bounded": bounded})
+	plain, reserved := reserve(t, l, 8, "plain"), reserve(t, l, 8, "exact")
+	over := reserve(t, l, 10, "bounded")
+	clock.Set(storetest.Start + 30*algorithms.Second)
+	if r, err := l.Settle(t.Context(), plain, 4); err != nil || r.Remaining != 7 {
+		t.Errorf("plain: %+v %v", r, err)
+	}
+	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6, and 5 flow in: full
+		t.Errorf("exact: %+v %v", r, err)
+	}
+	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3; the rest is lost
+		t.Errorf("over: %+v %v", r, err)
+	}
+	clock.Set(storetest.Start + 48*algorithms.Second)
+	if r, err := l.Peek(t.Context(), 0, "bounded"); err == nil && r.Remaining != 0 {
+		t.Errorf("after the debt: %+v %v", r, err)
+	}
+	clock.Set(storetest.Start + 54*algorithms.Second)
+	if _, err := l.Allow(t.Context(), "bounded"); err != nil {
+		t.Errorf("a unit after the debt of 3: %v", err)
+	}
+}
+
+func TestMistakesOfSettles(t *testing.T) {
+	debt, two := int64(1), int64(2)
+	for want, limit := range map[string]ratelimit.Limit{
+		"max_debt": {Algorithm: ratelimit.TokenBucket(1, time.Second).Algorithm, Rate: 1, Period: time.Second, MaxDebt: &debt},
+		"settle":   {Algorithm: ratelimit.FixedWindow(1, time.Second).Algorithm, Rate: 1, Period: time.Second, Capacity: &two, Settles: true},
+	} {
+		if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"a": limit}}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	l, _ := limiterOn(t, ratelimit.Limits{})
+	own := ratelimit.TokenBucket(10, time.Minute)
+	own.Weights = map[string]string{"output": "4"}
+	requests := []ratelimit.Request{{Name: "own", Costs: map[string]int64{"output": 2}, Limit: &own}}
+	if err := l.AllowAll(t.Context(), requests); err != nil || requests[0].N != 8 || requests[0].Result.Remaining != 2 {
+		t.Errorf("weights of a limit that comes with the request: %+v %v", requests[0], err)
+	}
+	requests[0].Costs = map[string]int64{"outputs": 2}
+	if err := l.AllowAll(t.Context(), requests); err == nil || !strings.Contains(err.Error(), `"outputs" has no weight`) {
+		t.Error(err)
+	}
+	own.Weights = nil
+	if err := l.AllowAll(t.Context(), requests); !errors.Is(err, ratelimit.ErrNoWeights) {
+		t.Error(err)
+	}
+	own.Settles = true
+	if err := l.AllowAll(t.Context(), requests); err == nil || !strings.Contains(err.Error(), "cannot come with a request") {
+		t.Error(err)
+	}
+}
+
+// limiterOn makes a Limiter of limits whose clock the test sets.
+func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *storetest.Clock) {
+	t.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock.Time}), Limits: limits, Clock: clock.Time})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, clock
+}
