@@ -1,0 +1,538 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+)
+
+// budgets has a limit whose requests reserve 100 units, and one that applications reserve by name.
+const budgets = `
+domain: ai
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000000, period: 300d, settle: {estimate: 100, most: 500}}
+  few: {algorithm: fixed_window, rate: 1000, period: 300d, settle: {estimate: 100, max_debt: 200}}
+  learned: {algorithm: fixed_window, rate: 1000000, period: 300d, settle: {estimate: {learn: p50, first: 300, most: 9000}}}
+descriptors:
+  - {key: user, limit: tokens}
+  - {key: poor, limit: few}
+  - {key: caller, limit: learned}
+`
+
+// settler is a sidecar as a process, its proxy and its applications.
+type settler struct {
+	*process
+	t      *testing.T
+	addr   string
+	proxy  rls.RateLimitServiceClient
+	client *http.Client
+}
+
+func budgetFile(t *testing.T) string {
+	t.Helper()
+	return fileOf(t, "limits.yaml", budgets)
+}
+
+func fileOf(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func startSettler(t *testing.T, args ...string) *settler {
+	t.Helper()
+	s := &settler{t: t, addr: loopback(), client: &http.Client{Timeout: patience}}
+	s.process = start(t, sidecarProgram, append([]string{
+		"serve", "--config", budgetFile(t), "--drain-delay", "0s",
+		"--grpc-listen", s.addr + ":8081", "--http-listen", s.addr + ":8080", "--admin-listen", s.addr + ":6070",
+	}, args...)...)
+	eventually(t, "it is ready", func() bool {
+		answer, err := s.client.Get("http://" + s.addr + ":8080/readyz")
+		if err != nil {
+			return false
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	conn, err := grpc.NewClient(s.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); s.client.CloseIdleConnections() })
+	s.proxy = rls.NewRateLimitServiceClient(conn)
+	return s
+}
+
+// send sends descriptors. An error is that of the call, or a denial.
+func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
+	r := rlstest.Request("ai")
+	for _, text := range texts {
+		r.Descriptors = append(r.Descriptors, rlstest.Descriptor(text))
+	}
+	answer, err := s.proxy.ShouldRateLimit(s.t.Context(), r)
+	if err == nil && answer.OverallCode != rls.RateLimitResponse_OK {
+		err = fmt.Errorf("denied: %v", answer.Statuses)
+	}
+	return answer, err
+}
+
+// start reserves as a proxy does, and returns the id.
+func (s *settler) start(descriptor string) (string, error) {
+	answer, err := s.send(descriptor)
+	if err != nil {
+		return "", err
+	}
+	return answer.DynamicMetadata.Fields["settle"].GetStringValue(), nil
+}
+
+func (s *settler) mustStart(descriptor string) string {
+	s.t.Helper()
+	id, err := s.start(descriptor)
+	if err != nil || id == "none" || id == "" {
+		s.t.Fatalf("%s: id %q, %v", descriptor, id, err)
+	}
+	return id
+}
+
+// done settles as a proxy does.
+func (s *settler) done(id string, cost int) error {
+	_, err := s.send(fmt.Sprintf("settle=%s;hits=%d", id, cost), "settle_end="+id+";hits=0")
+	return err
+}
+
+// post sends a request of an application.
+func (s *settler) post(path, body string) (code int, answer string) {
+	resp, err := s.client.Post("http://"+s.addr+":8080"+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text)
+}
+
+// reserve reserves as an application does, and returns the id.
+func (s *settler) reserve(limit, key string, count int) string {
+	s.t.Helper()
+	code, text := s.post("/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":%d,"reserve":true}`, limit, key, count))
+	var said struct{ Reservation string }
+	if err := json.Unmarshal([]byte(text), &said); err != nil || code != 200 || said.Reservation == "" {
+		s.t.Fatalf("%d %s", code, text)
+	}
+	return said.Reservation
+}
+
+func (s *settler) settle(id string, count int) (code int, answer string) {
+	return s.post("/v1/limit", fmt.Sprintf(`{"reservation":%q,"count":%d}`, id, count))
+}
+
+func (s *settler) mustSettle(id string, count int) {
+	s.t.Helper()
+	if code, answer := s.settle(id, count); code != 200 {
+		s.t.Errorf("settle to %d: %d %s", count, code, answer)
+	}
+}
+
+// left is what a bucket has left.
+func (s *settler) left(limit, key string) int {
+	s.t.Helper()
+	left := -1
+	eventually(s.t, "the bucket can be read", func() bool {
+		code, text := s.post("/v1/check", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
+		var said struct{ Limits []struct{ Remaining *int } }
+		if err := json.Unmarshal([]byte(text), &said); err != nil || code != 200 && code != 429 || len(said.Limits) != 1 || said.Limits[0].Remaining == nil {
+			return false
+		}
+		left = *said.Limits[0].Remaining
+		return true
+	})
+	return left
+}
+
+func (s *settler) want(limit, key string, want int) {
+	s.t.Helper()
+	if left := s.left(limit, key); left != want {
+		s.t.Errorf("%s has %d of %s left, want %d", key, left, limit, want)
+	}
+}
+
+// metric is the sum of the samples that start so.
+func (s *settler) metric(prefix string) (sum float64) {
+	s.t.Helper()
+	resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	for line := range strings.SplitSeq(string(text), "\n") {
+		if strings.HasPrefix(line, prefix) {
+			value, _ := strconv.ParseFloat(line[strings.LastIndexByte(line, ' ')+1:], 64)
+			sum += value
+		}
+	}
+	return sum
+}
+
+const firstKey, secondKey, thirdKey = "the first key of reservations", "the second key of reservations", "the third key of reservations"
+
+// keyLine is a key without blanks, which separate keys.
+func keyLine(key string) string { return strings.ReplaceAll(key, " ", "-") + "\n" }
+
+func TestTheKeyFileOfReservations(t *testing.T) {
+	t.Parallel()
+	path := fileOf(t, "keys", keyLine(firstKey))
+	write := func(keys ...string) {
+		t.Helper()
+		text := ""
+		for _, key := range keys {
+			text += keyLine(key)
+		}
+		if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := startSettler(t, "--settle-key-file", path)
+	byProxy, byProgram, late := s.mustStart("user=proxy"), s.reserve("tokens", "program", 100), s.mustStart("user=late")
+	lateByProgram := s.reserve("tokens", "late program", 100)
+
+	write(secondKey, firstKey)
+	eventually(t, "the new keys are read", func() bool {
+		s.mustStart("user=other")
+		return strings.Contains(s.output.String(), "were read again")
+	})
+	if err := s.done(byProxy, 37); err != nil {
+		t.Error(err)
+	}
+	s.mustSettle(byProgram, 37)
+	s.want("tokens", "proxy", 1_000_000-37)
+	s.want("tokens", "program", 1_000_000-37)
+
+	forged := []byte(s.mustStart("user=forged"))
+	forged[40] ^= 1
+	if err := s.done(string(forged), 0); err != nil {
+		t.Errorf("an id that nobody has signed settles nothing, and is no error: %v", err)
+	}
+	if code, answer := s.settle(string(forged), 0); code != http.StatusNotFound {
+		t.Errorf("forged: %d %s", code, answer)
+	}
+	s.want("tokens", "forged", 1_000_000-100)
+
+	write("short") // the keys before stay in use
+	second := s.mustStart("user=second")
+	eventually(t, "the mistake is logged", func() bool {
+		s.mustStart("user=other")
+		return strings.Contains(s.output.String(), "the keys of reservations cannot be read again; those before stay in use")
+	})
+	if err := s.done(second, 5); err != nil {
+		t.Error(err)
+	}
+	s.want("tokens", "second", 1_000_000-5)
+
+	write(thirdKey, secondKey) // the first one is gone
+	eventually(t, "ids of the first key are refused", func() bool {
+		code, _ := s.settle(lateByProgram, 0)
+		return code == http.StatusNotFound
+	})
+	if err := s.done(late, 0); err != nil {
+		t.Error(err)
+	}
+	s.want("tokens", "late", 1_000_000-100)
+	if text := s.output.String(); strings.Contains(text, strings.TrimSpace(keyLine(firstKey))) {
+		t.Error("the log shows a key")
+	}
+}
+
+func TestAKeyFileThatCannotBeUsedEndsTheStart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ path, why string }{
+		"missing":    {filepath.Join(t.TempDir(), "none"), "no such file"},
+		"a folder":   {t.TempDir(), "is a directory"},
+		"empty":      {fileOf(t, "keys", ""), "has 0 keys; write one or two lines with a key each"},
+		"short":      {fileOf(t, "keys", "short\n"), "fewer than 16 characters; make one with: openssl rand -hex 32"},
+		"three keys": {fileOf(t, "keys", keyLine(firstKey)+keyLine(secondKey)+keyLine(thirdKey)), "has 3 keys; write one or two lines with a key each"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at := loopback()
+			p := start(t, sidecarProgram, "serve", "--config", budgetFile(t), "--settle-key-file", c.path,
+				"--grpc-listen", at+":8081", "--http-listen", at+":8080")
+			p.refuses(t, 3, c.why)
+		})
+	}
+}
+
+func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	url := "redis://" + redis.Addr
+	a, b := startSettler(t, "--redis-url", url, "--backend-timeout", "5s"), startSettler(t, "--redis-url", url, "--backend-timeout", "5s")
+	crossed := func(user string) {
+		t.Helper()
+		if err := b.done(a.mustStart("user="+user), 30); err != nil {
+			t.Error(err)
+		}
+		b.mustSettle(a.mustStart("user="+user), 4)
+		a.mustSettle(b.reserve("tokens", user, 50), 20)
+		a.want("tokens", user, 1_000_000-54)
+	}
+	crossed("bob")
+	before := a.mustStart("user=flushed")
+	redis.Do("FLUSHALL") // both know the key still; the bucket of the reservation is a new one
+	crossed("eve")
+	b.mustStart("user=flushed")
+	if err := b.done(before, 0); err != nil {
+		t.Error(err)
+	}
+	b.want("tokens", "flushed", 1_000_000-100) // nothing is refunded that the new bucket does not contain
+}
+
+func TestAUserOfRedisWhoMayNotReadTheKey(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	redis.Do("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hmget", "-hset")
+	s := startSettler(t, "--redis-url", "redis://limited:pw@"+redis.Addr, "--backend-timeout", "5s")
+	if err := s.done(s.mustStart("user=bob"), 3); err != nil { // its own ids are good
+		t.Error(err)
+	}
+	s.want("tokens", "bob", 1_000_000-3)
+	eventually(t, "the condition is reported", func() bool {
+		resp, err := s.client.Get("http://" + s.addr + ":6070/api/conditions")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		return strings.Contains(string(text), "settle-key-not-shared") && strings.Contains(string(text), "--settle-key-file")
+	})
+	for range 12 { // the gate is not open
+		_, _ = s.start("poor=eve")
+	}
+	s.want("few", "eve", 0)
+}
+
+// TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops again and again. Each
+// reservation is settled through both, by proxies and applications, until each has answered. In the end the bucket in
+// Redis contains what the test's own book says: less only what starts without an answer have reserved.
+func TestSidecarsSettleWhileRedisFails(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	var sidecars [2]*settler
+	for i := range sidecars {
+		sidecars[i] = startSettler(t, "--redis-url", "redis://"+redis.Addr, "--backend-timeout", "100ms", "--settle-key-file", fileOf(t, "keys", keyLine(firstKey)))
+	}
+	var pauses, failed atomic.Int32
+	stop, faults := make(chan struct{}), sync.WaitGroup{}
+	faults.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Duration(50+rand.IntN(150)) * time.Millisecond):
+				redis.Pause()
+				time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+				redis.Resume()
+				pauses.Add(1)
+			}
+		}
+	})
+	var mu sync.Mutex
+	real, unknown, settled := 0, 0, 0 // guarded by mu
+	var callers sync.WaitGroup
+	for caller := range 4 {
+		callers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(caller), 1))
+			for n := 0; n < 10 || n < 300 && pauses.Load() < 8; n++ {
+				id, err := sidecars[random.IntN(2)].start("user=bob")
+				if err != nil || id == "none" {
+					mu.Lock()
+					unknown++
+					mu.Unlock()
+					continue
+				}
+				cost := random.IntN(300)
+				var both sync.WaitGroup
+				for side, s := range sidecars {
+					byProxy := random.IntN(2) == 0
+					both.Go(func() {
+						for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+							if byProxy {
+								if s.done(id, cost) == nil {
+									return
+								}
+							} else if code, _ := s.settle(id, cost); code == 200 {
+								return
+							}
+							failed.Add(1)
+						}
+						t.Errorf("side %d did not settle", side)
+					})
+				}
+				both.Wait()
+				mu.Lock()
+				real, settled = real+cost, settled+1
+				mu.Unlock()
+			}
+		})
+	}
+	callers.Wait()
+	close(stop)
+	faults.Wait()
+	used := 1_000_000 - sidecars[0].left("tokens", "bob")
+	t.Logf("%d pauses, %d settlements failed at first; %d reservations of %d units are settled; %d starts without an answer; %d used",
+		pauses.Load(), failed.Load(), settled, real, unknown, used)
+	if used < real || used > real+100*unknown || (used-real)%100 != 0 {
+		t.Errorf("used %d, want %d and at most %d times 100", used, real, unknown)
+	}
+	if settled == 0 || failed.Load() == 0 && unknown == 0 {
+		t.Error("nothing was settled, or nothing failed")
+	}
+
+	// A Redis that lost everything refunds nothing of before; a sidecar that died is not needed.
+	before := [2]string{sidecars[0].mustStart("user=eve"), sidecars[0].reserve("tokens", "eve", 400)}
+	sidecars[0].kill()
+	redis.Kill()
+	redis.Restart()
+	b := sidecars[1]
+	var now string
+	eventually(t, "Redis decides again", func() bool {
+		id, err := b.start("user=eve")
+		now = id
+		return err == nil && id != "none"
+	})
+	for _, id := range before {
+		eventually(t, "it is settled", func() bool { code, _ := b.settle(id, 0); return code == 200 })
+	}
+	if left := b.left("tokens", "eve"); left > 1_000_000-100 {
+		t.Errorf("%d left: what was lost with Redis was refunded", left)
+	}
+	had := b.left("tokens", "eve")
+	eventually(t, "it is settled", func() bool { return b.done(now, 0) == nil })
+	b.want("tokens", "eve", had+100)
+}
+
+// TestClientsThatAbuseReservations is what a hostile client of a proxy or of an application can do.
+func TestClientsThatAbuseReservations(t *testing.T) {
+	t.Parallel()
+	s := startSettler(t)
+	t.Run("sends an id of its own, or another's that it changed", func(t *testing.T) {
+		mine := s.mustStart("user=mine")
+		theirs := []byte(s.mustStart("user=theirs"))
+		theirs[60] ^= 3
+		for _, id := range []string{"", "none", "mine", mine + "A", mine[:len(mine)-4], string(theirs), strings.Repeat("A", 3000)} {
+			if err := s.done(id, 0); err != nil {
+				t.Errorf("proxy, %.20q: %v", id, err)
+			}
+			if code, answer := s.settle(id, 0); code != http.StatusNotFound {
+				t.Errorf("application, %.20q: %d %s", id, code, answer)
+			}
+		}
+		s.want("tokens", "mine", 1_000_000-100)
+		s.want("tokens", "theirs", 1_000_000-100)
+	})
+	t.Run("repeats a settlement", func(t *testing.T) {
+		byProxy, byProgram := s.mustStart("user=repeats"), s.reserve("tokens", "repeats", 200)
+		var all sync.WaitGroup
+		for range 40 {
+			all.Go(func() {
+				if err := s.done(byProxy, 30); err != nil {
+					t.Error(err)
+				}
+				if code, answer := s.settle(byProgram, 50); code != 200 && code != http.StatusConflict {
+					t.Errorf("%d %s", code, answer)
+				}
+			})
+		}
+		all.Wait()
+		s.want("tokens", "repeats", 1_000_000-80)
+		_ = s.done(byProxy, 0)
+		_ = s.done(byProgram, 0)
+		if code, answer := s.settle(byProgram, 0); code != http.StatusConflict {
+			t.Errorf("%d %s", code, answer)
+		}
+		s.want("tokens", "repeats", 1_000_000-80)
+	})
+	t.Run("declares a tiny cost", func(t *testing.T) {
+		for range 10 { // each reserves the estimate
+			s.mustStart("poor=tiny;hits=1")
+		}
+		if _, err := s.start("poor=tiny;hits=1"); err == nil {
+			t.Error("an eleventh request of 100 fits into 1000")
+		}
+		id := s.reserve("few", "tiny program", 1)
+		s.mustSettle(id, 1100) // the rest is a debt, which denies
+		if code, answer := s.post("/v1/limit", `{"name":"few","key":"tiny program"}`); code != http.StatusTooManyRequests {
+			t.Errorf("%d %s", code, answer)
+		}
+	})
+	t.Run("hangs up before the usage is known", func(t *testing.T) {
+		id := s.mustStart("user=hangs up")
+		if _, err := s.send("settle_end=" + id + ";hits=0"); err != nil {
+			t.Error(err)
+		}
+		_ = s.done(id, 0) // too late
+		s.want("tokens", "hangs up", 1_000_000-100)
+	})
+	t.Run("never finishes, in thousands of streams", func(t *testing.T) {
+		buckets := s.metric("rlsidecar_memory_keys ")
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		allowed := 0
+		for range 20 {
+			all.Go(func() {
+				for range 100 {
+					if _, err := s.start("poor=endless"); err == nil {
+						mu.Lock()
+						allowed++
+						mu.Unlock()
+					}
+				}
+			})
+		}
+		all.Wait()
+		if allowed != 10 {
+			t.Errorf("%d reservations of 100 are open at once, of 1000", allowed)
+		}
+		if more := s.metric("rlsidecar_memory_keys ") - buckets; more > 10 {
+			t.Errorf("they take %g buckets, want one or a few", more)
+		}
+	})
+	t.Run("poisons the estimates", func(t *testing.T) {
+		for n := range 40 { // what requests cost
+			if err := s.done(s.mustStart(fmt.Sprintf("caller=honest %d", n)), 200); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 200 {
+			if err := s.done(s.mustStart("caller=poison"), 5000); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.mustStart("caller=next")
+		if reserved := 1_000_000 - s.left("learned", "next"); reserved < 190 || reserved > 210 {
+			t.Errorf("%d reserved, want about 200", reserved)
+		}
+	})
+}
