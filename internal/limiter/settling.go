@@ -34,7 +34,7 @@ type Reserved struct {
 
 // ReservedPart is what a request reserved of one bucket.
 type ReservedPart struct {
-	// Number tells apart the parts with one ID. It is -1 in an id of a version that did not number them.
+	// Number identifies a part among those with one ID. It is -1 in an id of a version that did not number them.
 	Number int
 	// Limit identifies the limit and what its buckets depend on (limitNumber).
 	Limit uint64
