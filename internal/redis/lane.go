@@ -26,13 +26,16 @@ type lane struct {
 	patience time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
+	// start has begin called soon; nil: by spawn.
+	start func(l *lane)
+	wire  *wire // nil: all calls are made by decide
 	// changed is called when the circuit opens (true) and closes. It must not block.
 	changed func(open bool)
 	// panicked is called with the value of a panic on a goroutine that serves several batches.
 	panicked func(value any)
 
 	clock  outside.Clock
-	worker func() // work
+	worker func() // run
 	calls  sync.Pool
 
 	mu      sync.Mutex
@@ -51,7 +54,7 @@ func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) er
 		changed:  func(bool) {},
 		panicked: func(any) {},
 	}
-	l.worker = l.work
+	l.worker = l.run
 	l.calls.New = func() any { return &call{} }
 	return l
 }
@@ -84,6 +87,15 @@ func (l *lane) Submit(b *backend.Batch) {
 	case here:
 		l.callHere(c, b, now)
 	case do.start:
+		l.begin()
+	}
+}
+
+// begin has the call made that is due.
+func (l *lane) begin() {
+	if l.start != nil {
+		l.start(l)
+	} else {
 		l.spawn(l.worker)
 	}
 }
@@ -122,7 +134,7 @@ func (l *lane) tick() {
 	l.arm(do)
 	l.mu.Unlock()
 	if do.start {
-		l.work()
+		l.run()
 	}
 }
 
@@ -144,15 +156,42 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 // few is how many batches may be ended before the next call starts. Having another goroutine start it costs more.
 const few = 8
 
-// work makes calls as long as they are due.
+// byWire writes the call that is due to the wire, and reports whether it did.
+func (l *lane) byWire() bool {
+	if l.wire == nil || !l.wire.take() {
+		return false
+	}
+	c, now := l.calls.Get().(*call), l.clock.Now()
+	l.mu.Lock()
+	l.fill(c, now)
+	l.mu.Unlock()
+	if len(c.ended) > 0 || c.permit != doSend || !l.wire.send(c, now.Add(l.timeout)) {
+		l.wire.release()
+		l.spawn(func() { l.carry(c, now) })
+	}
+	return true
+}
+
+// run makes the call that is due.
+func (l *lane) run() {
+	if !l.byWire() {
+		l.work()
+	}
+}
+
+// work makes calls by decide as long as they are due, and cannot go by the wire.
 func (l *lane) work() {
-	c := l.calls.Get().(*call)
+	c, now := l.calls.Get().(*call), l.clock.Now()
+	l.mu.Lock()
+	l.fill(c, now)
+	l.mu.Unlock()
+	l.carry(c, now)
+}
+
+// carry makes the call c, which was filled at a time, by decide, and what is due then.
+func (l *lane) carry(c *call, now time.Time) {
 	defer l.calls.Put(c)
-	for more := true; more; {
-		now := l.clock.Now()
-		l.mu.Lock()
-		l.fill(c, now)
-		l.mu.Unlock()
+	for {
 		if len(c.ended) > few && len(c.runs) > 0 { // the call does not wait for those that are too late for it
 			late := &call{ended: c.ended}
 			c.ended = nil
@@ -169,23 +208,42 @@ func (l *lane) work() {
 			return
 		}
 		l.tell(c)
+		if !l.ended() || l.byWire() {
+			return
+		}
+		now = l.clock.Now()
 		l.mu.Lock()
-		do := l.queue.over(l.clock.Now())
-		l.arm(do)
+		l.fill(c, now)
 		l.mu.Unlock()
-		more = do.start
 	}
+}
+
+// concluded ends the call c of the wire, which has landed.
+func (l *lane) concluded(c *call) {
+	if len(c.ended) > few {
+		l.over()
+		l.tell(c)
+	} else {
+		l.tell(c)
+		l.over()
+	}
+	l.calls.Put(c)
 }
 
 // over ends a call; another starts if one is due.
 func (l *lane) over() {
-	l.mu.Lock()
-	do := l.queue.over(l.clock.Now())
-	l.arm(do)
-	l.mu.Unlock()
-	if do.start {
+	if l.ended() && !l.byWire() {
 		l.spawn(l.worker)
 	}
+}
+
+// ended ends a call, and reports whether another one is due.
+func (l *lane) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	do := l.queue.over(l.clock.Now())
+	l.arm(do)
+	return do.start
 }
 
 // fill fills c, and gets the permit to send it. mu is held.
@@ -230,6 +288,14 @@ func (l *lane) send(c *call, until time.Time) {
 	if c.permit == doProbe {
 		outcome += ofProbe
 	}
+	if l.wire != nil && outcome == callAnswered {
+		l.wire.dial()
+	}
+	l.landed(c, outcome)
+}
+
+// landed takes the batches of c back: it has ended so.
+func (l *lane) landed(c *call, outcome event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {
@@ -327,100 +393,8 @@ func (l *lane) close() {
 	}
 	c.ended = l.queue.drain(errClosed, nil)
 	l.mu.Unlock()
+	if l.wire != nil {
+		l.wire.close()
+	}
 	l.tell(c)
-}
-
-// patience is the timeout of calls for detached batches. If their answers came too late, what they charged would be
-// lost.
-const patience = 250 * time.Millisecond
-
-// way is the lanes to one server: patient for detached batches, and for groups so large that they may take
-// longer than the timeout, which is no failure of the server; usual for all others.
-type way struct{ usual, patient *lane }
-
-// Submit implements backend.Store.
-func (w *way) Submit(b *backend.Batch) {
-	switch {
-	case mixed(b.Charges):
-		w.divide(b)
-	case b.Detached || len(b.Charges) > maxBatch && backend.GroupLen(b.Charges) > maxBatch:
-		w.patient.Submit(b)
-	default:
-		w.usual.Submit(b)
-	}
-}
-
-func (w *way) heard() {
-	w.usual.heard()
-	if w.patient != w.usual {
-		w.patient.heard()
-	}
-}
-
-func (w *way) close() {
-	w.usual.close()
-	w.patient.close()
-}
-
-// mixed reports whether charges have to be divided: there is a group that is too large, or one for the patient lane.
-func mixed(charges []backend.Charge) bool {
-	if len(charges) <= maxBatch {
-		return false
-	}
-	whole := len(charges)
-	for len(charges) > 0 {
-		n := backend.GroupLen(charges)
-		if n > maxBatch && (n < whole || n > maxGroup) {
-			return true
-		}
-		charges = charges[n:]
-	}
-	return false
-}
-
-// divide submits the large groups of b to the patient lane, and the charges between them as b would be, one part
-// after the other.
-func (w *way) divide(b *backend.Batch) {
-	d := &divided{way: w, whole: b}
-	d.part.Done = func(*backend.Batch) { d.next() }
-	d.next()
-}
-
-// divided is a batch that is submitted in parts.
-type divided struct {
-	way   *way
-	whole *backend.Batch
-	at    int // the first charge that has not been submitted
-	part  backend.Batch
-}
-
-// next submits the next part, or ends the whole.
-func (d *divided) next() {
-	b := d.whole
-	for d.at < len(b.Charges) {
-		from, n := d.at, backend.GroupLen(b.Charges[d.at:])
-		large := n > maxBatch
-		for !large && from+n < len(b.Charges) {
-			more := backend.GroupLen(b.Charges[from+n:])
-			if more > maxBatch {
-				break
-			}
-			n += more
-		}
-		to := from + n
-		d.at = to
-		if n > maxGroup && large {
-			fail(b.Decisions[from:to], fmt.Errorf("%w: %d, the most is %d", backend.ErrTooLarge, n, maxGroup))
-			continue
-		}
-		p := &d.part
-		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
-		if b.Known != nil {
-			p.Known = b.Known[from:to]
-		}
-		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
-		d.way.Submit(p)
-		return
-	}
-	b.Done(b)
 }

@@ -95,6 +95,7 @@ type Store struct {
 	cluster *cluster      // nil: not a Cluster
 	pool    nonblock.Pool // runs calls
 	lines   lines
+	starter *starter
 
 	sentinels *sentinels // nil: there are none
 
@@ -129,7 +130,7 @@ func Open(c Config) (*Store, error) {
 		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
 	}
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
-	s.guardOf = s.laneTo
+	s.guardOf, s.starter = s.laneTo, newStarter(s.spawn)
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
 	dial := newDialer(o)
@@ -162,7 +163,10 @@ func (s *Store) lane(server string, n *node) backend.Store {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(c.Clock.Now().UnixMicro()) }
 	}
 	usual := newLane(s.config.Timeout, n.decide)
-	usual.spawn, usual.clock = s.spawn, s.clock
+	usual.spawn, usual.clock, usual.start = s.spawn, s.clock, s.starter.add
+	if s.config.Outside == nil && s.config.connections == 0 && n.replicas.count == 0 {
+		usual.wire = &wire{node: n, lane: usual}
+	}
 	if s.config.Changed != nil {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}

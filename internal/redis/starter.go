@@ -1,0 +1,55 @@
+package redis
+
+import "sync"
+
+// starter starts the calls of lanes together, a little later: what several connections submit meanwhile goes with
+// them, and one goroutine is woken for the calls to several servers.
+type starter struct {
+	spawn func(f func())
+
+	mu         sync.Mutex
+	due, spare []*lane // guarded by mu
+	run        func()
+}
+
+// newStarter makes a starter; spawn runs f on another goroutine.
+func newStarter(spawn func(f func())) *starter {
+	s := &starter{spawn: spawn}
+	s.run = s.start
+	return s
+}
+
+// add has l's call started.
+func (s *starter) add(l *lane) {
+	s.mu.Lock()
+	s.due = append(s.due, l)
+	first := len(s.due) == 1
+	s.mu.Unlock()
+	if first {
+		s.spawn(s.run)
+	}
+}
+
+func (s *starter) start() {
+	s.mu.Lock()
+	due := s.due
+	s.due, s.spare = s.spare[:0], nil
+	s.mu.Unlock()
+	var last *lane
+	for i, l := range due {
+		due[i] = nil
+		if l.byWire() {
+			continue
+		}
+		if last != nil {
+			last.spawn(last.worker)
+		}
+		last = l
+	}
+	s.mu.Lock()
+	s.spare = due[:0]
+	s.mu.Unlock()
+	if last != nil {
+		last.work()
+	}
+}

@@ -1,0 +1,103 @@
+package redis
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// patience is the timeout of calls for detached batches. If their answers came too late, what they charged would be
+// lost.
+const patience = 250 * time.Millisecond
+
+// way is the lanes to one server: patient for detached batches, and for groups so large that they may take
+// longer than the timeout, which is no failure of the server; usual for all others.
+type way struct{ usual, patient *lane }
+
+// Submit implements backend.Store.
+func (w *way) Submit(b *backend.Batch) {
+	switch {
+	case mixed(b.Charges):
+		w.divide(b)
+	case b.Detached || len(b.Charges) > maxBatch && backend.GroupLen(b.Charges) > maxBatch:
+		w.patient.Submit(b)
+	default:
+		w.usual.Submit(b)
+	}
+}
+
+func (w *way) heard() {
+	w.usual.heard()
+	if w.patient != w.usual {
+		w.patient.heard()
+	}
+}
+
+func (w *way) close() {
+	w.usual.close()
+	w.patient.close()
+}
+
+// mixed reports whether charges have to be divided: there is a group that is too large, or one for the patient lane.
+func mixed(charges []backend.Charge) bool {
+	if len(charges) <= maxBatch {
+		return false
+	}
+	whole := len(charges)
+	for len(charges) > 0 {
+		n := backend.GroupLen(charges)
+		if n > maxBatch && (n < whole || n > maxGroup) {
+			return true
+		}
+		charges = charges[n:]
+	}
+	return false
+}
+
+// divide submits the large groups of b to the patient lane, and the charges between them as b would be, one part
+// after the other.
+func (w *way) divide(b *backend.Batch) {
+	d := &divided{way: w, whole: b}
+	d.part.Done = func(*backend.Batch) { d.next() }
+	d.next()
+}
+
+// divided is a batch that is submitted in parts.
+type divided struct {
+	way   *way
+	whole *backend.Batch
+	at    int // the first charge that has not been submitted
+	part  backend.Batch
+}
+
+// next submits the next part, or ends the whole.
+func (d *divided) next() {
+	b := d.whole
+	for d.at < len(b.Charges) {
+		from, n := d.at, backend.GroupLen(b.Charges[d.at:])
+		large := n > maxBatch
+		for !large && from+n < len(b.Charges) {
+			more := backend.GroupLen(b.Charges[from+n:])
+			if more > maxBatch {
+				break
+			}
+			n += more
+		}
+		to := from + n
+		d.at = to
+		if n > maxGroup && large {
+			fail(b.Decisions[from:to], fmt.Errorf("%w: %d, the most is %d", backend.ErrTooLarge, n, maxGroup))
+			continue
+		}
+		p := &d.part
+		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
+		if b.Known != nil {
+			p.Known = b.Known[from:to]
+		}
+		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
+		d.way.Submit(p)
+		return
+	}
+	b.Done(b)
+}

@@ -1,0 +1,336 @@
+package redis
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// wire is a connection that a lane keeps for its usual calls: whoever starts a call writes it, without waiting, and
+// one goroutine reads the answers. go-redis, whose calls wait, needs another goroutine for each call, and takes a
+// connection from its pool, checks it, and sets timers; in a Cluster, where calls are small, that was most of their
+// price.
+//
+// go-redis connects it and logs in. All that is unusual goes by go-redis: the first calls, probes, resets, scripts
+// that the server does not know, slots that have moved, and the calls while the wire is broken or busy.
+type wire struct {
+	node *node
+	lane *lane
+
+	mu      sync.Mutex
+	conn    net.Conn // nil: there is none; guarded by mu, and so is what follows
+	busy    bool     // a call is being written, or in flight
+	call    *call    // in flight
+	until   time.Time
+	broken  error // why the connection must not be used any more
+	closed  bool
+	dialing bool
+	dialed  time.Time // the last attempt
+
+	writing sync.Mutex // held by send: an answer may be read before the Write that it answers has returned
+	out     []byte     // what is being written; guarded by writing
+}
+
+// take reserves the wire for a call.
+func (w *wire) take() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.conn == nil || w.busy || w.broken != nil {
+		return false
+	}
+	w.busy = true
+	return true
+}
+
+// release ends take without a call.
+func (w *wire) release() {
+	w.mu.Lock()
+	w.busy = false
+	w.mu.Unlock()
+}
+
+// send writes the call c, for which the wire was taken. It reports false if c has to go by go-redis, and was not sent.
+func (w *wire) send(c *call, until time.Time) bool {
+	w.writing.Lock()
+	defer w.writing.Unlock()
+	if !w.encode(c) {
+		return false
+	}
+	w.mu.Lock()
+	if w.broken != nil {
+		w.mu.Unlock()
+		return false
+	}
+	conn := w.conn
+	w.call, w.until = c, until
+	_ = conn.SetDeadline(until) // if it fails, so does Write
+	w.mu.Unlock()
+	_, err := conn.Write(w.out)
+	if err == nil {
+		return true
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	mine := w.call == c // otherwise the reader has seen the end of the connection, and has answered it
+	if w.broken == nil {
+		w.broken = err
+	}
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends the connection, and answers what is in flight
+	if mine && neverRan(err) {
+		w.call = nil
+		return false
+	}
+	return true
+}
+
+// encode writes the frame of c to out. It reports false if c is not a single run of the script.
+func (w *wire) encode(c *call) (ok bool) {
+	defer func() {
+		if p := recover(); p != nil { // go-redis's way meets it again, and answers c
+			ok = false
+		}
+	}()
+	f := &c.payload
+	f.resets = f.resets[:0]
+	runs := w.node.plan(c, false)
+	if len(runs) != 1 || len(f.resets) > 0 {
+		return false
+	}
+	w.out = appendCommand(w.out[:0], runs[0].by(runs[0].form(w.node.plain.Load()), false))
+	return true
+}
+
+// read reads the answers of conn, which client has made, until it breaks.
+func (w *wire) read(conn net.Conn, client io.Closer) {
+	defer client.Close()
+	defer conn.Close()
+	buf := make([]byte, 0, 4096)
+	for {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, cap(buf))
+		}
+		n, err := conn.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err != nil {
+			if w.goesOn(conn, err) {
+				continue
+			}
+			break
+		}
+		text, refused, whole, err := parseReply(buf)
+		if err != nil {
+			w.goesOn(conn, err)
+			break
+		}
+		if !whole {
+			continue
+		}
+		c, over := w.answered()
+		if c == nil {
+			break
+		}
+		t := c.payload.scriptRuns[0]
+		t.reply, t.err = "", nil
+		if refused {
+			t.err = refusal(text)
+		} else {
+			t.reply = string(text)
+		}
+		buf = buf[:0]
+		w.conclude(c)
+		if over {
+			return
+		}
+	}
+	w.mu.Lock()
+	c := w.call
+	err := w.broken
+	w.conn, w.call, w.busy, w.broken = nil, nil, false, nil
+	w.mu.Unlock()
+	if c != nil {
+		c.fail(unavailable(err))
+		w.lane.landed(c, callFailed)
+		w.lane.concluded(c)
+	}
+}
+
+// goesOn reports whether conn is still of use after a Read has failed: a deadline may be that of an earlier call.
+func (w *wire) goesOn(conn net.Conn, err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	idle := w.call == nil && !w.busy
+	if w.broken != nil || w.closed && idle || !errors.Is(err, os.ErrDeadlineExceeded) || w.call != nil && !time.Now().Before(w.until) {
+		if w.broken == nil {
+			w.broken = err
+		}
+		return false
+	}
+	if idle {
+		_ = conn.SetReadDeadline(time.Time{})
+	}
+	return true
+}
+
+// answered takes the call whose answer has arrived; nil: there is none. over: the wire is to be closed.
+func (w *wire) answered() (c *call, over bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c = w.call
+	w.call, w.busy = nil, false
+	if c == nil {
+		w.broken = errors.New("an answer to nothing")
+	} else if w.closed {
+		w.conn, over = nil, true
+	}
+	return c, over
+}
+
+// conclude ends the call c by its answer, or has it sent again by go-redis where it certainly was not run.
+func (w *wire) conclude(c *call) {
+	t := c.payload.scriptRuns[0]
+	_, elsewhen := t.elsewhen()
+	if elsewhen || isReply(t.err, "NOSCRIPT") || isElsewhere(t.err) || isForeign(t.err) || isCompileError(t.err) {
+		w.lane.spawn(func() { w.lane.carry(c, w.lane.clock.Now()) })
+		return
+	}
+	outcome := callAnswered
+	if w.answer(c, t) != nil {
+		outcome = callFailed
+	}
+	w.lane.landed(c, outcome)
+	w.lane.concluded(c)
+}
+
+func (w *wire) answer(c *call, t *scriptRun) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.lane.panicked(p)
+			err = fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
+			c.fail(err)
+		}
+	}()
+	return t.answer()
+}
+
+// dial has the wire connected, unless it is, or that was tried a moment ago.
+func (w *wire) dial() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	if w.closed || w.conn != nil || w.dialing || now.Sub(w.dialed) < dialPause {
+		return
+	}
+	w.dialing, w.dialed = true, now
+	go func() {
+		conn, client := w.connect()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.dialing = false
+		switch {
+		case conn == nil || w.closed:
+			client.Close()
+		default:
+			w.conn = conn
+			go w.read(conn, client)
+		}
+	}()
+}
+
+// connect makes a connection that is ready for calls, in the pool of a client that nobody else uses; nil: it failed.
+func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
+	o := *w.node.client.Options()
+	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+	dial := o.Dialer
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		made, err := dial(ctx, network, addr)
+		conn = made
+		return made, err
+	}
+	client = goredis.NewClient(&o)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if client.Ping(ctx).Err() != nil {
+		return nil, client
+	}
+	return conn, client
+}
+
+// close ends the wire, after the call in flight.
+func (w *wire) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	if w.conn != nil && !w.busy {
+		_ = w.conn.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// refusal is a server's error.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError marks it as go-redis's are.
+func (refusal) RedisError() {}
+
+// appendCommand appends a command in Redis's protocol.
+func appendCommand(dst []byte, args []any) []byte {
+	dst = appendSize(dst, '*', len(args))
+	for _, arg := range args {
+		switch arg := arg.(type) {
+		case string:
+			dst = append(appendSize(dst, '$', len(arg)), arg...)
+		case *string:
+			dst = append(appendSize(dst, '$', len(*arg)), *arg...)
+		case []byte:
+			dst = append(appendSize(dst, '$', len(arg)), arg...)
+		case int:
+			var digits [20]byte
+			text := strconv.AppendInt(digits[:0], int64(arg), 10)
+			dst = append(appendSize(dst, '$', len(text)), text...)
+		default:
+			panic(fmt.Sprintf("redis: an argument is a %T", arg))
+		}
+		dst = append(dst, "\r\n"...)
+	}
+	return dst
+}
+
+func appendSize(dst []byte, kind byte, n int) []byte {
+	return append(strconv.AppendInt(append(dst, kind), int64(n), 10), "\r\n"...)
+}
+
+// parseReply reads a bulk string or an error (refused) from what has arrived. An error says that it is neither, or that
+// more follows.
+func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
+	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
+	switch {
+	case !ok:
+		return nil, false, false, nil
+	case len(line) > 0 && line[0] == '-' && len(rest) == 0:
+		return line[1:], true, true, nil
+	case len(line) == 0 || line[0] != '$':
+		return nil, false, false, fmt.Errorf("the server answered %.20q", have)
+	}
+	n, err := strconv.Atoi(string(line[1:]))
+	switch {
+	case err != nil || n < 0 || len(rest) > n+2:
+		return nil, false, false, fmt.Errorf("the server answered %.20q", have)
+	case len(rest) < n+2:
+		return nil, false, false, nil
+	default:
+		return rest[:n], false, true, nil
+	}
+}

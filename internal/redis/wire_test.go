@@ -1,0 +1,278 @@
+package redis
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// peer is the server at the other end of a wire. It answers each call with reply.
+type peer struct {
+	net.Conn // the end of the server
+
+	reply func(args []string) string
+	calls atomic.Int64
+}
+
+// serve answers calls until the connection ends.
+func (p *peer) serve() {
+	for r := bufio.NewReader(p.Conn); ; {
+		args, err := readCommand(r)
+		if err != nil {
+			return
+		}
+		p.calls.Add(1)
+		if text := p.reply(args); text != "" {
+			_, _ = io.WriteString(p.Conn, text)
+		}
+	}
+}
+
+func readCommand(r *bufio.Reader) (args []string, err error) {
+	size := func() (n int, err error) {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return 0, err
+		}
+		return strconv.Atoi(strings.TrimSpace(line[1:]))
+	}
+	n, err := size()
+	for range n {
+		length, err := size()
+		if err != nil {
+			return nil, err
+		}
+		text := make([]byte, length+2)
+		if _, err := io.ReadFull(r, text); err != nil {
+			return nil, err
+		}
+		args = append(args, string(text[:length]))
+	}
+	return args, err
+}
+
+// echoed is the script's answer that echo would give.
+func echoed(args []string) string {
+	declared, _ := strconv.Atoi(args[2])
+	charges := args[3+declared+2]
+	text := doubles(nil, 1)
+	for ; len(charges) > 16; charges = charges[32:] {
+		cost := int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(charges[16:24]))))
+		text = encode(text, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: cost}})
+	}
+	return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
+}
+
+// wired makes a lane with a wire to a peer. Other calls go to fallback.
+func wired(fallback *server, reply func(args []string) string) (*lane, *peer, net.Conn) {
+	l := newLane(10*ms, fallback.decide)
+	near, far := net.Pipe()
+	p := &peer{Conn: far, reply: reply}
+	go p.serve()
+	return l, p, near
+}
+
+// by makes conn the wire of l.
+func (l *lane) by(conn net.Conn) {
+	l.wire = &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), lane: l, conn: conn, dialed: time.Now().Add(time.Hour)}
+	go l.wire.read(conn, conn)
+}
+
+// limited is batchOf with a limit.
+func limited(sizes ...int) *backend.Batch {
+	b, limit := batchOf(sizes...), limitOf(1000)
+	for i := range b.Charges {
+		b.Charges[i].Limit = limit
+	}
+	return b
+}
+
+func TestWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{}
+		l, p, conn := wired(fallback, echoed)
+		l.by(conn)
+		for range 3 {
+			start(l, limited(1, 1, 1)).is(t, 0)
+		}
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 3 || others != 0 {
+			t.Errorf("%d calls by the wire and %d others", calls, others)
+		}
+		l.close()
+	})
+}
+
+// slowWrites returns from Write some time after the other end has what was written, and notes whether there are two at
+// a time.
+type slowWrites struct {
+	net.Conn
+
+	inside, overlaps atomic.Int64
+}
+
+func (s *slowWrites) Write(b []byte) (int, error) {
+	if s.inside.Add(1) > 1 {
+		s.overlaps.Add(1)
+	}
+	defer s.inside.Add(-1)
+	n, err := s.Conn.Write(b)
+	time.Sleep(ms)
+	return n, err
+}
+
+// TestAnAnswerBeforeItsWriteReturns: the next call waits until the connection can be written again.
+func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
+	l, _, conn := wired(&server{}, echoed)
+	l.timeout = time.Minute
+	slow := &slowWrites{Conn: conn}
+	l.by(slow)
+	for range 20 {
+		b := limited(1)
+		if <-start(l, b).done; b.Decisions[0].Err != nil {
+			t.Error(b.Decisions[0].Err)
+		}
+	}
+	if n := slow.overlaps.Load(); n > 0 {
+		t.Errorf("%d writes started during another", n)
+	}
+	l.close()
+}
+
+// TestASilentServerEndsTheWire: its call fails when its time is over, and the next one goes the other way.
+func TestASilentServerEndsTheWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{takes: ms}
+		l, p, conn := wired(fallback, func([]string) string { return "" })
+		l.by(conn)
+		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
+		synctest.Wait()
+		start(l, limited(1)).is(t, ms)
+		if n := p.calls.Load(); n != 1 {
+			t.Errorf("the silent server got %d calls", n)
+		}
+		l.close()
+	})
+}
+
+// TestTheWireOutlivesItsDeadlines: that of an earlier call does not end a later one, nor the rest between them.
+func TestTheWireOutlivesItsDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{}
+		l, p, conn := wired(fallback, func(args []string) string { time.Sleep(6 * ms); return echoed(args) })
+		l.by(conn)
+		for _, pause := range []time.Duration{0, ms, 3 * ms, 4 * ms, 20 * ms, time.Second} {
+			time.Sleep(pause)
+			start(l, limited(1)).is(t, 6*ms)
+		}
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 6 || others != 0 {
+			t.Errorf("%d calls by the wire and %d others", calls, others)
+		}
+		l.close()
+	})
+}
+
+// TestAnEndedWireLosesNothing that is submitted later.
+func TestAnEndedWireLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, conn := wired(&server{takes: ms}, echoed)
+		l.by(conn)
+		start(l, limited(1)).is(t, 0)
+		p.Close()
+		synctest.Wait()
+		start(l, limited(1)).is(t, ms)
+	})
+}
+
+// TestRefusalsOnTheWire: what was certainly not run is sent again the other way; other errors are answers.
+func TestRefusalsOnTheWire(t *testing.T) {
+	for text, again := range map[string]bool{
+		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,
+		"ERR Script attempted to access a non local key": true,
+		"OOM no memory": false, "BUSY a script runs": false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			fallback := &server{takes: ms}
+			l, p, conn := wired(fallback, func([]string) string { return "-" + text + "\r\n" })
+			l.by(conn)
+			if a := start(l, limited(1, 1)); again {
+				a.is(t, ms)
+			} else {
+				a.fails(t, 0, backend.ErrNotTaken)
+			}
+			if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || again != (others == 1) {
+				t.Errorf("%s: %d calls by the wire and %d others", text, calls, others)
+			}
+			l.close()
+		})
+	}
+}
+
+// TestRepliesInPieces: a reply is whole at its last byte, and neither before nor after.
+func TestRepliesInPieces(t *testing.T) {
+	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": ""} {
+		for n := range len(whole) + 1 {
+			text, refused, done, err := parseReply([]byte(whole[:n]))
+			if err != nil || done != (n == len(whole)) || done && (string(text) != want || refused != (whole[0] == '-')) {
+				t.Errorf("%q: got %q, %v, %v, %v", whole[:n], text, refused, done, err)
+			}
+		}
+		if _, _, _, err := parseReply([]byte(whole + "+")); err == nil {
+			t.Errorf("%q and more: no error", whole)
+		}
+	}
+	for _, text := range []string{"+OK\r\n", ":1\r\n", "$-1\r\n", "$x\r\n", "\r\n", "*1\r\n"} {
+		if _, _, _, err := parseReply([]byte(text)); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}
+
+// TestUsualCallsGoByTheWire, and those after the server has ended all connections do so again; none is lost.
+func TestUsualCallsGoByTheWire(t *testing.T) {
+	r := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
+	w := s.ways[r.Addr].usual.wire
+	connected := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.conn != nil
+	}
+	decide := func() {
+		t.Helper()
+		b := limited(1)
+		<-start(s, b).done
+		if d := b.Decisions[0]; d.Err != nil {
+			t.Fatal(d.Err)
+		}
+	}
+	for range 3 {
+		for !connected() {
+			decide()
+			time.Sleep(ms)
+		}
+		before := s.client.PoolStats().Hits
+		for range 100 {
+			decide()
+		}
+		if got := s.client.PoolStats().Hits; got != before {
+			t.Errorf("%d of 100 calls went by the pool", got-before)
+		}
+		r.Do("client", "kill", "type", "normal")
+		for connected() {
+			time.Sleep(ms)
+		}
+	}
+}
