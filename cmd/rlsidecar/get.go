@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"text/tabwriter"
 	"time"
@@ -44,6 +45,9 @@ func (c *getCmd) Run(a *app) error {
 			ResetAfter int64    `json:"reset_after_ms"`
 			BlockedFor int64    `json:"blocked_for_ms"`
 			BlockedBy  string   `json:"blocked_by"`
+			Value      int64    `json:"value"`
+			Scale      int64    `json:"value_scale"`
+			Settle     *settled `json:"settle"`
 		} `json:"buckets"`
 	}
 	if err := c.decide(a, http.MethodGet, "buckets", query, &answer); err != nil {
@@ -61,6 +65,9 @@ func (c *getCmd) Run(a *app) error {
 			return err
 		}
 		for _, b := range answer.Buckets {
+			if b.Settle != nil {
+				b.Settle.write(a.stdout, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
+			}
 			if b.BlockedFor == 0 {
 				continue
 			}
@@ -73,6 +80,35 @@ func (c *getCmd) Run(a *app) error {
 		return exitError{exitNo, errNoBucket}
 	}
 	return nil
+}
+
+// settled describes the reservations of a limit with settle.
+type settled struct {
+	Estimate      int64  `json:"estimate"`
+	Learned       bool   `json:"learned"`
+	MaxDebt       int64  `json:"max_debt"`
+	Reserved      uint64 `json:"reserved"`
+	Settled       uint64 `json:"settled"`
+	Unknown       uint64 `json:"unknown"`
+	Late          uint64 `json:"late"`
+	ReservedUnits uint64 `json:"reserved_units"`
+	RealUnits     uint64 `json:"real_units"`
+	LostUnits     uint64 `json:"lost_units"`
+}
+
+// write describes a bucket, which holds value/scale units, and the reservations of its limit.
+func (s *settled) write(w io.Writer, key, limit string, value, scale int64) {
+	if value < 0 {
+		fmt.Fprintf(w, "%s of limit %s is in debt by %d units: real costs exceeded the reservations (max_debt: %d)\n",
+			key, limit, (-value+scale-1)/scale, s.MaxDebt)
+	}
+	how := "the configured estimate"
+	if s.Learned {
+		how = "learned from real costs"
+	}
+	fmt.Fprintf(w, "limit %s: a request reserves %d units until its real cost is known (%s)\n", limit, s.Estimate, how)
+	fmt.Fprintf(w, "limit %s, all keys, this sidecar since its start: %d units reserved by %d requests; settled: %d with the real cost, %d without, %d late; %d units in real costs, %d units lost\n",
+		limit, s.ReservedUnits, s.Reserved, s.Settled, s.Unknown, s.Late, s.RealUnits, s.LostUnits)
 }
 
 // blockers are texts for the values of blocked_by.

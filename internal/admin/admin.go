@@ -52,6 +52,9 @@ type Config struct {
 	Reload func() Reload
 	// Tally returns the decisions of a limit.
 	Tally func(*descriptors.Policy) metrics.Tally
+	// Settling returns the reservations of a limit with settle, and EstimateNow what a request reserves of it now.
+	Settling    func(*descriptors.Policy) metrics.SettleTally
+	EstimateNow func(*descriptors.Policy) (units int64, learned bool)
 	// Denied returns the n keys that were denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
 	// Unmatched returns the n most frequent shapes of requests that met no limit, and since when they are counted.

@@ -114,6 +114,8 @@ type keyLimit struct {
 	// those denied most.
 	Since  string
 	Recent []recentRow
+	// Reserves describes what a request reserves, of a limit with settle.
+	Reserves string
 	// Adjusted is the adjustment in force for the key, or nil.
 	Adjusted *adjustedRow
 	// Reset, Raise and Block are links to forms.
@@ -275,7 +277,7 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 		return l
 	}
 	l.State, l.Left = stateWords(result, now), leftWords(state)
-	l.Adjusted = p.adjustedBy(limit)
+	l.Adjusted, l.Reserves = p.adjustedBy(limit), p.reserves(limit)
 	q := url.Values{"domain": {limit.Domain}, "limit": {limit.Name}}
 	addKey(q, key)
 	link := func(do string) string {

@@ -42,6 +42,8 @@ type limitBody struct {
 	Free        bool
 	Unlimited   bool
 	Adjustments []adjustedRow
+	// Settling describes the reservations of a limit with settle.
+	Settling []fact
 	// Raise and Block are links to change all keys; "" without adjustments.
 	Raise, Block string
 }
@@ -73,6 +75,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v visitor) {
 		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: done[q.Get("done")],
 		Facts: facts(l), Source: p.source(l), Graph: sparkline(&points, 1, deniedWord(l)), Legend: deniedWord(l),
 		Minutes: minutes(&points), Total: p.Tally(l), Unlimited: l.Unlimited,
+		Settling: p.settling(l),
 	}
 	b.Since, b.Denied = p.denied(keysShown, func(d *denials.Denied) bool { return d.Domain == domain && d.Limit == name })
 	b.UsedSince, b.Used = p.used(domain, name)

@@ -16,6 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
 
@@ -31,6 +32,8 @@ type Operator struct {
 	Conditions func() []conditions.Condition
 	// Log records resets of buckets.
 	Log *zap.Logger
+	// Settling returns the reservations of a limit with settle: Metrics.SettleTally.
+	Settling func(*descriptors.Policy) metrics.SettleTally
 	// Adjustments may be nil: there are none.
 	Adjustments *Adjustments
 }
@@ -85,7 +88,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		mistake(w, limiter.ErrNoConfig)
 		return
 	}
-	all := []bucket{}
+	all := []operatorBucket{}
 	for i := range c.Results {
 		result := &c.Results[i]
 		d := &result.Decision
@@ -96,9 +99,45 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 			unavailable.write(w, "the bucket could not be looked at", result.Policy.Name)
 			return
 		}
-		all = append(all, bucketOf(c, result))
+		all = append(all, operatorBucket{bucketOf(c, result), o.settleState(result.Policy)})
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
+}
+
+// operatorBucket is a bucket as operators see it.
+type operatorBucket struct {
+	bucket
+	Settle *settleState `json:"settle,omitempty"`
+}
+
+// settleState describes the reservations of a limit with settle, for all of its buckets and since this sidecar started.
+type settleState struct {
+	// Estimate is what a request reserves now that declares nothing. Learned means that it was learned from real costs.
+	Estimate int64  `json:"estimate"`
+	Learned  bool   `json:"learned"`
+	MaxDebt  int64  `json:"max_debt"`
+	Reserved uint64 `json:"reserved"`
+	Settled  uint64 `json:"settled"`
+	Unknown  uint64 `json:"unknown"`
+	Late     uint64 `json:"late"`
+	// ReservedUnits, RealUnits and LostUnits are sums.
+	ReservedUnits uint64 `json:"reserved_units"`
+	RealUnits     uint64 `json:"real_units"`
+	LostUnits     uint64 `json:"lost_units"`
+}
+
+// settleState returns that of p's limit, or nil if it has no settle.
+func (o *Operator) settleState(p *descriptors.Policy) *settleState {
+	if p.Extra().Settle == nil || o.Settling == nil {
+		return nil
+	}
+	t := o.Settling(p)
+	s := &settleState{
+		MaxDebt: p.Limit.MaxDebt, Reserved: t.Starts, Settled: t.Settled, Unknown: t.Unknown, Late: t.Late,
+		ReservedUnits: t.Reserved, RealUnits: t.Real, LostUnits: t.Lost,
+	}
+	s.Estimate, s.Learned = o.Limiter.EstimateNow(p)
+	return s
 }
 
 // forgotten is a bucket that was reset.

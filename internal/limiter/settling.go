@@ -169,6 +169,19 @@ func (c *Call) reserve(r *Result) {
 	}
 }
 
+// EstimateNow returns what a request that declares nothing reserves of p, a limit with settle. If p's estimates differ by
+// values of entries, it is that of all other values. learned means that it was learned.
+func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool) {
+	s := p.Extra().Settle
+	units = s.Estimate
+	if s.Learn != nil && l.config.Estimates != nil {
+		if estimate := l.config.Estimates.Estimate((&Call{}).cell(p)); estimate > 0 {
+			units, learned = estimate, true
+		}
+	}
+	return s.Reserves(units, 0), learned
+}
+
 // cell returns the number of the estimate for p: one for each combination of values that p's estimates distinguish.
 func (c *Call) cell(p *descriptors.Policy) uint64 {
 	const mix = 0x9E3779B97F4A7C15

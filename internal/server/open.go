@@ -157,9 +157,9 @@ func (o *opening) admin() error {
 	h := admin.New(admin.Config{
 		Fleet: fleet,
 		Token: s.adminToken, ReadToken: s.adminReadToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
-		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Denied: s.denials.Top,
+		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Settling: s.metrics.SettleTally, EstimateNow: s.limiter.EstimateNow, Denied: s.denials.Top,
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
-		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
+		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
 	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as the request says
 	d.last = true

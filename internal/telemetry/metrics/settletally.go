@@ -1,0 +1,41 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+)
+
+// SettleTally has the reservations of one limit with settle since the program started. Those of a limit beyond the
+// bound of the metrics are counted with others, and its SettleTally is zero.
+type SettleTally struct {
+	// Starts counts reservations. Settled, Unknown and Late count settlements, Repeated and Failed what settled nothing.
+	Starts, Settled, Unknown, Late, Repeated, Failed uint64
+	// Reserved, Real and Lost are units.
+	Reserved, Real, Lost uint64
+}
+
+// SettleTally returns the SettleTally of the limit of p.
+func (m *Metrics) SettleTally(p *descriptors.Policy) SettleTally {
+	m.settle.mu.Lock()
+	s := m.settle.used[[2]string{label(p.Domain), label(p.Name)}]
+	m.settle.mu.Unlock()
+	if s == nil {
+		return SettleTally{}
+	}
+	return SettleTally{
+		Starts: read(s.starts), Settled: read(s.settled), Unknown: read(s.unknown), Late: read(s.late),
+		Repeated: read(s.repeated), Failed: read(s.failed),
+		Reserved: read(s.reserved), Real: read(s.real), Lost: read(s.lost),
+	}
+}
+
+// read returns the value of a counter.
+func read(c prometheus.Counter) uint64 {
+	var d dto.Metric
+	if err := c.Write(&d); err != nil {
+		return 0
+	}
+	return uint64(d.GetCounter().GetValue())
+}
