@@ -1,0 +1,162 @@
+package algorithms
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// Two worlds of a fixed window, whose numbers change while reservations are open: what the window has left is at most
+// its capacity less the real costs of the calls that began in it, plus what was lost.
+func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
+	refunded, late, changed := 0, 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		period, start := Micros(roll.of(1000, int64(Second), int64(Day))), Micros(0)
+		numbers := func() *Limit {
+			rate := roll.between(1, 1000)
+			s := Spec{Kind: FixedWindow, Rate: rate, Period: period, Start: &start, Settles: true}
+			if roll.once(2) {
+				s.MaxDebt = new(roll.between(0, rate))
+			}
+			return mustCompileRapid(t, s)
+		}
+		l := numbers()
+		var state State
+		var calls, open []*call
+		now, lost := t0, int64(0)
+		over := roll.once(2) // estimates that are too low, too
+		for range length(t, 200) {
+			if roll.once(10) {
+				l = numbers()
+				changed++
+			}
+			if len(open) > 0 && roll.once(2) {
+				i := roll(int64(len(open)))
+				c := open[i]
+				open = append(open[:i:i], open[i+1:]...)
+				c.open = false
+				before := left1(l, state, now)
+				var d Decision
+				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
+				if !d.Allowed {
+					t.Fatalf("the settlement of %+v was denied: %+v", *c, d)
+				}
+				lost += d.Lost
+				switch is := left1(l, state, now); {
+				case c.cost >= c.estimate:
+				case c.at/period < now/period && is > before:
+					t.Fatalf("%+v is refunded at %d, in a later window", *c, now)
+				case c.at/period < now/period:
+					late++
+				case is > before:
+					refunded++
+				}
+			} else {
+				c := &call{at: now, estimate: roll.between(1, max(1, l.Capacity/roll.of(1, 2, 10))), open: true}
+				if c.cost = roll.between(0, c.estimate); over {
+					c.cost = roll.between(0, 3*c.estimate)
+				}
+				var d Decision
+				if state, d = l.Take(state, now, Charge{Cost: c.estimate}); d.Allowed {
+					calls, open = append(calls, c), append(open, c)
+				}
+			}
+			now += Micros(roll.of(0, 0, 1, roll(int64(period)), int64(period)/20))
+			known := l.Capacity // the other world
+			for _, c := range calls {
+				switch {
+				case c.at/period != now/period:
+				case c.open:
+					known -= c.estimate
+				default:
+					known -= c.cost
+				}
+			}
+			if is := left1(l, state, now); is > known+lost {
+				t.Fatalf("%s at %d: %d are left, and %d would be if the costs had been known; %d were lost", show(l.Spec()), now, is, known, lost)
+			}
+		}
+	})
+	t.Logf("%d refunds, %d that came after the window, %d changes of numbers", refunded, late, changed)
+	if refunded == 0 || late == 0 || changed == 0 {
+		t.Error("something was not tried")
+	}
+}
+
+// Two worlds of a token bucket whose numbers change while reservations are open. The other world is a limit that charges
+// the real costs, whatever is there, and gets the same numbers at the same moments. Each change rounds by less than a
+// unit.
+func TestSettlementsUnderChangedNumbers(t *testing.T) {
+	refunded, changed := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		roll := throw(t)
+		period := Micros(roll.of(int64(Second), 60e6))
+		numbers := func() (l, known *Limit) {
+			capacity := roll.between(2, 1000)
+			s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: period, Capacity: &capacity, Settles: true}
+			all := s
+			all.Settles, all.Overdraw = false, true
+			return mustCompileRapid(t, s), mustCompileRapid(t, all)
+		}
+		type moment struct {
+			now   Micros
+			known *Limit
+			call  *call // that began, or nil
+			seen  bool  // the bucket has these numbers
+		}
+		l, known := numbers()
+		var state State
+		var moments []moment
+		var open []*call
+		now, lost, changes := t0, int64(0), int64(0)
+		for range length(t, 150) {
+			if roll.once(15) {
+				l, known = numbers()
+				changes++
+			}
+			m := moment{now: now, known: known}
+			var d Decision
+			if len(open) > 0 && roll.once(2) {
+				i := roll(int64(len(open)))
+				c := open[i]
+				open = append(open[:i:i], open[i+1:]...)
+				before := left1(l, state, now)
+				state, d = l.Take(state, now, Charge{Cost: c.cost - c.estimate, ChargedAt: c.at, Settle: true})
+				if lost += d.Lost; left1(l, state, now) > before {
+					refunded++
+				}
+			} else {
+				c := &call{at: now, estimate: roll.between(1, max(1, l.Capacity/roll.of(1, 2, 10)))}
+				c.cost = roll.between(0, c.estimate)
+				if state, d = l.Take(state, now, Charge{Cost: c.estimate}); d.Allowed {
+					open, m.call = append(open, c), c
+				}
+			}
+			m.seen = state.By == l
+			moments = append(moments, m)
+			now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(period))))
+		}
+		for _, c := range open {
+			c.cost = c.estimate
+		}
+		var other State
+		for _, m := range moments {
+			if m.call != nil {
+				other, _ = m.known.Take(other, m.now, Charge{Cost: m.call.cost})
+			} else if m.seen {
+				other, _ = m.known.Take(other, m.now, Charge{Cost: 1})
+				other, _ = m.known.Take(other, m.now, Charge{Cost: -1})
+			}
+		}
+		changed += int(changes)
+		is, would := left1(l, state, now), left1(known, other, now)
+		if is/l.Q > would/l.Q+lost+changes+1 {
+			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost, %d changes", show(l.Spec()), is, would, lost, changes)
+		}
+	})
+	t.Logf("%d refunds, %d changes of numbers", refunded, changed)
+	if refunded == 0 || changed == 0 {
+		t.Error("something was not tried")
+	}
+}
