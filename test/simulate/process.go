@@ -73,11 +73,25 @@ func (w *world) start(name string) *process {
 	top := stores.DeadlineBy(p, p.lease, timeout, margin, func(v any) { w.judge.fail("panic in %s: %v", name, v) })
 	p.skew = algorithms.Micros(rng.Int64N(2_000_000) - 1_000_000)
 	p.limiter = limiter.New(waiting{p, top, false}, limiter.Config{
-		Local: memory.New(memory.Config{Clock: p.Now, Repeatable: true}),
+		Local: &local{process: p},
 		IDs:   keys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
 	})
 	p.limiter.Swap(w.snapshot)
 	return p
+}
+
+// local is the store of a process for on_backend_failure local. Most runs never use it.
+type local struct {
+	process *process
+	store   *memory.Store // nil before the first use
+}
+
+// Submit implements backend.Store.
+func (l *local) Submit(b *backend.Batch) {
+	if l.store == nil {
+		l.store = memory.New(memory.Config{Clock: l.process.Now, Repeatable: true})
+	}
+	l.store.Submit(b)
 }
 
 // keys signs ids of reservations.

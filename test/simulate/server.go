@@ -236,7 +236,7 @@ func (s *server) take(keys, args []any) (any, error) {
 		}
 	}
 	t.limits = s.w.limitsOf(args[1].(string))
-	t.out = doubles(make([]byte, 0, 1024), int64(t.now))
+	t.out = doubles(make([]byte, 0, 256), int64(t.now))
 	for {
 		c, ok := t.read(&r)
 		if !ok {
