@@ -102,7 +102,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	w.after(time.Duration(rng.Int64N(int64(length/2))), nil, next)
 }
 
-var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
+var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
 
 // otherNames are limits with another on_backend_failure than deny.
 var otherNames = []string{"lenient", "strict", "share"}
