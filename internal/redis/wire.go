@@ -84,7 +84,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	mine := w.call == c // otherwise the reader has seen the end of the connection, and has answered it
-	if w.broken == nil {
+	if w.conn == conn && w.broken == nil {
 		w.broken = err
 	}
 	_ = conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends the connection, and answers what is in flight
