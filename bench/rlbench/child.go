@@ -17,7 +17,7 @@ import (
 )
 
 // patience is how long a server may take to start, or to end.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // child is a server that runs as long as it is measured.
 type child struct {
