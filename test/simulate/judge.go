@@ -308,7 +308,7 @@ func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 // falseDenial checks a denial: if there was plenty when the request was sent and there is plenty now, in the same epoch,
 // then there was enough in between.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
-	if !s.passes || j.stepped {
+	if !s.passes || j.stepped || j.losses > 0 { // denials of before a loss are remembered
 		return
 	}
 	if passes, epochs := j.peeks(c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
