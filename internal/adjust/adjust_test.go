@@ -460,3 +460,34 @@ func TestMain(m *testing.M) {
 	}
 	m.Run()
 }
+
+// TestDeletingNeedsAReason: it is in the audit, as that of every change.
+func TestDeletingNeedsAReason(t *testing.T) {
+	s, _ := service(t, "", newClock())
+	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
+		var mistake *Mistake
+		if _, err := s.Delete(context.Background(), set.ID, who[0], who[1], nil); !errors.As(err, &mistake) {
+			t.Errorf("author %q, reason %q: %v", who[0], who[1], err)
+		}
+	}
+}
+
+// TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse: requests read a Set while it is replaced.
+func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
+	was := NewSet(Head{Version: 1}, []*Adjustment{{ID: "a"}, {ID: "b"}})
+	if is := was.Without([]string{"a"}); is.Len() != 1 || is.Find("b") == nil || was.Len() != 2 {
+		t.Errorf("%d are left, and %d in the set before", is.Len(), was.Len())
+	}
+}
+
+// TestPartsOfASumDoNotRunIntoEachOther: bytes that move from one part to the next change the sum.
+func TestPartsOfASumDoNotRunIntoEachOther(t *testing.T) {
+	c := NewChain([]byte("key"))
+	if c.sum("entry", "ab", "c") == c.sum("entry", "a", "bc") || c.sum("a", "") == c.sum("a") {
+		t.Error("two lists of parts have one sum")
+	}
+}

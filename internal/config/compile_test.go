@@ -528,3 +528,36 @@ func FuzzCompile(f *testing.F) {
 		}
 	})
 }
+
+// TestLimitsThatDifferShareNothing: what is equal in several limits is kept once, and what differs is not.
+func TestLimitsThatDifferShareNothing(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, lease: {max: 1%, for: 100ms}}}
+  - {key: b, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, lease: {max: 2%, for: 100ms}}}
+  - {key: c, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, shards: 2}}
+  - {key: e, rate_limit: {algorithm: fixed_window, rate: 2000, period: 1d, shards: 2}}
+  - {key: f, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 10, unknown_cost: most, most: 70}}}
+  - {key: g, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 20}}}
+`)
+	of := func(key string) *descriptors.Policy {
+		t.Helper()
+		for _, p := range s.Policies {
+			if strings.HasSuffix(p.Prefix, "/"+key) || p.Name == key {
+				return p
+			}
+		}
+		t.Fatalf("no limit %s", key)
+		return nil
+	}
+	if a, b := of("a").Extras.Lease.Most, of("b").Extras.Lease.Most; a != 10 || b != 20 {
+		t.Errorf("leases of %d and %d, want 10 and 20", a, b)
+	}
+	if c, e := of("c").Extras.Shards[0].Capacity, of("e").Extras.Shards[0].Capacity; c != 500 || e != 1000 {
+		t.Errorf("shards of %d and %d, want 500 and 1000", c, e)
+	}
+	if f, g := of("f").Extras.Settle, of("g").Extras.Settle; f.Estimate != 10 || f.Unknown != 70 || g.Estimate != 20 || g.Unknown != -1 {
+		t.Errorf("%+v and %+v", f, g)
+	}
+}

@@ -435,3 +435,29 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 		c.must("m", "m")
 	})
 }
+
+// TestTheWindowOfAConnectionIsReturned: a client may send any number of bytes over a connection, one after the other.
+func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		granted, sent := int64(65_535), int64(0)
+		for sent < connWindow+connWindow/4 {
+			id := c.open(c.fields("grpc-encoding", "gzip")) // read to its end by another handler
+			_ = c.to.WriteData(id, true, make([]byte, 16_000))
+			_ = c.to.WriteWindowUpdate(0, 100) // for the answer
+			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {
+				f, err := c.read()
+				if err != nil {
+					t.Fatalf("after %d bytes, with a window of %d: %v", sent, granted-sent, err)
+				}
+				if w, ok := f.(*http2.WindowUpdateFrame); ok && w.StreamID == 0 {
+					granted += int64(w.Increment)
+				}
+			}
+			sent += 16_000
+		}
+		if granted > sent+connWindow {
+			t.Errorf("%d bytes were granted for %d", granted, sent)
+		}
+	})
+}

@@ -203,6 +203,9 @@ func TestUnlimitedGoesOnChargingAndNeverDenies(t *testing.T) {
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {
 		t.Errorf("got %d of 100", n)
 	}
+	if r := b.ask(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
+		t.Errorf("the bucket is empty, and the answer must not say so: %+v", r.Decision)
+	}
 	if c := b.ask(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
 		t.Errorf("other must deny 1000, and nothing else: %+v", c.Verdict)
 	}

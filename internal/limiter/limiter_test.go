@@ -474,3 +474,120 @@ descriptors:
 		}
 	}
 }
+
+// TestARequestThatIsTooLargeIsDeniedWhateverThePolicy: the request is at fault, not the store.
+func TestARequestThatIsTooLargeIsDeniedWhateverThePolicy(t *testing.T) {
+	b := newBench(t, `
+domain: d
+on_backend_failure: allow
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m}}
+`)
+	b.store.err = backend.ErrTooLarge
+	if c := b.ask(t, 1, "a=1"); !c.Denied || !c.Never || c.Failed {
+		t.Errorf("%+v", c.Verdict)
+	}
+	b.store.err = backend.ErrUnavailable
+	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Failed {
+		t.Errorf("%+v", c.Verdict)
+	}
+}
+
+// TestTheStatusIsThatOfTheLongestDenial: of two limits of a descriptor that deny.
+func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
+	for _, order := range []string{"[short, long]", "[long, short]"} {
+		b := newBench(t, `
+domain: d
+limits:
+  short: {algorithm: fixed_window, rate: 1, period: 1s}
+  long: {algorithm: token_bucket, rate: 1, period: 1h}
+descriptors:
+  - {key: a, limit: `+order+`}
+`)
+		b.ask(t, 1, "a=1")
+		c := b.ask(t, 1, "a=1")
+		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
+			t.Errorf("%s: %+v", order, status)
+		}
+	}
+}
+
+// TestATurnThatCannotBeAwaitedIsDenied: the listener holds answers for a second, and the limit would for ten.
+func TestATurnThatCannotBeAwaitedIsDenied(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
+`)
+	ask := func(hold algorithms.Micros) *limiter.Call {
+		c := &limiter.Call{}
+		c.Request.Domain, c.Request.Hold = "d", hold
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for i, want := range []algorithms.Micros{0, algorithms.Second} {
+		if c := ask(algorithms.Second); c.Denied || c.Verdict.Hold != want {
+			t.Errorf("turn %d: denied %v, held for %d, want %d", i, c.Denied, c.Verdict.Hold, want)
+		}
+	}
+	if c := ask(algorithms.Second); !c.Denied || c.RetryAfter != algorithms.Second {
+		t.Errorf("its turn is in two seconds: %+v", c.Verdict)
+	}
+	if c := ask(20 * algorithms.Second); c.Denied || c.Verdict.Hold != 2*algorithms.Second {
+		t.Errorf("another listener may hold it: %+v", c.Verdict)
+	}
+}
+
+// TestABlockedBucketHasNothingLeft: whatever it holds, nothing is to be had before the penalty ends.
+func TestABlockedBucketHasNothingLeft(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}}
+`)
+	b.ask(t, 1, "a=1")
+	b.ask(t, 5, "a=1") // denied; 4 are left
+	r := b.ask(t, 1, "a=1").Results[0]
+	if r.Outcome != limiter.Denied || r.Decision.Blocked == 0 || r.Decision.Remaining != 0 {
+		t.Errorf("%+v", r.Decision)
+	}
+}
+
+// TestManyLimitsAreReplacedByDifferentOnes: more than are compared with each other.
+func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
+	var yaml strings.Builder
+	yaml.WriteString("domain: d\ndescriptors:\n")
+	var texts []string
+	for i := range 12 {
+		fmt.Fprintf(&yaml, "  - {key: low%d, rate_limit: {name: low%d, unit: hour, requests_per_unit: 1}}\n", i, i)
+		fmt.Fprintf(&yaml, "  - {key: high%d, rate_limit: {unit: hour, requests_per_unit: 10, replaces: [{name: low%d}]}}\n", i, i)
+		texts = append(texts, fmt.Sprintf("low%d=1", i), fmt.Sprintf("high%d=1", i))
+	}
+	b := newBench(t, yaml.String())
+	c := b.ask(t, 5, texts...)
+	if c.Denied {
+		t.Fatalf("denied: %+v", c.Verdict)
+	}
+	for i := range c.Results {
+		if r := &c.Results[i]; (r.Outcome == limiter.Replaced) != (i%2 == 0) {
+			t.Errorf("%s: outcome %d", texts[i], r.Outcome)
+		}
+	}
+}
+
+// TestNamedLimitsOfABrokenDomainAreNotMissing: nobody knows which limits it has.
+func TestNamedLimitsOfABrokenDomainAreNotMissing(t *testing.T) {
+	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
+	broken := *b.Current()
+	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Broken: true}}
+	b.Swap(&broken)
+	c := &limiter.Call{}
+	c.Request.Domain, c.Limits = "d", []limiter.NamedCharge{{Name: "calls", Count: 1}}
+	if err := b.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("got %v, want ErrNoConfig", err)
+	}
+}

@@ -442,3 +442,33 @@ func TestStreamsThatNeverEnd(t *testing.T) {
 		t.Errorf("%d keys, %d denied; want a few and 9990", keys, denied)
 	}
 }
+
+// TestADoneOfOneDescriptorLacksNothing: a done needs none of the entries that requests must have.
+func TestADoneOfOneDescriptorLacksNothing(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	if c := p.send("d", []int64{5}, "settle="+id); c.Denied {
+		t.Errorf("%+v", c.Verdict)
+	}
+	p.want("tokens", "bob", 995)
+}
+
+// TestLocalBucketsReserveNothing: what this process's own bucket allowed is not settled in the store, which has not charged
+// it.
+func TestLocalBucketsReserveNothing(t *testing.T) {
+	b := newBench(t, tokens)
+	b.Limiter = limiter.New(b.store, limiter.Config{
+		Local: memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return b.now })}),
+		IDs:   reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },
+	})
+	p := &proxy{b, t}
+	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: local\nlocal_share: 20%\n", 1))
+	p.store.err = errors.New("away")
+	c := p.send("d", []int64{absent}, "user=bob")
+	if c.Denied || !c.Failed {
+		t.Fatalf("%+v", c.Verdict)
+	}
+	if id := string(c.AppendID(nil)); id != limiter.None {
+		t.Errorf("the id is %s, want none", id)
+	}
+}

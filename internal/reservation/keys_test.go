@@ -59,8 +59,12 @@ func TestAnIDContainsAllThatWasReserved(t *testing.T) {
 
 func TestIDsDiffer(t *testing.T) {
 	made := func(k *Keys) string { return string(k.Append(nil, largest())) }
-	if k := keysOf("secret"); made(k) == made(k) {
-		t.Error("two requests have one id")
+	k, ids := keysOf("secret"), map[string]bool{}
+	for range 10 {
+		ids[made(k)] = true
+	}
+	if len(ids) != 10 {
+		t.Errorf("10 requests have %d ids", len(ids))
 	}
 	if made(keysOf("secret")) == made(keysOf("secret")) {
 		t.Error("requests of two processes have one id")
