@@ -24,6 +24,15 @@ descriptors:
   - {key: client, limit: observed, shadow_mode: true}
 `
 
+const reserving = `
+domain: ai
+require: [user]
+settle: {key: settle, end: settle_end}
+limits:
+  tokens: {algorithm: token_bucket, rate: 1000, period: 1m, settle: {estimate: 100}}
+descriptors: [{key: user, limit: tokens}]
+`
+
 // recording is what a sidecar exported before and after something happened to it.
 type recording struct{ before, after map[string]sample }
 
@@ -128,6 +137,12 @@ func inMemory(t *testing.T, made map[string]recording) {
 	made["a bad reload of one domain"] = isolated.record(t, func() {
 		isolated.write(t, limits+"nonsense: 1\n")
 		eventually(t, "the domain is stale", func() bool { return isolated.exports(t, "rlsidecar_config_stale") })
+	})
+	budgets := startSidecar(t, reserving)
+	made["reservations"] = budgets.record(t, func() {
+		budgets.send(t, 2, "ai", "user", "bob")
+		budgets.send(t, 1, "ai", "settle_end", "made-up")
+		budgets.send(t, 1, "ai", "app", "x") // lacks the user
 	})
 	crowded := startSidecar(t, limits, "--http-max-connections", "4")
 	made["no connection left"] = crowded.record(t, func() {
