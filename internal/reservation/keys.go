@@ -196,7 +196,7 @@ func decode(b []byte, r *limiter.Reserved) bool {
 		return false
 	}
 	f := fields{rest: b[1:]}
-	copy(r.ID[:], f.bytes(len(r.ID)))
+	copy(r.ID[:], f.bytes(uint64(len(r.ID))))
 	r.Domain = f.uint64()
 	parts := f.bytes(1)
 	r.Parts = r.Parts[:0]
@@ -252,12 +252,7 @@ func (f *fields) number() uint64 {
 }
 
 func (f *fields) text() string {
-	n := f.number()
-	if n > uint64(len(f.rest)) {
-		f.short, f.rest = true, nil
-		return ""
-	}
-	return string(f.bytes(int(n)))
+	return string(f.bytes(f.number()))
 }
 
 func (f *fields) texts() (list []string) {
@@ -268,8 +263,8 @@ func (f *fields) texts() (list []string) {
 }
 
 // bytes decodes n bytes.
-func (f *fields) bytes(n int) []byte {
-	if n > len(f.rest) {
+func (f *fields) bytes(n uint64) []byte {
+	if n > uint64(len(f.rest)) {
 		f.short, f.rest = true, nil
 		return nil
 	}

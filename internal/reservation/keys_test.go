@@ -103,6 +103,12 @@ func TestChangedIDsAreRefused(t *testing.T) {
 				t.Fatalf("cut at %d: accepted", i)
 			}
 		}
+		for b, i := appendReserved(nil, of), 1; i < len(b); i++ { // Decode reads what nobody has signed
+			cut := append(bytes.Clone(b[:i]), make([]byte, signatureLen)...)
+			if Decode(base64.RawURLEncoding.EncodeToString(cut), &r) == nil {
+				t.Fatalf("cut at %d: decoded", i)
+			}
+		}
 		for _, secret := range []string{"", "Secret", "secret2"} {
 			if keysOf(secret).Open(string(id), &r) {
 				t.Errorf("secret %q: accepted", secret)
