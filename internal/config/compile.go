@@ -147,6 +147,7 @@ type domain struct {
 	names   []string // names of limits, in the order of the files
 	nodes   map[*descriptors.Node]place
 	uses    []use
+	met     []text // the names of limits in descriptors
 	// patterns are the places of steps that several values match.
 	patterns map[sibling]place
 }
@@ -161,6 +162,7 @@ type sibling struct {
 type named struct {
 	at     place
 	draft  *draft              // nil if it has a mistake, which has been reported
+	then   text                // the limit that pays for what this one does not allow
 	policy *descriptors.Policy // of draft
 	used   place               // the place of the first use
 }
@@ -248,9 +250,11 @@ func (c *compiler) domain(d *domain) {
 			c.named(d, l)
 		}
 	}
+	c.payers(d)
 	for _, doc := range d.docs {
 		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
 	}
+	c.checkPayers(d)
 	c.warnRequire(d)
 	if headers := d.headers; headers.value.OpenAI && len(d.Policies) > 0 && !c.incomplete &&
 		!slices.ContainsFunc(d.Policies, func(p *descriptors.Policy) bool { return p.Extra().Unit != descriptors.NoUnit }) {
@@ -323,6 +327,10 @@ func (c *compiler) maxOverride(d *domain, l *limit, reverse path) *descriptors.P
 	}
 	if l.Settle.stated() {
 		c.mistake(l.Settle.at, "settle does not go with max_override; remove it: limits that come with requests reserve nothing")
+		return nil
+	}
+	if l.Then.stated() {
+		c.mistake(l.Then.at, "then does not go with max_override; remove it: nothing pays for limits that come with requests")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")
@@ -492,14 +500,21 @@ func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descrip
 			if (l.used == place{}) {
 				c.checkSettle(name.at, &p)
 			}
+			if p.more.Then != nil {
+				c.payerAt(d, one, reverse, name, l, &p)
+			}
 			c.useAt(d, one, reverse, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
+			d.met = append(d.met, name)
 		}
 	}
 	if one.MaxOverride.ok {
 		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, reverse)
 	}
 	for i, l := range one.RateLimit.value {
+		if l.Then.stated() {
+			c.mistake(l.Then.at, "then belongs in a named limit; move this limit under limits, and write \"limit: NAME\" here")
+		}
 		p, ok := c.limit(d, l, "")
 		if !ok {
 			continue

@@ -116,6 +116,7 @@ type limit struct {
 	MaxDelay    span       `key:"max_delay" form:"algorithm"`
 	Settle      settling   `key:"settle" form:"algorithm"`
 	Weights     weightMap  `key:"weights" form:"algorithm"`
+	Then        text       `key:"then" form:"algorithm"`
 
 	TimeZone   zone         `key:"time_zone"`
 	Penalty    blocking     `key:"penalty"`

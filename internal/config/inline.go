@@ -62,7 +62,7 @@ func numbersOnly(text []byte) error {
 // numberKeys returns the keys that state the numbers of a limit with an algorithm.
 func numberKeys() (list []string) {
 	for field := range reflect.TypeFor[limit]().Fields() {
-		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" {
+		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" && key != "then" {
 			list = append(list, key)
 		}
 	}

@@ -65,6 +65,7 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
 	p.Place = l.limit.at.shown()
 	p.more.Named = true
+	n.then = l.limit.Then
 	n.draft, n.policy = &p, c.add(d, &p, n.at, l.limit.Replaces.value)
 	d.Named[l.name] = n.policy
 }

@@ -41,6 +41,7 @@ type extrasKey struct {
 	unit                   descriptors.Unit
 	settle                 descriptors.Settle // zero: none
 	weights                string
+	then                   *descriptors.Policy
 }
 
 func newShared() *shared {
@@ -96,7 +97,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 		named:    m.Named,
 		openKeys: joined(m.OpenKeys), replaces: joined(m.Replaces), statValues: positions(m.StatValues), statLevels: joined(m.StatLevels),
 		slot: m.Slot, local: m.Local, localShare: m.LocalShare, maxDelay: m.MaxDelay,
-		denyBody: m.DenyBody, unit: m.Unit, weights: weightsText(m.Weights),
+		denyBody: m.DenyBody, unit: m.Unit, weights: weightsText(m.Weights), then: m.Then,
 	}
 	if m.Lease != nil {
 		key.lease = *m.Lease

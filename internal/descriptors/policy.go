@@ -95,6 +95,8 @@ type Extras struct {
 	Unit Unit
 	// Settle says how requests reserve units until their real cost is known; nil means that they do not.
 	Settle *Settle
+	// Then is the policy that pays for what this one does not allow, with the same values of the descriptor; nil: none.
+	Then *Policy
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
@@ -134,6 +136,12 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 		units = declared
 	}
 	return max(s.Least, min(units, s.Most))
+}
+
+// PerSecond reports whether l is a limit per second, as the reference server defines it: its buckets may be in a Redis
+// of their own.
+func PerSecond(l *algorithms.Limit) bool {
+	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
 }
 
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).

@@ -34,6 +34,8 @@ type apiAnswer struct {
 type limitAnswer struct {
 	Name string `json:"name"`
 	Key  key    `json:"key,omitempty"`
+	// Payer is the limit that paid if it is another one; the numbers are those of its bucket.
+	Payer string `json:"payer,omitempty"`
 	// OK is the limit's own decision, even if it does not affect the verdict.
 	OK bool `json:"ok"`
 	// Shadow means that a denial does not affect the verdict.
@@ -192,6 +194,9 @@ func (a *API) answerOf(ask *apiRequest) apiAnswer {
 func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	ask := &c.Limits[r.Descriptor]
 	l := limitAnswer{Name: ask.Name, Key: ask.Key, Shadow: r.Policy.Shadow, Degraded: failed(r)}
+	if r.For != nil {
+		l.Payer = r.Policy.Name
+	}
 	d := &r.Decision
 	if d.Err != nil {
 		l.OK = !r.Outcome.Denies()

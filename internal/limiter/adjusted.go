@@ -208,7 +208,7 @@ func (r *Result) isBlocked() bool {
 
 // isUnlimited reports whether an adjustment makes r unlimited.
 func (r *Result) isUnlimited() bool {
-	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
+	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
 // deniedByBlock denies a request if an operator blocks one of its keys: no other limit is charged. It reports whether

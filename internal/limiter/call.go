@@ -24,6 +24,7 @@ type Call struct {
 	keys      []byte
 	buckets   []uint32 // an index of charges by the hash of their key, used if there are many; entries count from 1
 	inBatch   span     // the part of the Batch
+	instead   []payer  // the limits that pay for what others do not allow
 
 	estimates Estimates // nil means that nothing is learned
 	ids       IDs       // encodes reservations; nil means that nothing can be settled
@@ -110,6 +111,9 @@ func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 type Result struct {
 	// Descriptor is the index of its descriptor, or of its entry in Limits.
 	Descriptor int
+	// For is the policy that the descriptor met if its Then pays: Policy, Key and Decision are those of the payer. It is
+	// nil otherwise.
+	For *descriptors.Policy
 	// Policy is nil for an override that could not be parsed and has no configured limit: denied.
 	Policy *descriptors.Policy
 	// Key identifies the bucket; its bytes are opaque. It is nil if nothing was charged.
@@ -126,6 +130,8 @@ type Result struct {
 	reserve bool
 	settle  bool
 	local   bool // decided by this process's own bucket
+	freed   bool // what it does not allow is paid by a limit that an operator made unlimited
+	instead int  // 1 + the index of what pays in Call.instead; 0: nothing does
 	charge  int  // index into Call.charges, or a value in plan.go
 }
 
@@ -183,7 +189,7 @@ func (c *Call) Reset() {
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0], Settlements: c.Settlements[:0]}
 	c.estimates = nil
 	c.ids, c.reserves, c.done, c.groups = nil, 0, 0, 0
-	c.charges, c.keys = c.charges[:0], c.keys[:0]
+	c.charges, c.keys, c.instead = c.charges[:0], c.keys[:0], c.instead[:0]
 	c.adjusted, c.blocked = nil, false
 }
 

@@ -20,6 +20,9 @@ func (c *Call) fold() {
 		r := &c.Results[i]
 		if r.charge >= 0 {
 			r.Decision = c.decisions[r.charge]
+			if r.instead > 0 && !r.local {
+				c.foldAlternatives(r)
+			}
 			hideBlocked(&r.Decision)
 			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects it
 				r.block(c.adjusted.now())

@@ -236,10 +236,19 @@ func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
 	}
+	alternatives := false
 	for i := range c.Results {
-		if r := &c.Results[i]; r.charge == toCharge && c.together(r) {
+		r := &c.Results[i]
+		switch {
+		case r.charge != toCharge:
+		case r.Policy.Extras != nil && c.hasAlternative(r):
+			alternatives = true
+		case c.together(r):
 			c.chargeTogether(r)
 		}
+	}
+	if alternatives {
+		c.chargeAlternatives()
 	}
 	for i := range c.Results {
 		if r := &c.Results[i]; r.charge == toCharge {
@@ -265,8 +274,13 @@ func (c *Call) chargeTogether(r *Result) {
 		return
 	}
 	have := &c.charges[at]
-	have.Terms = have.Terms.Plus(algorithms.Charge{Cost: r.Cost, Reserve: r.reserve})
+	have.Terms = have.Terms.Plus(chargeOf(r))
 	r.charge = at
+}
+
+// chargeOf returns what r adds to the charge of a bucket that another Result charges too.
+func chargeOf(r *Result) algorithms.Charge {
+	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
 // charged returns the index of the common group's charge with this key, or -1. In that case, the next added charge is
@@ -321,7 +335,8 @@ func (c *Call) neverFits() bool {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {
-		return r.charge >= 0 && c.together(&r) && c.charges[r.charge].NeverFits()
+		return r.charge >= 0 && c.together(&r) && c.charges[r.charge].NeverFits() &&
+			(r.instead == 0 || c.charges[c.instead[r.instead-1].charge].NeverFits())
 	}) {
 		return false
 	}

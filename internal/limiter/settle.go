@@ -58,11 +58,16 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	if r.Decision.Err != nil || r.local || r.Cost < 0 {
 		return p, false
 	}
-	count := r.Cost
+	count, name := r.Cost, ask.Name
+	if r.For != nil { // it is settled in the bucket that paid, once
+		if name = r.Policy.Name; count == 0 {
+			return p, false
+		}
+	}
 	if !r.Decision.Allowed { // a shadow limit may have consumed nothing
 		count = 0
 	}
-	return PartOf(r.Policy, ByName{Name: ask.Name, Values: ask.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
+	return PartOf(r.Policy, ByName{Name: name, Values: ask.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
 }
 
 // PartOf returns a part that reserves count units of p at a time, by the name in by.

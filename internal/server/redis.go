@@ -10,10 +10,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -43,10 +43,7 @@ type Redis struct {
 }
 
 // bySecond reports whether c is a charge of a limit per second, as the reference server defines it.
-func bySecond(c *backend.Charge) bool {
-	l := c.Limit
-	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
-}
+func bySecond(c *backend.Charge) bool { return descriptors.PerSecond(c.Limit) }
 
 // UnusableRedis is a mistake in the settings of Redis that no answer of Redis can correct: a file is missing, or
 // settings contradict each other.

@@ -14,7 +14,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	never := false
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
-	from, fits, hopeless := 0, true, false // of the alternatives under way
+	from, fits, hopeless := 0, true, false // of the alternatives so far
 	for i := range buckets {
 		b := &buckets[i]
 		look := b.Charge

@@ -65,6 +65,9 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 			if p.Shadow || p.Quota {
 				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has shadow_mode or quota_mode, which a program cannot have; remove it, or move the limit to another domain", p.Place, name))
 			}
+			if p.Extra().Then != nil {
+				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has then, which only a sidecar decides; remove it, or move the limit to another domain", p.Place, name))
+			}
 			limits[name] = ratelimit.Limit{Loaded: &limiter.Loaded{Policy: p}}
 		}
 		if refused != nil {

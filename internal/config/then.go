@@ -1,0 +1,133 @@
+package config
+
+import (
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+const thenCombination = "then cannot be combined with "
+
+// payers resolves the names in then: what a limit of a plan does not allow, the limit of that name pays. The two are
+// decided in one step, so what one step cannot decide exactly is refused.
+func (c *compiler) payers(d *domain) {
+	for _, name := range d.names {
+		l := d.limits[name]
+		if l.policy == nil || !l.then.ok {
+			continue
+		}
+		before := c.mistakes
+		c.checkThen(d, name, l)
+		if c.mistakes > before || d.limits[l.then.value] == nil {
+			continue
+		}
+		t := d.limits[l.then.value]
+		if d.tag.domain {
+			for _, both := range []*named{l, t} {
+				both.draft.more.Slot = d.Slot
+			}
+		}
+		t.policy.Extras = c.shared.extras(t.draft)
+		l.draft.more.Then = t.policy
+		l.policy.Extras = c.shared.extras(l.draft)
+	}
+}
+
+// checkThen reports what is wrong with the then of the limit l.
+func (c *compiler) checkThen(d *domain, name string, l *named) {
+	at, t := l.then.at, d.limits[l.then.value]
+	switch {
+	case t == nil && c.incomplete:
+		return
+	case t == nil:
+		c.mistake(at, "then: domain %q has no limit named %q%s", d.Name, short(l.then.value), c.limitAdvice(d, l.then.value))
+		return
+	case t == l:
+		c.mistake(at, "then: limit %q cannot pay for itself; name another limit, or remove then", name)
+		return
+	case t.draft == nil:
+		return // reported already
+	case t.then.stated():
+		c.mistake(at, "then: limit %q has a then itself, at %s, and only one other limit can pay; remove one of the two", l.then.value, t.then.at)
+		return
+	}
+	c.checkPlan(at, &l.draft.Policy, &l.draft.more, "this limit")
+	c.checkPlan(at, &t.draft.Policy, &t.draft.more, "limit "+l.then.value)
+	plan, payer := l.draft, t.draft
+	switch {
+	case plan.more.Settle != nil && payer.more.Settle == nil:
+		c.mistake(at, "then: this limit has settle, and limit %q has not, so that a reservation that it pays could not be settled; add settle there", l.then.value)
+	case plan.more.Settle == nil && payer.more.Settle != nil:
+		c.mistake(at, "then: limit %q has settle, and this limit has not: it would pay reservations that nothing settles; add settle here", l.then.value)
+	}
+	if descriptors.PerSecond(plan.Limit) != descriptors.PerSecond(payer.Limit) {
+		c.mistake(at, "then: one of the two limits is per second, so that with --redis-per-second-url they are in different Redis servers, "+
+			"which cannot decide in one step; use another period, or algorithm token_bucket")
+	}
+	if d.Alone {
+		c.mistake(at, thenCombination+"consume: each, with which limits are charged one by one, not as one request; remove one")
+	}
+	if d.tag == (hashTag{}) {
+		c.mistake(at, "then needs both buckets in one slot of a Redis Cluster, so that one step decides who pays; add \"hash_tag: domain\" or \"hash_tag: entry:KEY\" to the domain")
+	}
+}
+
+// checkPlan reports what does not go with then, in the limit that has it or in the one that pays.
+func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
+	for _, other := range []struct {
+		key, why string
+		stated   bool
+	}{
+		{"shards", "the parts of a bucket are in different slots", len(more.Shards) > 0},
+		{"lease", "a sidecar that decides from borrowed units does not see the other bucket", more.Lease != nil},
+		{"penalty", "a request that another limit pays for is no denial", p.Limit.Penalty.After > 0},
+		{"overdraw", "it charges what it denies, so that both would pay", p.Limit.Overdraw},
+		{"algorithm leaky_bucket", "a queue makes requests wait instead of denying them", p.Limit.Kind == algorithms.LeakyBucket},
+		{"shadow_mode", "such a limit denies nothing", p.Shadow},
+		{"quota_mode", "such limits deny only together", p.Quota},
+	} {
+		if other.stated {
+			c.mistake(at, thenCombination+"%s, which %s has: %s; remove one", other.key, which, other.why)
+		}
+	}
+}
+
+// payerAt adds the limit that pays for p, the limit of that name, at the place of a descriptor, and gives it to p.
+func (c *compiler) payerAt(d *domain, one *descriptor, reverse path, name text, l *named, p *draft) {
+	t := d.limits[l.then.value]
+	q := *t.draft
+	q.Place, q.more.Named, q.more.Metadata = name.at.shown(), false, one.Metadata.value
+	q.StatKey = d.Name + "." + reverse.name() + "#" + q.Name
+	c.apart(d, reverse, &q, true)
+	switch {
+	case one.Shadow.value:
+		c.mistake(one.Shadow.at, thenCombination+"shadow_mode: limit %q has then, and here it would deny nothing; remove one", name.value)
+	case one.Quota.value:
+		c.mistake(one.Quota.at, thenCombination+"quota_mode: limit %q has then, and such limits deny only together; remove one", name.value)
+	case q.more.Slot == (descriptors.Slot{}):
+		c.mistake(name.at, "limit %q has then, and hash_tag names entry %q, which is not among the entries here: the two buckets would be in different slots; "+
+			"use \"hash_tag: domain\", or another limit here", name.value, d.tag.entry)
+	default:
+		c.sameSlot(d, t, name, &q)
+	}
+	p.more.Then = c.add(d, &q, one.at, nil)
+}
+
+// checkPayers reports payers that a request could charge twice, and limits whose slot nothing determines.
+func (c *compiler) checkPayers(d *domain) {
+	pays := map[string]*named{}
+	for _, name := range d.names {
+		l := d.limits[name]
+		if l.draft == nil || l.draft.more.Then == nil {
+			continue
+		}
+		pays[l.then.value] = l
+		if (l.used == place{}) && !d.tag.domain {
+			c.mistake(l.then.at, "then: no descriptor uses limit %q, so that hash_tag does not determine the slot of its buckets; use \"hash_tag: domain\"", name)
+		}
+	}
+	for _, name := range d.met {
+		if l := pays[name.value]; l != nil {
+			c.mistake(name.at, "limit %q pays for another limit (then at %s), so that a descriptor cannot use it as well: a request could charge it twice; remove one", name.value, l.then.at)
+		}
+	}
+}

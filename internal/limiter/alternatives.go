@@ -1,0 +1,132 @@
+package limiter
+
+import (
+	"bytes"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// A limit with Then is charged together with the limit that pays for what it does not allow (backend.Charge.Then). Several
+// limits of a request with one payer are a plan: either all of them allow, or it pays once, the largest of their costs.
+
+// payer is a limit that may pay for others, as a Result.
+type payer struct {
+	Result
+
+	plan int // the index of the first charge that it pays for; the others follow, and then its own
+	paid bool
+}
+
+// hasAlternative reports whether another limit may pay for r. Refunds, dry runs of no units and settlements concern the
+// bucket that they name. The payer has no part if an operator blocks its key; if an operator made it unlimited, it pays
+// for all, and r is charged without a limit.
+func (c *Call) hasAlternative(r *Result) bool {
+	if r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
+		return false
+	}
+	if c.adjusted == nil {
+		return true
+	}
+	keys := len(c.keys)
+	f := c.payerOf(r)
+	c.keys = c.keys[:keys]
+	r.freed = f.isUnlimited()
+	return !r.freed && !f.isBlocked()
+}
+
+// payerOf returns the Result of the limit that may pay for r.
+func (c *Call) payerOf(r *Result) (f Result) {
+	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, Cost: r.Cost, cell: r.cell}
+	start := len(c.keys)
+	if len(c.Limits) > 0 {
+		key := c.Limits[r.Descriptor].Key
+		c.keys, f.hash = f.Policy.AppendKeyOf(c.keys, key)
+		f.slot = f.Policy.SlotOfKey(key)
+	} else {
+		entries := c.Descriptors[r.Descriptor].Entries
+		c.keys, f.hash = f.Policy.AppendKey(c.keys, entries)
+		f.slot = f.Policy.SlotOf(entries)
+	}
+	f.Key = c.keys[start:]
+	if c.adjusted != nil {
+		c.adjust(&f)
+	}
+	return f
+}
+
+// chargeAlternatives adds the charges of the Results that have an alternative: of each payer, those that it pays for
+// and then its own.
+func (c *Call) chargeAlternatives() {
+	for i := range c.Results {
+		r := &c.Results[i]
+		if r.charge != toCharge || !c.hasAlternative(r) {
+			continue
+		}
+		group, together := 0, c.together(r)
+		if !together {
+			c.groups++
+			group = c.groups
+		}
+		c.instead = append(c.instead, payer{Result: c.payerOf(r), plan: len(c.charges)})
+		f := &c.instead[len(c.instead)-1]
+		c.addToPlan(r, f, group)
+		for j := i + 1; together && j < len(c.Results); j++ {
+			if o := &c.Results[j]; o.charge == toCharge && c.hasAlternative(o) && c.together(o) && c.isPaidBy(o, f) {
+				c.addToPlan(o, f, group)
+			}
+		}
+		c.add(&f.Result, group)
+	}
+}
+
+// isPaidBy reports whether f is the payer of r.
+func (c *Call) isPaidBy(r *Result, f *payer) bool {
+	keys := len(c.keys)
+	other := c.payerOf(r)
+	c.keys = c.keys[:keys]
+	return other.hash == f.hash && bytes.Equal(other.Key, f.Key)
+}
+
+// addToPlan adds r to the limits that f pays for. Costs of the same bucket are added up.
+func (c *Call) addToPlan(r *Result, f *payer, group int) {
+	at := f.plan
+	for at < len(c.charges) && !bytes.Equal(c.charges[at].Key, r.Key) {
+		at++
+	}
+	if r.instead = len(c.instead); at == len(c.charges) {
+		c.add(r, group)
+		c.charges[at].Then = true
+	} else {
+		have := &c.charges[at].Terms
+		*have = have.Plus(chargeOf(r))
+		r.charge = at
+	}
+	f.Cost = max(f.Cost, c.charges[at].Terms.Cost)
+}
+
+// foldAlternatives makes r, whose Decision is its own, the payer of the request: r itself or its alternative. If neither
+// pays, the Decision says when the first of them could.
+func (c *Call) foldAlternatives(r *Result) {
+	f := &c.instead[r.instead-1]
+	decisions := c.decisions[f.plan : f.charge+1]
+	last := len(decisions) - 1
+	if r.Decision.Err != nil {
+		return
+	}
+	switch from, to := backend.Paid(decisions); {
+	case from == last:
+		r.For, r.Policy, r.Key, r.hash, r.slot, r.charge = r.Policy, f.Policy, f.Key, f.hash, f.slot, f.charge
+		r.Decision = decisions[last]
+		if r.Cost = f.Cost; f.paid { // once for all of its limits
+			r.Cost = 0
+		}
+		f.paid = true
+	case from == to && !r.Decision.Allowed:
+		retry := decisions[0].Retry()
+		for i := range decisions[1:last] {
+			retry = retry.And(decisions[1+i].Retry())
+		}
+		retry = retry.Or(decisions[last].Retry())
+		r.Decision.RetryAfter, r.Decision.Never = retry.After, retry.Never
+	}
+}

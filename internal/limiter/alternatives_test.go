@@ -1,0 +1,141 @@
+package limiter_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+const plans = `
+domain: d
+hash_tag: entry:user
+limits:
+  per_minute: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  per_day: {algorithm: fixed_window, rate: 15, period: 1d, start: 2026-01-01T00:00:00Z, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+  burst: {algorithm: token_bucket, rate: 1000, period: 1s}
+descriptors:
+  - key: user
+    limit: per_minute
+    descriptors:
+      - {key: both, limit: [per_minute, per_day, burst]}
+`
+
+// named asks for units of a named limit.
+func (b *bench) named(tb testing.TB, limit string, cost int64, key ...string) *limiter.Call {
+	tb.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	c.Limits = append(c.Limits, limiter.NamedCharge{Name: limit, Key: key, Count: cost})
+	if err := b.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+func TestTheAnswerNamesThePayer(t *testing.T) {
+	b := newBench(t, plans)
+	for i, step := range []struct {
+		cost   int64
+		denied bool
+		payer  string
+		left   int64
+		retry  algorithms.Micros
+	}{
+		{cost: 6, payer: "per_minute", left: 4},
+		{cost: 6, payer: "credits", left: 14},
+		{cost: 12, payer: "credits", left: 2},
+		{cost: 5, denied: true, payer: "per_minute", left: 4, retry: 6 * algorithms.Second},
+		{cost: 11, denied: true, payer: "per_minute", left: 4, retry: 9 * 3600 * algorithms.Second},
+	} {
+		for _, c := range []*limiter.Call{b.ask(t, step.cost, "user=bob"), b.named(t, "per_minute", step.cost, "eve")} {
+			r := &c.Results[0]
+			if c.Denied != step.denied || r.Policy.Name != step.payer || r.Decision.Remaining != step.left || c.RetryAfter != step.retry || c.Never {
+				t.Errorf("step %d: denied %t by %s, %d left, retry after %d, never %t; want %+v", i, c.Denied, r.Policy.Name, r.Decision.Remaining, c.RetryAfter, c.Never, step)
+			}
+			if paid := step.payer == "credits"; paid != (r.For != nil) || paid && r.For.Name != "per_minute" {
+				t.Errorf("step %d: paid for %v", i, r.For)
+			}
+		}
+	}
+	if c := b.ask(t, 21, "user=bob"); !c.Denied || !c.Never || c.RetryAfter != 0 {
+		t.Errorf("neither can ever pay 21: %+v", c.Verdict)
+	}
+	for name, want := range map[string]int64{"per_minute": 4, "credits": 2} {
+		for _, key := range []string{"bob", "eve"} {
+			if got := b.named(t, name, 0, key).Results[0].Decision.Remaining; got != want {
+				t.Errorf("%s of %s has %d left, want %d", name, key, got, want)
+			}
+		}
+	}
+}
+
+func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
+	b := newBench(t, plans)
+	if c := b.ask(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
+		t.Fatalf("within the plan: %+v", c.Verdict)
+	}
+	c := b.ask(t, 6, "user=bob,both=x") // the minute does not allow it, the day would
+	cost := int64(0)
+	for i := range c.Results {
+		if r := &c.Results[i]; r.For != nil {
+			cost += r.Cost
+			if r.Policy.Name != "credits" || r.Decision.Remaining != 14 {
+				t.Errorf("result %d: %s, %+v", i, r.Policy.Name, r.Decision)
+			}
+		}
+	}
+	if c.Denied || cost != 6 || c.Results[2].For != nil || c.Results[2].Decision.Remaining != 988 {
+		t.Errorf("paid %d, %+v", cost, c.Verdict)
+	}
+	if c := b.ask(t, 15, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
+		t.Errorf("the credits have 14, and the plan never allows 15: %+v", c.Verdict)
+	}
+}
+
+func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
+	b := newBench(t, plans)
+	b.ask(t, 10, "user=bob")
+	for cost, denied := range map[int64]bool{0: false, -3: false} {
+		if c := b.named(t, "per_minute", cost, "bob"); c.Denied != denied || c.Results[0].For != nil {
+			t.Errorf("cost %d: %+v", cost, c.Verdict)
+		}
+	}
+	dry := &limiter.Call{}
+	dry.Request.Domain, dry.DryRun = "d", true
+	dry.Limits = append(dry.Limits, limiter.NamedCharge{Name: "per_minute", Key: []string{"bob"}, Count: 5})
+	if err := b.Check(t.Context(), dry); err != nil || dry.Denied || dry.Results[0].Policy.Name != "credits" {
+		t.Errorf("a dry run of 5: %v, %+v", err, dry.Verdict)
+	}
+	if left := b.named(t, "credits", 0, "bob").Results[0].Decision.Remaining; left != 20 {
+		t.Errorf("%d credits are left, want all 20", left)
+	}
+}
+
+func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
+	b := newBench(t, plans)
+	b.named(t, "per_minute", 10, "bob")
+	for i := range 3 {
+		c := &limiter.Call{}
+		c.Request.Domain, c.IdempotencyKey = "d", limiter.IdempotencyKey{ID: "order 1", Lifetime: 3600 * algorithms.Second}
+		c.Limits = append(c.Limits, limiter.NamedCharge{Name: "per_minute", Key: []string{"bob"}, Count: 5})
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if r := c.Results[0]; c.Denied || r.Policy.Name != "credits" || r.Decision.Remaining != 15 || c.Replayed != (i > 0) {
+			t.Errorf("time %d: %s, %+v", i, r.Policy.Name, c.Verdict)
+		}
+		b.now += 60 * algorithms.Second // by now the plan could pay
+	}
+}
+
+func TestAStoreThatFailsChargesNeither(t *testing.T) {
+	b := newBench(t, plans)
+	b.store.err = backend.ErrUnavailable
+	if c := b.ask(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {
+		t.Errorf("%+v", c.Verdict)
+	}
+}
