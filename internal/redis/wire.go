@@ -69,7 +69,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 		return false
 	}
 	w.mu.Lock()
-	if w.broken != nil {
+	if w.conn == nil || w.broken != nil { // it has ended since take
 		w.mu.Unlock()
 		return false
 	}
@@ -157,7 +157,8 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	w.mu.Lock()
 	c := w.call
 	err := w.broken
-	w.conn, w.call, w.busy, w.broken = nil, nil, false, nil
+	w.conn, w.call, w.broken = nil, nil, nil
+	w.busy = w.busy && c == nil // who has taken it without a call yet releases it
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
@@ -187,11 +188,12 @@ func (w *wire) goesOn(conn net.Conn, err error) bool {
 func (w *wire) answered() (c *call, over bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c = w.call
-	w.call, w.busy = nil, false
-	if c == nil {
+	if c = w.call; c == nil {
 		w.broken = errors.New("an answer to nothing")
-	} else if w.closed {
+		return nil, true
+	}
+	w.call, w.busy = nil, false
+	if w.closed {
 		w.conn, over = nil, true
 	}
 	return c, over

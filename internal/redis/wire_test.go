@@ -196,6 +196,32 @@ func TestAnEndedWireLosesNothing(t *testing.T) {
 	})
 }
 
+// TestAWireThatEndsBeforeItsCallIsWritten: the call goes the other way, and nobody else may take the wire meanwhile.
+func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, conn := wired(&server{}, echoed)
+		l.by(conn)
+		if !l.wire.take() {
+			t.Fatal("it cannot be taken")
+		}
+		p.Close()
+		synctest.Wait()
+		near, _ := net.Pipe()
+		l.wire.mu.Lock()
+		again := l.wire.conn
+		l.wire.conn = near
+		l.wire.mu.Unlock()
+		if again != nil || l.wire.take() {
+			t.Errorf("it still has the connection that has ended, or was taken twice: %v", again)
+		}
+		l.wire.conn = nil
+		if c := (&call{charges: 1, runs: []run{{limited(1), 0, 1}}}); l.wire.send(c, time.Now()) {
+			t.Error("a call was written to no connection")
+		}
+		l.wire.release()
+	})
+}
+
 // TestRefusalsOnTheWire: what was certainly not run is sent again the other way; other errors are answers.
 func TestRefusalsOnTheWire(t *testing.T) {
 	for text, again := range map[string]bool{
