@@ -43,7 +43,9 @@ func (s *simulatedMasters) read(ctx context.Context) error {
 	at := s.config.Outside.Below(len(addrs))
 	for i := range addrs {
 		commands := []outside.Command{{Args: []any{"cluster", "slots"}}}
-		s.config.Outside.Call(ctx, addrs[(at+i)%len(addrs)], commands)
+		within, cancel := context.WithDeadline(ctx, s.config.Outside.Clock.Now().Add(s.cluster.ReadTimeout))
+		s.config.Outside.Call(within, addrs[(at+i)%len(addrs)], commands)
+		cancel()
 		if commands[0].Err == nil {
 			s.layout = commands[0].Reply.([]outside.Slots)
 			return nil
