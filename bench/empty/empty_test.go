@@ -35,7 +35,7 @@ func TestEveryRequestIsAnswered(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotAskedForIsCutOff(t *testing.T) {
+func TestConnectionsThatCallOtherMethodsAreClosed(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

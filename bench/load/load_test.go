@@ -51,7 +51,7 @@ func allow(string) (rls.RateLimitResponse_Code, error) { return rls.RateLimitRes
 
 var clients = []string{GRPC, Raw}
 
-func TestEveryKeyIsAskedOnce(t *testing.T) {
+func TestEveryKeyIsSentOnce(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			s, address := serve(t, allow)
@@ -72,7 +72,7 @@ func TestEveryKeyIsAskedOnce(t *testing.T) {
 	}
 }
 
-func TestAnswersAreToldApart(t *testing.T) {
+func TestAnswersAreDistinguished(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			_, address := serve(t, func(value string) (rls.RateLimitResponse_Code, error) {

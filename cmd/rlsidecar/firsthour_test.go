@@ -224,9 +224,9 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestMessagesSayWhatToWrite configures limits in the words of other rate limiters. The messages name the right
+// TestMessagesSuggestTheRightText configures limits in the words of other rate limiters. The messages name the right
 // words.
-func TestMessagesSayWhatToWrite(t *testing.T) {
+func TestMessagesSuggestTheRightText(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{
 		{fmt.Sprintf(limit, "token_bucket", "99999999999999999999", "1s", ""), "rate must be at most 9007199254740992, is 99999999999999999999"},

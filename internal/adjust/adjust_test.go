@@ -152,7 +152,7 @@ func TestOfTwoOperatorsTheLastWinsUnlessAVersionIsExpected(t *testing.T) {
 	}
 }
 
-func TestMistakesSayWhatToDo(t *testing.T) {
+func TestMistakesNameTheRemedy(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	for want, change := range map[string]func(*Proposal){
 		"no limit is named \"sent_message\"":       func(p *Proposal) { p.Target.Limit = "sent_message" },
@@ -409,7 +409,7 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	}
 }
 
-func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndSaysSo(t *testing.T) {
+func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	window := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
 	a := &Adjustment{Change: Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
 	if _, err := a.Apply(window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {

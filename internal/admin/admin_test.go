@@ -154,9 +154,9 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	}
 }
 
-// TestNobodySeesTheCommandLine: with a token too, because a person who may see metrics need not know the other
+// TestTheCommandLineIsNotExposed: with a token too, because a person who may see metrics need not know the other
 // secrets.
-func TestNobodySeesTheCommandLine(t *testing.T) {
+func TestTheCommandLineIsNotExposed(t *testing.T) {
 	c := fixture(t)
 	c.Token = httpauth.FixedToken("secret")
 	for _, path := range []string{"/debug/pprof/cmdline", "/debug/pprof/cmdline/", "/debug/pprof//cmdline", "/debug/vars"} {

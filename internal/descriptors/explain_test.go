@@ -25,7 +25,7 @@ func planted(tb fataler, paths ...string) *Tree {
 	return t
 }
 
-func TestExplainTellsStepsAndMisses(t *testing.T) {
+func TestExplainShowsStepsAndMisses(t *testing.T) {
 	tree := planted(t, "user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
 		"country,address=1*,port!", "file^=/a/!", "file^=/a/b!", "file$=.png!", "file~=/x/[0-9]+!", "country,port!", "any*!", "dead,end", "dead=*!", "dead=x")
 	for _, test := range []struct{ descriptor, steps, miss string }{

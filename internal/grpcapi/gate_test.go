@@ -73,7 +73,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 	})
 }
 
-func TestNobodyWaitsAtTheGateForLong(t *testing.T) {
+func TestWaitsForAdmissionAreShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{}
 		inside, ok := g.enter(from(t.Context(), "a"), 10*ms, gateWeight, 1)

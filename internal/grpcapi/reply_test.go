@@ -159,7 +159,7 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 }
 
 // With the limits of the reference server, charged as it does.
-func TestHeadersAreOfTheTightestLimit(t *testing.T) {
+func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 	limit := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
 	}

@@ -35,7 +35,7 @@ func start(t *testing.T, edit ...func(*Config)) (*Server, *bufconn.Listener) {
 	return s, l
 }
 
-func TestStopWaitsForWhatIsUnderWay(t *testing.T) {
+func TestStopWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := start(t)
 		c, idle, silent := dial(t, l), dial(t, l), dial(t, l)
@@ -445,7 +445,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	})
 }
 
-func TestAShortDeadlineIsNobodyElses(t *testing.T) {
+func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")
 		c.flush()

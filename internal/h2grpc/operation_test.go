@@ -299,9 +299,9 @@ func (s *lateStore) Submit(b *backend.Batch) {
 // nameOf is a number that identifies a message.
 func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
 
-// TestALateDecisionIsNobodyElses: what a Store decides after the deadline is not written into a request that has its
+// TestALateDecisionReachesNoOtherRequest: what a Store decides after the deadline is not written into a request that has its
 // place by then. The race detector sees it if it is.
-func TestALateDecisionIsNobodyElses(t *testing.T) {
+func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.Patience = 4 * ms })
 		var wg sync.WaitGroup

@@ -38,9 +38,9 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	})
 }
 
-// TestNobodyWaitsNothingIsCharged: requests that wait in the store's queue, and that the client resets or whose
+// TestAbandonedRequestsAreNotCharged: requests that wait in the store's queue, and that the client resets or whose
 // connection ends meanwhile, are not charged.
-func TestNobodyWaitsNothingIsCharged(t *testing.T) {
+func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {
 			for _, id := range ids {

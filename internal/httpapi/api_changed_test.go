@@ -129,7 +129,7 @@ func TestACostThatNeverFitsChargesNothing(t *testing.T) {
 	h, clock := onClock(t)
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"credit","key":"a","count":4},{"name":"few","key":"a","count":4}],"request_id":"r"}`, 400,
-			`limit "few": asks for 4, the most it can ever get is 3`},
+			`limit "few": the cost is 4, but the limit can never hold more than 3`},
 		exchangeStep{0, "/v1/check", `{"name":"credit","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"credit","key":"a","ok":true,"remaining":10,"limit":10,"reset_after_ms":0}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"credit","key":"a","count":4,"request_id":"r"}`, 200,
@@ -137,7 +137,7 @@ func TestACostThatNeverFitsChargesNothing(t *testing.T) {
 	)
 	var p problem
 	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"credit","key":"b"},{"name":"few","key":"b","count":2},{"name":"few","key":"b","count":2}]}`)
-	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Detail != `limit "few": asks for 4, the most it can ever get is 3` {
+	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Detail != `limit "few": the cost is 4, but the limit can never hold more than 3` {
 		t.Errorf("named twice: %d %s", w.Code, w.Body)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// TestTheExamplesAnswerWhatTheySay runs the consoles that examples show.
-func TestTheExamplesAnswerWhatTheySay(t *testing.T) {
+// TestTheExamplesAnswerAsDocumented runs the consoles that examples show.
+func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	for _, name := range []string{"http-api", "convex"} {
 		t.Run(name, func(t *testing.T) {
 			folder := "../../examples/" + name + "/"

@@ -24,7 +24,7 @@ func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock)
 	return apiAt(tb, memory.New(memory.Config{Clock: clock.Time}), clock.Now, edit...), clock
 }
 
-func TestARequestWithAnIDIsTakenOnce(t *testing.T) {
+func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 	h, clock := onClock(t)
 	const (
 		ask  = `{"name":"tokens","key":"bob","count":4,"reserve":true,"request_id":"r1","jitter":5000}`
@@ -67,7 +67,7 @@ func TestARequestWithAnIDIsTakenOnce(t *testing.T) {
 	)
 }
 
-func TestAnIDUnderWayIsAConflict(t *testing.T) {
+func TestAnIDInFlightIsAConflict(t *testing.T) {
 	w := call(apiOver(t, broken{backend.ErrPending}), "POST", "/v1/limit", `{"name":"pass","request_id":"r"}`)
 	if w.Code != 409 || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "problem:under-way") {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
@@ -129,7 +129,7 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // all that there can be
 	credit := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
 	script(t, h, clock,
-		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": asks for 31, the most it can ever get is 30`},
+		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
 		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // denied, which takes nothing, and can be tried again
 			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
@@ -144,7 +144,7 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 	)
 }
 
-func TestAGiveBackIsOfItsWindow(t *testing.T) {
+func TestARefundBelongsToItsWindow(t *testing.T) {
 	h, clock := onClock(t)
 	in := reserve(t, h, `{"name":"hourly","key":"a","count":60,"reserve":true}`)
 	late := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
@@ -231,7 +231,7 @@ func TestSeveralReservedLimits(t *testing.T) {
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
 		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `it was settled with another count, which stands`},
-		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": asks for 41, the most it can ever get is 30`},
+		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": the cost is 41, but the limit can never hold more than 30`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // hourly is charged, and tokens can be tried again
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"tokens","key":"c","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
 		exchangeStep{24_000 * ms, "/v1/limit", settleBody(c.Reservation, "34"), 200,
@@ -386,7 +386,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", ask(``), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
-		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": asks for 6, the most it can ever get is 5`},
+		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
 		// Other numbers keep what was taken, as with those in a file.
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,

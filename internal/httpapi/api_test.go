@@ -136,7 +136,7 @@ func script(t *testing.T, h http.Handler, clock *storetest.Clock, steps ...excha
 
 const ms = algorithms.Micros(1000)
 
-func TestLimitSaysWhenToComeBack(t *testing.T) {
+func TestLimitReportsTheRetryTime(t *testing.T) {
 	h, clock := apiInMemory(t)
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":4}`, 200,
@@ -158,7 +158,7 @@ func TestLimitSaysWhenToComeBack(t *testing.T) {
 	)
 }
 
-func TestSeveralLimitsAreTakenTogether(t *testing.T) {
+func TestSeveralLimitsAreChargedTogether(t *testing.T) {
 	h, clock := apiInMemory(t)
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":["a","b"],"count":3},{"name":"send"}]}`, 200,
@@ -168,7 +168,7 @@ func TestSeveralLimitsAreTakenTogether(t *testing.T) {
 			`{"ok":false,"retry_after_ms":3000,"limits":[{"name":"few","key":["a","b"],"ok":false,"remaining":0,"limit":3,"reset_after_ms":3000,"retry_after_ms":3000},` +
 				`{"name":"send","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"few","key":"c","count":2},{"name":"few","key":"c","count":2}]}`, 400,
-			`limit "few": asks for 4, the most it can ever get is 3`},
+			`limit "few": the cost is 4, but the limit can never hold more than 3`},
 	)
 }
 
@@ -179,14 +179,14 @@ func TestReservedForLaterIsAccepted(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":5,"reserve":true}`, 202,
 			`{"ok":true,"wait_ms":30000,"limits":[{"name":"tokens","key":"k","ok":true,"remaining":0,"limit":10,"reset_after_ms":90000,"wait_ms":30000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":31,"reserve":true}`, 400, `limit "tokens": asks for 31, the most it can ever get is 30`},
+		exchangeStep{0, "/v1/limit", `{"name":"tokens","key":"k","count":31,"reserve":true}`, 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
 		exchangeStep{0, "/v1/limit", `{"name":"log","reserve":true}`, 400, `limit "log" is a sliding_log, which cannot be reserved`},
 		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 200, `{"ok":true,"limits":[{"name":"jobs","ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"jobs"}`, 202, `{"ok":true,"wait_ms":1000,"limits":[{"name":"jobs","ok":true,"remaining":1,"limit":3,"reset_after_ms":2000,"wait_ms":1000}]}`},
 	)
 }
 
-func TestShadowIsToldAndLetsPass(t *testing.T) {
+func TestShadowDenialsAreReportedAndAllowed(t *testing.T) {
 	h, clock := apiInMemory(t)
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", `{"name":"seen"}`, 200, `{"ok":true,"limits":[{"name":"seen","ok":true,"shadow":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
@@ -201,7 +201,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		code int
 		want string
 	}{
-		{`{"name":"send","count":12}`, 400, `limit "send": asks for 12, the most it can ever get is 10`},
+		{`{"name":"send","count":12}`, 400, `limit "send": the cost is 12, but the limit can never hold more than 10`},
 		{`{"name":"nope"}`, 404, `no limit is named "nope"`},
 		{`{"domain":"x","name":"send"}`, 404, `domain "x" is not configured`},
 		{`{"name":"both"}`, 400, `several domains have a limit named "both"; say which domain`},
@@ -231,8 +231,8 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"name":"send","name":"send"}`, 400, `name is there twice`},
 		{`{"name":"send","count":"1"}`, 400, `count: must be a whole number, is a text`},
 		{`{"name":"send","count":1.5}`, 400, `count: must be a whole number, is 1.5`},
-		{`{"name":"send","count":1.1e1}`, 400, `limit "send": asks for 11, the most it can ever get is 10`},
-		{`{"name":"send","count":12.0}`, 400, `limit "send": asks for 12, the most it can ever get is 10`},
+		{`{"name":"send","count":1.1e1}`, 400, `limit "send": the cost is 11, but the limit can never hold more than 10`},
+		{`{"name":"send","count":12.0}`, 400, `limit "send": the cost is 12, but the limit can never hold more than 10`},
 		{`{"name":"send","count":1e999}`, 400, `count: must be between -2^53 and 2^53, is 1e999`},
 		{`{"name":"send","count":-1e300}`, 400, `count: must be between -2^53 and 2^53, is -1e300`},
 		{`{"name":"send","count":9007199254740993}`, 400, `count: must be between -2^53 and 2^53, is 9007199254740993`},
@@ -352,7 +352,7 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "there is no room for another bucket"}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
 
-func TestHeadersTellTheTightestLimit(t *testing.T) {
+func TestHeadersDescribeTheMostRestrictiveLimit(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":5},{"name":"few","count":3}]}`)
 	if sent(w, "X-RateLimit-Limit") != "3" || sent(w, "X-RateLimit-Remaining") != "0" || sent(w, "X-RateLimit-Reset") != "3" || sent(w, "Retry-After") != "" {
@@ -364,7 +364,7 @@ func TestHeadersTellTheTightestLimit(t *testing.T) {
 	}
 }
 
-func TestWhoMayAsk(t *testing.T) {
+func TestCallersNeedPermission(t *testing.T) {
 	store := memory.New(memory.Config{})
 	open := apiOver(t, store)
 	token := apiOver(t, store, func(a *API) { a.Token = httpauth.FixedToken("s3cret") })
@@ -555,7 +555,7 @@ func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"llm","key":"bob","costs":{"output":100}},{"name":"send","key":"bob"}]}`, 200,
 			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":399,"limit":1000,"reset_after_ms":36060},` +
 				`{"name":"send","key":"bob","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"output":251}}`, 400, `limit "llm": asks for 1004, the most it can ever get is 1000`},
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"output":251}}`, 400, `limit "llm": the cost is 1004, but the limit can never hold more than 1000`},
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"outputs":1}}`, 400,
 			`limit "llm": costs: "outputs" has no weight; known names are cached, input, output`},
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"output":9007199254740992}}`, 400,

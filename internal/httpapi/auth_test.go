@@ -124,7 +124,7 @@ func jwt(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
 
-func TestWhatIsAsked(t *testing.T) {
+func TestRequestsOfProxiesAreRead(t *testing.T) {
 	nothing := func(method, path, host string) string { return fmt.Sprintf("d 1 m=%q p=%q h=%q", method, path, host) }
 	plain := nothing("GET", "/x", "example.com")
 	for _, c := range []struct {
@@ -220,7 +220,7 @@ func TestWhatDecidesMustNotBeThereTwice(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatIsBelowIsTheDoors(t *testing.T) {
+func TestOnlyPathsBelowThePrefixAreServed(t *testing.T) {
 	d, _ := authHandler(t, sources)
 	for target, mine := range map[string]bool{
 		"/v1/auth": true, "/v1/auth/": true, "/v1/auth?x": true, "/v1/auth//x": true, "/v1/auth/../x": true, "/v1/auth#/x": true,
@@ -290,7 +290,7 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 
 // If the configuration states no proxy, no peer is trusted: not that of this machine, nor of
 // who comes through a Unix socket.
-func TestNobodyIsBelievedByDefault(t *testing.T) {
+func TestNoProxyIsTrustedByDefault(t *testing.T) {
 	forged := []string{
 		"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 6.6.6.6", "X-Original-URI: /y", "X-Forwarded-Uri: /y",
 		"X-Original-Method: PUT", "X-Forwarded-Method: PUT", "X-Forwarded-Host: evil.test",
@@ -651,7 +651,7 @@ func TestConnectionsAreKept(t *testing.T) {
 	}
 }
 
-func TestUnixSocketIsToldFromTheRest(t *testing.T) {
+func TestUnixSocketsAreRecognized(t *testing.T) {
 	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {trusted_proxies: [unix], routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {

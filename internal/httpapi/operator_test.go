@@ -62,7 +62,7 @@ func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
 	}
 }
 
-func TestOperatorsLookAndReset(t *testing.T) {
+func TestOperatorsReadAndResetBuckets(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	h, l, logs := operator(t, memory.New(memory.Config{Clock: clock.Time}))
@@ -196,7 +196,7 @@ func TestOperatorsOfABackendThatIsAway(t *testing.T) {
 }
 
 // The paths for applications answer alike where they look and forget. What they consume stays theirs to name.
-func TestApplicationsLookOnlyAtBucketsThatExist(t *testing.T) {
+func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	_, l, _ := operator(t, memory.New(memory.Config{}))
 	h := New(Config{API: &API{Limiter: l}})
 	for _, c := range []struct {

@@ -33,9 +33,9 @@ auth:
     - descriptors: [[{key: slow, value: x}], [{key: plain, value: x}], [{key: other, value: x}]]
 `
 
-// TestAQuotaThatDoesNotDenySaysNothing: the plain limit denies for 10 s, of two quotas one for 100 s, which
+// TestAQuotaThatDoesNotDenyIsNotReported: the plain limit denies for 10 s, of two quotas one for 100 s, which
 // stops nobody. Once both quotas deny, both count.
-func TestAQuotaThatDoesNotDenySaysNothing(t *testing.T) {
+func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
 		recorder := denials.New(time.Now)
@@ -89,7 +89,7 @@ func (o observers) Observe(c *limiter.Call) {
 }
 
 // The same by the API for applications.
-func TestAQuotaThatDoesNotDenySaysNothingToApplications(t *testing.T) {
+func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
 		l.Swap(authSnapshot(t, quotas))

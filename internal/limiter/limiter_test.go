@@ -164,7 +164,7 @@ descriptors:
 	}
 }
 
-func TestSeveralLimitsAtOneDescriptorSpeakWithOneVoice(t *testing.T) {
+func TestSeveralLimitsAtOneDescriptorGiveOneStatus(t *testing.T) {
 	b := newBench(t, `
 domain: d
 limits:

@@ -202,7 +202,7 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 }
 
 // A done without a cost settles: the cost that comes later does not count.
-func TestTheFirstDoneStands(t *testing.T) {
+func TestOnlyTheFirstDoneCounts(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	p.send("d", []int64{0}, "settle_end="+id)

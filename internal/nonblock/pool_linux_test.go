@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestACrewRunsAll(t *testing.T) {
+func TestAWorkerPoolRunsAllTasks(t *testing.T) {
 	var c Pool
 	defer c.Close()
 	var ran atomic.Int64
@@ -31,7 +31,7 @@ func TestACrewRunsAll(t *testing.T) {
 	}
 }
 
-func TestACrewIsKeptAndBounded(t *testing.T) {
+func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 	var c Pool
 	block := make(chan struct{})
 	for range 3 * maxIdle {

@@ -220,8 +220,8 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 	}
 }
 
-// TestErrNotTaken is about which errors say that a call certainly did nothing.
-func TestErrNotTaken(t *testing.T) {
+// TestErrNotConsumed is about which errors say that a call certainly did nothing.
+func TestErrNotConsumed(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
 	ask := func(s backend.Store) error {

@@ -75,7 +75,7 @@ func TestAServerThatIsAwayIsDialedTenTimesASecond(t *testing.T) {
 }
 
 // Nobody wants a connection: nobody dials.
-func TestAServerIsNotDialedForNobody(t *testing.T) {
+func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, heard := lineTo(t)
 		defer l.close()

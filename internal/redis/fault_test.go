@@ -409,7 +409,7 @@ func TestFaultBlackHole(t *testing.T) {
 
 // After a restart a connection is dialed and logged in, and the script is loaded. Where that takes longer than a call
 // may, the probe that does it still closes the circuit breaker.
-func TestFaultPreparingAConnectionTakesLongerThanACall(t *testing.T) {
+func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
 	p := startProxy(t, server.Addr, seed(t))

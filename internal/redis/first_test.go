@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestProveTellsMistakesFromOutages calls real servers by wrong URLs. The remedy names what to change.
-func TestProveTellsMistakesFromOutages(t *testing.T) {
+// TestProveDistinguishesMistakesFromOutages calls real servers by wrong URLs. The remedy names what to change.
+func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()
 	ca.Secret(t, dir, 2, "redis")

@@ -93,7 +93,7 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 
 // A denied group with a refund may still write its bucket, in new numbers or with a corrected clock: as
 // it was, and for as long as that matters. So may a look with a negative cost, which starts a clock.
-func TestADeniedGiveBackLivesAsLongAsWhatIsWritten(t *testing.T) {
+func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	hourly := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 3600 * algorithms.Second})

@@ -79,9 +79,9 @@ func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 	}
 }
 
-// TestClaimsAreTakenOnce is of groups that no one step of a Cluster can take: of buckets in several
+// TestClaimsAreMadeOnce is of groups that no one step of a Cluster can take: of buckets in several
 // slots, and of shards.
-func TestClaimsAreTakenOnce(t *testing.T) {
+func TestClaimsAreMadeOnce(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3).Steady()
 	one := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})

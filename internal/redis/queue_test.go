@@ -132,8 +132,8 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	}
 }
 
-// TestQueueKeepsALookWithItsRefund: no charge of others is between them, though their source has used up its share.
-func TestQueueKeepsALookWithItsRefund(t *testing.T) {
+// TestQueueKeepsADryRunWithItsRefund: no charge of others is between them, though their source has used up its share.
+func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	q := newQueue(10 * ms)
 	pairs := func(s *backend.Source) *backend.Batch {
 		b := batchOf(ones(400)...)
@@ -200,7 +200,7 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 	}
 }
 
-func TestQueueDoesNotSendWhatNobodyNeeds(t *testing.T) {
+func TestQueueDropsAbandonedCharges(t *testing.T) {
 	q := newQueue(10 * ms)
 	late, rest, known := batchOf(1, 1), batchOf(1, 2, 1), batchOf(2, 2)
 	late.Deadline = at(5 * ms)

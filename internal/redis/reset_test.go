@@ -34,7 +34,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 	}
 }
 
-func TestResetSaysWhenRedisIsAway(t *testing.T) {
+func TestResetReportsThatRedisIsAway(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: "redis://127.0.0.1:1", Timeout: 20 * time.Millisecond})
 	if err != nil {

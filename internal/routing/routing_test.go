@@ -51,7 +51,7 @@ func TestHostName(t *testing.T) {
 	}
 }
 
-func TestTheFirstRouteThatMatchesIsTaken(t *testing.T) {
+func TestTheFirstMatchingRouteApplies(t *testing.T) {
 	a := auth(t, `
   routes:
     - {match: {path: /login, method: POST}, descriptors: [[{key: r, value: "1"}]]}

@@ -21,9 +21,9 @@ limits:
   pass:   {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
 `
 
-// TestSidecarsTakeOnceAndSettleForEachOther: an idempotency key is charged once, whichever sidecar gets the request,
+// TestSidecarsChargeOnceAndSettleForEachOther: an idempotency key is charged once, whichever sidecar gets the request,
 // and any sidecar can settle a reservation.
-func TestSidecarsTakeOnceAndSettleForEachOther(t *testing.T) {
+func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	token := func(c *Config) { c.APIToken = "s3cret" }
 	var all []*instance

@@ -21,7 +21,7 @@ func hostOf(a net.Addr) string {
 	return a.String()
 }
 
-func TestAsking(t *testing.T) {
+func TestRequests(t *testing.T) {
 	cert, key := certtest.New(t).Issue(t, 1)
 	files := t.TempDir()
 	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")
@@ -64,7 +64,7 @@ func TestAsking(t *testing.T) {
 	}
 }
 
-func TestAskingADrainingServer(t *testing.T) {
+func TestRequestsToADrainingServer(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
 	stopped := make(chan struct{})
@@ -76,7 +76,7 @@ func TestAskingADrainingServer(t *testing.T) {
 	<-stopped
 }
 
-func TestAskingSomethingElse(t *testing.T) {
+func TestRequestsToAnotherService(t *testing.T) {
 	x := start(t, "domain: d")
 	if err := CheckHTTP(t.Context(), hostOf(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Error(err)

@@ -88,9 +88,9 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 }
 
-// TestManyDescriptorsHarmNobodyElse sends 500 concurrent requests of 1,000 descriptors on one connection, which are
+// TestManyDescriptorsAffectNoOtherClient sends 500 concurrent requests of 1,000 descriptors on one connection, which are
 // denied without being decoded, and 3,000 with the allowed number. In memory, and with Redis.
-func TestManyDescriptorsHarmNobodyElse(t *testing.T) {
+func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
 	}
@@ -144,8 +144,8 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// TestLargeBodiesOfJSONHarmNobodyElse posts 32 bodies at a time, repeatedly, each with as many empty objects as fit.
-func TestLargeBodiesOfJSONHarmNobodyElse(t *testing.T) {
+// TestLargeBodiesOfJSONAffectNoOtherClient posts 32 bodies at a time, repeatedly, each with as many empty objects as fit.
+func TestLargeBodiesOfJSONAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
 	}

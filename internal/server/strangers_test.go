@@ -36,9 +36,9 @@ func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...str
 
 const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// TestStrangersGetNothing requests every path of every listener under the name of another site. The paths that stay
+// TestUntrustedClientsGetNothing requests every path of every listener under the name of another site. The paths that stay
 // open show only whether the program is ready, or how to use it.
-func TestStrangersGetNothing(t *testing.T) {
+func TestUntrustedClientsGetNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {
 		at    net.Addr

@@ -70,7 +70,7 @@ func TestDeadlinePassesAnswersOn(t *testing.T) {
 
 // A caller has its batch back at the deadline, and uses it for something else; what the Store decides later is written
 // nowhere that the caller knows of. (The race detector sees it if it is.)
-func TestLateDecisionsDisturbNobody(t *testing.T) {
+func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var keys []string
 		next := batchFunc(func(b *backend.Batch) {

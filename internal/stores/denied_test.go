@@ -137,7 +137,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 }
 
 // A bucket that its Value does not describe fully goes to next again.
-func TestALargerCostOfOtherKindsIsAsked(t *testing.T) {
+func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
 			s, asked := remembering(stores.DeniedConfig{})
@@ -171,7 +171,7 @@ func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 	})
 }
 
-func TestMaxAgeBoundsWhatIsBelieved(t *testing.T) {
+func TestMaxAgeBoundsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{MaxAge: 300 * ms})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
@@ -185,7 +185,7 @@ func TestMaxAgeBoundsWhatIsBelieved(t *testing.T) {
 	})
 }
 
-func TestGiveBackForgets(t *testing.T) {
+func TestARefundForgetsTheDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 2)
@@ -204,7 +204,7 @@ func TestGiveBackForgets(t *testing.T) {
 }
 
 // A denial that was in flight during a refund may be outdated.
-func TestADenialFromBeforeAGiveBackIsNotRemembered(t *testing.T) {
+func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		slow := storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
@@ -283,7 +283,7 @@ func TestDeniedGroups(t *testing.T) {
 }
 
 // Limits that charge denied requests must see every request.
-func TestLimitsThatChargeDenialsAreAlwaysAsked(t *testing.T) {
+func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		most := int64(10)
@@ -407,7 +407,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 }
 
 // The remaining units of a remembered denial flow in like those of the bucket.
-func TestARememberedDenialTellsWhatRemains(t *testing.T) {
+func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 10, algorithms.Second, 10)
@@ -511,7 +511,7 @@ func BenchmarkDenied(b *testing.B) {
 }
 
 // A group that was taken under an id is answered again under it, though its buckets have denied since.
-func TestATakenIDIsAnsweredAgainAfterADenial(t *testing.T) {
+func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)

@@ -59,7 +59,7 @@ func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 }
 
 // A hot key is served from leases, and the answers are those of an exact store.
-func TestAHotKeyIsServedFromLoans(t *testing.T) {
+func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		exact := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -83,7 +83,7 @@ func TestAHotKeyIsServedFromLoans(t *testing.T) {
 
 // The next lease is borrowed ahead: though next is late, by a third of what a lease is used for, the caller
 // for a hot key waits for it only where a window starts.
-func TestNobodyWaitsForTheNextLoan(t *testing.T) {
+func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
 		"second":       {Kind: algorithms.FixedWindow, Rate: 20_000, Period: algorithms.Second, Start: new(algorithms.Micros)},
@@ -130,7 +130,7 @@ func TestNobodyWaitsForTheNextLoan(t *testing.T) {
 
 // A process with more requests borrows more, one with fewer less; and what is granted near the end of
 // a window is what the window will need.
-func TestLoansFollowTheRate(t *testing.T) {
+func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
@@ -171,7 +171,7 @@ func TestLoansFollowTheRate(t *testing.T) {
 }
 
 // Most is all that is leased to a process, what is on its way to it included.
-func TestNoMoreIsLentThanMay(t *testing.T) {
+func TestLeasedUnitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -211,7 +211,7 @@ func TestNoMoreIsLentThanMay(t *testing.T) {
 
 // Units are not given out after their time, or in another window, by next's clock, though this
 // process's goes slower; and the next request for them calls next.
-func TestLoansEndInTimeByASlowClock(t *testing.T) {
+func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -413,7 +413,7 @@ func TestAColdKeyBorrowsNothing(t *testing.T) {
 }
 
 // Near exhaustion nothing is granted, and the last unit is given out.
-func TestLoansShrinkNearExhaustion(t *testing.T) {
+func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
@@ -438,7 +438,7 @@ func TestLoansShrinkNearExhaustion(t *testing.T) {
 }
 
 // Unused units of a lease are returned when it expires: all of them within its window.
-func TestWhatIsLeftIsGivenBack(t *testing.T) {
+func TestUnusedUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
@@ -480,7 +480,7 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 }
 
 // A lease ends with its window: requests of the next window are charged to that window.
-func TestALoanEndsWithItsWindow(t *testing.T) {
+func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		period := algorithms.Second
@@ -503,7 +503,7 @@ func TestALoanEndsWithItsWindow(t *testing.T) {
 }
 
 // A token bucket gets the unused units, less those added since.
-func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
+func TestRefundsLeaveOutWhatFlowedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)
@@ -525,7 +525,7 @@ func TestATokenBucketIsNotGivenBackWhatFlowedIn(t *testing.T) {
 }
 
 // A denial is next's, with nothing leased here: what there is is there for it.
-func TestADenialLeavesNothingOnLoan(t *testing.T) {
+func TestADenialLeavesNothingLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
@@ -543,7 +543,7 @@ func TestADenialLeavesNothingOnLoan(t *testing.T) {
 }
 
 // Of a group, what is leased is used only if next allows the rest.
-func TestALoanIsPutBackWhereAnotherLimitDenies(t *testing.T) {
+func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
@@ -567,7 +567,7 @@ func TestALoanIsPutBackWhereAnotherLimitDenies(t *testing.T) {
 }
 
 // A lease that could be over before next has answered is not used in a group.
-func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
+func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
@@ -587,7 +587,7 @@ func TestALoanAboutToEndIsNotUsedInAGroup(t *testing.T) {
 }
 
 // While next fails a lease is served until its time is over; then next's failure is the answer.
-func TestLoansOutliveAnOutage(t *testing.T) {
+func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -624,7 +624,7 @@ func TestLoansOutliveAnOutage(t *testing.T) {
 }
 
 // Changed numbers drop what is leased; the same numbers anew do not.
-func TestChangedNumbersDropLoans(t *testing.T) {
+func TestChangedNumbersDropLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
@@ -642,7 +642,7 @@ func TestChangedNumbersDropLoans(t *testing.T) {
 }
 
 // A bucket that is reset is as one never seen, and its lease is forgotten.
-func TestResetDropsTheLoan(t *testing.T) {
+func TestResetDropsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(store, stores.LeaseConfig{})
@@ -670,7 +670,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 }
 
 // What is being borrowed ahead when a bucket is reset, and what waits to be returned, do not belong to the new one.
-func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
+func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(lateAhead{store}, stores.LeaseConfig{})
@@ -696,7 +696,7 @@ func TestResetWaitsForWhatIsBorrowedAhead(t *testing.T) {
 }
 
 // What is leased is spent for whoever looks, here and elsewhere.
-func TestLooksDoNotSeeLoans(t *testing.T) {
+func TestDryRunsDoNotSeeLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		other := stores.Lease(below, stores.LeaseConfig{})
@@ -741,7 +741,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 }
 
 // If fewer units remain than expected, only the cost is requested.
-func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
+func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		limit := fixed(t, 1000, algorithms.Day)
@@ -761,7 +761,7 @@ func TestALoanThatIsNotThereIsNotMissed(t *testing.T) {
 }
 
 // Several groups in one batch are answered separately, and go to next in one batch.
-func TestManyGroupsAreAskedInOneTake(t *testing.T) {
+func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)

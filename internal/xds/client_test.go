@@ -137,7 +137,7 @@ func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
 	}
 }
 
-func TestRefusalSaysWhy(t *testing.T) {
+func TestARefusalNamesItsCause(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	uses := follow(t, Config{Server: p.Address})
 	p.set(t, "1", domain("a", "x"))

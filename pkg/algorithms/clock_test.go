@@ -37,7 +37,7 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 }
 
 // By more than a minute: the value is kept, and counts from now; stored at once, denied or not.
-func TestClockIsMendedAfterAMinute(t *testing.T) {
+func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, l, State{}, []step{
 		{at: hour, cost: 99, allowed: true, left: 1},
@@ -52,7 +52,7 @@ func TestClockIsMendedAfterAMinute(t *testing.T) {
 	})
 }
 
-func TestLookMendsNothing(t *testing.T) {
+func TestADryRunCorrectsNothing(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
 	next, d := l.Take(s, t0-hour, Charge{Cost: 1, DryRun: true})
@@ -61,7 +61,7 @@ func TestLookMendsNothing(t *testing.T) {
 	}
 }
 
-func TestMendedLogCountsFromNow(t *testing.T) {
+func TestACorrectedLogCountsFromNow(t *testing.T) {
 	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
 		{at: hour, cost: 1, allowed: true, left: 1},
 		{at: hour + 500*ms, cost: 1, allowed: true, left: 0},
@@ -71,7 +71,7 @@ func TestMendedLogCountsFromNow(t *testing.T) {
 	})
 }
 
-func TestMendedWindowsKeepTheirValue(t *testing.T) {
+func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 	run(t, Spec{Kind: FixedWindow, Rate: 2, Period: sec, Start: new(t0)}, nil, []step{
 		{at: hour, cost: 2, allowed: true, left: 0},
 		{at: 300 * ms, cost: 1, left: 0, retry: 700 * ms},
@@ -121,7 +121,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 }
 
 // Rule 1: a bucket that does not start full is created by the first charge, whatever the answer.
-func TestFirstAskStartsTheClock(t *testing.T) {
+func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{
 		"denied":    {cost: 2, left: 0, retry: 2 * sec},

@@ -9,7 +9,7 @@ import (
 )
 
 // The package and the reference implementations must answer every request alike, to the last microsecond.
-func TestAgreesWithTwin(t *testing.T) {
+func TestAgreesWithReferenceImplementation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()

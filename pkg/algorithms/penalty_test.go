@@ -170,7 +170,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 }
 
 // A refund is accepted during a block and does not end it; its units are available afterwards.
-func TestGiveBackPassesABlock(t *testing.T) {
+func TestARefundPassesABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
 	s, d := l.Take(s, t0, Charge{Cost: 1})

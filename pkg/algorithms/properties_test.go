@@ -95,7 +95,7 @@ func TestWaitIsExact(t *testing.T) {
 // A denial changes nothing, except a clock that had to be started or corrected, numbers that were
 // changed, limits that charge what they deny, and the count of denials where there is a penalty. A look
 // does not even correct it.
-func TestDenialAndLookChangeNothing(t *testing.T) {
+func TestDenialAndDryRunChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
 		charges := l.Overdraw || l.TakesDenied
@@ -129,7 +129,7 @@ func TestDenialAndLookChangeNothing(t *testing.T) {
 }
 
 // A dry run is answered as the real charge would be, except for the block that the charge would begin.
-func TestLookAnswersAsTakeWould(t *testing.T) {
+func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.ask
 		a.DryRun = !a.DryRun
@@ -293,7 +293,7 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 
 // Leased units that are returned unused leave the bucket no fuller than if it had never been taken,
 // whatever others consumed and refunded meanwhile; of a window it is not dropped by, all of it comes back.
-func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
+func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
 			return // a bucket that was full for a day and starts at initial again holds less than an emptier one
@@ -338,7 +338,7 @@ func TestLentAndUnusedIsAsNeverTaken(t *testing.T) {
 	})
 }
 
-func TestSeenIsWhatALookSees(t *testing.T) {
+func TestSeenIsTheStateOfADryRun(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Rate == 0 {
 			return // nothing is consumed, and so nothing leased

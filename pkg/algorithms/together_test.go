@@ -62,7 +62,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	return all
 }
 
-func TestTakeAllAgreesWithTwin(t *testing.T) {
+func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 	groups, allowed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)
@@ -164,7 +164,7 @@ func TestDeniedGroupStartsClocks(t *testing.T) {
 	}
 }
 
-func TestOverdrawIsChargedWhateverOthersSay(t *testing.T) {
+func TestOverdrawIsChargedWhateverOthersDecide(t *testing.T) {
 	group := []Bucket{
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 4),
 		bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1),

@@ -217,7 +217,7 @@ func TestCapacityZeroSpacesReservations(t *testing.T) {
 	})
 }
 
-func TestLeakyBucketHoldsNobodyLongerThanMaxWait(t *testing.T) {
+func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(5))}, nil, []step{
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 5},
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 4, wait: 1000 * ms},

@@ -175,7 +175,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	}
 }
 
-func TestReservationsSayWhen(t *testing.T) {
+func TestReservationsReportTheirTime(t *testing.T) {
 	l, _ := onClock(t)
 	for _, c := range []struct {
 		name  string

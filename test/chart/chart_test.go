@@ -156,7 +156,7 @@ func cases(t *testing.T) map[string][]object {
 	return made
 }
 
-func TestKubernetesTakesIt(t *testing.T) {
+func TestKubernetesAcceptsTheManifests(t *testing.T) {
 	python := kubernetesValidate(t)
 	for name, objects := range cases(t) {
 		var text bytes.Buffer
@@ -254,9 +254,9 @@ func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	return command
 }
 
-// TestRlsidecarTakesTheFlags starts the program as the pods would. All is well but for the files, which
+// TestRlsidecarAcceptsTheFlags starts the program as the pods would. All is well but for the files, which
 // are not here: that is another exit code than that of wrong usage.
-func TestRlsidecarTakesTheFlags(t *testing.T) {
+func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	program := build(t)
 	known, err := exec.Command(program, "env").Output()
 	if err != nil {

@@ -1,17 +1,20 @@
-// Package docgen writes the part of docs/ that says what the code says: docs/reference from the
+// Package docgen writes the generated part of docs/: docs/reference from the
 // schema of the configuration, the command line, the description of the HTTP API and the metrics,
-// and docs/pictures from the algorithms. Tests hold the files to it; `make docs` writes them.
+// and docs/pictures from the algorithms. Tests compare the files with it; `make docs` writes them.
 package docgen
 
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
-// Hold wants the file name, below docs/, to have this text; with the variable UPDATE_DOCS it writes
-// it. root leads from the test's package to that of the module.
+// Hold fails the test unless the file name, below docs/, has this text. With the variable UPDATE_DOCS it
+// writes the file first. root leads from the test's package to that of the module.
 func Hold(t *testing.T, root, name, text string) {
 	t.Helper()
 	path := filepath.Join(root, "docs", name)
@@ -22,9 +25,9 @@ func Hold(t *testing.T, root, name, text string) {
 	}
 	switch have, err := os.ReadFile(path); {
 	case err != nil:
-		t.Errorf("%v; make docs writes it", err)
+		t.Errorf("%v; run make docs to write it", err)
 	case string(have) != text:
-		t.Errorf("docs/%s is not what the code says; make docs writes it", name)
+		t.Errorf("docs/%s differs from the code; run make docs to write it again", name)
 	}
 }
 
@@ -46,18 +49,39 @@ func (p *page) begin(title, source string) {
 	p.line()
 }
 
-// row writes a row of a table.
-func (p *page) row(cells ...string) {
-	for i := range cells {
-		cells[i] = strings.ReplaceAll(strings.Join(strings.Fields(cells[i]), " "), "|", `\|`)
+// lineWidth is the number of characters after which lines are wrapped.
+const lineWidth = 100
+
+// marker is a word that starts a list, a heading or a table where it begins a line.
+var marker = regexp.MustCompile(`^([-+*>|]|#+|\d+[.)])`)
+
+// prose writes text in wrapped lines. head starts the first line; the others are indented to follow it.
+func (p *page) prose(head, text string) {
+	line, indent := head, strings.Repeat(" ", utf8.RuneCountInString(head))
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+			line += word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > lineWidth && !marker.MatchString(word):
+			p.line(line)
+			line = indent + word
+		default:
+			line += " " + word
+		}
 	}
-	p.line("| ", strings.Join(cells, " | "), " |")
+	p.line(line)
 }
 
-// table begins a table.
-func (p *page) table(heads ...string) {
-	p.row(heads...)
-	p.line(strings.Repeat("|---", len(heads)), "|")
+// item writes an item of a list: a name, short facts about it, of which empty ones are left out, and its meaning.
+func (p *page) item(name, meaning string, facts ...string) {
+	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
+	if len(facts) > 0 {
+		name += " (" + strings.Join(facts, "; ") + ")"
+	}
+	if meaning != "" {
+		name += ": " + meaning
+	}
+	p.prose("- ", name)
 }
 
 func code(s string) string { return "`" + s + "`" }

@@ -11,7 +11,7 @@ var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? `)
 
 var labelName = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="`)
 
-// Metrics is docs/reference/metrics.md, of what /metrics answers in Prometheus's text format once
+// Metrics is docs/reference/metrics.md, made from the answer of /metrics in Prometheus's text format once
 // every metric has been set. Those of Go and of the process are left out.
 func Metrics(text string) string {
 	help, kind, labels := make(map[string]string), make(map[string]string), make(map[string][]string)
@@ -44,16 +44,15 @@ func Metrics(text string) string {
 	slices.Sort(names)
 	p := &page{}
 	p.begin("Metrics", "the answer of `/metrics`")
-	p.line("[Monitor rlsidecar](../howto/monitor-and-alert.md) says which of them to watch, and [operations](../operations.md#metrics)")
-	p.line("explains outcomes and reasons. The usual `go_*` and `process_*` exist too.")
+	p.prose("", "[Monitor rlsidecar](../howto/monitor-and-alert.md) names the metrics to watch, and "+
+		"[operations](../operations.md#metrics) explains outcomes and reasons. The usual `go_*` and `process_*` exist too.")
 	p.line()
-	p.table("metric", "type", "labels", "meaning")
 	for _, name := range names {
-		told := ""
+		labelled := ""
 		if len(labels[name]) > 0 {
-			told = code(strings.Join(labels[name], "`, `"))
+			labelled = "labels " + code(strings.Join(labels[name], "`, `"))
 		}
-		p.row(code(name), kind[name], told, help[name])
+		p.item(code(name), help[name], kind[name], labelled)
 	}
 	return p.String()
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// schema is what the pages say of a JSON Schema. Orders of keys are those of the text.
+// schema is the part of a JSON Schema that the pages show. Keys stay in the order of the text.
 type schema struct {
 	Ref         string            `json:"$ref"`
 	Description string            `json:"description"`
@@ -29,7 +29,7 @@ type schema struct {
 	Defs        ordered[schema]   `json:"$defs"`
 }
 
-// property is a schema, or false: the key must not be there.
+// property is a schema, or false: the key is forbidden.
 type property struct{ schema }
 
 func (p *property) UnmarshalJSON(text []byte) error {
@@ -69,7 +69,7 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 // schemas finds what a $ref names.
 type schemas map[string]*schema
 
-// of follows references; what stands beside one counts more than what it names.
+// of follows references. The text beside a reference takes precedence over the text of its target.
 func (all schemas) of(s *schema) schema {
 	if s.Ref == "" {
 		return *s
@@ -88,7 +88,7 @@ func (all schemas) of(s *schema) schema {
 	return merged
 }
 
-// kind is what a value may be, in words. link names the section of an object that has one.
+// kind describes the values that a schema allows. link returns a link to the section of an object, or "".
 func (all schemas) kind(s *schema, link func(name string) string) string {
 	if s.Ref != "" && link != nil {
 		if to := link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]); to != "" {
@@ -146,9 +146,8 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	return text
 }
 
-// properties is a table of the keys of an object.
+// properties lists the keys of an object.
 func (p *page) properties(all schemas, s *schema, link func(string) string) {
-	p.table("key", "type", "default", "meaning")
 	for _, key := range s.Properties.keys {
 		value := &s.Properties.of[key].schema
 		of := all.of(value)
@@ -157,9 +156,9 @@ func (p *page) properties(all schemas, s *schema, link func(string) string) {
 		case slices.Contains(s.Required, key):
 			standard = "required"
 		case of.Default != nil:
-			standard = code(strings.Trim(string(of.Default), `"`))
+			standard = "default " + code(strings.Trim(string(of.Default), `"`))
 		}
-		p.row(code(key), all.kind(value, link), standard, of.Description)
+		p.item(code(key), of.Description, all.kind(value, link), standard)
 	}
 	p.line()
 }
@@ -184,7 +183,8 @@ func Config(text []byte) (string, error) {
 	}
 	p := &page{}
 	p.begin("Configuration files: every key", "[`schema.json`](../../internal/config/schema.json)")
-	p.line("[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, with examples.")
+	p.prose("", "[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, "+
+		"with examples. `rlsidecar check FILE` reports mistakes in a file.")
 	p.line()
 	for _, s := range sections {
 		of := &root
@@ -196,7 +196,7 @@ func Config(text []byte) (string, error) {
 		p.line("## ", s.title)
 		p.line()
 		if of.Description != "" && s.def != "" {
-			p.line(of.Description)
+			p.prose("", of.Description)
 			p.line()
 		}
 		p.properties(root.Defs.of, of, link)
@@ -299,9 +299,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	}
 	p := &page{}
 	p.begin(title, source)
-	for _, line := range introduction {
-		p.line(line)
-	}
+	p.prose("", strings.Join(introduction, " "))
 	p.line()
 	for _, path := range api.Paths.keys {
 		methods := api.Paths.of[path]
@@ -319,7 +317,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 		p.line("## ", name)
 		p.line()
 		if s.Description != "" {
-			p.line(s.Description)
+			p.prose("", s.Description)
 			p.line()
 		}
 		p.properties(all, s, link)
@@ -330,16 +328,17 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 func (p *page) operation(api *openAPI, all schemas, link func(string) string, name string, o *operation) {
 	p.line("## `", name, "`")
 	p.line()
-	p.line(strings.TrimSpace(o.Summary + " " + o.Description))
+	p.prose("", o.Summary+" "+o.Description)
 	p.line()
 	if len(o.Parameters) > 0 {
-		p.table("parameter", "in", "type", "meaning")
+		p.line("Parameters:")
+		p.line()
 		for i := range o.Parameters {
 			of := &o.Parameters[i]
 			if of.Ref != "" {
 				of = api.Components.Parameters[last(of.Ref)]
 			}
-			p.row(code(of.Name), of.In, all.kind(&of.Schema, link), of.Description)
+			p.item(code(of.Name), of.Description, "in the "+of.In, all.kind(&of.Schema, link))
 		}
 		p.line()
 	}
@@ -349,7 +348,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		}
 		for _, kind := range b.Content.keys {
 			c := b.Content.of[kind]
-			p.line("The body is ", code(kind), ": ", all.kind(&c.Schema, link), ". ", b.Description)
+			p.prose("", "The body is "+code(kind)+": "+all.kind(&c.Schema, link)+". "+b.Description)
 			p.line()
 			if len(c.Examples.keys) > 0 {
 				p.line("```json")
@@ -361,7 +360,8 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 			}
 		}
 	}
-	p.table("status", "body", "meaning")
+	p.line("Answers:")
+	p.line()
 	for _, status := range o.Responses.keys {
 		a := o.Responses.of[status]
 		if a.Ref != "" {
@@ -380,7 +380,7 @@ func (p *page) operation(api *openAPI, all schemas, link func(string) string, na
 		if names := a.Headers.keys; len(names) > 0 {
 			text += " With " + code(strings.Join(names, "`, `")) + "."
 		}
-		p.row(status, strings.Join(kinds, "; "), text)
+		p.item(status, text, strings.Join(kinds, "; "))
 	}
 	p.line()
 }

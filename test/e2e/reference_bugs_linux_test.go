@@ -340,7 +340,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 }
 
 // With on_backend_failure error, /json said 400 Bad Request of Redis.
-func TestBugJSONSaysBadRequestOfRedis(t *testing.T) {
+func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
 	if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {

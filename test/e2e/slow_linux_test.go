@@ -17,9 +17,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestSlowClientsKeepNobodyOut lets slowhttptest hold hundreds of connections by slow headers, slow
+// TestSlowClientsBlockNoOtherClient lets slowhttptest hold hundreds of connections by slow headers, slow
 // bodies and slow reading, while another client keeps sending requests.
-func TestSlowClientsKeepNobodyOut(t *testing.T) {
+func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
 	s := startAPI(t)

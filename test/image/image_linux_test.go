@@ -73,7 +73,7 @@ func TestImageHoldsOneProgram(t *testing.T) {
 	}
 }
 
-func TestImageSaysWhatItIs(t *testing.T) {
+func TestTheImageIsLabelled(t *testing.T) {
 	e := image(t)
 	var inspected []struct {
 		Size   int64

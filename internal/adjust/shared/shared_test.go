@@ -223,7 +223,7 @@ func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestAUserWithoutThePermissionsIsToldSo(t *testing.T) {
+func TestMissingPermissionsAreReported(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	server.Do("ACL", "SETUSER", "limited", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+time", "+mget", "+get", "+psetex", "+ping")

@@ -131,8 +131,8 @@ func TestEachPartOfALimitIsCompared(t *testing.T) {
 	}
 }
 
-// TestWhatStandsOutsideOfLimitsIsCompared: domains, keys of buckets, and the section auth.
-func TestWhatStandsOutsideOfLimitsIsCompared(t *testing.T) {
+// TestSettingsOutsideOfLimitsAreCompared: domains, keys of buckets, and the section auth.
+func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 	const limits = "domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s}}"
 	const at = "descriptors: [{key: user, limit: one}]"
 	auth := func(more, routes string) string {

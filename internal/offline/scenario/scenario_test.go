@@ -73,7 +73,7 @@ func TestWhatIsExpectedPasses(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotExpectedIsTold(t *testing.T) {
+func TestUnexpectedAnswersAreReported(t *testing.T) {
 	for _, test := range []struct {
 		steps []string
 		want  string

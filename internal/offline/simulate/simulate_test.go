@@ -126,7 +126,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-func TestFullStoreIsTold(t *testing.T) {
+func TestAFullStoreIsReported(t *testing.T) {
 	got := decide(t, compiled(t, small), `{"time_us":0,"limits":[{"name":"send","key":"a"}]}
 {"time_us":0,"limits":[{"name":"send","key":"b"}]}
 {"time_us":0,"limits":[{"name":"send","key":"c"}]}
@@ -276,7 +276,7 @@ func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
 	return out.String()
 }
 
-func TestRunStopsWhenToldTo(t *testing.T) {
+func TestRunStopsWhenItsContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	input := strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", progressEvery+1)

@@ -149,7 +149,7 @@ func TestLogEntriesCountAgainstTheBound(t *testing.T) {
 	}
 }
 
-func TestGroupWithoutRoomTakesNothing(t *testing.T) {
+func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	_, s := at(4)
 	l := tokens(t, 5)
 	s.SetOwners([]string{"a", "b"})
@@ -232,7 +232,7 @@ func TestPeaksTakeRoom(t *testing.T) {
 	}
 }
 
-func TestGivingBackToUnseenBucketsTakesNoRoom(t *testing.T) {
+func TestRefundsToNewBucketsUseNoRoom(t *testing.T) {
 	_, s := at(10)
 	for i := range 100 {
 		if d := ask(s, "a", fmt.Sprint(i), tokens(t, 5), -1); !d.Allowed {

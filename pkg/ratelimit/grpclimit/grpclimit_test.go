@@ -69,7 +69,7 @@ func check(t *testing.T, client healthgrpc.HealthClient, pairs ...string) (codes
 	return status.Code(err), trailer, status.Convert(err)
 }
 
-func TestDeniedCallsSayWhenToRetry(t *testing.T) {
+func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 	client := dial(t, nil, grpclimit.Config{Key: grpclimit.By(grpclimit.ByPeer, grpclimit.ByMethod)})
 	for range 2 {
 		if code, _, s := check(t, client); code != codes.OK {
