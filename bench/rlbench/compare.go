@@ -15,8 +15,8 @@ import (
 type compareCmd struct {
 	sidecar
 
-	Target     string `required:"" xor:"server" placeholder:"ADDR" help:"A server that runs already, in place of rlsidecar: host:port or unix:///path. It is not asked what is denied."`
-	PID        int    `name:"pid" help:"Its process; needed, for it is asked what it costs."`
+	Target     string `required:"" xor:"server" placeholder:"ADDR" help:"A running server to measure in place of rlsidecar: host:port or unix:///path. Scenarios of denials are left out."`
+	PID        int    `name:"pid" help:"Process of the server at --target. Required to measure its CPU time."`
 	Domain     string `default:"bench" help:"To ask it about."`
 	Descriptor string `default:"user_id={}" placeholder:"KEY=VALUE,…" help:"To ask it about; {} becomes the number of the key."`
 	Ceiling    string `enum:"h2,grpc-go" default:"h2" help:"What is the least it can cost: an empty server on HTTP/2 frames, or on grpc-go."`

@@ -19,11 +19,11 @@ import (
 )
 
 type commands struct {
-	Load        loadCmd        `cmd:"" default:"withargs" help:"Ask a server and measure; this is what rlbench does without a command."`
+	Load        loadCmd        `cmd:"" default:"withargs" help:"Send requests to a server and measure. This is the default command."`
 	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService: it says OK."`
 	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar, or any server (--target), and an empty one in turn, and print the ratios."`
 	Targets     targetsCmd     `cmd:"" help:"Measure rlsidecar beside the least that each thing can cost, and print how far it is from its targets."`
-	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure what NGINX asks, beside a bare handler, and NGINX with and without it. Needs wrk and NGINX."`
+	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure the requests that NGINX sends, beside a bare handler, and NGINX with and without them. Needs wrk and NGINX."`
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`

@@ -102,7 +102,7 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	done := -1 // set when --help has been printed
 	parser, err := kong.New(&commands{},
 		kong.Name("rlsidecar"),
-		kong.Description("A rate limiter that proxies ask before every request."),
+		kong.Description("A rate limiter that proxies call before every request."),
 		kong.Writers(stdout, stderr),
 		kong.Resolvers(kong.ResolverFunc(reference.resolve)),
 		kong.Exit(func(code int) { done = code }),
@@ -120,7 +120,7 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 		return done
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar --help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err))
+		fmt.Fprintf(stderr, "rlsidecar: %s%s\nTry: rlsidecar %s--help\n", refenv.MaskedText(err.Error()), usageAdvice(args, err), commandOf(parser, args))
 		return exitUsage
 	}
 	err = command.Run(&app{ctx, stdin, stdout, stderr, reference})
@@ -139,10 +139,27 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	}
 }
 
+// commandOf returns the command that args start with, and a space; "" if they start with none.
+func commandOf(parser *kong.Kong, args []string) string {
+	for _, c := range parser.Model.Children {
+		if len(args) > 0 && c.Name == args[0] {
+			return c.Name + " "
+		}
+	}
+	return ""
+}
+
 // usageAdvice suggests a correction for a command line that cannot be parsed.
 func usageAdvice(args []string, err error) string {
+	if len(args) == 0 {
+		return ""
+	}
 	word, isArgument := strings.CutPrefix(err.Error(), "unexpected argument ")
-	if !isArgument || len(args) == 0 {
+	switch {
+	case isArgument:
+	case strings.HasPrefix(err.Error(), "missing flags: --config") && len(args) > 1:
+		word = args[1]
+	default:
 		return ""
 	}
 	switch args[0] {

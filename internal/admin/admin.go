@@ -106,7 +106,7 @@ func (p *pages) handler() http.Handler {
 	mux.HandleFunc("/debug/pprof/", p.plain(p.profiles().ServeHTTP))
 	mux.HandleFunc("/", p.plain(http.NotFound))
 	if p.Token == nil {
-		return httpauth.ThisMachineOnly(mux, "without a token, ask by an address or as localhost; or start the sidecar with --admin-token-file")
+		return httpauth.ThisMachineOnly(mux, "without a token, use an address or localhost as the host name; or start the sidecar with --admin-token-file")
 	}
 	return mux
 }
@@ -182,7 +182,7 @@ func (p *pages) profiles() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if httpauth.FromOtherSite(r) && !httpauth.Brings(r, p.Token) && !httpauth.Brings(r, p.ReadToken) {
-			http.Error(w, "pages of other sites cannot ask", http.StatusForbidden)
+			http.Error(w, "pages of other sites are refused", http.StatusForbidden)
 			return
 		}
 		mux.ServeHTTP(w, r)

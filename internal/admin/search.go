@@ -92,7 +92,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			}
 			continue
 		case c.Results[0].Decision.Err != nil:
-			b.Notes = append(b.Notes, "The store could not be asked: "+descriptors.Printable(c.Results[0].Decision.Err.Error())+".")
+			b.Notes = append(b.Notes, "The store did not answer: "+descriptors.Printable(c.Results[0].Decision.Err.Error())+".")
 			return
 		}
 		result := &c.Results[0]

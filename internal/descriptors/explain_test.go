@@ -146,7 +146,7 @@ func TestWords(t *testing.T) {
 		"token bucket: 10 per 1m, up to 20 at once; starts with 5":                         {Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Capacity: n(20), Initial: n(5)},
 		"token bucket: 10 per 1m, up to 10 at once; reservations up to 8 ahead":            {Kind: algorithms.TokenBucket, Rate: 10, Period: minute, MaxReserved: n(8)},
 		"token bucket: 6 per 2s guaranteed, and a bank of up to 20 that fills at 1 per 1s": {Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Capacity: n(20), Minimum: &algorithms.Rate{Units: 6, Period: 2 * algorithms.Second}},
-		"token bucket: 10 per 1m, up to 10 at once; overdraw: takes every cost, and denies while in debt": {
+		"token bucket: 10 per 1m, up to 10 at once; overdraw: consumes every cost, and denies while in debt": {
 			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true},
 		"token bucket: 10 per 1m, up to 10 at once; penalty: after 3 denied within 1m a bucket is blocked for 5m, twice as long each time, up to 1h": {
 			Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Penalty: &algorithms.Penalty{After: 3, For: 5 * minute, Max: 60 * minute}},

@@ -48,7 +48,7 @@ func (p *Policy) Words() string {
 		}
 	}
 	if l.Overdraw {
-		text += "; overdraw: takes every cost, and denies while in debt"
+		text += "; overdraw: consumes every cost, and denies while in debt"
 	}
 	return text
 }

@@ -52,7 +52,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !a.Closed && !httpauth.NamesThisMachine(r) {
-			crossOrigin.write(w, "without a token, ask by an address or as localhost; or start the sidecar with --api-token-file", "")
+			crossOrigin.write(w, "without a token, use an address or localhost as the host name; or start the sidecar with --api-token-file", "")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -116,7 +116,7 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 		a.settle(w, r, ask)
 		return
 	case ask.settles || ask.id != "" && dryRun:
-		malformed.write(w, "reservation and request_id are of /v1/limit: a look takes nothing", "")
+		malformed.write(w, "reservation and request_id belong to /v1/limit: a dry run consumes nothing", "")
 		return
 	}
 	if err := a.limit(r, ask, dryRun); err != nil {
@@ -158,7 +158,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
 	err := a.Limiter.Settle(r.Context(), ask.call, limiter.Settle{Reserved: &of, Real: ask.count, Costs: ask.costs, Inline: a.inlineOf})
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
-		settled.write(w, "it was settled with another count, which stands", name)
+		settled.write(w, "it was settled with another count; the first one counts", name)
 	case errors.Is(err, limiter.ErrExpired):
 		expired.write(w, limiter.ErrExpired.Error(), name)
 	case errors.Is(err, limiter.ErrChanged):
@@ -200,11 +200,11 @@ func mistake(w http.ResponseWriter, err error) {
 	ask, ok := errors.AsType[*limiter.RequestError](err)
 	switch {
 	case errors.Is(err, backend.ErrReused):
-		reusedID.write(w, "request_id: it was used for another request, which was answered; take a new one for each request", "")
+		reusedID.write(w, "request_id: it was used for another request; use a new one for each request", "")
 	case errors.Is(err, backend.ErrPending):
-		inProgress.write(w, "the same is being answered now, or nobody knows what came of it; nothing was taken for this one", "")
+		inProgress.write(w, "the same request_id is being decided, or its outcome is unknown; nothing was consumed now; repeat the request later", "")
 	case errors.Is(err, backend.ErrUnavailable): // its text contains addresses, which are not exposed to clients
-		unavailable.write(w, "the backend did not answer in time; whether it has done it is not known", "")
+		unavailable.write(w, "the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id", "")
 	case !ok:
 		unavailable.write(w, err.Error(), "")
 	case ask.Missing:
@@ -228,7 +228,7 @@ func readBody(w http.ResponseWriter, r *http.Request) (body []byte, ok bool) {
 	case slow && timeout.Timeout():
 		tooSlow.write(w, "", "")
 	default:
-		malformed.write(w, "the body breaks off", "")
+		malformed.write(w, "the body ends too early", "")
 	}
 	return nil, false
 }

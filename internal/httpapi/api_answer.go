@@ -73,11 +73,11 @@ func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 	if r := neverOf(c); r != nil {
 		name := c.Limits[r.Descriptor].Name
 		cost, most := costOf(c, r)
-		neverFits.write(w, fmt.Sprintf("limit %q: asks for %d, the most it can ever get is %d", name, cost, most), name)
+		neverFits.write(w, fmt.Sprintf("limit %q: the cost is %d, but the limit can never hold more than %d", name, cost, most), name)
 		return
 	}
 	if err := undecided(c); err != nil {
-		detail := "the backend could not decide in time"
+		detail := "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"
 		if errors.Is(err, backend.ErrFull) {
 			detail = "there is no room for another bucket"
 		}

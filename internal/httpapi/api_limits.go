@@ -95,7 +95,7 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	result := &c.Results[0]
 	d := &result.Decision
 	if d.Err != nil || failed(result) {
-		unavailable.write(w, "the bucket could not be looked at", result.Policy.Name)
+		unavailable.write(w, "the bucket could not be read; try again", result.Policy.Name)
 		return
 	}
 	send(w, http.StatusOK, "application/json", bucketOf(c, result))

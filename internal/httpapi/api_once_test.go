@@ -48,11 +48,11 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 		exchangeStep{5000 * ms, "/v1/check", `{"name":"tokens","key":"bob","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":19000}]}`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"tokens","key":"bob","count":5,"request_id":"r1"}`, 422,
-			`request_id: it was used for another request, which was answered; take a new one for each request`},
+			`request_id: it was used for another request; use a new one for each request`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // another domain's
 			`{"ok":true,"limits":[{"name":"both","ok":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
 		exchangeStep{5000 * ms, "/v1/check", `{"name":"send","request_id":"r1"}`, 400,
-			`reservation and request_id are of /v1/limit: a look takes nothing`},
+			`reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
 		// A denial took nothing, so it is not remembered: the id can succeed later.
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","count":3}`, 200,
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
@@ -110,7 +110,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // the same answer
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `it was settled with another count, which stands`},
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10, all back by now, and 9 more
@@ -119,7 +119,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "3"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"d","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `it was settled with another count; the first one counts`},
 	)
 }
 
@@ -227,10 +227,10 @@ func TestSeveralReservedLimits(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", settleBody(a.Limits[2].Reservation, "0"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3600000}]}`},
-		exchangeStep{0, "/v1/limit", settleBody(a.Reservation, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(a.Reservation, "0"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
-		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": the cost is 41, but the limit can never hold more than 30`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // hourly is charged, and tokens can be tried again
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"tokens","key":"c","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
@@ -268,8 +268,8 @@ func TestIDsOfBeforeAnUpgrade(t *testing.T) {
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
 		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `it was settled with another count, which stands`},
-		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{0, "/v1/check", `{"name":"tokens","key":"b","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":5,"limit":10,"reset_after_ms":30000}]}`},
 		exchangeStep{3_600_000 * ms, "/v1/limit", settleBody(oldA, "1"), 410, `a reservation can be settled within an hour after its turn`},
@@ -309,8 +309,8 @@ descriptors:
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
 		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `it was settled with another count, which stands`},
-		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `it was settled with another count, which stands`},
+		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{0, "/v1/check", `{"name":"llm","key":"eve","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
 	)
@@ -392,7 +392,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
 			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
-		exchangeStep{0, "/v1/limit", strings.Replace(ask(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request, which was answered; take a new one for each request`},
+		exchangeStep{0, "/v1/limit", strings.Replace(ask(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request; use a new one for each request`},
 	)
 	for config, want := range map[string]string{
 		`{"algorithm":"token_bucket","rate":0,"period":"1m"}`:                    `rate must be at least 1, is 0`,

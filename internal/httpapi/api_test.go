@@ -332,10 +332,10 @@ func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
 func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 	away := apiOver(t, broken{fmt.Errorf("%w: gone", backend.ErrUnavailable)})
 	for _, s := range []exchangeStep{
-		{0, "/v1/limit", `{"name":"send"}`, 503, "the backend could not decide in time"},
-		{0, "/v1/check", `{"name":"send"}`, 503, "the backend could not decide in time"},
-		{0, "/v1/limits/send", ``, 503, "the bucket could not be looked at"},
-		{0, "/v1/limit", `{"limits":[{"name":"send"},{"name":"pass"}]}`, 503, "the backend could not decide in time"},
+		{0, "/v1/limit", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
+		{0, "/v1/check", `{"name":"send"}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
+		{0, "/v1/limits/send", ``, 503, "the bucket could not be read; try again"},
+		{0, "/v1/limit", `{"limits":[{"name":"send"},{"name":"pass"}]}`, 503, "the backend did not decide in time; units may have been consumed: to repeat the request and be charged once, send a request_id"},
 		{0, "/v1/limit", `{"name":"pass"}`, 200, `{"ok":true,"degraded":true,"limits":[{"name":"pass","ok":true,"limit":1,"degraded":true}]}`},
 	} {
 		s.check(t, away)
@@ -596,7 +596,7 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	}
 	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660)) // 260.5 of 500
 	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660))
-	settle(first, `"costs":{"input":100}`, 409, "it was settled with another count, which stands")
+	settle(first, `"costs":{"input":100}`, 409, "it was settled with another count; the first one counts")
 	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)
 	settle(second, `"costs":{"input":1},"count":1`, 400, "has count and costs; send one of them")
 	settle(second, `"count":500`, 200, left(239, 45660))

@@ -117,7 +117,7 @@ func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
 	var origin http.CrossOriginProtection
 	switch {
 	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.NamesThisMachine(r):
-		crossOrigin.write(w, "ask by an address or as localhost, or bring the token of --api-token-file", "")
+		crossOrigin.write(w, "use an address or localhost as the host name, or send the token of --api-token-file", "")
 	case origin.Check(r) != nil:
 		crossOrigin.write(w, "", "")
 	case kind == "text/plain" || kind == "multipart/form-data":

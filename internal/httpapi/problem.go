@@ -26,22 +26,22 @@ type kind struct {
 // These are the kinds of problems of the API.
 var (
 	malformed          = kind{"malformed", "The request cannot be read", http.StatusBadRequest}
-	unusable           = kind{"unusable", "The limit cannot be asked this way", http.StatusBadRequest}
-	neverFits          = kind{"never-fits", "The cost is more than the limit can ever give", http.StatusBadRequest}
-	unauthorized       = kind{"unauthorized", "A bearer token is needed", http.StatusUnauthorized}
-	crossOrigin        = kind{"cross-origin", "Web pages of other sites cannot ask", http.StatusForbidden}
+	unusable           = kind{"unusable", "The limit cannot be charged this way", http.StatusBadRequest}
+	neverFits          = kind{"never-fits", "The cost is more than the limit can ever hold", http.StatusBadRequest}
+	unauthorized       = kind{"unauthorized", "A valid bearer token is required", http.StatusUnauthorized}
+	crossOrigin        = kind{"cross-origin", "Web pages of other sites are refused", http.StatusForbidden}
 	unknownLimit       = kind{"unknown-limit", "There is no such limit", http.StatusNotFound}
-	unknownPath        = kind{"unknown-path", "There is nothing here", http.StatusNotFound}
-	wrongMethod        = kind{"wrong-method", "The method is not one of this path", http.StatusMethodNotAllowed}
+	unknownPath        = kind{"unknown-path", "There is no such path", http.StatusNotFound}
+	wrongMethod        = kind{"wrong-method", "The path does not support this method", http.StatusMethodNotAllowed}
 	unknownReservation = kind{"unknown-reservation", "There is no such reservation", http.StatusNotFound}
 	expired            = kind{"expired", "The reservation can no longer be settled", http.StatusGone}
 	settled            = kind{"settled", "The reservation is settled", http.StatusConflict}
-	inProgress         = kind{"under-way", "The same request is under way", http.StatusConflict}
+	inProgress         = kind{"under-way", "A request with the same id is in flight", http.StatusConflict}
 	reusedID           = kind{"reused-id", "The id was used for another request", http.StatusUnprocessableEntity}
 	tooSlow            = kind{"too-slow", "The request did not arrive in time", http.StatusRequestTimeout}
-	wrongType          = kind{"wrong-type", "The content type is none of this path", http.StatusUnsupportedMediaType}
+	wrongType          = kind{"wrong-type", "The path does not support this content type", http.StatusUnsupportedMediaType}
 	tooLarge           = kind{"too-large", "The request is too large", http.StatusRequestEntityTooLarge}
-	unavailable        = kind{"unavailable", "The limit could not be asked", http.StatusServiceUnavailable}
+	unavailable        = kind{"unavailable", "The store could not decide", http.StatusServiceUnavailable}
 )
 
 // write writes a problem of kind k; limit may be empty.

@@ -241,7 +241,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
-		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not asked while it fails)", err)})
+		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not called while it fails)", err)})
 		c.reload() // which takes the time it needs
 		b.Fail(unavailable(err))
 		return

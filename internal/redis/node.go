@@ -237,7 +237,7 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
 			_ = n.elsewhere(ctx, cmd)
 			if cmd.Err() == nil && n.replicas.count > 0 {
-				cmd.SetErr(errors.New("charged at another master, whose replicas were not asked"))
+				cmd.SetErr(errors.New("charged at another master, whose replicas did not confirm"))
 			}
 		}
 		t.reply, t.err = cmd.Text()

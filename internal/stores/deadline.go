@@ -72,7 +72,7 @@ type trial struct {
 const maxTrial = 1024
 
 var (
-	errNoTime   = fmt.Errorf("%w: no time left to ask it: %w", backend.ErrNotTaken, context.DeadlineExceeded)
+	errNoTime   = fmt.Errorf("%w: no time left to call it: %w", backend.ErrNotTaken, context.DeadlineExceeded)
 	errNoAnswer = fmt.Errorf("%w: no answer in time: %w", backend.ErrUnavailable, context.DeadlineExceeded)
 )
 

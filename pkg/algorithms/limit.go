@@ -312,7 +312,7 @@ func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
 		case s.Overdraw:
-			add("penalty", "cannot be combined with overdraw, which takes what it denies")
+			add("penalty", "cannot be combined with overdraw, which consumes what it denies")
 		case p.After < 1 || p.After > MaxPenaltyAfter:
 			add("penalty", "needs after, the denials that block, between 1 and %d, has %d", MaxPenaltyAfter, p.After)
 		case p.For < 1:

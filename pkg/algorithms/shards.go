@@ -25,7 +25,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	case !whole.CanReserve():
 		return nil, SpecErrors{{Field: "shards", Problem: "does not belong to " + s.title()}}
 	case s.Penalty != nil:
-		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with penalty: no shard knows what the others denied"}}
+		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with penalty: no shard sees the denials of the others"}}
 	case whole.Overdraw:
 		return nil, SpecErrors{{Field: "shards", Problem: "cannot be combined with overdraw"}}
 	case whole.Settles:

@@ -43,7 +43,7 @@ var (
 	ErrDenied = errors.New("the rate limit was reached")
 	// ErrNeverFits means that the request needs more units than the limit can ever hold. Nothing was consumed, and
 	// trying again is useless. It is not an ErrDenied.
-	ErrNeverFits = errors.New("the request asks for more units than the rate limit can ever give")
+	ErrNeverFits = errors.New("the request needs more units than the rate limit can ever hold")
 	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")
 	// ErrUnits means that a number of units is not positive.

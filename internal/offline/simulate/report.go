@@ -75,7 +75,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		writeAdvice(out, a)
 	}
 	if r.others > 0 {
-		fmt.Fprintf(out, "\n%d other limits were asked less often; no number is suggested for them.\n", r.others)
+		fmt.Fprintf(out, "\n%d other limits had fewer requests; no number is suggested for them.\n", r.others)
 	}
 	t.keys(out)
 	_, err := io.WriteString(w, out.String())

@@ -58,7 +58,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 	case seen&hasTime == 0:
 		return 0, errors.New("time_us is missing")
 	case seen&(hasDescriptors|hasLimits) == hasDescriptors|hasLimits:
-		return 0, errors.New("has descriptors and limits; a request asks for one or the other")
+		return 0, errors.New("has descriptors and limits; a request has one or the other")
 	case len(c.Descriptors) == 0 && len(c.Limits) == 0:
 		return 0, errors.New("has neither descriptors nor limits")
 	}
