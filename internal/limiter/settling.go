@@ -291,7 +291,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 // Reserves reports whether r, one of c's Results, has reserved units that can be settled: not if the request was denied,
 // and not if another answer than the store's stands in.
 func (c *Call) Reserves(r *Result) bool {
-	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && r.Cost > 0 && !r.local && r.Policy.Extra().Settle != nil &&
+	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
 		(r.reserve && !r.settle || len(c.Limits) == 0) && c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
 }
 
