@@ -320,7 +320,7 @@ func (c *compiler) settings(d *domain) {
 }
 
 // maxOverride compiles the bound of overrides at the end of way. way is nil for the bound of the whole domain.
-func (c *compiler) maxOverride(d *domain, l *limit, reverse path) *descriptors.Policy {
+func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
 		return nil
@@ -338,19 +338,19 @@ func (c *compiler) maxOverride(d *domain, l *limit, reverse path) *descriptors.P
 		return nil
 	}
 	const subject = "#max_override"
-	p.Name = reverse.name() + subject
+	p.Name = where.name() + subject
 	p.StatKey = d.Name + "." + p.Name
-	p.Prefix = descriptors.Prefix(d.Name, "path", reverse.id()+subject, p.Limit.Kind)
+	p.Prefix = descriptors.Prefix(d.Name, "path", where.id()+subject, p.Limit.Kind)
 	p.Place = l.at.shown()
-	p.Whole = reverse == nil
-	c.apart(d, reverse, &p, false)
+	p.Whole = where == nil
+	c.apart(d, where, &p, false)
 	d.Bounded = true
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
 // apart sets the entries that identify the buckets of p, which is at the end of way.
-func (c *compiler) apart(d *domain, reverse path, p *draft, named bool) {
-	for i, s := range reverse {
+func (c *compiler) apart(d *domain, where path, p *draft, named bool) {
+	for i, s := range where {
 		switch {
 		case s.loose() && !s.shared && !named:
 			p.Whole = true
@@ -358,7 +358,7 @@ func (c *compiler) apart(d *domain, reverse path, p *draft, named bool) {
 			p.Open, p.more.OpenKeys = append(p.Open, i), append(p.more.OpenKeys, s.Key)
 		}
 	}
-	p.more.Slot = d.tag.slot(d.Name, reverse, p.Whole)
+	p.more.Slot = d.tag.slot(d.Name, where, p.Whole)
 }
 
 // agree adopts the value of one, and reports a value that differs from earlier documents.
@@ -455,14 +455,14 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
 		s := c.step(one)
-		reverse := above.to(s)
+		where := above.to(s)
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // reported already; the level is not known
 			node := &descriptors.Node{}
-			c.place(d, one, reverse, node)
-			c.descriptors(d, tree, node, reverse, one.Descriptors.value)
+			c.place(d, one, where, node)
+			c.descriptors(d, tree, node, where, one.Descriptors.value)
 			continue
 		}
 		node, added := tree.Add(parent, s.Pattern)
@@ -478,16 +478,16 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if added {
 			d.nodes[node] = at
 		} else {
-			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, reverse.name(), first)
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, where.name(), first)
 			node = &descriptors.Node{}
 		}
-		c.place(d, one, reverse, node)
-		c.descriptors(d, tree, node, reverse, one.Descriptors.value)
+		c.place(d, one, where, node)
+		c.descriptors(d, tree, node, where, one.Descriptors.value)
 	}
 }
 
 // place adds the policies of a descriptor to its node.
-func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descriptors.Node) {
+func (c *compiler) place(d *domain, one *descriptor, where path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -501,15 +501,15 @@ func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descrip
 				c.checkSettle(name.at, &p)
 			}
 			if p.more.Then != nil {
-				c.payerAt(d, one, reverse, name, l, &p)
+				c.payerAt(d, one, where, name, l, &p)
 			}
-			c.useAt(d, one, reverse, node, &p, true, nil)
+			c.useAt(d, one, where, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 			d.met = append(d.met, name)
 		}
 	}
 	if one.MaxOverride.ok {
-		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, reverse)
+		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, where)
 	}
 	for i, l := range one.RateLimit.value {
 		if l.Then.stated() {
@@ -519,8 +519,8 @@ func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descrip
 		if !ok {
 			continue
 		}
-		id := reverse.id()
-		p.Name = reverse.name()
+		id := where.id()
+		p.Name = where.name()
 		if i > 0 {
 			id += "#" + strconv.Itoa(i+1)
 			p.Name += "#" + strconv.Itoa(i+1)
@@ -530,10 +530,10 @@ func (c *compiler) place(d *domain, one *descriptor, reverse path, node *descrip
 		if p.Limit.Overdraw {
 			c.checkSettle(l.place("overdraw"), &p)
 		}
-		c.useAt(d, one, reverse, node, &p, false, l.Replaces.value)
+		c.useAt(d, one, where, node, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {
-		c.warnSlots(one, reverse, node)
+		c.warnSlots(one, where, node)
 	}
 }
 
@@ -545,7 +545,7 @@ func (c *compiler) checkSettle(at place, p *draft) {
 }
 
 // useAt completes p for its place and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, reverse path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -558,21 +558,21 @@ func (c *compiler) useAt(d *domain, one *descriptor, reverse path, node *descrip
 	if n := len(node.Policies); n > 0 {
 		number = "#" + strconv.Itoa(n+1)
 	}
-	p.StatKey = d.Name + "." + reverse.name() + number
+	p.StatKey = d.Name + "." + where.name() + number
 	sharedToo := false
-	for i, s := range reverse {
+	for i, s := range where {
 		sharedToo = sharedToo || s.shared
 		if s.metric && s.open() && !p.Detailed {
 			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}
-	c.apart(d, reverse, p, named)
+	c.apart(d, where, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
 	}
 	if p.Detailed || len(p.more.StatValues) > 0 {
-		p.more.StatLevels = reverse.levels()
-		p.more.StatLevels[len(reverse)-1] += number
+		p.more.StatLevels = where.levels()
+		p.more.StatLevels[len(where)-1] += number
 	}
 	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
 }

@@ -30,7 +30,7 @@ func (c *compiler) hashTag(t text) hashTag {
 }
 
 // slot returns the Slot of the buckets of p, which is at the end of way.
-func (t hashTag) slot(domain string, reverse path, whole bool) descriptors.Slot {
+func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:
 		return descriptors.Slot{Fixed: descriptors.SlotNumber(domain)}
@@ -40,7 +40,7 @@ func (t hashTag) slot(domain string, reverse path, whole bool) descriptors.Slot 
 		return descriptors.Slot{Entry: t.entry}
 	}
 	values := 0
-	for _, s := range reverse {
+	for _, s := range where {
 		switch {
 		case s.Key == t.entry && s.open():
 			return descriptors.Slot{Value: values + 1}
@@ -67,7 +67,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 }
 
 // warnSlots warns of limits of one descriptor that form a group but are not in one slot.
-func (c *compiler) warnSlots(one *descriptor, reverse path, node *descriptors.Node) {
+func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node) {
 	apart := 0
 	for _, p := range node.Policies {
 		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
@@ -78,7 +78,7 @@ func (c *compiler) warnSlots(one *descriptor, reverse path, node *descriptors.No
 		return
 	}
 	add := `"hash_tag: domain"`
-	for _, s := range reverse {
+	for _, s := range where {
 		if s.open() {
 			add = fmt.Sprintf(`"hash_tag: entry:%s"`, short(s.Key))
 			break

@@ -111,8 +111,8 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 
 // within reports whether file is root or below it.
 func within(file, root string) bool {
-	reverse, err := filepath.Rel(root, file)
-	return err == nil && reverse != ".." && !strings.HasPrefix(reverse, ".."+string(filepath.Separator))
+	where, err := filepath.Rel(root, file)
+	return err == nil && where != ".." && !strings.HasPrefix(where, ".."+string(filepath.Separator))
 }
 
 // broken adds the stale domains that have no valid version.

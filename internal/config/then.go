@@ -92,12 +92,12 @@ func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.
 }
 
 // payerAt adds the limit that pays for p, the limit of that name, at the place of a descriptor, and gives it to p.
-func (c *compiler) payerAt(d *domain, one *descriptor, reverse path, name text, l *named, p *draft) {
+func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l *named, p *draft) {
 	t := d.limits[l.then.value]
 	q := *t.draft
 	q.Place, q.more.Named, q.more.Metadata = name.at.shown(), false, one.Metadata.value
-	q.StatKey = d.Name + "." + reverse.name() + "#" + q.Name
-	c.apart(d, reverse, &q, true)
+	q.StatKey = d.Name + "." + where.name() + "#" + q.Name
+	c.apart(d, where, &q, true)
 	switch {
 	case one.Shadow.value:
 		c.mistake(one.Shadow.at, thenCombination+"shadow_mode: limit %q has then, and here it would deny nothing; remove one", name.value)
