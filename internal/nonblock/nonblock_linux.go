@@ -17,12 +17,14 @@ type Conn struct {
 	raw     syscall.RawConn
 	in, out call
 	one     [1]byte // the buffer of peek
+	polled  [1]unix.PollFd
 
 	wake     chan struct{} // set if the connection takes turns
 	unwaited int           // bytes read since it last waited or yielded
 
 	// These are the functions for raw. They are kept, so that calls do not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
+	poll                         func(fd uintptr)
 }
 
 // takeTurns makes c yield to other goroutines each time it has read a certain amount without waiting.
@@ -52,6 +54,10 @@ func Wrap(nc net.Conn) *Conn {
 		return true
 	}
 	c.peek = func(fd uintptr) bool { c.in.do(sysRecvfrom, fd); return true }
+	c.poll = func(fd uintptr) {
+		c.polled[0].Fd = int32(fd)
+		_, _ = unix.Poll(c.polled[:], 0) // interrupted: nothing is known, as when nothing has happened
+	}
 	c.writeOnce = func(fd uintptr) bool { c.out.do(syscall.SYS_WRITE, fd); return true }
 	c.write = func(fd uintptr) bool {
 		for c.out.n < len(c.out.b) {
@@ -111,14 +117,12 @@ func (c *Conn) Quiet() bool {
 	return err == nil && c.in.err == syscall.EAGAIN
 }
 
-// Ended reports whether the peer has closed its end of the connection, even if bytes before the end are unread.
-func (c *Conn) Ended() (ended bool) {
-	err := c.raw.Control(func(fd uintptr) {
-		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		n, err := unix.Poll(polled, 0)
-		ended = err == nil && n > 0
-	})
-	return ended || err != nil
+// Ended reports whether the peer has closed its end of the connection, even if bytes before the end are unread. It may
+// be called during a Read or a Write, but not during another call of Ended.
+func (c *Conn) Ended() bool {
+	c.polled[0] = unix.PollFd{Events: unix.POLLRDHUP}
+	err := c.raw.Control(c.poll)
+	return err != nil || c.polled[0].Revents != 0
 }
 
 // Write implements net.Conn.

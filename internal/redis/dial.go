@@ -385,7 +385,7 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 	c := &conn{Conn: nc, inner: nc, line: l, age: age}
 	c.look.conn = c
 	if n := nonblock.Wrap(nc); n != nil {
-		c.Conn, c.look.quiet = n, n.Quiet
+		c.Conn, c.look.quiet, c.look.ended = n, n.Quiet, n.Ended
 	}
 	if secure, ok := nc.(*tls.Conn); ok {
 		if n, ok := secure.NetConn().(*nonblock.Conn); ok {
@@ -421,6 +421,9 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// ended reports whether the server has closed the connection. It may be called while another goroutine reads.
+func (c *conn) ended() bool { return c.look.ended != nil && c.look.ended() }
+
 // Close implements net.Conn. Where an answer is missing it may still be awaited.
 func (c *conn) Close() error {
 	if c.owes.Swap(false) && c.line.await(c.inner) {
@@ -437,7 +440,7 @@ type look struct {
 	syscall.RawConn // nil: TLS, where what arrives may be no answer
 	conn            *conn
 	quiet           func() bool // nil: not known
-	ended           func() bool // of TLS; nil: not known
+	ended           func() bool // nil: not known
 }
 
 var errEnded = notSent("the server has closed the connection")

@@ -18,6 +18,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
+// maxFrame is the size of a call that the buffer of an idle socket takes in one write. Whoever starts a call may start
+// those of other servers after it, and must not wait for a server that does not read.
+const maxFrame = 32 << 10
+
 // wire is a connection that a lane keeps for its usual calls: whoever starts a call writes it, without waiting, and
 // one goroutine reads the answers. go-redis, whose calls wait, needs another goroutine for each call, and takes a
 // connection from its pool, checks it, and sets timers; in a Cluster, where calls are small, that was most of their
@@ -69,7 +73,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 		return false
 	}
 	w.mu.Lock()
-	if w.conn == nil || w.broken != nil { // it has ended since take
+	if w.conn == nil || w.broken != nil || ended(w.conn) { // since take; the reader may not have noticed yet
 		w.mu.Unlock()
 		return false
 	}
@@ -95,7 +99,14 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// encode writes the frame of c to out. It reports false if c is not a single run of the script.
+// ended reports whether the server has closed nc. A call written to it would be lost, and nobody could tell whether the
+// server has run it.
+func ended(nc net.Conn) bool {
+	c, ok := nc.(*conn)
+	return ok && c.ended()
+}
+
+// encode writes the frame of c to out. It reports false if c is not a single run of the script, or too large.
 func (w *wire) encode(c *call) (ok bool) {
 	defer func() {
 		if p := recover(); p != nil { // go-redis's way meets it again, and answers c
@@ -109,7 +120,7 @@ func (w *wire) encode(c *call) (ok bool) {
 		return false
 	}
 	w.out = appendCommand(w.out[:0], runs[0].by(runs[0].form(w.node.plain.Load()), false))
-	return true
+	return len(w.out) <= maxFrame
 }
 
 // read reads the answers of conn, which client has made, until it breaks.

@@ -222,6 +222,57 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	})
 }
 
+// TestAConnectionThatTheServerHasClosedIsNotWritten, even before its reader notices. Here it has none.
+func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	near, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	far, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newConn(&line{}, near, 0)
+	if c.look.ended == nil {
+		t.Skip("on this system only the reader notices the end")
+	}
+	w := &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
+	send := func() bool {
+		return w.take() && w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, time.Now().Add(time.Minute))
+	}
+	if !send() {
+		t.Error("an open connection is not used")
+	}
+	w.busy = false
+	far.Close()
+	redistest.Eventually(t, "the end of the connection arrives", c.ended)
+	if send() {
+		t.Error("a call was written to a connection that the server has closed")
+	}
+}
+
+// TestLargeCallsDoNotGoByTheWire: the write of one could wait for a server that does not read.
+func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{}
+		l, p, conn := wired(fallback, echoed)
+		l.by(conn)
+		b := limited(1)
+		b.Charges[0].Key = make([]byte, maxFrame)
+		start(l, b).is(t, 0)
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 1 {
+			t.Errorf("%d calls by the wire and %d others", calls, others)
+		}
+		p.Close()
+	})
+}
+
 // TestRefusalsOnTheWire: what was certainly not run is sent again the other way; other errors are answers.
 func TestRefusalsOnTheWire(t *testing.T) {
 	for text, again := range map[string]bool{
@@ -296,7 +347,8 @@ func TestUsualCallsGoByTheWire(t *testing.T) {
 		if got := s.client.PoolStats().Hits; got != before {
 			t.Errorf("%d of 100 calls went by the pool", got-before)
 		}
-		r.Do("client", "kill", "type", "normal")
+		closeUsed(r)
+		decide() // a connection that the server has closed is not used
 		for connected() {
 			time.Sleep(ms)
 		}
