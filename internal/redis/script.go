@@ -89,7 +89,7 @@ func (t *scriptRun) reset(most int) {
 const (
 	oneFlag  = 1 << 20
 	more     = 1 * oneFlag // the next charge is of the same group
-	long     = 2 * oneFlag // MaxWait and Of follow
+	long     = 2 * oneFlag // MaxWait and ChargedAt follow
 	reserved = 4 * oneFlag
 	dry      = 8 * oneFlag
 	rawCost  = 16 * oneFlag

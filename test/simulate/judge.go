@@ -51,7 +51,7 @@ type bucket struct {
 	first    algorithms.Micros // when the servers charged it; 0: never
 	last     algorithms.Micros
 	local    map[*process]int64 // what sidecars allowed by buckets of their own
-	refunds  int64
+	turns    int64              // refunds, and denials by a server
 }
 
 // admission is units that a client was admitted with, at a time by the server's clock.
@@ -86,15 +86,18 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if j.w.log != nil {
 		j.w.note("%s: %q cost %d: charged %v, value %d", s.name, key, c.ask.Cost, took, b.Decision.Value)
 	}
+	units, of := c.ask.Cost, j.bucket(key)
+	if !b.Decision.Allowed {
+		of.turns++
+	}
 	if !took {
 		return
 	}
-	units, of := c.ask.Cost, j.bucket(key)
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}
 	if units < 0 || c.ask.Settle { // as much as there was room for
-		of.refunds++
+		of.turns++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
@@ -276,7 +279,8 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 }
 
 // peek is what a server would decide on a cost of the bucket of r now, alone, with a few units to spare. The epoch grows
-// with each new window and with each refund: between two moments of one epoch the bucket only filled or was charged.
+// with each new window, with each refund, and with each denial by the server: between two moments of one epoch, all that
+// the server was to charge was there.
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
@@ -292,7 +296,7 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	}
 	const spare = 6
 	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
-	return d.Allowed, (int64(now)-b.phase)/(l.Period*int64(l.Tick)) + b.refunds
+	return d.Allowed, (int64(now)-b.phase)/(l.Period*int64(l.Tick)) + b.turns
 }
 
 // peeks is whether a request would pass, by the servers, and the sum of the epochs of its buckets.
