@@ -110,10 +110,6 @@ func (s *server) tightly() (end func()) {
 // in it have an earlier version. Reading began at start.
 func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
-	s.metrics.Loaded(!problems.Bad(), now)
-	if snapshot != nil {
-		s.metrics.Stale(stale)
-	}
 	for _, p := range problems {
 		if p.Warning {
 			s.log.Warn("configuration", zap.Stringer("warning", p))
@@ -138,6 +134,10 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 		s.reload.Failed = now
 	}
 	s.mu.Unlock()
+	s.metrics.Loaded(!problems.Bad(), now) // after the swap: the new configuration decides what is sent next
+	if snapshot != nil {
+		s.metrics.Stale(stale)
+	}
 	s.reportReload(problems, stale)
 	if snapshot != nil {
 		s.checkAuth(snapshot)
