@@ -310,9 +310,9 @@ func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 }
 
 // falseDenial checks a denial: if there was plenty when the request was sent and there is plenty now, in the same epoch,
-// then there was enough in between.
+// then there was enough in between. Denials are remembered over a loss of data, and while the sidecar's clock stands still.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
-	if !s.passes || j.stepped || j.losses > 0 { // denials of before a loss are remembered
+	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 {
 		return
 	}
 	if passes, epochs := j.peeks(c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
