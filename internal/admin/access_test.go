@@ -127,6 +127,16 @@ func TestTheReadOnlyTokenReads(t *testing.T) {
 	}
 }
 
+// TestSessionsOfATLSProxyStayOnTLS: a browser that reached the page by https must not send its cookie without TLS.
+func TestSessionsOfATLSProxyStayOnTLS(t *testing.T) {
+	for origin, secure := range map[string]bool{"http://" + host: false, "https://" + host: true} {
+		w := newBrowser(guarded(t)).send("POST", "/login", url.Values{"token": {"secret"}}, "Origin", origin)
+		if cookies := w.Result().Cookies(); w.Code != 303 || len(cookies) != 1 || cookies[0].Secure != secure {
+			t.Errorf("from %s: %d, %v", origin, w.Code, cookies)
+		}
+	}
+}
+
 func TestLoggingInAndOut(t *testing.T) {
 	b := newBrowser(guarded(t))
 	if w := b.send("GET", "/?q=x", nil); w.Code != 401 || !strings.Contains(w.Body.String(), `name="next" value="/?q=x"`) || !strings.Contains(w.Body.String(), `type="password"`) {

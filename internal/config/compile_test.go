@@ -3,7 +3,9 @@ package config
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -531,33 +533,33 @@ func FuzzCompile(f *testing.F) {
 
 // TestLimitsThatDifferShareNothing: what is equal in several limits is kept once, and what differs is not.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
-	s := good(t, Options{}, `
-domain: d
-descriptors:
-  - {key: a, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, lease: {max: 1%, for: 100ms}}}
-  - {key: b, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, lease: {max: 2%, for: 100ms}}}
-  - {key: c, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, shards: 2}}
-  - {key: e, rate_limit: {algorithm: fixed_window, rate: 2000, period: 1d, shards: 2}}
-  - {key: f, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 10, unknown_cost: most, most: 70}}}
-  - {key: g, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: 20}}}
-`)
-	of := func(key string) *descriptors.Policy {
+	limits := map[string]string{
+		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,
+		"c": `shards: 2`, "e": `shards: 4`,
+		"f": `settle: {estimate: 10, unknown_cost: most, most: 70}`, "g": `settle: {estimate: 20}`,
+	}
+	text := "domain: d\ndescriptors:\n" // below values of one key, so that all else is equal
+	for _, value := range slices.Sorted(maps.Keys(limits)) {
+		text += fmt.Sprintf("  - {key: x, value: %s, descriptors: [{key: k, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, %s}}]}\n", value, limits[value])
+	}
+	s := good(t, Options{}, text)
+	of := func(value string) *descriptors.Extras {
 		t.Helper()
 		for _, p := range s.Policies {
-			if strings.HasSuffix(p.Prefix, "/"+key) || p.Name == key {
-				return p
+			if p.Name == "x_"+value+".k" {
+				return p.Extras
 			}
 		}
-		t.Fatalf("no limit %s", key)
+		t.Fatalf("no limit below %s", value)
 		return nil
 	}
-	if a, b := of("a").Extras.Lease.Most, of("b").Extras.Lease.Most; a != 10 || b != 20 {
+	if a, b := of("a").Lease.Most, of("b").Lease.Most; a != 10 || b != 20 {
 		t.Errorf("leases of %d and %d, want 10 and 20", a, b)
 	}
-	if c, e := of("c").Extras.Shards[0].Capacity, of("e").Extras.Shards[0].Capacity; c != 500 || e != 1000 {
-		t.Errorf("shards of %d and %d, want 500 and 1000", c, e)
+	if c, e := of("c").Shards[0].Capacity, of("e").Shards[0].Capacity; c != 500 || e != 250 {
+		t.Errorf("shards of %d and %d, want 500 and 250", c, e)
 	}
-	if f, g := of("f").Extras.Settle, of("g").Extras.Settle; f.Estimate != 10 || f.Unknown != 70 || g.Estimate != 20 || g.Unknown != -1 {
+	if f, g := of("f").Settle, of("g").Settle; f.Estimate != 10 || f.Unknown != 70 || g.Estimate != 20 || g.Unknown != -1 {
 		t.Errorf("%+v and %+v", f, g)
 	}
 }
