@@ -54,10 +54,11 @@ type bucket struct {
 	turns    int64              // refunds, and denials by a server
 }
 
-// admission is units that a client was admitted with, at a time by the server's clock.
+// admission is units that a client was admitted with, at a time by the server's clock, or until another one: units of
+// several shards are looked at, and then consumed.
 type admission struct {
-	at    algorithms.Micros
-	units int64
+	at, until algorithms.Micros
+	units     int64
 }
 
 // mostProblems bounds what is said about a run.
@@ -339,7 +340,13 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		if b.leased != 0 && now-at > 20_000 && s.pause == s.process.pausedUntil { // its clock is wrong
 			at = now
 		}
-		b.admitted = append(b.admitted, admission{at, r.Cost})
+		until := at
+		if b.sharded {
+			for _, server := range j.w.servers {
+				until = max(until, server.now())
+			}
+		}
+		b.admitted = append(b.admitted, admission{at, until, r.Cost})
 	}
 }
 
@@ -527,10 +534,13 @@ func (j *judge) bounded(b *bucket) {
 // there is a bound.
 func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
 	for i := range b.admitted {
-		sum := int64(0)
-		for _, a := range b.admitted[i:] {
+		sum, within := int64(0), b.admitted[i:]
+		if b.sharded {
+			within = slices.SortedFunc(slices.Values(within), func(x, y admission) int { return cmp.Compare(x.until, y.until) })
+		}
+		for _, a := range within {
 			sum += a.units
-			d := int64(a.at - b.admitted[i].at)
+			d := int64(a.until - b.admitted[i].at)
 			if n, bound := most(d); bound && sum > n {
 				j.fail("%s: %d admitted in %d us, the most is %s", b.limit, sum, d, strconv.FormatInt(n, 10))
 				return
