@@ -299,6 +299,9 @@ func notes(p *descriptors.Policy) (notes []string) {
 	if l := p.Extra().Lease; l != nil {
 		add(true, fmt.Sprintf("with Redis, a process may borrow up to %d of a hot bucket at a time, for %v", l.Most, time.Duration(l.For)*time.Microsecond))
 	}
+	if t := p.Extra().Then; t != nil {
+		add(true, fmt.Sprintf("what it does not allow is paid, whole, from the bucket of %s for the same values: %s", t.Name, t.Words()))
+	}
 	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+p.OnFailure.String())
 	return notes
 }
