@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -265,11 +266,14 @@ func (w *wire) dial() {
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
+	var made atomic.Pointer[net.Conn] // go-redis may still dial after Ping has given up
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		made, err := dial(ctx, network, addr)
-		conn = made
-		return made, err
+		nc, err := dial(ctx, network, addr)
+		if err == nil {
+			made.Store(&nc)
+		}
+		return nc, err
 	}
 	client = goredis.NewClient(&o)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -277,7 +281,7 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	if client.Ping(ctx).Err() != nil {
 		return nil, client
 	}
-	return conn, client
+	return *made.Load(), client
 }
 
 // close ends the wire, after the call in flight.
