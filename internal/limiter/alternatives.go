@@ -17,21 +17,28 @@ type payer struct {
 	paid bool
 }
 
-// hasAlternative reports whether another limit may pay for r. Refunds, dry runs of no units and settlements concern the
-// bucket that they name. The payer has no part if an operator blocks its key; if an operator made it unlimited, it pays
-// for all, and r is charged without a limit.
-func (c *Call) hasAlternative(r *Result) bool {
-	if r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
+// candidate is a Result that has an alternative.
+type candidate struct {
+	of    int    // its index
+	payer Result // the limit that may pay for it
+}
+
+// hasAlternative reports whether another limit may pay for Result i, which it then adds to the candidates. Refunds, dry runs
+// of no units and settlements concern the bucket that they name. The payer has no part if an operator blocks its key; if an
+// operator made it unlimited, it pays for all, and Result i is charged without a limit.
+func (c *Call) hasAlternative(i int) bool {
+	r := &c.Results[i]
+	if r.Policy.Extras == nil || r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
 		return false
-	}
-	if c.adjusted == nil {
-		return true
 	}
 	keys := len(c.keys)
 	f := c.payerOf(r)
-	c.keys = c.keys[:keys]
-	r.freed = f.isUnlimited()
-	return !r.freed && !f.isBlocked()
+	if r.freed = f.isUnlimited(); r.freed || f.isBlocked() {
+		c.keys = c.keys[:keys]
+		return false
+	}
+	c.candidates = append(c.candidates, candidate{i, f})
+	return true
 }
 
 // payerOf returns the Result of the limit that may pay for r.
@@ -54,12 +61,12 @@ func (c *Call) payerOf(r *Result) (f Result) {
 	return f
 }
 
-// chargeAlternatives adds the charges of the Results that have an alternative: of each payer, those that it pays for
-// and then its own.
+// chargeAlternatives adds the charges of the candidates: of each payer, those that it pays for and then its own.
 func (c *Call) chargeAlternatives() {
-	for i := range c.Results {
-		r := &c.Results[i]
-		if r.charge != toCharge || !c.hasAlternative(r) {
+	for n := range c.candidates {
+		k := &c.candidates[n]
+		r := &c.Results[k.of]
+		if r.charge != toCharge {
 			continue
 		}
 		group, together := 0, c.together(r)
@@ -67,24 +74,17 @@ func (c *Call) chargeAlternatives() {
 			c.groups++
 			group = c.groups
 		}
-		c.instead = append(c.instead, payer{Result: c.payerOf(r), plan: len(c.charges)})
+		c.instead = append(c.instead, payer{Result: k.payer, plan: len(c.charges)})
 		f := &c.instead[len(c.instead)-1]
 		c.addToPlan(r, f, group)
-		for j := i + 1; together && j < len(c.Results); j++ {
-			if o := &c.Results[j]; o.charge == toCharge && c.hasAlternative(o) && c.together(o) && c.isPaidBy(o, f) {
+		for j := n + 1; together && j < len(c.candidates); j++ {
+			other := &c.candidates[j].payer
+			if o := &c.Results[c.candidates[j].of]; o.charge == toCharge && c.together(o) && other.hash == f.hash && bytes.Equal(other.Key, f.Key) {
 				c.addToPlan(o, f, group)
 			}
 		}
 		c.add(&f.Result, group)
 	}
-}
-
-// isPaidBy reports whether f is the payer of r.
-func (c *Call) isPaidBy(r *Result, f *payer) bool {
-	keys := len(c.keys)
-	other := c.payerOf(r)
-	c.keys = c.keys[:keys]
-	return other.hash == f.hash && bytes.Equal(other.Key, f.Key)
 }
 
 // addToPlan adds r to the limits that f pays for. Costs of the same bucket are added up.

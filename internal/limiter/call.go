@@ -16,15 +16,16 @@ type Call struct {
 	Request
 	Verdict
 
-	modes     Modes
-	adjusted  *adjusted          // nil if nothing is adjusted
-	blocked   bool               // an operator blocks a key: the request is denied in every mode
-	charges   []backend.Charge   // in a Batch: a part of its charges
-	decisions []backend.Decision // likewise
-	keys      []byte
-	buckets   []uint32 // an index of charges by the hash of their key, used if there are many; entries count from 1
-	inBatch   span     // the part of the Batch
-	instead   []payer  // the limits that pay for what others do not allow
+	modes      Modes
+	adjusted   *adjusted          // nil if nothing is adjusted
+	blocked    bool               // an operator blocks a key: the request is denied in every mode
+	charges    []backend.Charge   // in a Batch: a part of its charges
+	decisions  []backend.Decision // likewise
+	keys       []byte
+	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; entries count from 1
+	inBatch    span        // the part of the Batch
+	candidates []candidate // Results that have an alternative
+	instead    []payer     // the limits that pay for what others do not allow
 
 	estimates Estimates // nil means that nothing is learned
 	ids       IDs       // encodes reservations; nil means that nothing can be settled
@@ -189,14 +190,15 @@ func (c *Call) Reset() {
 	c.Verdict = Verdict{Results: c.Results[:0], Statuses: c.Statuses[:0], Settlements: c.Settlements[:0]}
 	c.estimates = nil
 	c.ids, c.reserves, c.done, c.groups = nil, 0, 0, 0
-	c.charges, c.keys, c.instead = c.charges[:0], c.keys[:0], c.instead[:0]
+	c.charges, c.keys, c.candidates, c.instead = c.charges[:0], c.keys[:0], c.candidates[:0], c.instead[:0]
 	c.adjusted, c.blocked = nil, false
 }
 
 // Held returns the size of c's buffers, without the entries of descriptors and what belongs to the Batch.
 func (c *Call) Held() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
-		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{}))
+		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
+		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{}))
 }
 
 // AddDescriptor returns a new descriptor, whose Entries may be reused.

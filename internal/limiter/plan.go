@@ -236,20 +236,16 @@ func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
 	}
-	alternatives := false
 	for i := range c.Results {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge:
-		case r.Policy.Extras != nil && c.hasAlternative(r):
-			alternatives = true
+		case c.hasAlternative(i):
 		case c.together(r):
 			c.chargeTogether(r)
 		}
 	}
-	if alternatives {
-		c.chargeAlternatives()
-	}
+	c.chargeAlternatives()
 	for i := range c.Results {
 		if r := &c.Results[i]; r.charge == toCharge {
 			c.groups++
