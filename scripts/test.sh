@@ -21,14 +21,6 @@ formatted() {
 # Pages; TestLanguage in test/docgen checks their words and lines.
 spelling() { find . -name '*.md' -not -path './.*' -not -path './dist/*' -print0 | xargs -0 codespell; }
 
-# The packages that do not compile for an operating system or a processor are those near the system.
-portable() {
-  local target
-  for target in linux/386 windows/amd64; do
-    GOOS=${target%/*} GOARCH=${target#*/} go vet ./internal/nonblock ./internal/testkit/redistest || return
-  done
-}
-
 others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/internal/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
@@ -44,7 +36,6 @@ export PATH="$PWD/.tools/bin:$PATH"
 step gofmt formatted
 step spelling spelling
 step vet go vet ./...
-step portable portable
 step tests tests
 step observability observability_module
 step bench bench_module
