@@ -56,7 +56,7 @@ func Wrap(nc net.Conn) *Conn {
 	c.peek = func(fd uintptr) bool { c.in.do(sysRecvfrom, fd); return true }
 	c.poll = func(fd uintptr) {
 		c.polled[0].Fd = int32(fd)
-		_, _ = unix.Poll(c.polled[:], 0) // interrupted: nothing is known, as when nothing has happened
+		c.ppoll()
 	}
 	c.writeOnce = func(fd uintptr) bool { c.out.do(syscall.SYS_WRITE, fd); return true }
 	c.write = func(fd uintptr) bool {
@@ -123,6 +123,13 @@ func (c *Conn) Ended() bool {
 	c.polled[0] = unix.PollFd{Events: unix.POLLRDHUP}
 	err := c.raw.Control(c.poll)
 	return err != nil || c.polled[0].Revents != 0
+}
+
+// ppoll does not wait. unix.Poll would announce a system call to the scheduler, which wakes the monitor thread. If the
+// call is interrupted, nothing is known, as when nothing has happened.
+func (c *Conn) ppoll() {
+	var timeout unix.Timespec
+	_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&c.polled)), 1, uintptr(unsafe.Pointer(&timeout)), 0, 0, 0)
 }
 
 // Write implements net.Conn.
