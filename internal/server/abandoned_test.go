@@ -76,6 +76,7 @@ func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 // TestSilentRedisIsNoticedUnderShortDeadlines: a Redis that does not answer is failing, however short the clients'
 // deadlines are.
 func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
+	t.Parallel()
 	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })

@@ -18,6 +18,7 @@ descriptors: [{key: user, limit: calls}]
 // TestSidecarsSeeAdjustmentsOfEachOther: a change at one sidecar takes effect at the other, although that one has
 // leased units and cached denials.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	tokens := withTokens(t)
 	a := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
@@ -53,6 +54,7 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 // TestAStartWithoutRedisBlocksBlockedKeys: a sidecar that starts while Redis is unreachable still blocks blocked
 // keys. Other keys are decided by on_backend_failure.
 func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
+	t.Parallel()
 	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
 	open := strings.Replace(oneLimit, "capacity: 2", "capacity: 2, on_backend_failure: allow", 1)
 	kept := func(c *Config) { c.StateDir = dir }
@@ -78,6 +80,7 @@ func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 }
 
 func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
+	t.Parallel()
 	redis, tokens := redistest.Start(t), withTokens(t)
 	a := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
 	b := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
@@ -101,6 +104,7 @@ func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
 // TestAdjustmentsAreOffWithoutThePermissions: a Redis user with the permissions for limits alone is enough to run,
 // and a condition reports that adjustments are off.
 func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limits", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+mget", "+get", "+psetex", "+del", "+pexpire", "+time", "+ping", "+info")
 	x := start(t, oneLimit, onRedis("redis://limits:pw@"+redis.Addr))
@@ -117,6 +121,7 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 // TestAFailoverThatLosesAnAdjustment: the replicas do not get a block before the master dies. The sidecar that set it
 // writes it again to the new master, so that it is in force everywhere.
 func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
+	t.Parallel()
 	if testing.Short() || engine == GRPCEngine {
 		t.Skip("waits some seconds for a failover, and is the same with both engines")
 	}
@@ -161,6 +166,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 // TestLostAdjustmentsAreACondition: Redis went back to an older state, and another operator has changed something
 // since. Which block is gone is a condition, until somebody sets it again.
 func TestLostAdjustmentsAreACondition(t *testing.T) {
+	t.Parallel()
 	redis, tokens := redistest.Start(t), withTokens(t)
 	x := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
 	x.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)

@@ -93,6 +93,7 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 // TestShardedLimitsAreShownWhole: value and value_scale of a sharded limit are the same on one Redis, which has one
 // bucket, and on a Cluster, which has ten.
 func TestShardedLimitsAreShownWhole(t *testing.T) {
+	t.Parallel()
 	for name, url := range map[string]string{
 		"one Redis": "redis://" + redistest.Start(t).Addr,
 		"Cluster":   redistest.StartCluster(t, 3).URL(),

@@ -46,6 +46,7 @@ const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate
 
 // TestSilentConnectionsMakeRoom: many idle clients do not prevent new connections.
 func TestSilentConnectionsMakeRoom(t *testing.T) {
+	t.Parallel()
 	concurrent(t)
 	const most = 5
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = most, most })

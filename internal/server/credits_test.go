@@ -28,6 +28,7 @@ descriptors:
 // TestCreditsPayThroughEveryListener: a customer buys credits, which pay for what the plan does not allow, whichever
 // listener and store decide; the answers name the payer.
 func TestCreditsPayThroughEveryListener(t *testing.T) {
+	t.Parallel()
 	for name, store := range map[string]func(t *testing.T) string{
 		"memory": func(*testing.T) string { return "" },
 		"redis":  func(t *testing.T) string { return "redis://" + redistest.Start(t).Addr },
@@ -90,6 +91,7 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 // TestCreditsAreChargedOnceThoughRedisIsKilled: requests with an id are repeated until they are answered while Redis is
 // killed and started again. Plan and credits together have then lost the cost of each request once.
 func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	x := start(t, creditsYAML, onRedis("redis://"+redis.Addr))
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"credits","key":"bob","count":-500}`); code != 200 {

@@ -12,6 +12,7 @@ import (
 // TestForeignValuesInRedisHarmOneBucket: whatever another client writes to the key of a bucket, requests to that bucket
 // are decided or denied, never an error, and other buckets are decided.
 func TestForeignValuesInRedisHarmOneBucket(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n", onRedis("redis://"+redis.Addr))
 	x.ask(t, "k=bad")

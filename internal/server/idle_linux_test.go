@@ -69,6 +69,7 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 // TestAParkedConnectionGoesOn: an HTTP connection that was idle for so long that net/http has forgotten it answers the
 // next request, also if that arrives in parts. It ends after the idle timeout, and when the server stops.
 func TestAParkedConnectionGoesOn(t *testing.T) {
+	t.Parallel()
 	usual := parkAfter
 	t.Cleanup(func() { parkAfter = usual })
 	parkAfter = 20 * time.Millisecond

@@ -35,6 +35,7 @@ descriptors:
 `
 
 func TestSidecarsOnOneRedisShareALimit(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{2, 4, 8} {
 		redis := redistest.Start(t)
 		var admitted atomic.Int64
@@ -220,6 +221,7 @@ func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 // TestTwoSidecarsWithDifferentNumbers: during a rolling update one sidecar has 100 a day and the other 10, on one
 // Redis. Together they admit the larger number.
 func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
 		t.Run(algorithm, func(t *testing.T) {
 			redis := redistest.Start(t)
@@ -316,6 +318,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 // TestAnIDHoldsOverBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar
 // gets the repetition.
 func TestAnIDHoldsOverBothRedis(t *testing.T) {
+	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	both := func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr }
 	const limits = `

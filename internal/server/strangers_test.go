@@ -103,6 +103,7 @@ func TestJSONOffLoopback(t *testing.T) {
 
 // TestTokensComeFromFiles changes both files while the program runs.
 func TestTokensComeFromFiles(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	api, admin := filepath.Join(dir, "api"), filepath.Join(dir, "admin")
 	write := func(name, text string) {

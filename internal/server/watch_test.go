@@ -60,6 +60,7 @@ func TestMemoryThatFillsIsReported(t *testing.T) {
 
 // TestSidecarsOfOneRedisKnowEachOther: the admin page lists both, and shows which has an old configuration.
 func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
+	t.Parallel()
 	redis := redistest.Start(t)
 	a, b := start(t, oneLimit, onRedis("redis://"+redis.Addr)), start(t, oneLimit, onRedis("redis://"+redis.Addr))
 	eventually(t, "both are listed", func() bool { return strings.Contains(body(t, get(t, a.Admin, "/fleet")), "2 sidecars.") })
