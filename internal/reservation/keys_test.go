@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -53,6 +54,94 @@ func TestAnIDContainsAllThatWasReserved(t *testing.T) {
 		}
 		if len(id) > limiter.MaxID {
 			t.Errorf("the id has %d bytes, the most is %d", len(id), limiter.MaxID)
+		}
+	}
+}
+
+// An id that an older process made is settled by a newer one: the form of ids does not change.
+func TestIDsOfThisFormStayValid(t *testing.T) {
+	const id = "AgEAAAAAAAAAAAAAAAAAAAIAAAAAAAAAAQIAAAAAAAAAAgUAAAAAAAAACwAAAAAAAAANZAIFCjwFdgNib2IAAAAAAAAACQoAAAAAAAAADICAgICAgIAIAQUKgI7OHAMeBnRva2Vucwp7InJhdGUiOjF9AwNib2IC_wAApEpW-q5y0SpJv3F1b6XROQ"
+	r := limiter.Reserved{Parts: make([]limiter.ReservedPart, 5)} // of another request
+	if !keysOf("other", "secret").Open(id, &r) || !reflect.DeepEqual(r, *fixed()) {
+		t.Errorf("%+v", r)
+	}
+	if got := string(keysOf("secret").Append(nil, fixed())); got != id {
+		t.Errorf("made %s", got)
+	}
+}
+
+// fixed is what a request reserved of two limits, with an ID.
+func fixed() *limiter.Reserved {
+	byProxy := limiter.ReservedPart{
+		Limit: 2, Key: []byte("v\x03bob"), Slot: 11, Cell: 13, Count: 100, Times: 2, At: 5, Inflow: algorithms.Inflow{Units: 10, Span: 60},
+	}
+	byName := named().Parts[0]
+	byName.Hash = 12
+	return &limiter.Reserved{ID: [16]byte{1, 15: 2}, Domain: 1, Parts: []limiter.ReservedPart{byProxy, byName}}
+}
+
+// The first secret signs, and all are accepted, from the moment at which they change. The list belongs to its owner.
+func TestKeysFollowTheirSecrets(t *testing.T) {
+	secrets := []string{"first"}
+	k := NewKeys(func() []string { return secrets }, nil)
+	var r limiter.Reserved
+	made := func() string { return string(k.Append(nil, largest())) }
+	signedBy := func(id, secret string) bool { return keysOf(secret).Open(id, &r) }
+	old := made()
+	kept := k.current.Load()
+	if made(); kept == nil || k.current.Load() != kept {
+		t.Error("the keys are derived again for each id")
+	}
+	for _, step := range []struct {
+		secrets []string
+		signs   string
+		accepts bool // the first id
+	}{
+		{[]string{"second", "first"}, "second", true},
+		{[]string{"third", "second", "first"}, "third", true},
+		{[]string{"third", "second"}, "third", false},
+		{[]string{"first"}, "first", true},
+	} {
+		secrets = step.secrets
+		if id := made(); !signedBy(id, step.signs) || !k.Open(id, &r) || k.Open(old, &r) != step.accepts {
+			t.Errorf("%q: signed by the first %t, the old id is accepted %t", secrets, signedBy(id, step.signs), k.Open(old, &r))
+		}
+	}
+	if secrets[0] = "fourth"; !signedBy(made(), "fourth") || k.Open(old, &r) {
+		t.Error("a secret that was overwritten is still used")
+	}
+	if secrets = nil; string(k.Append([]byte("x"), largest())) != "x" || k.Open(old, &r) {
+		t.Error("without a secret an id is made or accepted")
+	}
+}
+
+// What is signed can be wrong too: another version may have made it.
+func TestSignedIDsWithImpossibleContentsAreRefused(t *testing.T) {
+	k := keysOf("secret")
+	signed := func(b []byte) string { return base64.RawURLEncoding.EncodeToString(k.ring().sign(b, 0, b)) }
+	var r limiter.Reserved
+	if !k.Open(signed(appendReserved(nil, named())), &r) {
+		t.Fatal("refused")
+	}
+	for name, change := range map[string]func(r *limiter.Reserved){
+		"a negative count":  func(r *limiter.Reserved) { r.Parts[1].Count = -1 },
+		"no times":          func(r *limiter.Reserved) { r.Parts[1].Times = 0 },
+		"negative times":    func(r *limiter.Reserved) { r.Parts[1].Times = -1 },
+		"a negative number": func(r *limiter.Reserved) { r.Parts[1].Number = -1 },
+		"a negative wait":   func(r *limiter.Reserved) { r.Parts[0].Wait = -1 },
+		"no parts":          func(r *limiter.Reserved) { r.Parts = nil },
+		"too long":          func(r *limiter.Reserved) { r.Parts[0].Name = strings.Repeat("n", maxText) },
+	} {
+		impossible := named()
+		change(impossible)
+		if id := signed(appendReserved(nil, impossible)); k.Open(id, &r) {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	for _, version := range []byte{0, oldForm, form + 1, 255} {
+		b := appendReserved(nil, named())
+		if b[0] = version; k.Open(signed(b), &r) {
+			t.Errorf("version %d: accepted", version)
 		}
 	}
 }
@@ -103,6 +192,11 @@ func TestChangedIDsAreRefused(t *testing.T) {
 				t.Fatalf("cut at %d: accepted", i)
 			}
 		}
+		for last := range 128 { // also where it differs in bits that mean nothing
+			if changed := string(append(bytes.Clone(id[:len(id)-1]), byte(last))); changed != string(id) && k.Open(changed, &r) {
+				t.Errorf("another last character, %q: accepted", last)
+			}
+		}
 		for b, i := appendReserved(nil, of), 1; i < len(b); i++ { // Decode reads what nobody has signed
 			cut := append(bytes.Clone(b[:i]), make([]byte, signatureLen)...)
 			if Decode(base64.RawURLEncoding.EncodeToString(cut), &r) == nil {
@@ -125,17 +219,20 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 	)
 	old := NewKeys(func() []string { return []string{"new"} }, func() []string { return []string{"other", "secret"} })
 	var r limiter.Reserved
+	limits := map[string]uint64{
+		inline: limiter.LimitNumber(descriptors.Prefix("ai", "inline", "tokens", algorithms.TokenBucket), 4),
+		plain:  limiter.LimitNumber(descriptors.Prefix("ai", "limit", "tokens", algorithms.TokenBucket), 0),
+	}
 	for id, config := range map[string]string{inline: `{"rate":1}`, plain: ""} {
 		if !old.Open(id, &r) || Decode(id, &r) != nil {
 			t.Fatal("refused")
 		}
 		p := r.Parts[0]
-		p.Limit = 0
 		want := limiter.ReservedPart{
-			Number: -1, Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: algorithms.Inflow{Units: 10, Span: 60_000_000},
+			Number: -1, Limit: limits[id], Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: algorithms.Inflow{Units: 10, Span: 60_000_000},
 			ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: config, Wait: 30 * algorithms.Second},
 		}
-		if string(r.ID[:]) != "0123456789abcdef" || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
+		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != descriptors.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
 			t.Errorf("%+v", r)
 		}
 		for i := range id {
@@ -145,6 +242,38 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 		}
 		if keysOf("secret").Open(id, &r) {
 			t.Error("accepted by keys that do not accept the old form")
+		}
+	}
+}
+
+func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
+	old := NewKeys(func() []string { return nil }, func() []string { return []string{"secret"} })
+	signer := keysOf("secret").ring()
+	encode := func(id string, due, count int64, name string) string {
+		b := []byte{oldForm}
+		text := func(s string) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+		number := func(n int64) { b = binary.AppendUvarint(b, uint64(n)) }
+		text(id)
+		for _, n := range []int64{1000, due, 1, 0, count} { // at, due, kind, shards, count
+			number(n)
+		}
+		for _, s := range []string{"ai", name, ""} { // domain, limit, what came with the request
+			text(s)
+		}
+		number(0) // values
+		return base64.RawURLEncoding.EncodeToString(signer.sign(b, 0, b))
+	}
+	const id = "0123456789abcdef"
+	var r limiter.Reserved
+	if !old.Open(encode(id, 1000, 5, "tokens"), &r) || r.Parts[0].Count != 5 || r.Parts[0].Wait != 0 {
+		t.Fatalf("%+v", r)
+	}
+	for name, text := range map[string]string{
+		"an ID that is too long": encode(id+"0", 1000, 5, "tokens"), "due before it was made": encode(id, 999, 5, "tokens"),
+		"a negative count": encode(id, 1000, -5, "tokens"), "no name": encode(id, 1000, 5, ""),
+	} {
+		if old.Open(text, &r) {
+			t.Errorf("%s: accepted as %+v", name, r)
 		}
 	}
 }

@@ -1,0 +1,273 @@
+package limiter_test
+
+import (
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// together asks for units of several named limits at once, all of one key.
+func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
+	tb.Helper()
+	c := &limiter.Call{}
+	c.Request.Domain = "d"
+	for _, n := range counts {
+		n.Key = []string{key}
+		c.Limits = append(c.Limits, n)
+	}
+	if err := b.Check(tb.Context(), c); err != nil {
+		tb.Fatal(err)
+	}
+	return c
+}
+
+// remains fails unless the named limits of key have so much left.
+func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
+	tb.Helper()
+	for name, n := range want {
+		if got := b.named(tb, name, 0, key).Results[0].Decision.Remaining; got != n {
+			tb.Errorf("%s of %s has %d left, want %d", name, key, got, n)
+		}
+	}
+}
+
+func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
+	b := newBench(t, plans)
+	b.ask(t, 6, "user=bob,both=x")
+	c := b.ask(t, 10, "user=bob,both=x") // the minute has 4 left, the day 9
+	paid := int64(0)
+	for i := range c.Results[:2] {
+		if r := &c.Results[i]; r.For == nil || r.Policy.Name != "credits" || r.Decision.Remaining != 10 {
+			t.Errorf("result %d: %s, %+v", i, r.Policy.Name, r.Decision)
+		}
+		paid += c.Results[i].Cost
+	}
+	if c.Denied || paid != 10 {
+		t.Errorf("paid %d, want 10: %+v", paid, c.Verdict)
+	}
+	// The minute could allow 10 after 36 s and the day after 24 h; the credits have 11 after one.
+	if c := b.ask(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
+		t.Errorf("retry after %d: %+v", c.RetryAfter, c.Verdict)
+	}
+	if c := b.ask(t, 10, "user=bob,both=x"); c.Denied {
+		t.Errorf("the credits have 10: %+v", c.Verdict)
+	}
+	if c := b.ask(t, 10, "user=bob,both=x"); !c.Denied || c.RetryAfter != 10*3600*algorithms.Second {
+		t.Errorf("retry after %d, want when the credits have 10; the day needs longer, the minute less: %+v", c.RetryAfter, c.Verdict)
+	}
+}
+
+func TestTheLargestCostIsPaid(t *testing.T) {
+	for name, test := range map[string]struct {
+		counts  []limiter.NamedCharge
+		credits int64 // left of 20
+	}{
+		"the first limit costs more": {[]limiter.NamedCharge{{Name: "per_minute", Count: 12}, {Name: "per_day", Count: 7}}, 8},
+		"the last one costs more":    {[]limiter.NamedCharge{{Name: "per_minute", Count: 11}, {Name: "per_day", Count: 13}}, 7},
+		"one limit twice":            {[]limiter.NamedCharge{{Name: "per_minute", Count: 6}, {Name: "per_minute", Count: 6}}, 8},
+		"one limit twice, allowed":   {[]limiter.NamedCharge{{Name: "per_minute", Count: 6}, {Name: "per_minute", Count: 4}}, 20},
+	} {
+		b := newBench(t, plans)
+		if c := b.together(t, "bob", test.counts...); c.Denied {
+			t.Errorf("%s: %+v", name, c.Verdict)
+		}
+		b.remains(t, "bob", map[string]int64{"credits": test.credits})
+	}
+}
+
+func TestPlansWithDifferentPayersArePaidByEach(t *testing.T) {
+	b := newBench(t, `
+domain: d
+hash_tag: domain
+limits:
+  calls: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  bytes: {algorithm: token_bucket, rate: 10, period: 1m, then: volume}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+  volume: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 20}
+`)
+	for _, step := range []struct {
+		calls, bytes int64
+		payers       [2]string
+		left         map[string]int64
+	}{
+		{11, 12, [2]string{"credits", "volume"}, map[string]int64{"calls": 10, "bytes": 10, "credits": 9, "volume": 8}},
+		{3, 8, [2]string{"calls", "bytes"}, map[string]int64{"calls": 7, "bytes": 2, "credits": 9, "volume": 8}},
+		{3, 8, [2]string{"calls", "volume"}, map[string]int64{"calls": 4, "bytes": 2, "credits": 9, "volume": 0}},
+	} {
+		c := b.together(t, "bob", limiter.NamedCharge{Name: "calls", Count: step.calls}, limiter.NamedCharge{Name: "bytes", Count: step.bytes})
+		if got := [2]string{c.Results[0].Policy.Name, c.Results[1].Policy.Name}; c.Denied || got != step.payers {
+			t.Errorf("%+v: paid by %v, %+v", step, got, c.Verdict)
+		}
+		b.remains(t, "bob", step.left)
+	}
+}
+
+// Other customers' buckets are other buckets, also where keys are long and alike: each payer has the key of its plan.
+func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
+	b := newBench(t, plans)
+	rec := &recorded{Store: b.store.Store}
+	b.store.Store = rec
+	b.ask(t, 11, "user=bob", "user=eve")
+	b.named(t, "per_minute", 11, "joe")
+	slots := map[string][]backend.Charge{}
+	for _, c := range rec.charges {
+		name := map[bool]string{true: "plan", false: "credits"}[c.Then]
+		slots[name] = append(slots[name], c)
+	}
+	if len(slots["plan"]) != 3 || len(slots["credits"]) != 3 {
+		t.Fatalf("%+v", rec.charges)
+	}
+	for i, plan := range slots["plan"] {
+		payer := slots["credits"][i]
+		if plan.Slot == 0 || plan.Slot != payer.Slot || i > 0 && plan.Slot == slots["plan"][i-1].Slot {
+			t.Errorf("%q is in slot %x, and its payer %q in slot %x", plan.Key, plan.Slot, payer.Key, payer.Slot)
+		}
+	}
+	for _, key := range []string{"bob", "eve", "joe"} {
+		b.remains(t, key, map[string]int64{"credits": 9, "per_minute": 10})
+	}
+}
+
+// recorded is a store that remembers its charges.
+type recorded struct {
+	backend.Store
+
+	charges []backend.Charge
+}
+
+func (r *recorded) Submit(b *backend.Batch) {
+	r.charges = append(r.charges, b.Charges...)
+	r.Store.Submit(b)
+}
+
+// An operator's change of the plan or of the payer concerns the bucket that it names.
+func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
+	for name, test := range map[string]struct {
+		limit  string
+		change adjust.Change
+		costs  []int64
+		payers []string // "" for a denial
+		left   map[string]int64
+	}{
+		"the plan is unlimited": {"per_minute", adjust.Change{Unlimited: true}, []int64{5, 15, 500}, []string{"per_minute", "per_minute", "per_minute"},
+			map[string]int64{"credits": 20}},
+		"the plan is larger": {"per_minute", adjust.Change{Capacity: number(50)}, []int64{40, 15}, []string{"per_minute", "credits"},
+			map[string]int64{"per_minute": 10, "credits": 5}},
+		"the plan is blocked": {"per_minute", adjust.Change{Block: true}, []int64{1, 11}, []string{"", ""},
+			map[string]int64{"credits": 20}},
+		"the payer is unlimited": {"credits", adjust.Change{Unlimited: true}, []int64{5, 500, 5}, []string{"per_minute", "per_minute", "per_minute"},
+			nil},
+		"the payer is larger": {"credits", adjust.Change{Capacity: number(100)}, []int64{90}, []string{"credits"},
+			map[string]int64{"per_minute": 10, "credits": 10}},
+		"the payer is smaller": {"credits", adjust.Change{Capacity: number(12)}, []int64{13, 12}, []string{"", "credits"},
+			map[string]int64{"per_minute": 10, "credits": 0}},
+		"the payer is blocked": {"credits", adjust.Change{Block: true}, []int64{6, 6, 4, 1}, []string{"per_minute", "", "per_minute", ""},
+			map[string]int64{"per_minute": 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for request, ask := range map[string]func(b *bench, cost int64) *limiter.Call{
+				"met":   func(b *bench, cost int64) *limiter.Call { return b.ask(t, cost, "user=bob") },
+				"named": func(b *bench, cost int64) *limiter.Call { return b.named(t, "per_minute", cost, "bob") },
+			} {
+				b := newBench(t, plans)
+				if got := b.adjust(test.limit, map[string]adjust.Change{"bob": test.change}); got.InForce != 1 || got.Ignored != 0 {
+					t.Fatalf("%+v", got)
+				}
+				for i, cost := range test.costs {
+					c := ask(b, cost)
+					if payer := c.Results[0].Policy.Name; c.Denied != (test.payers[i] == "") || !c.Denied && payer != test.payers[i] {
+						t.Errorf("%s, request %d for %d: denied %t, by %s", request, i, cost, c.Denied, payer)
+					}
+				}
+				b.remains(t, "bob", test.left)
+				b.remains(t, "ann", map[string]int64{"per_minute": 10, "credits": 20})
+				if b.now += minute; test.change.Block { // nothing was charged meanwhile
+					b.remains(t, "bob", map[string]int64{"credits": 20})
+				}
+			}
+		})
+	}
+}
+
+const settledPlans = `
+domain: d
+hash_tag: domain
+limits:
+  plan: {algorithm: fixed_window, rate: 100, period: 1d, max_reserved: 0, settle: {estimate: 30}, then: prepaid}
+  prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
+`
+
+// reserveAndSettle reserves units of the plan, and returns what settles them.
+func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle func(real int64) *limiter.Call) {
+	t.Helper()
+	c := b.together(t, "bob", limiter.NamedCharge{Name: "plan", Count: count, Reserve: true})
+	part, ok := c.Part(0, "")
+	if c.Denied || !ok {
+		t.Fatalf("%d: %+v", count, c.Verdict)
+	}
+	r := &limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name), Parts: []limiter.ReservedPart{part}}
+	b.ID(r)
+	return c.Results[0].Policy.Name, func(real int64) *limiter.Call {
+		t.Helper()
+		c := &limiter.Call{}
+		if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: real}); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+}
+
+// A proxy settles what it reserved in the bucket that paid.
+func TestAProxySettlesWhereItWasPaid(t *testing.T) {
+	p := newProxy(t)
+	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
+	first := p.start(absent, "user=bob")
+	second := p.start(90, "user=bob") // the plan has 70 left
+	p.want("plan", "bob", 70)
+	p.want("prepaid", "bob", 410)
+	p.done(second, 40)
+	p.done(first, 10)
+	p.want("plan", "bob", 90)
+	p.want("prepaid", "bob", 460)
+}
+
+// What the plan paid is settled there, even if it then owes more than it has; what the payer paid is settled by the
+// payer, also after a reload that has another one.
+func TestSettlementsConcernTheBucketThatPaid(t *testing.T) {
+	b := newBench(t, settledPlans)
+	b.Limiter = limiter.New(b.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },
+	})
+	b.swap(t, settledPlans)
+	payer, settle := reserveAndSettle(t, b, 90)
+	if settle(150); payer != "plan" {
+		t.Errorf("paid by %s", payer)
+	}
+	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the plan owes 50
+	if c := b.named(t, "plan", 0, "bob"); c.Results[0].For != nil || c.Results[0].Policy.Name != "plan" {
+		t.Errorf("a request for no units of a plan that owes some: %+v", c.Results[0])
+	}
+	payer, settle = reserveAndSettle(t, b, 200)
+	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 300})
+	b.swap(t, `
+domain: d
+hash_tag: domain
+limits:
+  plan: {algorithm: fixed_window, rate: 100, period: 1d, max_reserved: 0, settle: {estimate: 30}}
+  prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
+`)
+	for range 2 {
+		settle(60)
+	}
+	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 440})
+	if c := b.named(t, "plan", 1, "bob"); payer != "prepaid" || !c.Denied {
+		t.Errorf("paid by %s; after the reload nothing pays: %+v", payer, c.Verdict)
+	}
+	b.named(t, "plan", -60, "bob")
+	b.remains(t, "bob", map[string]int64{"plan": 10, "prepaid": 440})
+}
