@@ -2,7 +2,10 @@ package shared_test
 
 import (
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
@@ -112,17 +115,123 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 // TestASidecarFarBehindReportsNoLoss: it fetches the values, because the entries are too many.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	t.Parallel()
-	url := "redis://" + redistest.Start(t).Addr
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
 	a, b := keeper(t, url, ""), keeper(t, url, "")
 	change(t, a, block("ann", "op"))
 	poll(t, b)
+	c := keeper(t, url, "")
+	poll(t, c)
 	for range 260 {
 		change(t, a, block("bob", "op"))
 	}
 	change(t, a, adjust.Operation{ID: "x", Author: "op", Reason: "over", Target: block("ann", "").Target})
 	poll(t, b)
-	if blocked(b) != "bob " || lost(b) != "" || b.Set().Head != a.Set().Head {
-		t.Errorf("%s are blocked, lost are %s", blocked(b), lost(b))
+	server.Do("XTRIM", "rl:{adjustments}log", "MINID", "200-0") // what c knows is no longer there
+	poll(t, c)
+	for _, k := range []*shared.Keeper{b, c} {
+		if blocked(k) != "bob " || lost(k) != "" || k.Set().Head != a.Set().Head {
+			t.Errorf("%s are blocked, lost are %s", blocked(k), lost(k))
+		}
+	}
+}
+
+// TestAllLostChangesAreMadeAgainAtOnce, each once, however many sidecars notice; not while Redis refuses to write.
+func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	change(t, a, block("ann", "op"))
+	for round, others := range []int{0, 5, 5, 5} {
+		keepers := []*shared.Keeper{a}
+		for range others {
+			k := keeper(t, url, "")
+			poll(t, k)
+			keepers = append(keepers, k)
+		}
+		head, before := a.Set().Head, a.Status().Rewritten
+		var entries []*adjust.Entry
+		for i := range 5 {
+			entries = append(entries, change(t, a, block(fmt.Sprint("k", i), "op")))
+		}
+		for _, k := range keepers {
+			poll(t, k)
+		}
+		lose(server, head, entries...)
+		server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
+		if err := a.Poll(t.Context()); err == nil || a.Status().Err == nil {
+			t.Errorf("round %d: Redis writes nothing, and the poll succeeded", round)
+		}
+		server.Do("CONFIG", "SET", "min-replicas-to-write", "0")
+		var all sync.WaitGroup
+		for _, k := range keepers {
+			all.Go(func() { _ = k.Poll(t.Context()) })
+		}
+		all.Wait()
+		rewritten := -before
+		for _, k := range keepers {
+			rewritten += k.Status().Rewritten
+		}
+		if n, err := a.Verify(t.Context()); n != 1+5*(round+1) || err != nil || rewritten != 5 {
+			t.Errorf("round %d: %d entries, %v; %d written again, want 5", round, n, err, rewritten)
+		}
+		for _, k := range keepers {
+			poll(t, k)
+			if blocked(k) != "ann k0 k1 k2 k3 k4 " || lost(k) != "" {
+				t.Errorf("round %d: %s are blocked, lost are %s", round, blocked(k), lost(k))
+			}
+		}
+	}
+}
+
+// TestALedgerThatWentOnWithoutTheLostChanges is longer than what the sidecar knew: it lists what it lost, but not what an
+// operator has set again since, nor what has expired.
+func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	change(t, a, block("ann", "op"))
+	head := a.Set().Head
+	brief := block("brief", "op")
+	brief.For = 300 * time.Millisecond
+	expired := change(t, a, brief)
+	redistest.Eventually(t, "the end of an adjustment", func() bool { return a.Now() > expired.After.Expires })
+	entries := []*adjust.Entry{expired, change(t, a, block("bob", "op")), change(t, a, block("eve", "op"))}
+	soon := block("soon", "op")
+	soon.For = 2 * time.Second
+	entries = append(entries, change(t, a, soon))
+	lose(server, head, entries...)
+	b := keeper(t, url, "")
+	for _, key := range []string{"zoe", "bob", "brief", "yan", "xen", "wim"} { // past what a knows
+		change(t, b, block(key, "op"))
+	}
+	poll(t, a)
+	if got := lost(a); got != "eve soon " && got != "eve " || blocked(a) != "ann bob brief wim xen yan zoe " {
+		t.Errorf("%s are blocked, lost are %s", blocked(a), got)
+	}
+	a.Status().Lost[0] = nil // a copy
+	redistest.Eventually(t, "what expired is no longer lost", func() bool { return lost(a) == "eve " })
+}
+
+// TestTheListOfLostAdjustmentsIsBounded: an operator needs to know that some were lost, and which first.
+func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	change(t, a, block("ann", "op"))
+	head := a.Set().Head
+	var entries []*adjust.Entry
+	for i := range 25 {
+		entries = append(entries, change(t, a, block(fmt.Sprintf("k%02d", 24-i), "op")))
+	}
+	lose(server, head, entries...)
+	change(t, keeper(t, url, ""), block("zoe", "op"))
+	poll(t, a)
+	if got := strings.Fields(lost(a)); len(got) != 20 || got[0] != "k00" || got[19] != "k19" {
+		t.Errorf("lost are %s", got)
 	}
 }
 
