@@ -194,7 +194,7 @@ func TestChangedIDsAreRefused(t *testing.T) {
 		}
 		for last := range 128 { // also where it differs in bits that mean nothing
 			if changed := string(append(bytes.Clone(id[:len(id)-1]), byte(last))); changed != string(id) && k.Open(changed, &r) {
-				t.Errorf("another last character, %q: accepted", last)
+				t.Errorf("another last character, %q: accepted", rune(last))
 			}
 		}
 		for b, i := appendReserved(nil, of), 1; i < len(b); i++ { // Decode reads what nobody has signed
