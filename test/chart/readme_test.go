@@ -10,10 +10,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-const begin, end = "<!-- values: made of the comments in values.yaml -->\n", "<!-- end of values -->\n"
+const begin, end = "<!-- values: generated from the comments in values.yaml -->\n", "<!-- end of values -->\n"
 
-// TestReadmeListsTheValues holds the table of values in the chart's README to values.yaml. UPDATE=1
-// makes it anew.
+// TestReadmeListsTheValues compares the table of values in the chart's README with values.yaml. UPDATE=1 writes the
+// table again.
 func TestReadmeListsTheValues(t *testing.T) {
 	data, err := os.ReadFile(ours + "/values.yaml")
 	if err != nil {
@@ -24,7 +24,7 @@ func TestReadmeListsTheValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	var table strings.Builder
-	table.WriteString("| value | default | |\n|---|---|---|\n")
+	table.WriteString("| value | default | meaning |\n|---|---|---|\n")
 	rows(t, &table, "", document.Content[0])
 
 	readme, err := os.ReadFile(ours + "/README.md")
@@ -34,26 +34,26 @@ func TestReadmeListsTheValues(t *testing.T) {
 	before, rest, ok := strings.Cut(string(readme), begin)
 	old, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("README.md has no place for the values: %q and %q", begin, end)
+		t.Fatalf("README.md lacks the lines %q and %q, between which the table of values belongs", begin, end)
 	}
 	if old == table.String() {
 		return
 	}
 	if os.Getenv("UPDATE") == "" {
-		t.Fatal("the values in README.md are not those of values.yaml; UPDATE=1 go test -run Readme makes them anew")
+		t.Fatal("the table of values in README.md differs from values.yaml; UPDATE=1 go test -run Readme writes it again")
 	}
 	if err := os.WriteFile(ours+"/README.md", []byte(before+begin+table.String()+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// rows writes a line for each value under n: one that has a comment, or is no map.
+// rows writes a line for each value below n that has a comment or is not a mapping.
 func rows(t *testing.T, table *strings.Builder, path string, n *yaml.Node) {
 	t.Helper()
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		name, comment := path+key.Value, key.HeadComment
-		if path == "" { // what stands apart from the first value is about the file
+		if path == "" { // a comment that a blank line separates from the first value describes the file
 			parts := strings.Split(comment, "\n\n")
 			comment = parts[len(parts)-1]
 		}
