@@ -66,26 +66,40 @@ func (p *Pool) work(f func()) {
 		return
 	}
 	defer w.event.Close()
-	for p.wait(w) {
-		p.mu.Lock()
-		f, w.job = w.job, nil
-		p.mu.Unlock()
-		if f == nil {
+	if !p.keep(w) {
+		return
+	}
+	for w.raw.Read(func(uintptr) bool { return !p.run(w) }) != nil && !p.remove(w) {
+		if !p.run(w) {
 			return
 		}
-		f()
 	}
 }
 
-// wait waits until w is woken, and reports whether it was. If it returns false, the worker must end.
-func (p *Pool) wait(w *worker) bool {
+// keep makes w idle, and reports whether it did. Otherwise w must end.
+func (p *Pool) keep(w *worker) bool {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	keep := !p.closed && len(p.idle) < maxIdle
 	if keep {
 		p.idle = append(p.idle, w)
 	}
+	return keep
+}
+
+// run runs the function that w was given, if it was, and reports whether w is idle then. Otherwise w must end. It is
+// called at each event of w. The events are not read: the poller reports each write to an eventfd, whatever its count.
+func (p *Pool) run(w *worker) bool {
+	p.mu.Lock()
+	f := w.job
+	w.job = nil
+	closed := p.closed
 	p.mu.Unlock()
-	return keep && (w.raw.Read(w.read) == nil || !p.remove(w))
+	if f == nil {
+		return !closed
+	}
+	f()
+	return p.keep(w)
 }
 
 // remove removes w, which cannot wait, from the idle workers. It returns false if w was given a function meanwhile.
@@ -113,9 +127,9 @@ func newWorker() (*worker, error) {
 		w.event.Close()
 		return nil, err
 	}
-	one := [8]byte{0: 1, 7: 1} // not 0 in either byte order, and far from the largest value
+	one := uint64(1) // nobody writes so often that the sum reaches the largest value
 	w.write = func(fd uintptr) {
-		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), uintptr(len(one)))
+		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one))
 	}
 	w.read = func(fd uintptr) bool {
 		_, _, err := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&w.count)), uintptr(len(w.count)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,8 +67,42 @@ type laneTo struct {
 
 // layout is the lanes of slots, each once it is needed, as go-redis knows them. It is replaced whole.
 type layout struct {
-	made  time.Time
-	lanes [slots]atomic.Pointer[laneTo]
+	made time.Time
+	all  atomic.Pointer[[]*laneTo] // the lanes used so far; replaced whole, only appended to
+	// of has a byte for each slot, four in a word: 1 + the index of its lane in all, or 0. As one pointer for each
+	// slot it took 128 KiB, which no core keeps in its nearest caches.
+	of [slots / 4]atomic.Uint32
+}
+
+// maxIndexed is how many lanes fit into a byte of layout.of. Slots of other lanes are looked up each time.
+const maxIndexed = 255
+
+// lane returns the lane of a slot; nil: it is not known yet.
+func (l *layout) lane(slot int) *laneTo {
+	if i := byte(l.of[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
+		return (*l.all.Load())[i-1]
+	}
+	return nil
+}
+
+// note notes the lane of a slot. Calls are made one at a time.
+func (l *layout) note(slot int, lane *laneTo) {
+	var all []*laneTo
+	if p := l.all.Load(); p != nil {
+		all = *p
+	}
+	i := slices.Index(all, lane)
+	if i < 0 {
+		if len(all) == maxIndexed {
+			return
+		}
+		i = len(all)
+		all = append(slices.Clip(all), lane)
+		l.all.Store(&all)
+	}
+	if l.lane(slot) == nil {
+		l.of[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
+	}
 }
 
 const (
@@ -145,7 +180,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 	switch {
 	case single:
-		if lane := c.layout.Load().lanes[slot].Load(); lane != nil {
+		if lane := c.layout.Load().lane(slot); lane != nil {
 			return &lane.Route
 		}
 		return c.findLane(slot, &group[0])
@@ -179,7 +214,9 @@ func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
 	lane := c.laneOf(client)
-	l.lanes[slot].Store(lane)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l.note(slot, lane)
 	return &lane.Route
 }
 

@@ -291,6 +291,9 @@ func (once) NoRetry() bool { return true }
 // isReply reports whether err is the server's own reply with one of codes, so that the command is
 // known not to have run.
 func isReply(err error, codes ...string) bool {
+	if err == nil {
+		return false
+	}
 	var reply goredis.Error
 	if !errors.As(err, &reply) {
 		return false

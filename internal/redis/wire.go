@@ -39,7 +39,9 @@ type wire struct {
 	busy    bool     // a call is being written, or in flight
 	call    *call    // in flight
 	until   time.Time
-	broken  error // why the connection must not be used any more
+	readBy  time.Time // the read deadline of conn, which may be that of an earlier call; zero: none
+	writeBy time.Time // the write deadline of conn, not before until
+	broken  error     // why the connection must not be used any more
 	closed  bool
 	dialing bool
 	dialed  time.Time // the last attempt
@@ -80,7 +82,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 	}
 	conn := w.conn
 	w.call, w.until = c, until
-	_ = conn.SetDeadline(until) // if it fails, so does Write
+	w.deadlines(conn, until)
 	w.mu.Unlock()
 	_, err := conn.Write(w.out)
 	if err == nil {
@@ -98,6 +100,19 @@ func (w *wire) send(c *call, until time.Time) bool {
 		return false
 	}
 	return true
+}
+
+// deadlines has a Read of conn end by until, or earlier: then the reader sets its next deadline (goesOn). A Write ends
+// soon after until. Setting both for each call would cost as much as a system call. mu is held.
+func (w *wire) deadlines(conn net.Conn, until time.Time) {
+	if w.readBy.IsZero() {
+		w.readBy = until
+		_ = conn.SetReadDeadline(until) // if it fails, so does Write
+	}
+	if w.writeBy.Before(until) {
+		w.writeBy = until.Add(w.lane.timeout)
+		_ = conn.SetWriteDeadline(w.writeBy)
+	}
 }
 
 // ended reports whether the server has closed nc. A call written to it would be lost, and nobody could tell whether the
@@ -169,7 +184,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	w.mu.Lock()
 	c := w.call
 	err := w.broken
-	w.conn, w.call, w.broken = nil, nil, nil
+	w.conn, w.call, w.broken, w.readBy, w.writeBy = nil, nil, nil, time.Time{}, time.Time{}
 	w.busy = w.busy && c == nil // who has taken it without a call yet releases it
 	w.mu.Unlock()
 	if c != nil {
@@ -190,9 +205,11 @@ func (w *wire) goesOn(conn net.Conn, err error) bool {
 		}
 		return false
 	}
-	if idle {
-		_ = conn.SetReadDeadline(time.Time{})
+	w.readBy = time.Time{}
+	if w.call != nil {
+		w.readBy = w.until
 	}
+	_ = conn.SetReadDeadline(w.readBy)
 	return true
 }
 

@@ -167,6 +167,26 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 	})
 }
 
+// TestAServerThatDoesNotReadEndsTheWire when the time of the call is over, also if an earlier call set the deadlines.
+func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{takes: ms}
+		l := newLane(10*ms, fallback.decide)
+		near, far := net.Pipe()
+		l.by(near)
+		go func() {
+			args, _ := readCommand(bufio.NewReader(far))
+			_, _ = io.WriteString(far, echoed(args))
+		}()
+		start(l, limited(1)).is(t, 0)
+		time.Sleep(6 * ms)
+		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
+		synctest.Wait()
+		start(l, limited(1)).is(t, ms)
+		l.close()
+	})
+}
+
 // TestTheWireOutlivesItsDeadlines: that of an earlier call does not end a later one, nor the rest between them.
 func TestTheWireOutlivesItsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -242,7 +262,7 @@ func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	if c.look.ended == nil {
 		t.Skip("on this system only the reader notices the end")
 	}
-	w := &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
+	w := &wire{lane: newLane(ms, nil), node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
 	send := func() bool {
 		return w.take() && w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, time.Now().Add(time.Minute))
 	}
