@@ -184,6 +184,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 // TestClaimsPassTheBreaker: while Redis is away a claim is refused at once, and certainly nothing was consumed. When it
 // is back, groups are taken again.
 func TestClaimsPassTheBreaker(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -57,11 +57,13 @@ func many(n, group int) []backend.Charge {
 // TestManyBucketsAtOnce: one client's call with very many buckets is answered, and other clients meanwhile
 // and after it too: no call of the script has more than a batch, and none counts as a failure of Redis.
 func TestManyBucketsAtOnce(t *testing.T) {
+	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) string{
 		"one server": func(t *testing.T) string { t.Helper(); return "redis://" + redistest.Start(t).Addr },
 		"a Cluster":  func(t *testing.T) string { t.Helper(); return redistest.StartCluster(t, 3).URL() },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var opened atomic.Int32
 			s := open(t, Config{URL: start(t), Timeout: 20 * time.Second, Changed: func(string, bool) { opened.Add(1) }})
 			hook := &sizes{}
