@@ -25,17 +25,18 @@ type path struct {
 	descriptor []string // the keys of a request's descriptors, and so its limits
 	plain      []string // the same for the sidecar on one plain Redis; nil: the same limits
 	denied     bool
+	servers    int     // what a request needs is on so many instead of one; 0: on one
 	target     float64 // the most that it may cost, as a multiple of one plain Redis
 	start      func(b *bench) (buckets, error)
 }
 
 var paths = []path{
-	{name: "cluster", what: "a Cluster of three masters, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.15, start: onCluster},
+	{name: "cluster", what: "a Cluster of three masters, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, servers: 3, target: 1.15, start: onCluster},
 	{name: "leased", what: "leased limits, 10k keys", keys: 10_000, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
 	{name: "leased-hot", what: "leased limit, one hot key", keys: 1, descriptor: []string{"leased_id"}, plain: []string{"window_id"}, target: 1.15, start: onOne},
 	{name: "denied-keys", what: "remembered denials, 10k keys", keys: 10_000, descriptor: []string{"hot_id"}, plain: []string{"user_id"}, denied: true, target: 1.15, start: onOne},
 	{name: "second", what: "a second Redis, limits by the second, 10k keys", keys: 10_000, descriptor: []string{"second_id"}, target: 1.15, start: onTwo},
-	{name: "both", what: "a second Redis, a limit in each, 10k keys", keys: 10_000, descriptor: []string{"user_id", "second_id"}, target: 1.15, start: onTwo},
+	{name: "both", what: "a second Redis, a limit in each, 10k keys", keys: 10_000, descriptor: []string{"user_id", "second_id"}, servers: 2, target: 1.15, start: onTwo},
 	{name: "tls", what: "TLS to Redis, 10k keys", keys: 10_000, descriptor: []string{"user_id"}, target: 1.6, start: onTLS},
 }
 
@@ -80,6 +81,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 		}
 		all = append(all, onPlain, ours)
 	}
+	all = append(all, p.bare(b, kept)...)
 	measured, err := b.inTurn(all...)
 	if err != nil {
 		return nil, err
@@ -87,6 +89,9 @@ func (p path) measure(b *bench) ([]finding, error) {
 	var found []finding
 	for i, v := range variants {
 		onPlain, ours := measured[1+2*i], measured[2+2*i]
+		if bare := measured[1+2*len(variants):]; len(bare) > 0 {
+			found = append(found, p.least(v, onPlain, bare[0], bare[1]))
+		}
 		found = append(found,
 			finding{
 				name: p.what + ": CPU us a request beside an empty server", engine: v.label,
@@ -98,6 +103,41 @@ func (p path) measure(b *bench) ([]finding, error) {
 			})
 	}
 	return found, nil
+}
+
+// bare is a program that does nothing but call Redis: all charges in a call to one server, and the same divided among
+// the servers of p.
+func (p path) bare(b *bench, kept buckets) (all []contestant) {
+	const requests = 32 // of the 64 outstanding, while the others are on their way
+	if p.servers == 0 {
+		return nil
+	}
+	for _, n := range []int{1, p.servers} {
+		var addresses []string
+		for i := range n {
+			addresses = append(addresses, kept.servers[i].address)
+		}
+		all = append(all, contestant{fmt.Sprintf("a bare program on %d", n), func() (out sample, err error) {
+			charges := requests * len(p.descriptor)
+			cpu, err := bare.Fan(b, addresses, charges, b.Duration)
+			out.CPU = cpu.Seconds() * 1e6 * float64(len(p.descriptor))
+			return out, err
+		}})
+	}
+	return all
+}
+
+// least is the least that p can cost: as much as one plain Redis, and what several servers cost a bare program more than
+// one.
+func (p path) least(v variant, onPlain, one, several rounds) finding {
+	f := finding{
+		name: p.what + ": the least beside one plain Redis", engine: v.label,
+		ceiling: onPlain.of(sampleCPU), format: "%.2f",
+	}
+	for i := range onPlain {
+		f.ours = append(f.ours, onPlain[i].CPU+several[i].CPU-one[i].CPU)
+	}
+	return f
 }
 
 // descriptors are one for each key, with the number of the key as its value.
