@@ -12,8 +12,8 @@ const (
 	// for a snapshot, a slow command or a busy machine stalls Redis for tens of milliseconds; opening then
 	// would deny more than the stall does.
 	breakerPatience = 100 * time.Millisecond
-	// breakerCalls is how many calls must have failed by then: at a call a second two lost answers are no
-	// outage.
+	// breakerCalls is the number of calls that must have failed by then: with one call a second, two lost answers are
+	// no outage.
 	breakerCalls = 5
 	// The pause between the starts of two probes doubles from minProbePause to maxProbePause.
 	minProbePause = 10 * time.Millisecond
@@ -38,11 +38,11 @@ type circuit struct {
 	pause   time.Duration // from the start of the next probe to the start of the one after it
 }
 
-// event is what happens to a circuit.
+// event is an input of a circuit.
 type event int
 
 const (
-	callDeparts event = iota // a call is to be sent
+	callDeparts event = iota // a call is about to be sent
 	serverHeard              // the server gave a sign of life
 
 	callAnswered // a call was answered
@@ -50,7 +50,7 @@ const (
 	ofProbe      // added to one of these two: that call was the probe
 )
 
-// effect is what the caller does after a step.
+// effect is the action that the caller must take after a step.
 type effect int
 
 const (

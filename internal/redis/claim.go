@@ -15,41 +15,41 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A group of several slots, with a sharded bucket, or with buckets in another Redis too, cannot be taken
-// and remembered in one step. Its ID is claimed first, then the group is taken, and then the claim becomes what was answered, or is
-// dropped where nothing was taken. So it is taken once at the most: where a step in between gets no
-// answer, or the process dies, the claim stays, and a repetition gets ErrPending until its time
-// is over.
+// A group over several slots, with a sharded bucket, or with buckets also in another Redis, cannot be charged and
+// remembered in one step. Its ID is claimed first. Then the group is charged, and the claim is replaced by the answer,
+// or deleted if nothing was consumed. So the group is charged at most once: if a step in between gets no answer, or the
+// process dies, the claim stays, and a repetition gets ErrPending until the claim expires.
 //
-// A claim is a byte, 32 that identify the request, and 16 that identify the claiming process; an answer is a
-// byte, the same 32, and for each charge the time and the answer.
+// A claim consists of one byte, 32 bytes that identify the request, and 16 bytes that identify the claiming process. An
+// answer consists of one byte, the same 32 bytes, and for each charge the time and the answer.
 const (
 	claimed  = 'c'
 	answered = 'a'
 )
 
-// claims are those of one Redis.
+// claims makes the claims in one Redis.
 type claims struct {
 	client   goredis.UniversalClient
 	keys     keys
 	undos    *stores.Undos
-	timeout  time.Duration // where there is no deadline
+	timeout  time.Duration // used if a batch has no deadline
 	spawn    func(f func())
 	panicked func(value any)
 	clock    outside.Clock
 	random   func(p []byte)
 	underway *atomic.Int64
-	// guardOf is the lane to the server of a bucket, whose circuit breaker claims pass; nil: the server is not known.
+	// guardOf returns the lane to the server of a bucket. Claims pass its circuit breaker. nil: the server is not
+	// known.
 	guardOf func(bucket *backend.Charge) *lane
 }
 
-// maxClaims is how many groups may be taken by a claim at once.
+// maxClaims bounds the groups that are charged with a claim at the same time.
 const maxClaims = 1024
 
 // Claimed implements backend.Claimer.
 func (c claims) Claimed(next backend.Store) backend.Store { return &claimedStore{c, next} }
 
-// claimedStore takes each group by a claim.
+// claimedStore charges each group with a claim.
 type claimedStore struct {
 	claims
 	next backend.Store
@@ -81,7 +81,7 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	}
 }
 
-// claimedGroup is a group that is taken by a claim.
+// claimedGroup is a group that is charged with a claim.
 type claimedGroup struct {
 	*claimedStore
 
@@ -94,7 +94,7 @@ type claimedGroup struct {
 	inner     backend.Batch
 }
 
-// take claims the ID, and if nobody has it has the group taken.
+// take claims the ID. If no other call has claimed it, it submits the group.
 func (g *claimedGroup) take() {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -132,7 +132,7 @@ func (g *claimedGroup) take() {
 	}
 }
 
-// taken is Done of the group.
+// taken is the Done of the group.
 func (g *claimedGroup) taken(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
@@ -145,8 +145,8 @@ func (g *claimedGroup) taken(*backend.Batch) {
 	}
 }
 
-// settle replaces the claim, in the background if there is no time for it now. If that fails too, the claim
-// stays, and nobody is charged twice.
+// settle replaces the claim, in the background if there is no time left. If that fails too, the claim stays, and no
+// request is charged twice.
 func (g *claimedGroup) settle(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -156,7 +156,7 @@ func (g *claimedGroup) settle(answer []byte) {
 	g.end(nil)
 }
 
-// bound is the time there is.
+// bound returns a context that ends at the deadline.
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
 		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
@@ -167,7 +167,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 // end ends the group, with err or its decisions.
 func (g *claimedGroup) end(err error) {
 	defer func() {
-		if p := recover(); p != nil && g.panicked != nil { // in Done: that harms nobody else
+		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
 			g.panicked(p)
 		}
 	}()
@@ -180,7 +180,7 @@ func (g *claimedGroup) end(err error) {
 	}
 }
 
-// replaceLater runs replace in the background, where once may be the caller's again.
+// replaceLater runs replace in the background, when the caller may already be using once again.
 func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer []byte) {
 	if !c.undos.Begin() {
 		return
@@ -194,9 +194,9 @@ func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer [
 	})
 }
 
-// replaceClaim puts an answer in the place of a claim, or deletes the claim if the answer is empty. It
-// changes nothing where there is another value: a call may arrive late, or twice, when the claim has been
-// replaced or has expired and the key belongs to another caller.
+// replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing if the value
+// is another one: a call may arrive late or twice, after the claim was replaced, or after it expired and another caller
+// claimed the key.
 var replaceClaim = goredis.NewScript(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
@@ -208,14 +208,14 @@ func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, mine 
 	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
 }
 
-// newClaim returns a claim that no other call makes.
+// newClaim returns a unique claim.
 func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	var by [16]byte
 	c.random(by[:])
 	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
-// claim claims an ID for mine. It returns mine, or what another call has left there.
+// claim claims an ID with the value mine. It returns mine, or the value that another call has written.
 func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine string) (is string, err error) {
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
@@ -230,7 +230,7 @@ func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine st
 	return get.Val(), nil
 }
 
-// answerOf is what is remembered of a group that was taken.
+// answerOf returns the record of a group that was charged.
 func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
 	b := append([]byte{answered}, once.Digest[:]...)
 	for i := range decisions {
@@ -239,7 +239,7 @@ func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte
 	return b
 }
 
-// recall answers what was, a claim of somebody else or what was answered.
+// recall answers from was, which is the claim of another call or a recorded answer.
 func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {
@@ -258,13 +258,12 @@ func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decisi
 	}
 }
 
-// lasting is for how long a record is remembered.
+// lasting returns how long a record is remembered.
 func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
-// claim is the name of a claim. It says by itself which slot it is in: what is asked with it does not
-// matter.
+// claim returns the name of a claim. The name alone determines the slot, whatever command uses it.
 func (k keys) claim(once *backend.IdempotencyKey) string {
 	return string(k.append(nil, k.claimCharge(once)))
 }
@@ -274,7 +273,7 @@ func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }
 
-// claimPrefix starts what follows the tag in the name of a claim.
+// claimPrefix is the start of the part after the tag in the name of a claim.
 const claimPrefix = "c"
 
 func fail(decisions []backend.Decision, err error) {

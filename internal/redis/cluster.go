@@ -17,14 +17,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// cluster is a Store over a Redis Cluster: each group of charges goes to the master of its slot, by
-// a lane of its own for each master, so that one that fails delays nobody else's.
+// cluster is a Store over a Redis Cluster. Each group of charges goes to the master of its slot. Each master has its
+// own lane, so a master that fails delays only its own groups.
 //
-// A group whose buckets live in different slots cannot be taken in one step, but by its parts
-// (stores.Parts).
+// A group whose buckets are in different slots cannot be charged in one step. It is charged in parts (stores.Parts).
 type cluster struct {
 	client  *goredis.ClusterClient
-	masters masters // client, or its stand-in in a simulation
+	masters masters // client, or a simulated one
 	clock   outside.Clock
 	spawn   func(f func())
 	keys    keys
@@ -36,10 +35,10 @@ type cluster struct {
 
 	router                  *stores.Router
 	shards                  *shardStore
-	inSlots, inShards, once stores.Route // of groups that no one step can take: several slots, shards, and once
+	inSlots, inShards, once stores.Route // for groups that need several steps: several slots, shards, an idempotency key
 
 	mu     sync.Mutex
-	lanes  map[string]*laneTo // by address; guarded by mu, as what follows
+	lanes  map[string]*laneTo // by address; this and the following fields are guarded by mu
 	closed bool
 
 	layout    atomic.Pointer[layout]
@@ -58,14 +57,14 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// laneTo is the lane to one master. go-redis makes a new client when a node leaves and comes back.
+// laneTo is the lane to one master. go-redis makes a new client when a node leaves the cluster and joins again.
 type laneTo struct {
 	stores.Route
 
 	client *goredis.Client
 }
 
-// layout is the lanes of slots, each once it is needed, as go-redis knows them. It is replaced whole.
+// layout has the lane of each slot in use, as go-redis knows the slots. It is replaced as a whole.
 type layout struct {
 	made time.Time
 	all  atomic.Pointer[[]*laneTo] // the lanes used so far; replaced whole, only appended to
@@ -106,10 +105,10 @@ func (l *layout) note(slot int, lane *laneTo) {
 }
 
 const (
-	// reloadPause is how long after a reload of the cluster's layout another may follow. Without
-	// reloads on errors go-redis learns of a failover only after a minute.
+	// reloadPause is the shortest time between two reloads of the cluster's layout. Without reloads after errors,
+	// go-redis notices a failover only after a minute.
 	reloadPause = 200 * time.Millisecond
-	// layoutAge is how old a layout becomes though no server fails.
+	// layoutAge is the age at which a layout is reloaded even if no server fails.
 	layoutAge = 10 * time.Second
 	// reloadTimeout bounds a reload.
 	reloadTimeout = time.Second
@@ -133,7 +132,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr 
 	return s
 }
 
-// close waits for what runs in the background.
+// close waits for the goroutines in the background.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -168,7 +167,7 @@ func (c *cluster) Submit(b *backend.Batch) {
 	c.router.Submit(b)
 }
 
-// route is where a group goes.
+// route returns the Store that decides a group.
 func (c *cluster) route(group []backend.Charge) *stores.Route {
 	if len(group) > maxGroup {
 		return &tooLarge
@@ -193,7 +192,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 }
 
-// tooLarge is where groups go that have too many charges.
+// tooLarge is the route of groups with too many charges.
 var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
 
 // part is the number of the part that charge i of a group belongs to: the charges of one slot, or one sharded charge.
@@ -244,8 +243,8 @@ type unknown struct {
 	err error
 }
 
-// submitUnknown submits b though the layout has never been read. That is tried by one batch at a time, each
-// reloadPause, once it has failed; the others fail at once. (Each would wait for it until its deadline.)
+// submitUnknown submits b before the layout was read for the first time. After a failure, only one batch in each
+// reloadPause tries to read it, and the others fail at once: otherwise each batch would wait until its deadline.
 func (c *cluster) submitUnknown(b *backend.Batch) {
 	was := c.unknown.Load()
 	now := c.clock.Now()
@@ -269,7 +268,7 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 	}
 }
 
-// readLayout has the layout read, and submits b.
+// readLayout reads the layout and then submits b.
 func (c *cluster) readLayout(b *backend.Batch) {
 	end := c.clock.Now().Add(c.timeout)
 	if !b.Deadline.IsZero() {
@@ -279,7 +278,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
 		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not called while it fails)", err)})
-		c.reload() // which takes the time it needs
+		c.reload() // the reload may last longer than the batch
 		b.Fail(unavailable(err))
 		return
 	}
@@ -288,19 +287,19 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	c.Submit(b)
 }
 
-// learn has the cluster's layout looked at again where a node failed.
+// learn reloads the cluster's layout after a node has failed.
 func (c *cluster) learn(b *backend.Batch) {
 	if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
 	}
 }
 
-// reload has the layout looked at again, at most once in reloadPause.
+// reload reads the layout again, at most once in reloadPause.
 func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
 	}
-	c.background(func() { // once closed nothing is reloaded
+	c.background(func() { // a closed Store reloads nothing
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
 		// Unlike ReloadState it returns when the layout was read.
@@ -312,7 +311,7 @@ func (c *cluster) reload() {
 	})
 }
 
-// refusing is a Store that decides nothing.
+// refusing is a Store that fails each group with its error.
 type refusing struct{ err error }
 
 // Submit implements backend.Store.

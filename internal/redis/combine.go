@@ -9,12 +9,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// machine is a charge of a sharded bucket that takes several steps. Its Values are in the unit of a shard.
+// machine decides a charge of a sharded bucket in several steps. Values are in the unit of a shard.
 type machine interface {
-	// step gets the decisions of the charges it returned last, nil at first, and returns the next ones and the
-	// refunds to be made apart from it. No charges: it has ended.
+	// step receives the decisions of the charges that it returned last (nil at first). It returns the next charges, and
+	// refunds that are submitted separately. No charges: the machine has ended.
 	step(answers []backend.Decision) (charges []backend.Charge, undo []*refund)
-	// decision is that of the charge, at the end.
+	// decision returns the decision of the whole charge at the end.
 	decision() backend.Decision
 }
 
@@ -34,7 +34,7 @@ func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)
 	steps.Run(b)
 }
 
-// undo makes a refund that nobody waits for.
+// undo submits a refund without a waiting caller.
 func (s *shardStore) undo(u *refund) {
 	if !s.undos.Begin() {
 		return
@@ -43,7 +43,7 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// looks are dry runs that report the units in each shard.
+// looks returns dry runs that report the units in each shard.
 func looks(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
@@ -53,7 +53,7 @@ func looks(c *backend.Charge) (charges []backend.Charge) {
 	return charges
 }
 
-// looked is what is in all shards by the answers to looks, and the latest of their times.
+// looked returns the states of all shards, from the decisions of looks, and the latest of their times.
 func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
@@ -68,7 +68,7 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 	return buckets, now, nil
 }
 
-// planShards decides ask on shards as they were last seen, and returns the charge of each.
+// planShards decides ask on the last known states of the shards, and returns the charge of each shard.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, ask)
@@ -82,8 +82,8 @@ func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorith
 	return d, asks
 }
 
-// partOf is Charge.ChargedAt for a shard's part of ask. Of a token bucket the plan has left out what has flowed into
-// all shards since.
+// partOf returns Charge.ChargedAt for one shard's part of ask. For a token bucket, the plan has already subtracted the
+// units that have flowed into all shards since.
 func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	if l.Kind == algorithms.TokenBucket {
 		return 0
@@ -91,9 +91,9 @@ func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	return ask.ChargedAt
 }
 
-// combine looks at all shards, decides, and charges each its part. If a part was gone by then, what was charged is
-// refunded, and it looks again, three times at the most: others may take what was seen before it does. Then the answer
-// is a denial until there is enough again of what was there instead.
+// combine reads all shards, decides, and charges each shard its part. If other sidecars have consumed a part in
+// between, combine refunds the charges and starts again, at most three times. After that the answer is a denial, until
+// the shards have enough units again.
 type combine struct {
 	charge backend.Charge
 	memory *shardMemory
@@ -101,7 +101,7 @@ type combine struct {
 	tries    int
 	is       backend.Decision
 	now      algorithms.Micros
-	buckets  []algorithms.Bucket // as they were seen last; nil: they are being looked at
+	buckets  []algorithms.Bucket // as last read; nil: they are being read
 	asks     []algorithms.Charge // of the shards
 	charging bool
 }
@@ -124,7 +124,7 @@ func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, un
 	return looks(&m.charge), undo
 }
 
-// plan decides by the answers to looks, and returns the charges of the shards.
+// plan decides by the decisions of looks, and returns the charges of the shards.
 func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	m.is = backend.Decision{}
 	if m.buckets, m.now, m.is.Err = looked(m.memory, &m.charge, answers); m.is.Err != nil {
@@ -146,7 +146,7 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed, or else what to refund.
+// conclude reports whether all charges of the shards were allowed. If not, it returns the refunds.
 func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
 	stands = true
 	for n := range answers {
@@ -195,19 +195,19 @@ type shardAsk struct {
 	ask   algorithms.Charge
 }
 
-// refund refunds to the emptiest shards first. They are not seen all at one moment, and
-// others may fill what was seen to have room: what did not fit is offered to each in turn, twice. (Of
-// 1,300 units that 12 at once consumed and refunded, 32 were lost when each was given once, now none.)
+// refund refunds to the emptiest shards first. The shards are not read at the same moment, and others may fill a shard
+// that had room. So units that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed
+// and refunded 1,300 units: 32 units were lost when each shard was offered them once, and none now.)
 type refund struct {
 	charge backend.Charge
 	memory *shardMemory
-	first  *shardAsk // what is given to one shard before all are looked at; nil: nothing
+	first  *shardAsk // the refund to one shard before all are read; nil: none
 
 	is    backend.Decision
-	given []shardAsk // what is being given; none: all shards are being looked at
-	rest  int64      // what has not fitted yet
-	whole int64      // all that is to be given
-	order []int      // the shards to be offered the rest
+	given []shardAsk // the refunds in flight; none: all shards are being read
+	rest  int64      // units that have not fitted yet
+	whole int64      // all units to refund
+	order []int      // the shards to which the rest is offered, in this order
 }
 
 func (m *refund) decision() backend.Decision { return m.is }
@@ -231,7 +231,7 @@ func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) 
 	return m.offer(), nil
 }
 
-// afterFirst looks at all shards if what was to be given to the first has not fitted.
+// afterFirst reads all shards if the refund to the first one did not fit.
 func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	fitted, err := m.fitted(answers)
 	ask := m.first.ask
@@ -244,7 +244,7 @@ func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	return looks(&m.charge)
 }
 
-// plan decides by the answers to looks what to give to which shards.
+// plan chooses the refunds of the shards by the decisions of looks.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	ask := m.charge.Terms
 	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
@@ -291,8 +291,8 @@ func (m *refund) fail(err error) {
 	m.is = backend.Decision{Err: err}
 }
 
-// give returns the refunds, and before each a dry run that shows how much fitted: both are decided in one step,
-// because they are in one batch and of one slot.
+// give returns the refunds, and before each a dry run that shows how much fitted. Both are decided in one step, because
+// they are in one batch and in one slot.
 func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
 	m.given = gives
 	for _, g := range gives {
@@ -305,7 +305,8 @@ func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
 	return charges
 }
 
-// fitted is how much of what was given has fitted, what has flowed in since included, and the gravest error.
+// fitted returns how many of the refunded units fitted, including units that have flowed in since, and the most serious
+// error.
 func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 	for n, g := range m.given {
 		before, after := &answers[2*n], &answers[2*n+1]

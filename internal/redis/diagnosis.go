@@ -14,10 +14,10 @@ import (
 
 // diagnosis is an error of a server in words.
 type diagnosis struct {
-	// says is what is wrong, as a clause whose subject is the server: "refuses the password". "": the error
-	// is clear.
+	// says describes the error as a clause whose subject is the server: "refuses the password". "": the error is clear
+	// by itself.
 	says string
-	// remedy is what to do, as a clause; "": nothing is known.
+	// remedy states what to do, as a clause; "": not known.
 	remedy string
 	// lasting: waiting does not help, the settings of this program or of the server must change.
 	lasting bool
@@ -68,7 +68,7 @@ func diagnose(err error, form string) diagnosis {
 	return diagnoseTLS(err)
 }
 
-// diagnoseTLS is diagnose for what goes wrong in TLS, and in files.
+// diagnoseTLS is diagnose for errors of TLS and of its files.
 func diagnoseTLS(err error) diagnosis {
 	var (
 		record  tls.RecordHeaderError
@@ -98,7 +98,7 @@ func isForbidden(err error) bool {
 			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
 }
 
-// advice is err with what can be done about it.
+// advice returns the text of err with a remedy.
 func advice(err error, form string) string {
 	if remedy := diagnose(err, form).remedy; remedy != "" {
 		return textOf(err) + "; " + remedy
@@ -106,8 +106,8 @@ func advice(err error, form string) string {
 	return textOf(err)
 }
 
-// textOf is the text of err, without what every error of a Store begins with, and without the arguments of a
-// command, one of which may be a password.
+// textOf returns the text of err, without the beginning that all errors of a Store share, and without the arguments of
+// a command, because one may be a password.
 func textOf(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrNotTaken.Error()+": ")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")

@@ -18,19 +18,19 @@ import (
 const (
 	// redialPause is the time between two attempts to reach a server that is away.
 	redialPause = 100 * time.Millisecond
-	// redialDemand is for how long a server is dialed after the last call that wanted a connection.
+	// redialDemand is how long a server is dialed after the last call that needed a connection.
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, once its burst is used up.
 	dialPause = 100 * time.Millisecond
-	// lateAnswer is for how long an answer is awaited whose call has ended.
+	// lateAnswer is how long to wait for an answer after its call has ended.
 	lateAnswer = 2 * time.Second
 )
 
-// line makes the connections to one server, or to the current master. It bounds how often a server that is
-// away, or does not answer, is dialed; and it reports when such a server shows a sign of life.
+// line makes the connections to one server, or to the current master. It bounds how often it dials a server that is
+// unreachable or does not answer, and it reports a sign of life of such a server.
 //
-// go-redis pauses for a second once as many dials have failed as its pool has connections. So it does not learn
-// of them: connect returns a connection that is broken instead, and a line redials by itself.
+// go-redis pauses for a second when as many dials have failed as its pool has connections. To avoid this, connect
+// returns a broken connection instead of an error, and the line dials again by itself.
 type line struct {
 	dial    func(ctx context.Context) (net.Conn, error)
 	timeout time.Duration // of a dial
@@ -40,12 +40,12 @@ type line struct {
 	running sync.WaitGroup
 
 	mu        sync.Mutex
-	closed    bool      // guarded by mu, and so is what follows
+	closed    bool      // this and the following fields are guarded by mu
 	budget    budget    // of dials
 	down      error     // why the last dial failed; nil: it did not
 	redialing bool      // a goroutine dials
 	wanted    time.Time // the last call that wanted a connection while it was down
-	spare     net.Conn  // what redialing made
+	spare     net.Conn  // a connection that redial made
 	spareAt   time.Time
 	late      net.Conn // its answer is awaited, its call has ended
 	heard     func()   // a sign of life; must not block
@@ -62,7 +62,7 @@ type lines struct {
 	closed bool              // guarded by mu
 }
 
-// of is the line to addr; dial makes it if there is none.
+// of returns the line to addr. If there is none, it makes one with dial.
 func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *lines) close() {
 	}
 }
 
-// newLine makes the line of dial, which may take so long; heard may be nil.
+// newLine returns a line that uses dial, for at most the given time; heard may be nil.
 func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, heard func()) *line {
 	if heard == nil {
 		heard = func() {}
@@ -116,8 +116,8 @@ func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Dura
 	return &line{dial: dial, timeout: timeout, heard: heard, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
 }
 
-// burst is how many connections may be made at once, and again after each answer of the server: a pool, and what a
-// server that does not answer costs until the breaker opens after 100 ms, two in each timeout.
+// burst is the number of connections that may be made at once, and again after each answer of the server. It is enough
+// for the pool, and for a server that does not answer until the breaker opens after 100 ms (two in each timeout).
 func burst(timeout time.Duration) int {
 	const pool, calls, patience = 8, 2, 100 * time.Millisecond
 	return pool + calls*int(1+patience/max(timeout, time.Millisecond))
@@ -129,10 +129,10 @@ type budget struct {
 	at          time.Time // the last one was added
 }
 
-// full is b with nothing spent.
+// full returns b with all of its burst.
 func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
-// spend reports whether there may be a dial now, and what is left of b.
+// spend reports whether a dial is allowed now, and returns the remaining budget.
 func (b budget) spend(now time.Time) (budget, bool) {
 	if more := int(now.Sub(b.at) / dialPause); b.left < b.burst && more > 0 {
 		b.left = min(b.burst, b.left+more)
@@ -148,7 +148,7 @@ func (b budget) spend(now time.Time) (budget, bool) {
 	return b, true
 }
 
-// connect makes a connection; if it cannot, that is broken: each Write returns why.
+// connect makes a connection. If it fails, it returns a broken connection, whose Write returns the error.
 func (l *line) connect(ctx context.Context) net.Conn {
 	age := l.age.Load()
 	nc, err := l.take(ctx)
@@ -161,7 +161,7 @@ func (l *line) connect(ctx context.Context) net.Conn {
 
 var errTooManyDials = notSent("dialed too often without an answer")
 
-// notSent is an error that says that nothing has reached a server.
+// notSent is an error which means that no byte has reached a server.
 func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
 
 func (l *line) take(ctx context.Context) (net.Conn, error) {
@@ -211,7 +211,7 @@ func (l *line) failed(err error, took time.Duration, hurried bool) {
 	}
 }
 
-// redial starts to dial, after a pause, if nothing does so yet. mu is held.
+// redial starts to dial after a pause, unless it is dialing already. The caller holds mu.
 func (l *line) redial(pause time.Duration) {
 	if l.redialing || l.closed {
 		return
@@ -259,7 +259,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	return true
 }
 
-// keep keeps a connection for the next who wants one. mu is held.
+// keep stores a connection for the next caller of connect. The caller holds mu.
 func (l *line) keep(nc net.Conn) {
 	if l.spare != nil {
 		l.spare.Close()
@@ -267,7 +267,7 @@ func (l *line) keep(nc net.Conn) {
 	l.spare, l.spareAt = nc, time.Now()
 }
 
-// leave has all connections there are replaced before they are used again.
+// leave marks all existing connections, so that each is replaced before it is used again.
 func (l *line) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -292,8 +292,8 @@ func (l *line) answered() {
 	l.budget = l.budget.full()
 }
 
-// await waits for the answer on a connection whose call has ended, and reports it when it comes. Of several such
-// connections only the last one is awaited. false: it is not.
+// await waits for the answer on a connection whose call has ended, and reports the answer when it arrives. Only the
+// last such connection waits. It returns false if this one does not.
 func (l *line) await(nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -337,7 +337,7 @@ func (l *line) close() {
 	l.running.Wait()
 }
 
-// newDialer is go-redis's, but that TLS reads and writes by nonblock.
+// newDialer returns go-redis's dialer, except that TLS reads and writes with nonblock.
 func newDialer(o *goredis.Options) dialFunc {
 	d := &net.Dialer{
 		Timeout:         o.DialTimeout,
@@ -347,7 +347,8 @@ func newDialer(o *goredis.Options) dialFunc {
 		return d.DialContext
 	}
 	return func(_ context.Context, network, addr string) (net.Conn, error) {
-		// A handshake that is cut short has cost the server as much, so it lasts beyond the call that needs it.
+		// A handshake that is aborted has cost the server as much as a complete one, so it may last longer than the
+		// call that needs it.
 		ctx, cancel := context.WithTimeout(context.Background(), o.DialTimeout)
 		defer cancel()
 		nc, err := d.DialContext(ctx, network, addr)
@@ -400,7 +401,8 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 
 var errLeft = notSent("the master has changed")
 
-// Write implements net.Conn. errLeft says that nothing of a call was sent; what has begun is sent whole.
+// Write implements net.Conn. errLeft means that no byte of the call was sent; a call that has been sent in part is sent
+// completely.
 func (c *conn) Write(b []byte) (int, error) {
 	if c.age != c.line.age.Load() && !c.owes.Load() {
 		return 0, errLeft
@@ -432,12 +434,12 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// SyscallConn implements syscall.Conn, by which go-redis checks a connection before each call, for the server may
+// SyscallConn implements syscall.Conn. go-redis uses it to check a connection before each call, because the server may
 // have closed it.
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
-	syscall.RawConn // nil: TLS, where what arrives may be no answer
+	syscall.RawConn // nil for TLS, because arriving bytes may be no answer
 	conn            *conn
 	quiet           func() bool // nil: not known
 	ended           func() bool // nil: not known
@@ -445,8 +447,8 @@ type look struct {
 
 var errEnded = notSent("the server has closed the connection")
 
-// Read calls f only if it would find something. That is all that go-redis wants of it: usually there is
-// nothing, and a call of f to find that out would announce a system call to the scheduler.
+// Read calls f only if there is something to read. go-redis needs nothing else: usually there is nothing to read, and a
+// call of f would then announce a system call to the scheduler for nothing.
 func (l *look) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():
@@ -466,7 +468,7 @@ func (l *look) Read(f func(fd uintptr) bool) error {
 // broken is a connection that could not be made.
 type broken struct{ err error }
 
-// unwrapped keeps go-redis, which unwraps errors once while it prepares a connection, from losing the address.
+// unwrapped prevents go-redis, which unwraps an error once while it prepares a connection, from losing the address.
 type unwrapped struct{ error }
 
 func (u unwrapped) Unwrap() error { return u.error }

@@ -25,19 +25,19 @@ const (
 	Problem Severity = "problem"
 )
 
-// Finding is one thing seen about the Redis behind a Store.
+// Finding is one result of an examination of Redis.
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names what was looked at: connection, version, eviction, role, script, latency, permissions, cluster,
-	// coverage, clock.
+	// Check names the subject: connection, version, eviction, role, script, latency, permissions, cluster, coverage,
+	// clock.
 	Check string `json:"check"`
 	Text  string `json:"text"`
 }
 
-// Examine looks at every master: whether it can be reached and knows the script, whether the user may
-// do all that limits need, and whether its settings keep what they rely on. It writes one key, and
-// removes it. timeout is how long a call may take when limits are decided; 0: that of the Config.
+// Examine checks every master: whether it is reachable and can run the script, whether the user has all permissions
+// that limits need, and whether its settings suit limits. It writes one key, and removes it. timeout is the time that a
+// call may take when limits are decided; 0: that of the Config.
 func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	timeout = cmp.Or(timeout, s.config.Timeout)
 	if s.cluster == nil {
@@ -63,7 +63,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
 	own := client
-	client = client.WithTimeout(proveTimeout) // to be slow is found out by measuring, not by failing
+	client = client.WithTimeout(proveTimeout) // a slow server must be measured, so it must not fail by a timeout
 	before := time.Now()
 	there, err := client.Time(ctx).Result()
 	if err != nil {
@@ -117,8 +117,8 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 // maxClockOffset is the difference between the clocks of this machine and of Redis that is reported.
 const maxClockOffset = 5 * time.Second
 
-// checkClock compares the clock of a server, which was there in a call that took some time from before on, with this
-// machine's.
+// checkClock compares the clock of a server, as reported by a call that started at before and took some time, with this
+// machine's clock.
 func checkClock(server string, there, before time.Time, took time.Duration) []Finding {
 	off := there.Sub(before.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
@@ -131,8 +131,7 @@ func checkClock(server string, there, before time.Time, took time.Duration) []Fi
 	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits go by the server's", off.Abs().Round(time.Second), direction)}}
 }
 
-// ExamineClocks is Examine for the clocks alone, and returns only what is wrong. A server that does not answer is left
-// out.
+// ExamineClocks checks only the clocks, and returns only problems. It leaves out a server that does not answer.
 func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	examine := func(server string, client *goredis.Client) []Finding {
 		before := time.Now()
@@ -156,9 +155,9 @@ func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	return all
 }
 
-// refused names the commands that the user may not run, of those that other limits than a token bucket
-// need: sliding logs are lists, with a penalty behind what it counts, and a cluster has requests over several slots, and slots that move. key
-// is of a text, so that nothing is pushed.
+// refused returns the commands that the user may not run, of those that limits other than a token bucket need: sliding
+// logs are lists; a Cluster has requests over several slots, and slots that move. key has a string, so every push fails
+// and changes nothing.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
 		pipe.Get(ctx, key)
@@ -172,7 +171,7 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 		pipe.PExpire(ctx, key, time.Second)
 		if s.cluster != nil {
 			pipe.SetNX(ctx, key, "", time.Second)
-			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it is of the command that comes next
+			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it applies to the next command
 		}
 		pipe.Del(ctx, key)
 		return nil
@@ -185,7 +184,7 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 	return names
 }
 
-// slotAt is a Slot that client's server has, if it has any.
+// slotAt returns a slot that client's server serves, if there is one.
 func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64, has bool) {
 	for _, tag := range tags() {
 		key := s.config.KeyPrefix + "{" + strconv.FormatUint(tag, 36) + "}"
@@ -196,7 +195,7 @@ func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64
 	return 0, false
 }
 
-// checkInfo judges what INFO said.
+// checkInfo checks the values that INFO returned.
 func checkInfo(server string, info map[string]string) (all []Finding) {
 	found := func(severity Severity, check, format string, args ...any) {
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})

@@ -18,8 +18,8 @@ import (
 // Mistake is the error of a Redis that refuses this Store for a reason that waiting does not change: the password,
 // a missing permission, TLS on one side only, another kind of server than the URL names.
 type Mistake struct {
-	// Server is where, Says what is wrong, as a clause whose subject is the server, and Remedy what to do, as a
-	// clause. Says may quote the server.
+	// Server is the address. Says describes the mistake as a clause whose subject is the server, and may quote the
+	// server. Remedy states what to do, as a clause.
 	Server, Says, Remedy string
 }
 
@@ -27,9 +27,10 @@ type Mistake struct {
 func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Says + "; " + m.Remedy }
 
 const (
-	// proveTimeout bounds an attempt of Prove. It is longer than a call may take: a slow server is no mistake.
+	// proveTimeout bounds an attempt of Prove. It is longer than a call may take, because a slow server is not a
+	// mistake.
 	proveTimeout = time.Second
-	// probeTimeout bounds what is done to find out what a port speaks.
+	// probeTimeout bounds the search for the protocol of a port.
 	probeTimeout = 500 * time.Millisecond
 	// maxProbed bounds the ports whose protocol is probed.
 	maxProbed = 3
@@ -57,8 +58,8 @@ func (s *Store) decides(ctx context.Context) error {
 	return s.cluster.client.ForEachMaster(ctx, s.decidesAt)
 }
 
-// decidesAt is an error unless client's server decides a group of two charges, which no single slot of a Redis Cluster
-// has: a node of one refuses it where the URL names a single server.
+// decidesAt returns an error unless client's server decides a group of two charges. No single slot of a Redis Cluster
+// has both, so a node of a Cluster refuses the group if the URL names a single server.
 func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	if err != nil {
@@ -131,11 +132,11 @@ type where struct {
 	tls     bool
 }
 
-// String is how a person writes the place.
+// String returns the place as a person writes it.
 func (w where) String() string { return strings.Join(w.hosts, ",") }
 
-// speaks finds out what the server at addr speaks: TLS, or Redis's protocol without it. It sends no secret. The form
-// that was tried in vain already is not tried again.
+// speaks finds out whether the server at addr uses TLS or Redis's protocol without TLS. It sends no secret. It does not
+// try the form that has failed already.
 func (w where) speaks(addr string) (secure, redis bool) {
 	nc, err := net.DialTimeout(w.network, addr, probeTimeout)
 	if err != nil {
@@ -144,7 +145,7 @@ func (w where) speaks(addr string) (secure, redis bool) {
 	defer nc.Close()
 	_ = nc.SetDeadline(time.Now().Add(probeTimeout))
 	if !w.tls {
-		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // nothing is sent
+		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // no byte of the application is sent
 		var alert tls.AlertError
 		return err == nil || errors.As(err, &alert) || strings.Contains(err.Error(), "remote error: tls:"), false
 	}
@@ -165,7 +166,7 @@ func newWhere(l location) where {
 	return w
 }
 
-// explain is err with what can be done about it, as far as that can be found out.
+// explain returns err with a remedy, if one can be found.
 func (s *Store) explain(err error) string {
 	if m := s.mistake(err); m != nil {
 		return m.Says + "; " + m.Remedy
@@ -190,7 +191,7 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 // errNoMaster is the answer of a Sentinel that does not know the master.
 var errNoMaster = errors.New("a Sentinel knows no master of this name")
 
-// refused notes what the Sentinel at addr answered in place of the master's address.
+// refused stores the answer of the Sentinel at addr if it is not the master's address.
 func (w *sentinels) refused(err error, addr string) {
 	switch {
 	case errors.Is(err, goredis.Nil):

@@ -11,23 +11,23 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// The processes that share a Redis report to each other in one hash, a field for each: the time by the server's clock,
-// and a text of the caller's. Limits never depend on it.
+// The processes that share a Redis report to each other in one hash. It has a field for each process, with the time by
+// the server's clock and a string of the caller. Limits never depend on this hash.
 const (
 	// fleetKey follows the prefix and "{}". The name of a bucket has a digit there.
 	fleetKey = "fleet"
 	// maxReport bounds a report, and maxMembers the reports that are read, in bytes and in number.
 	maxReport, maxMembers = 1024, 2000
-	// fleetLife is how long the hash outlives the last report.
+	// fleetLife is the lifetime of the hash after the last report.
 	fleetLife = time.Hour
-	// forgottenAfter is when a report that is not renewed is removed.
+	// forgottenAfter is the age at which a report that is not renewed is removed.
 	forgottenAfter = 10 * time.Minute
 )
 
 // Member is a process that has reported.
 type Member struct {
 	ID string
-	// Age is how old the report is, by the server's clock.
+	// Age is the age of the report, by the server's clock.
 	Age    time.Duration
 	Report string
 }
@@ -35,7 +35,7 @@ type Member struct {
 // ErrNotPermitted is returned where the Redis user may not run a command that the fleet needs.
 var ErrNotPermitted = errors.New("the Redis user may not run it")
 
-// Report writes what the process called id reports, in place of its report before. It needs TIME, HSET and PEXPIRE.
+// Report writes the report of the process called id, and replaces the previous one. It needs TIME, HSET and PEXPIRE.
 func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
 		return fmt.Errorf("the report has %d bytes, %d are the most", len(id)+len(report), maxReport)
@@ -51,7 +51,7 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLife).Err())
 }
 
-// Fleet returns the reports, in no order, and removes those that are no longer renewed. It needs TIME, HSCAN and HDEL.
+// Fleet returns the reports in any order, and removes those that are no longer renewed. It needs TIME, HSCAN and HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)
@@ -109,7 +109,7 @@ func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
 	return client.Time(ctx).Result()
 }
 
-// fleetError makes an error of command one that wraps ErrNotPermitted where that is the reason.
+// fleetError wraps ErrNotPermitted if the user may not run command.
 func (s *Store) fleetError(command string, err error) error {
 	switch {
 	case err == nil:

@@ -9,14 +9,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// keys makes the names of buckets in Redis. A key is opaque bytes that clients had a say in, braces
-// included, so the part that chooses the cluster slot comes first and is ours: "{}" hashes the whole
-// key, "{tag}" the tag.
+// keys makes the names of buckets in Redis. A key is opaque bytes that clients can influence, braces included. So the
+// part that chooses the cluster slot comes first, and rlsidecar chooses it: "{}" hashes the whole key, "{tag}" the tag.
 type keys struct {
 	prefix string // has no braces
 }
 
-// slots is how many a cluster has.
+// slots is the number of slots of a cluster.
 const slots = 16384
 
 // append appends the name of c's bucket to dst.
@@ -28,7 +27,7 @@ func (k keys) append(dst []byte, c *backend.Charge) []byte {
 	return append(append(dst, '}'), c.Key...)
 }
 
-// slot is where c's bucket of that name lives.
+// slot returns the slot of c's bucket, which has that name.
 func (keys) slot(c *backend.Charge, name []byte) int {
 	if c.Slot != 0 {
 		var tag [16]byte
@@ -37,13 +36,14 @@ func (keys) slot(c *backend.Charge, name []byte) int {
 	return slotOf(name)
 }
 
-// of is the name of c's bucket and the slot it lives in.
+// of returns the name of c's bucket and its slot.
 func (k keys) of(c *backend.Charge) (key string, slot int) {
 	name := k.append(nil, c)
 	return string(name), k.slot(c, name)
 }
 
-// slotOf is the slot that c's bucket lives in. It makes no name; sum is that of what precedes a key without a tag.
+// slotOf returns the slot of c's bucket without making the name; sum is the checksum of the bytes before a key without
+// a tag.
 func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	if c.Slot != 0 {
 		return k.slot(c, nil)
@@ -51,11 +51,11 @@ func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	return int(crc(sum, c.Key) % slots)
 }
 
-// sum is the CRC16 of what precedes a key without a tag.
+// sum returns the CRC16 of the bytes before a key without a tag.
 func (k keys) sum() uint16 { return crc(crc(0, k.prefix), "{}") }
 
-// record is the name of the record of c's group, which is taken once, where one step reaches both it
-// and the group's buckets: in a cluster, in their slot.
+// record returns the name of the record of c's group, which has an idempotency key. In a cluster it is in the slot of
+// the group's buckets, so that one step reaches both.
 func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	tag := ""
 	if inCluster {
@@ -64,8 +64,8 @@ func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.IdempotencyKey.ID[:])
 }
 
-// recordPrefix starts what follows the tag in the name of a record; that of a bucket starts with the
-// version of its layout, a digit.
+// recordPrefix is the start of the part after the tag in the name of a record. The name of a bucket has a digit there,
+// the version of its layout.
 const recordPrefix = "o"
 
 // shardSlot is the number that, as a Charge.Slot, puts shard i of n of a bucket where its turn is:
@@ -76,7 +76,7 @@ func shardSlot(key []byte, i, n int) uint64 {
 	return tags()[(first+i*slots/n)%slots]
 }
 
-// tags holds, for each slot, a number whose text is a tag of that slot.
+// tags has, for each slot, a number whose decimal form is a tag of that slot.
 var tags = sync.OnceValue(func() []uint64 {
 	found := make([]uint64, slots)
 	for n, left := uint64(1), slots; left > 0; n++ {
@@ -92,10 +92,10 @@ var tags = sync.OnceValue(func() []uint64 {
 // cluster specification has it.
 func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
 
-// crc is the CRC16 of what sum is that of, followed by s.
+// crc continues the checksum sum with the bytes of s.
 func crc[text string | []byte](sum uint16, s text) uint16 {
 	t := &crcTables
-	for ; len(s) >= 8; s = s[8:] { // eight bytes at once take a quarter of the time
+	for ; len(s) >= 8; s = s[8:] { // eight bytes at a time, which is four times as fast
 		sum ^= uint16(s[0])<<8 | uint16(s[1])
 		sum = t[7][sum>>8] ^ t[6][byte(sum)] ^ t[5][s[2]] ^ t[4][s[3]] ^ t[3][s[4]] ^ t[2][s[5]] ^ t[1][s[6]] ^ t[0][s[7]]
 	}

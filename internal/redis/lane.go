@@ -11,13 +11,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lane is the way to one server: batches that are submitted at the same time share calls (queue), and a server that
-// fails is not called for a while (circuit).
+// lane sends the calls to one server. Batches that are submitted at the same time share calls (queue), and a server
+// that fails is not called for a while (circuit).
 //
-// The timeout of each call is that of the lane, whatever the deadlines of its batches: a caller with little time
-// does not end the call of others.
+// Each call has the timeout of the lane, whatever the deadlines of its batches are: a caller with little time does not
+// end the calls of others.
 type lane struct {
-	// decide makes a call. An error, which wraps backend.ErrUnavailable, means that a part of it failed.
+	// decide makes a call. An error, which wraps backend.ErrUnavailable, means that a part of the call failed.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
 	// probe is decide for a call that probes a server, which may last patience: it often prepares a connection first
@@ -39,7 +39,7 @@ type lane struct {
 	calls  sync.Pool
 
 	mu      sync.Mutex
-	queue   queue         // guarded by mu, and so is what follows
+	queue   queue         // this and the following fields are guarded by mu
 	circuit circuit       //
 	timer   outside.Timer // calls tick
 	closed  bool
@@ -91,7 +91,7 @@ func (l *lane) Submit(b *backend.Batch) {
 	}
 }
 
-// begin has the call made that is due.
+// begin starts the call that is due.
 func (l *lane) begin() {
 	if l.start != nil {
 		l.start(l)
@@ -100,12 +100,12 @@ func (l *lane) begin() {
 	}
 }
 
-// hurries reports whether b has so little time that a call of its own would be cut short.
+// hurries reports whether b has so little time that a call for b alone would be cut short.
 func (l *lane) hurries(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
-// refuses returns why nothing may be submitted now. mu is held.
+// refuses returns an error if nothing may be submitted now. The caller holds mu.
 func (l *lane) refuses(now time.Time) error {
 	switch {
 	case l.closed:
@@ -117,7 +117,7 @@ func (l *lane) refuses(now time.Time) error {
 	}
 }
 
-// arm has tick called if do says so. mu is held.
+// arm schedules tick if do requires it. The caller holds mu.
 func (l *lane) arm(do effects) {
 	switch {
 	case do.wake <= 0:
@@ -138,8 +138,8 @@ func (l *lane) tick() {
 	}
 }
 
-// callHere makes the call c, which carries b, on the goroutine of its caller, which waits: waking another goroutine
-// costs more than all else that a call does. It ends by b's deadline.
+// callHere makes the call c, which carries b, on the goroutine of b's caller, which waits anyway: to wake another
+// goroutine costs more than the rest of a call. It ends by b's deadline.
 func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
@@ -153,7 +153,8 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 	l.calls.Put(c)
 }
 
-// few is how many batches may be ended before the next call starts. Having another goroutine start it costs more.
+// few is the number of batches that may be completed before the next call starts. To let another goroutine start it
+// would cost more.
 const few = 8
 
 // byWire writes the call that is due to the wire, and reports whether it did.
@@ -179,7 +180,7 @@ func (l *lane) run() {
 	}
 }
 
-// work makes calls by decide as long as they are due, and cannot go by the wire.
+// work makes calls with decide as long as calls are due that the wire cannot make.
 func (l *lane) work() {
 	c, now := l.calls.Get().(*call), l.clock.Now()
 	l.mu.Lock()
@@ -188,11 +189,11 @@ func (l *lane) work() {
 	l.carry(c, now)
 }
 
-// carry makes the call c, which was filled at a time, by decide, and what is due then.
+// carry makes the call c, which was filled at the given time, with decide, and then the calls that are due.
 func (l *lane) carry(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
-		if len(c.ended) > few && len(c.runs) > 0 { // the call does not wait for those that are too late for it
+		if len(c.ended) > few && len(c.runs) > 0 { // batches that are too late for the call must not delay it
 			late := &call{ended: c.ended}
 			c.ended = nil
 			l.spawn(func() { l.tell(late) })
@@ -246,14 +247,14 @@ func (l *lane) ended() bool {
 	return do.start
 }
 
-// fill fills c, and gets the permit to send it. mu is held.
+// fill fills c and asks the circuit whether to send it. The caller holds mu.
 func (l *lane) fill(c *call, now time.Time) {
 	if l.queue.fill(c, now) {
 		c.permit = l.step(callDeparts, now)
 	}
 }
 
-// step is a step of the circuit. mu is held.
+// step makes a step of the circuit. The caller holds mu.
 func (l *lane) step(e event, now time.Time) effect {
 	var do effect
 	switch l.circuit, do = l.circuit.step(e, now); do {
@@ -273,8 +274,8 @@ func (l *lane) heard() {
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which ends by until, or answers it if the circuit refuses it. c.ended are then the batches
-// that are complete.
+// send makes the call c, which ends by until. If the circuit refuses the call, send answers it. Afterwards c.ended has
+// the completed batches.
 func (l *lane) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
@@ -294,7 +295,7 @@ func (l *lane) send(c *call, until time.Time) {
 	l.landed(c, outcome)
 }
 
-// landed takes the batches of c back: it has ended so.
+// landed returns the batches of c to the queue after the call has ended with err.
 func (l *lane) landed(c *call, outcome event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -307,8 +308,8 @@ func (l *lane) landed(c *call, outcome event) {
 	}
 }
 
-// guard makes a call that carries no charges, which ends with ctx, unless the circuit refuses it. If it fails though it
-// had the time of a call, that counts for the circuit.
+// guard makes a call that has no charges, unless the circuit refuses it; ctx bounds the call. If the call fails
+// although it had the time of a call, that counts as a failure for the circuit.
 func (l *lane) guard(ctx context.Context, do func() error) error {
 	now := l.clock.Now()
 	l.mu.Lock()
@@ -337,7 +338,7 @@ func (l *lane) guard(ctx context.Context, do func() error) error {
 	return err
 }
 
-// try makes the call c. If that panics it has failed: whether it was charged is not known.
+// try makes the call c. If that panics, the call has failed, and it is unknown whether it was charged.
 func (l *lane) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
@@ -354,7 +355,7 @@ func (l *lane) try(c *call, decide func(context.Context, *call) error, until tim
 // tell completes the batches of c.ended, and then flushes their sources.
 func (l *lane) tell(c *call) {
 	for i, b := range c.ended {
-		source := b.Source // b is the caller's after Done
+		source := b.Source // after Done, b belongs to the caller again
 		l.guarded(b, nil)
 		if n := len(c.sources); source != nil && source.Flush != nil && (n == 0 || c.sources[n-1] != source) {
 			c.sources = append(c.sources, source)
@@ -383,7 +384,7 @@ func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
 	}
 }
 
-// close answers all that waits, and what is submitted from now on. Calls in flight end by themselves.
+// close answers all waiting batches, and all that are submitted later. Calls in flight end by themselves.
 func (l *lane) close() {
 	c := &call{}
 	l.mu.Lock()

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// latencyCalls are how many calls are measured, one after the other; latencyMost is for how long, if there were
-	// latencyLeast by then.
+	// latencyCalls is the number of calls that are measured, one after the other. latencyMost bounds the time for this,
+	// once latencyLeast calls were made.
 	latencyCalls = 50
 	latencyLeast = 10
 	latencyMost  = 500 * time.Millisecond
-	// envoyMargin is how much longer Envoy must wait than this program waits for Redis.
+	// envoyMargin is how much longer Envoy must wait than this process waits for Redis.
 	envoyMargin = 10 * time.Millisecond
 )
 
-// measure returns how long dry runs of probe take, sorted. It stops at the first error.
+// measure returns the durations of dry runs of probe, sorted. It stops at the first error.
 func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
 	probe.Terms.DryRun = true
 	n := newNode(client, s.keys, nil)
@@ -38,7 +38,7 @@ func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backe
 	return took
 }
 
-// judgeLatency compares how long calls took, sorted, with how long they may take.
+// judgeLatency compares the sorted durations of calls with the time that they may take.
 func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string) {
 	if len(took) == 0 {
 		return Warning, "could not be measured"
@@ -46,7 +46,7 @@ func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string
 	median, p99 := took[len(took)/2], took[(len(took)-1)*99/100]
 	measured := fmt.Sprintf("of %d calls the median took %v and 99 %% at most %v; --backend-timeout is %v",
 		len(took), median.Round(10*time.Microsecond), p99.Round(10*time.Microsecond), timeout)
-	// Twice the 99th percentile leaves room for the variation that fifty calls do not show.
+	// Twice the 99th percentile leaves room for variation that fifty calls do not show.
 	wanted := (2*p99 + time.Millisecond - 1).Truncate(time.Millisecond)
 	advice := fmt.Sprintf("set --backend-timeout to %v (RLSIDECAR_BACKEND_TIMEOUT), and the proxy's timeout for the rate limit service to at least %v",
 		wanted, wanted+envoyMargin)

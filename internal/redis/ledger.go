@@ -14,21 +14,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. It knows
-// nothing of what they mean. All of it lies in one slot, and one script makes a change:
+// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. The meaning of the
+// values is the caller's. All keys are in one slot, and one script makes a change:
 //
-//	{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
-//	{NAME}values  a hash: an ID -> a value
-//	{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
-//	{NAME}secret  a hash: secret
+// \t{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
+// \t{NAME}values  a hash: an ID -> a value
+// \t{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
+// \t{NAME}secret  a hash: secret
 //
-// Its calls are slow ones, and have connections of their own: no decision waits for them.
+// Calls of a Ledger are slow, and use their own connections, so no decision waits for them.
 type Ledger struct {
 	store                     *Store
 	head, values, log, secret string
 }
 
-// ledgerTimeout bounds a call. What is fetched may be large.
+// ledgerTimeout bounds a call, whose answer may be large.
 const ledgerTimeout = time.Second
 
 // OpenLedger opens the ledger of a name, at the Redis that c names.
@@ -47,7 +47,7 @@ func (l *Ledger) Close() error { return l.store.Close() }
 
 // LedgerHead is the state of a Ledger.
 type LedgerHead struct {
-	// Version counts the changes; MAC is that of the newest entry.
+	// Version counts the changes; MAC is the one of the newest entry.
 	Version uint64
 	MAC     string
 	// Checkpoint is the version of the newest entry that was trimmed, with its MAC and Signature.
@@ -63,15 +63,15 @@ type LedgerEntry struct {
 	Body, MAC string
 }
 
-// LedgerChange is what Append changes.
+// LedgerChange describes a change for Append.
 type LedgerChange struct {
-	// Head is what the change follows.
+	// Head is the head that the change is based on.
 	Head  LedgerHead
 	Entry LedgerEntry
 	// ID gets Value; "": it is removed. Expired IDs are removed as well.
 	ID, Value string
 	Expired   []string
-	// Checkpoint and what belongs to it are new where Trim is true: entries up to it are removed.
+	// If Trim is true, Checkpoint and its MAC and signature are new, and entries up to it are removed.
 	Trim                     bool
 	Checkpoint               uint64
 	CheckpointMAC, Signature string
@@ -93,7 +93,7 @@ var ledgerSecretLua string
 
 var ledgerSecret = goredis.NewScript(ledgerSecretLua)
 
-// Secret returns the secret that all processes share. If there is none, mine becomes it.
+// Secret returns the secret that all processes share. If there is none, it stores mine.
 func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
@@ -104,7 +104,7 @@ func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	return secret, nil
 }
 
-// Head reads the head, and the server's time.
+// Head returns the head, and the server's time.
 func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
@@ -127,7 +127,8 @@ func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	}, nil
 }
 
-// Append makes a change, unless the head is another one. It reports whether it has. An error leaves it open.
+// Append makes a change if the head is the expected one, and reports whether it did. After an error the outcome is
+// unknown.
 func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
@@ -142,8 +143,8 @@ func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err er
 	return n == 1, l.failed(err)
 }
 
-// Restore writes a head and values into a ledger that has none, as that of a server that has lost its data. It
-// reports whether it has: another process may have been faster.
+// Restore writes a head and values into an empty ledger, such as that of a server that has lost its data. It reports
+// whether it did: another process may have been faster.
 func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
@@ -155,7 +156,7 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 	return n == 1, l.failed(err)
 }
 
-// Values calls see for each value there is. One that is changed meanwhile may be the old or the new one.
+// Values calls see for each value. For a value that is changed during the call, it may pass the old or the new one.
 func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 	const at = 500 // some hundred KB
 	for cursor := uint64(0); ; {
@@ -218,10 +219,10 @@ func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, er
 	return list, nil
 }
 
-// ErrForbidden is that of a user who may not do what a Ledger needs.
+// ErrForbidden means that the user has no permission for a command that a Ledger needs.
 var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
 
-// ledgerPermissions are what the user needs for a Ledger, beside what limits need.
+// ledgerPermissions are the permissions that a Ledger needs, in addition to those for limits.
 const ledgerPermissions = "+evalsha +eval +time +hmget +hset +hdel +hscan +exists +xadd +xrange +xrevrange +xtrim"
 
 func (l *Ledger) failed(err error) error {
@@ -231,8 +232,8 @@ func (l *Ledger) failed(err error) error {
 	return err
 }
 
-// refusedOfLedger names the commands that the user may not run, of those that a Ledger needs. key is of a text, so that
-// each of them fails, and changes nothing.
+// refusedOfLedger returns the commands of a Ledger that the user may not run. key has a string, so each of the commands
+// fails and changes nothing.
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
 		pipe.Exists(ctx, key)

@@ -1,9 +1,9 @@
--- Appends an entry to a ledger and changes the value that it is about, if the head is the expected one.
---   KEYS  head, values, log
---   ARGV  1 expected version, 2 expected mac, 3 version, 4 mac, 5 body, 6 ID, 7 value ('': remove it),
---         8 checkpoint ('': trim nothing), 9 its mac, 10 its signature, 11… IDs that have expired
--- Returns 1, or 0 where the head is another one. The entry is written first: where that fails, for lack of
--- memory or because the log is ahead of the head, nothing has been written.
+-- Appends an entry to a ledger and changes its value, if the head is the expected one.
+-- KEYS  head, values, log
+-- ARGV  1 expected version, 2 expected mac, 3 version, 4 mac, 5 body, 6 ID, 7 value ('': remove it), 8
+-- checkpoint ('': trim nothing), 9 its mac, 10 its signature, 11… IDs that have expired
+-- Returns 1, or 0 if the head is another one. The entry is written first. If that fails, because memory is
+-- full or the log is ahead of the head, nothing has been written.
 local h = redis.call('HMGET', KEYS[1], 'version', 'mac')
 if (h[1] or '0') ~= ARGV[1] or (h[2] or '') ~= ARGV[2] then
   return 0

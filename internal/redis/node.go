@@ -18,14 +18,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// node makes the calls to one Redis server, or to the current master. All charges of a call go in one script.
+// node makes the calls to one Redis server, or to the current master. One script decides all charges of a call.
 type node struct {
 	client *goredis.Client
 	keys   keys
 	// elsewhere, in a cluster, runs a command that this node said belongs to another.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil: the server's clock
-	wall      func() algorithms.Micros // about what the server's clock shows
+	wall      func() algorithms.Micros // the approximate time of the server's clock
 	clock     outside.Clock
 	replicas  replicas
 	plain     atomic.Bool // the server does not know a shebang
@@ -39,7 +39,7 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
-// patient is n with calls that may take as long as timeout.
+// patient returns a copy of n whose calls may take as long as timeout.
 func (n *node) patient(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
 	p.elsewhere, p.wall, p.clock, p.replicas = n.elsewhere, n.wall, n.clock, n.replicas
@@ -80,9 +80,9 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 	_ = n.decide(ctx, c) // which the decisions report
 }
 
-// decide makes the call c. An error means that a part of it failed. The outcome of a call that got no answer is not
-// known, so it is never sent again; a script that the server did not know, or could not run there, was not run, so
-// it is.
+// decide makes the call c. An error means that a part of it failed. If a call got no answer, its outcome is unknown, so
+// it is never sent again. If the server did not know the script, or could not run it, the script has not run, so it is
+// sent again.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	f := &c.payload
 	f.resets = f.resets[:0]
@@ -95,7 +95,7 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	}
 	n.run(ctx, f, scriptRuns)
 	if scriptRuns[0].slots && (isElsewhere(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
-		// A slot has moved away: each goes on its own, so that it finds its way alone.
+		// A slot has moved: each run is sent alone, so that go-redis can redirect it.
 		scriptRuns = n.plan(c, true)
 		n.run(ctx, f, scriptRuns)
 	}
@@ -105,8 +105,8 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	return failed
 }
 
-// plan fills f with the runs of the script that the charges of c need: one, or one for each slot; none if all are resets. Groups
-// stay whole: they are of one slot.
+// plan fills f with the runs of the script that the charges of c need: one, or one for each slot. If all charges are
+// resets, there are none. Groups stay whole, because each is in one slot.
 func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	f, group := &c.payload, 0
 	f.used = 0
@@ -159,7 +159,7 @@ func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 // reset deletes buckets. An error means that it failed for one of them.
 func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	pipe := n.client.Pipeline()
-	for _, r := range resets { // one DEL each: in a Cluster they are of different slots
+	for _, r := range resets { // one DEL for each key: in a Cluster they are in different slots
 		pipe.Del(ctx, r.name)
 	}
 	cmds, _ := pipe.Exec(ctx) // each error is its command's
@@ -178,16 +178,17 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	return failed
 }
 
-// run sends runs of the script, again in full if the server lacks the script, without the shebang where
-// it does not know one, and with other windows of a calendar where its clock shows none of those given.
+// run sends runs of the script. It sends them again, in full if the server lacks the script, without the shebang if the
+// server does not know shebangs, and with other windows of a calendar if the server's clock is outside of the given
+// ones.
 func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun) {
 	old := n.plain.Load()
-	// The replicas are waited for even if the server has not got the script, which may take most of the time.
+	// If the server lacks the script, WAIT still waits for the replicas, which may take most of the time.
 	full := n.replicas.count > 0 && !n.loaded.Load()
 	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
 	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
-		if unconfirmed != nil { // replicas are missing, and there is little time left
+		if unconfirmed != nil { // replicas are missing, and little time is left
 			for _, t := range again {
 				t.err = fmt.Errorf("%w: %w", unconfirmed, t.err)
 			}
@@ -213,8 +214,8 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun) {
 	}
 }
 
-// send sends runs of the script, in full or by the script's name, for an old server or not. unconfirmed is why what was written
-// does not count.
+// send sends runs of the script, in full or by its name, in the form for an old server or not. unconfirmed is the
+// reason why the writes do not count; nil: they count.
 func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
 	for _, t := range scriptRuns {
@@ -246,16 +247,16 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	return unconfirmed
 }
 
-// replicas are how many must confirm what was written before it counts, and for how long they may
-// take: three quarters of the time that a call has, so that the server's answer, of how many have, comes before
-// the call ends. A call that ends costs its connection.
+// replicas is the number of replicas that must confirm the writes, and the time for it: three quarters of the time of a
+// call, so that the server's answer arrives before the call ends. A call that ends without its answer costs its
+// connection.
 type replicas struct {
 	count int
 	wait  time.Duration
 }
 
-// confirm adds the question to pipe; what it returns is, once pipe has been sent, why what was
-// written does not count.
+// confirm adds WAIT to pipe. After pipe was sent, the returned function returns the reason why the writes do not count,
+// or nil.
 func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock outside.Clock) (unconfirmed func() error) {
 	if r.count == 0 {
 		return func() error { return nil }
@@ -274,7 +275,7 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock out
 	}
 }
 
-// failed returns those that failed.
+// failed returns the runs that failed with such an error.
 func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 	if !slices.ContainsFunc(scriptRuns, so) {
 		return nil
@@ -285,11 +286,10 @@ func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 // once is a command that is never sent again when its answer is lost: it may have been charged.
 type once struct{ *goredis.Cmd }
 
-// NoRetry reports that to go-redis.
+// NoRetry tells go-redis not to repeat the command.
 func (once) NoRetry() bool { return true }
 
-// isReply reports whether err is the server's own reply with one of codes, so that the command is
-// known not to have run.
+// isReply reports whether err is a reply of the server with one of codes. Such a command has not run.
 func isReply(err error, codes ...string) bool {
 	if err == nil {
 		return false
@@ -303,7 +303,7 @@ func isReply(err error, codes ...string) bool {
 
 func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
 
-// isForeign reports whether a script met a key of another node; it had written nothing by then.
+// isForeign reports whether a script met a key of another node. The script has then written nothing.
 func isForeign(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "non local key")
 }
@@ -312,7 +312,7 @@ func isCompileError(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "compiling script")
 }
 
-// unavailable says that the store could not decide.
+// unavailable wraps err as backend.ErrUnavailable.
 func unavailable(err error) error {
 	switch {
 	case errors.Is(err, backend.ErrUnavailable):
@@ -330,8 +330,7 @@ var refusals = []string{
 	"NOSCRIPT ", "OOM ", "READONLY ", "TRYAGAIN ", "WRONGPASS ", "ERR max number of clients",
 }
 
-// neverRan reports whether err says that a call did nothing: there was no connection, or the server
-// refused it.
+// neverRan reports whether err means that a call had no effect: there was no connection, or the server refused it.
 func neverRan(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
 	return ok && dial.Op == "dial" || errors.Is(err, goredis.ErrPoolTimeout) || isReply(err, refusals...)

@@ -1,9 +1,7 @@
-// Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A
-// script decides and charges in one step (take.lua), so that any number of processes share the same
-// limits.
+// Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A script (take.lua)
+// decides and charges in one step, so that any number of processes share the same limits.
 //
-// A call is answered in time or is ErrUnavailable; it is never sent a second time once it may have
-// been charged.
+// A call gets its answer in time or fails with ErrUnavailable. A call that may have been charged is never sent again.
 package redis
 
 import (
@@ -49,38 +47,39 @@ type Config struct {
 	Timeout time.Duration
 	// KeyPrefix starts the name of every key ("rl:"); it must not contain braces.
 	KeyPrefix string
-	// PasswordFile holds "password" or "user:password"; it is read again for every new connection,
-	// so that credentials can be rotated.
+	// PasswordFile contains "password" or "user:password". It is read again for every new connection, so that
+	// credentials can be rotated.
 	PasswordFile string
-	// TLS is used by the rediss forms; nil: the system's roots.
+	// TLS is used by the rediss forms; nil: the system's root certificates.
 	TLS *tls.Config
-	// WaitReplicas is how many replicas must confirm a charge before it counts (0). A charge that is
-	// not confirmed within three quarters of Timeout is ErrUnavailable, and stays charged. With as many as there are
-	// replicas a failover loses nothing that was answered "allowed", but one that is away makes all
-	// unavailable; with fewer it may lose some, for another replica may be chosen.
+	// WaitReplicas is the number of replicas that must confirm a charge before it counts (default 0). A charge that is
+	// not confirmed within three quarters of Timeout fails with ErrUnavailable, and stays charged. If it equals the
+	// number of replicas, a failover loses no charge that was answered "allowed", but one unreachable replica makes
+	// every call fail. If it is smaller, a failover may lose some charges, because it may promote a replica that did
+	// not confirm them.
 	WaitReplicas int
-	// Clock decides instead of the server's own; nil: the server's. For tests.
+	// Clock decides instead of the server's clock; nil: the server's. For tests.
 	Clock func() algorithms.Micros
 	// Changed is called when the circuit breaker of a server opens (true) and closes; may be nil.
 	Changed func(server string, open bool)
-	// Panicked is called with the value of a panic on a goroutine of the Store's that serves several batches: the
-	// process goes on. May be nil.
+	// Panicked is called with the value of a panic on a goroutine of the Store that serves several batches. The process
+	// continues. It may be nil.
 	Panicked func(value any)
 
-	// Outside is nil, but in a simulation: what the Store needs from its machine.
+	// Outside replaces the time, randomness and network of the machine in a simulation; otherwise nil.
 	Outside *outside.World
 
 	connections int           // the most to a server; 0: as many as a lane needs
 	patience    time.Duration // 0: patience. For tests
 }
 
-// LogTo sends what the Redis client has to say, which is of use to debug with only, to log. The
-// client has one logger for the process.
+// LogTo sends the messages of the Redis client, which help only in debugging, to log. The process has one logger for
+// all clients.
 func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
 
 type clientLog func(text string)
 
-// Printf is go-redis's interface.
+// Printf implements go-redis's interface.
 func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 	log(fmt.Sprintf(format, args...))
 }
@@ -97,15 +96,15 @@ type Store struct {
 	lines   lines
 	starter *starter
 
-	sentinels *sentinels // nil: there are none
+	sentinels *sentinels // nil: not behind Sentinels
 
 	waysMu     sync.Mutex
 	ways       map[string]*way // by server; guarded by waysMu
 	waysClosed bool            // guarded by waysMu
 }
 
-// Open makes a Store. It does not wait for Redis: the first call finds a server that does not answer. The
-// error is of the Config.
+// Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An error means a
+// mistake in the Config.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
 		c.Timeout = 10 * time.Millisecond
@@ -156,7 +155,7 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// lane makes the way to one server.
+// lane returns the lanes to one server.
 func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
 	if c := s.config.Outside; c != nil {
@@ -206,7 +205,7 @@ func (s *Store) laneTo(bucket *backend.Charge) *lane {
 	return nil
 }
 
-// replicas are those that must confirm a charge.
+// replicas returns the confirmation that c requires.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
 // Submit implements backend.Store.
@@ -238,10 +237,10 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
-// UndosInFlight is how many refunds and clean-ups are in flight.
+// UndosInFlight is the number of refunds and clean-ups in flight.
 func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 
-// UndosDropped is how many refunds and clean-ups were not sent because too many were in flight.
+// UndosDropped is the number of refunds and clean-ups that were not sent because too many were in flight.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
 
 // Close waits for the refunds in flight, answers all batches that have not been sent, and ends all
@@ -255,7 +254,7 @@ func (s *Store) Close() error {
 	s.waysClosed = true
 	ways := slices.Collect(maps.Values(s.ways))
 	s.waysMu.Unlock()
-	for _, w := range ways { // without the lock: what they answer may need a lane
+	for _, w := range ways { // without the lock: completing batches may need a lane
 		w.close()
 	}
 	s.lines.close()
@@ -291,8 +290,8 @@ type location struct {
 	db                 int
 }
 
-// parse reads a URL. Its errors contain no part of the URL: where it is mistaken, any part may be that of
-// a password.
+// parse reads a URL. Its errors contain no part of the URL, because in a URL with a mistake any part may belong to a
+// password.
 func parse(text string) (location, error) {
 	bad := func(problem string) (location, error) {
 		return location{}, errors.New("redis url: " + problem)
@@ -356,8 +355,8 @@ const (
 	escape    = "; percent-encode special characters of the password"
 )
 
-// place notes where the servers are, by the hosts and the path of a URL, and the database if the path names it. It
-// returns what is wrong with them.
+// place stores the addresses of the servers, from the hosts and the path of a URL, and the database if the path names
+// one. It returns an error for a mistake.
 func (l *location) place(authority, path string, db *string) (problem string) {
 	switch {
 	case authority == "":
@@ -391,8 +390,8 @@ func (l *location) place(authority, path string, db *string) (problem string) {
 	return ""
 }
 
-// isAddress reports whether text is host:port. Other texts appear in the errors of a connection, and may
-// be those of a password.
+// isAddress reports whether text is host:port. Other texts may belong to a password, and must not appear in the errors
+// of a connection.
 func isAddress(text string) bool {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || strings.ContainsAny(host, "@ ") {
@@ -417,8 +416,8 @@ func withPort(host, port string) string {
 	return host
 }
 
-// options are what all forms have in common. They were chosen by measuring: with go-redis's own a
-// lost reply is charged four times, and a caller's deadline is not kept.
+// options are the options that all forms share. They were chosen by measuring: with go-redis's defaults a lost reply is
+// charged four times, and the deadline of a caller is exceeded.
 func (c Config) options(l location) *goredis.Options {
 	o := &goredis.Options{
 		Network: l.network, Addr: l.addr, DB: l.db,
@@ -476,7 +475,7 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		Addrs: hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		MaxRedirects: 3, // MOVED and ASK are followed: they mean that nothing was run
+		MaxRedirects: 3, // MOVED and ASK are followed: they mean that the command has not run
 		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,

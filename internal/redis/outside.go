@@ -68,7 +68,7 @@ func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
 	}
 }
 
-// setReply makes the reply to c that of cmd.
+// setReply copies the reply of cmd to c.
 func setReply(cmd goredis.Cmder, c *outside.Command) {
 	if own, ok := cmd.(once); ok {
 		cmd = own.Cmd

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// mastersOf returns client or, in a simulation, its stand-in, which then runs the commands of client too.
+// mastersOf returns client. In a simulation it returns a simulated client, which also runs the commands of client.
 func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	if c.Outside == nil {
 		return client
@@ -22,8 +22,8 @@ func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	return s
 }
 
-// simulatedMasters does in a simulation what goredis.ClusterClient does on a network: it reads the layout of the
-// Cluster, and follows MOVED and ASK.
+// simulatedMasters is the simulation's replacement of goredis.ClusterClient: it reads the layout of the Cluster, and
+// follows MOVED and ASK.
 type simulatedMasters struct {
 	config  Config
 	cluster *goredis.ClusterOptions
@@ -138,12 +138,12 @@ func (s *simulatedMasters) ProcessHook(goredis.ProcessHook) goredis.ProcessHook 
 	}
 }
 
-// ProcessPipelineHook implements goredis.Hook. All commands are of one key.
+// ProcessPipelineHook implements goredis.Hook. All commands have the same key.
 func (s *simulatedMasters) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
 	return s.run
 }
 
-// run runs commands of one key at the master of its slot, and elsewhere where that says so.
+// run runs commands with one key at the master of its slot, and follows redirections.
 func (s *simulatedMasters) run(ctx context.Context, cmds []goredis.Cmder) error {
 	if s.layout == nil {
 		_ = s.read(ctx)
@@ -172,7 +172,7 @@ func (s *simulatedMasters) run(ctx context.Context, cmds []goredis.Cmder) error 
 	return err
 }
 
-// send sends commands to one node, each after ASKING where that is needed.
+// send sends commands to one node, each after ASKING if that is needed.
 func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis.Cmder, asking bool) (first error) {
 	var all []goredis.Cmder
 	for _, cmd := range cmds {
@@ -190,7 +190,7 @@ func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis
 	return first
 }
 
-// readSoon has the layout read, once at a time.
+// readSoon reads the layout in the background, once at a time.
 func (s *simulatedMasters) readSoon() {
 	if s.reading {
 		return

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// maxBatch is the most charges of one call, unless a single group has more. A server serves nobody else while it
-	// runs a call, and a call that is too long for its timeout counts as a failure.
+	// maxBatch is the largest number of charges in one call, unless a single group has more. While a server runs a call
+	// it serves no other client, and a call that takes longer than its timeout counts as a failure.
 	maxBatch = 256
 	// maxGroup is the most charges of one group. A larger group cannot be divided, and is answered ErrTooLarge.
 	maxGroup = 1024
 	// maxWaiting bounds the charges that wait for one server.
 	maxWaiting = 65_536
-	// maxCalls is how many calls to one server may be in flight: while one is late, or on its way, the server works
-	// on the other. More calls would share the load, so that each is smaller and costs more.
+	// maxCalls bounds the calls in flight to one server: while one is on the network, the server works on the other.
+	// With more calls each would carry fewer charges, and cost more for each.
 	maxCalls = 2
 )
 
-// queue decides when a call to one server starts, and which groups it carries. It is a state machine: it has no
-// clock, lock, timer or goroutine of its own.
+// queue decides when a call to one server starts, and which groups it carries. It is a state machine without a clock, a
+// lock, a timer or a goroutine.
 //
-// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when the last
-// one has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and larger calls cost
-// less, but a call that is late must not delay all others.
+// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when the last one
+// has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and larger calls cost less, but
+// a late call must not delay all others.
 //
-// A call is filled from the sources in turn. A batch with more charges than fit goes in several calls, one after
-// the other, so that its groups are decided in their order.
+// A call is filled from the sources in turn. A batch with more charges than fit is sent in several calls, one after the
+// other, so that its groups are decided in their order.
 type queue struct {
 	timeout  time.Duration // of one call
 	maxCalls int
@@ -42,7 +42,7 @@ type queue struct {
 	departed time.Time // the last call
 	armed    bool      // tick will be called
 	waiting  int       // charges of the places
-	aside    int       // charges left of entries that have others in flight
+	aside    int       // waiting charges of entries that also have charges in flight
 
 	places      map[*backend.Source]*place
 	first, last *place // the order of turns
@@ -51,7 +51,7 @@ type queue struct {
 	freeEntries *entry
 }
 
-// place holds the waiting entries of one source.
+// place has the waiting entries of one source.
 type place struct {
 	source      *backend.Source
 	first, last *entry
@@ -70,7 +70,7 @@ type entry struct {
 // left returns the number of charges that have not been sent.
 func (e *entry) left() int { return len(e.batch.Charges) - e.at }
 
-// call is what one call to the server carries. Its slices are reused.
+// call has the charges of one call to the server. Its slices are reused.
 type call struct {
 	runs    []run
 	entries []*entry
@@ -109,7 +109,7 @@ func (c *call) fail(err error) {
 	}
 }
 
-// effects are what the caller has to do after an event.
+// effects are the actions that the caller must take after an event.
 type effects struct {
 	start bool          // fill and send a call
 	wake  time.Duration // call tick after this time; 0: no
@@ -198,7 +198,7 @@ func (q *queue) enqueue(e *entry) {
 	q.waiting += e.left()
 }
 
-// push gives p the last turn.
+// push puts p at the end of the order of turns.
 func (q *queue) push(p *place) {
 	p.next = nil
 	if q.first == nil {
@@ -215,14 +215,14 @@ func (p *place) dequeue() {
 	p.first, e.next = e.next, nil
 }
 
-// release makes e free for another batch.
+// release makes e available for another batch.
 func (q *queue) release(e *entry) {
 	*e = entry{next: q.freeEntries}
 	q.freeEntries = e
 }
 
-// fill fills c, which is empty, for a call that was started. It reports false if no group is to be sent: then the
-// call is over. In both cases c.ended are batches that need no answer of the server any more.
+// fill fills c, which is empty, for a call that was started. It returns false if no group remains to be sent; then the
+// call is over. In both cases c.ended has the batches that need no answer of the server.
 func (q *queue) fill(c *call, now time.Time) bool {
 	full := false
 	for !full && q.waiting > 0 {
@@ -241,7 +241,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 			q.push(p)
 		}
 	}
-	for _, e := range c.entries { // what is left of an entry waits until its part has been answered
+	for _, e := range c.entries { // the rest of an entry waits until its part has been answered
 		if p := q.places[e.batch.Source]; p != nil && p.first == e {
 			q.setAside(p)
 		}
@@ -256,7 +256,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 	return true
 }
 
-// leave ends the turns of the first place, which is empty.
+// leave removes the first place, which is empty, from the order of turns.
 func (q *queue) leave() {
 	p := q.first
 	q.first = p.next
@@ -312,11 +312,11 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 	return true
 }
 
-// errKnown is of a group that has been answered already.
+// errKnown marks a group that has been answered already.
 var errKnown = errors.New("known")
 
 // group returns the length of the group at charge i, and an error if it must not be sent. A dry run of a bucket and the
-// refund to it that follows are sent as one group: the caller compares what was there before and after.
+// following refund to it are sent as one group, because the caller compares the states before and after.
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
@@ -335,7 +335,7 @@ func group(b *backend.Batch, i int) (int, error) {
 	}
 }
 
-// skip answers the next n charges of e, but those that are known, with err instead of sending them.
+// skip answers the next n charges of e with err, without sending them. It leaves out charges that are already known.
 func (q *queue) skip(e *entry, n int, err error) {
 	b := e.batch
 	for i := e.at; i < e.at+n; i++ {
@@ -347,8 +347,8 @@ func (q *queue) skip(e *entry, n int, err error) {
 	q.waiting -= n
 }
 
-// landed takes the entries of c back when the call has been answered: c.ended are those that are complete, the
-// others wait for their next call. The call is not over yet.
+// landed takes back the entries of c after the call was answered: c.ended gets the complete ones, and the others wait
+// for their next call. The call is not over yet.
 func (q *queue) landed(c *call) {
 	for i, e := range c.entries {
 		e.in, e.taken = false, false

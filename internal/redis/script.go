@@ -20,12 +20,12 @@ import (
 //go:embed take.lua
 var source string
 
-// script is one form of take.lua and the name a server knows it by.
+// script is one form of take.lua, with the name by which a server knows it.
 type script struct{ text, sha string }
 
-// With its shebang, a server that knows it (7.0 and later) refuses the script whole before its
-// first command when it is out of memory, read-only or short of replicas. Without it, the first
-// write is refused; take.lua writes last, and starts with a write that can be refused.
+// If the script has a shebang, a server that knows shebangs (7.0 and later) refuses the whole script before its first
+// command when it is out of memory, read-only or short of replicas. Without a shebang, the server refuses the first
+// write; take.lua writes last, and starts with a write that can be refused.
 var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
@@ -45,13 +45,13 @@ type scriptRun struct {
 	slot    int      // of its first key
 	slots   bool     // it may have keys of several, in a cluster
 	tag     uint64   // Charge.Slot of its first charge
-	of      []target // what the parts of its answer belong to
+	of      []target // the target of each part of its answer
 	args    []any    // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // of the keys, one after the other
 	keys    []string // each a part of names
 	index   []uint32 // the number of a key, from 1, at its hash or after it; 0: none. Its length is a power of two
 	limits  []*algorithms.Limit
-	numbers map[*algorithms.Limit]int // of limits, once there are more than fewLimits
+	numbers map[*algorithms.Limit]int // numbers of the limits, if there are more than fewLimits
 	limitsB []byte
 	limitsI int // where in args they are
 	charges []byte
@@ -62,14 +62,14 @@ type scriptRun struct {
 	err   error
 }
 
-// target is what a part of an answer belongs to: a charge, or the head of so many charges, which are taken once.
+// target is the target of a part of an answer: a charge, or the head of a number of charges with an idempotency key.
 type target struct {
 	charge   *backend.Charge
 	decision *backend.Decision
 	heads    int
 }
 
-// reset empties t, to take so many charges at the most.
+// reset empties t and makes room for so many charges.
 func (t *scriptRun) reset(most int) {
 	const perKey = 2 // places in index; a charge has a key, and may have a head with another
 	places := 1 << bits.Len(uint(2*perKey*most))
@@ -88,7 +88,7 @@ func (t *scriptRun) reset(most int) {
 // The flags of a charge. The double that has them has the number of the limit below oneFlag.
 const (
 	oneFlag  = 1 << 20
-	more     = 1 * oneFlag // the next charge is of the same group
+	more     = 1 * oneFlag // the next charge belongs to the same group
 	long     = 2 * oneFlag // MaxWait and ChargedAt follow
 	reserved = 4 * oneFlag
 	dry      = 8 * oneFlag
@@ -97,7 +97,7 @@ const (
 	then     = 64 * oneFlag // the next charge without it is made if this one is not allowed
 )
 
-// add appends c, whose decision is d; name is that of its key.
+// add appends c, whose decision is d; name is the name of its key.
 func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
 	t.of = append(t.of, target{charge: c, decision: d})
 	if t.last >= 0 && t.group == group {
@@ -141,14 +141,14 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	return c.Slot != t.tag || c.Slot == 0 && t.keys[len(t.keys)-1] != string(name)
 }
 
-// head appends the head of a group of n charges, which is taken once; name is that of its record.
+// head appends the head of a group of n charges with an idempotency key; name is the name of its record.
 func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
 	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
 	t.charges = append(t.charges, once.Digest[:]...)
 }
 
-// lifetime is for how many ms a record is remembered.
+// lifetime returns how long a record is remembered, in ms.
 func lifetime(once *backend.IdempotencyKey) int64 { return int64(max(once.Lifetime, 1)+999) / 1000 }
 
 // key is the number of a key, from 1.
@@ -168,7 +168,7 @@ func (t *scriptRun) key(name []byte) int {
 	return len(t.keys)
 }
 
-// fewLimits is how many limits are found faster in a list than in a map.
+// fewLimits is the number of limits up to which a search in a list is faster than in a map.
 const fewLimits = 16
 
 // limit is the number of l, from 1.
@@ -195,8 +195,8 @@ func (t *scriptRun) limit(l *algorithms.Limit) int {
 	return len(t.limits)
 }
 
-// finish completes the arguments; now is the time to decide by, 0: the server's own, which is thought
-// to be near wall.
+// finish completes the arguments. now is the time to decide by; 0: the server's own clock, which is assumed to be near
+// wall.
 func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 	declared := len(t.keys)
 	if t.slots {
@@ -228,7 +228,8 @@ func (t *scriptRun) near(now algorithms.Micros) {
 	t.args[t.limitsI] = t.limitsB
 }
 
-// usual reports whether the script decides plain charges of l in its loop. All others take the general form.
+// usual reports whether the script decides plain charges of l in its loop. Charges of other limits use the general
+// form.
 func usual(l *algorithms.Limit) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
 		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
@@ -252,7 +253,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	}
 	if c := l.Calendar; c != nil {
 		first := c.Window(now) - 2
-		// As many bits of a hash as a double holds identify a calendar.
+		// A calendar is identified by as many bits of a hash as a double holds.
 		dst = doubles(dst, float64(xxhash.Sum64String(c.Unit+" "+c.Zone)>>11), float64(first), float64(c.Longest))
 		for n := range int64(5) {
 			dst = doubles(dst, float64(c.Start(first+n)))
@@ -261,8 +262,8 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// elsewhen reports whether the server's time was in none of the windows given, so that nothing was
-// decided, and what it was.
+// elsewhen reports whether the server's time was outside of the given windows, so that nothing was decided, and returns
+// that time.
 func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false
@@ -282,7 +283,7 @@ func (t *scriptRun) form(old bool) script {
 	}
 }
 
-// by makes it a run of s: by its name, or in full.
+// by returns t as a run of s, by the name of the script or in full.
 func (t *scriptRun) by(s script, full bool) []any {
 	if t.args[0], t.args[1] = "evalsha", s.sha; full {
 		t.args[0], t.args[1] = "eval", s.text
@@ -290,14 +291,14 @@ func (t *scriptRun) by(s script, full bool) []any {
 	return t.args
 }
 
-// headSize and answerSize are the length of the time the script decided by, and of its answer to
-// one charge where nothing is left out of it.
+// headSize is the length of the time by which the script decided. answerSize is the length of a complete answer to one
+// charge.
 const (
 	headSize   = 8
 	answerSize = 1 + 5*8
 
-	noLast  = 64  // the flags of an answer that leaves out the last time, which is 0,
-	noRetry = 128 // and that of a retry
+	noLast  = 64  // flag of an answer without the last time, which is 0
+	noRetry = 128 // flag of an answer without the retry time, which is 0
 )
 
 // sizeOf is the length of the answer that text starts with; 0: it is not whole.
@@ -330,7 +331,7 @@ func complete(text string, n int) bool {
 	return text == ""
 }
 
-// answer puts the script's answer into the decisions of its charges.
+// answer stores the script's answer in the decisions of its charges.
 func (t *scriptRun) answer() error {
 	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.of))) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))
@@ -345,7 +346,7 @@ func (t *scriptRun) answer() error {
 		return err
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
-	at, replayed, reused, heads := now, false, false, 0 // of the group that is taken once, and what is left of it
+	at, replayed, reused, heads := now, false, false, 0 // of the group with an idempotency key, and the number of its charges that follow
 	for _, to := range t.of {
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]
@@ -373,8 +374,8 @@ func (t *scriptRun) answer() error {
 	return nil
 }
 
-// fromWindows makes times of the numbers of windows in d, which was decided at a time. c is nil where
-// the limit had a calendar when it was charged, and has none now that the answer is given again.
+// fromWindows converts the numbers of windows in d to times; d was decided at the given time. c is nil if the limit had
+// a calendar when it was charged, and has none now that the answer is replayed.
 func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
 	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
 		if n := int64(*span); c != nil {
@@ -435,7 +436,7 @@ func number(text string) int64 {
 
 func moment(text string) algorithms.Micros { return algorithms.Micros(number(text)) }
 
-// exact cuts n to the range in which doubles are exact. No limit allows a cost beyond it.
+// exact limits n to the range in which doubles are exact. No limit allows a higher cost.
 func exact(n int64) float64 {
 	const most = 1 << 53
 	return float64(max(-most, min(most, n)))

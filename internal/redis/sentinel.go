@@ -13,25 +13,25 @@ import (
 )
 
 const (
-	// sentinelPoll is the time between two questions to a Sentinel who the master is. Messages come sooner.
+	// sentinelPoll is the time between two requests to a Sentinel for the master. Its messages arrive sooner.
 	sentinelPoll = time.Second
-	// maxSentinels is how many are watched, those included that Sentinels name.
+	// maxSentinels bounds the Sentinels that are watched, including those that other Sentinels name.
 	maxSentinels = 9
 	// promotionPoll and promotionMost are how often, and for how long, a replica that is being promoted is polled
 	// whether it is the master.
 	promotionPoll = 10 * time.Millisecond
 	promotionMost = 3 * time.Second
-	// staleFor is for how long after a failover Sentinels may name the old master: they inform each other every two
+	// staleFor is how long after a failover Sentinels may still name the old master: they inform each other every two
 	// seconds.
 	staleFor = 5 * time.Second
 )
 
-// view is what is known of the master. Its methods are functions of it, of an event and of the time.
+// view is the known state of the master. Its methods are functions of the view, an event and the time.
 type view struct {
 	master string    // "" before a Sentinel has named one
 	old    string    // the master before
 	oldAt  time.Time // since when it is not the master any more
-	next   string    // a Sentinel promotes it; "": there is no failover
+	next   string    // the replica that a Sentinel promotes; "": there is no failover
 	nextAt time.Time
 }
 
@@ -70,12 +70,12 @@ func (v view) switched(addr string, now time.Time) view {
 	return v
 }
 
-// sentinels tracks the current master: it polls the Sentinels each second, and follows their messages.
-// While no Sentinel answers, the last master stays the master.
+// sentinels tracks the current master: it polls the Sentinels each second, and follows their messages. While no
+// Sentinel answers, the last master stays the master.
 //
-// Between the moment in which a Sentinel promotes a replica, and +switch-master, there are one or two seconds, in which
-// the old master takes charges that nobody will know of. So the store leaves it when the Sentinel reports that it is
-// about to promote, and goes to the replica once that says that it is the master.
+// One or two seconds pass between the moment at which a Sentinel promotes a replica and its message +switch-master.
+// Charges that the old master accepts in this time are lost. So the store stops using it when the Sentinel reports that
+// it is about to promote a replica, and uses the replica as soon as the replica reports that it is the master.
 type sentinels struct {
 	name    string
 	options goredis.Options // of a client of a Sentinel
@@ -87,11 +87,11 @@ type sentinels struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	watched []string      // addresses; guarded by mu, and so is what follows
+	watched []string      // addresses; this and the following fields are guarded by mu
 	view    view          //
-	known   chan struct{} // closed once there is a master
-	why     error         // a Sentinel's answer in place of a master; nil: none
-	whyFrom string        // that Sentinel's address
+	known   chan struct{} // closed when a master is known
+	why     error         // the answer of a Sentinel that named no master; nil: none
+	whyFrom string        // the address of that Sentinel
 	closed  bool
 }
 
@@ -113,7 +113,8 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	return goredis.NewClient(o)
 }
 
-// checkMaster is an error if the server says that it is a replica. One that does not allow the question is trusted.
+// checkMaster returns an error if the server reports that it is a replica. A server that does not permit the command is
+// trusted.
 func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 	info, err := client.Info(ctx, "replication").Result()
 	var reply goredis.Error
@@ -147,7 +148,7 @@ func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	return w.dial(ctx, "tcp", v.master)
 }
 
-// change applies an event to the view, and has what follows from it done.
+// change applies an event to the view, and starts its effects.
 func (w *sentinels) change(event func(view) view) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -203,7 +204,7 @@ func (w *sentinels) follow(addr string) {
 	}
 }
 
-// watch watches a Sentinel, unless that is done or there are enough.
+// watch starts to watch a Sentinel, unless it is watched already or there are enough.
 func (w *sentinels) watch(addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -234,7 +235,7 @@ func (w *sentinels) listen(addr string) {
 			switch message := message.(type) {
 			case *goredis.Message:
 				w.message(message.Channel, strings.Fields(message.Payload))
-			case *goredis.Subscription: // anew: messages may have been missed
+			case *goredis.Subscription: // after a new subscription: messages may have been missed
 				w.ask(client, addr)
 				w.discover(client)
 			}

@@ -16,12 +16,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A sharded bucket is split over the slots of the cluster, and so over its masters. Of two shards
-// drawn at random the one with more units, by its last known state, gets the charge; usually that is
-// all. If it denies, the other gets the charge; if that denies too, all are read, and what the cost
-// needs is taken from those that have it (combine.go). A denial is given only when the tokens were not there.
+// A sharded bucket is split over the slots of the cluster, and so over its masters. Two shards are drawn at random, and
+// the one with more units, by its last known state, is charged; usually it allows. If it denies, the other one is
+// charged. If that denies too, all shards are read, and the cost is taken from those with units (combine.go). A charge
+// is denied only if all shards together have too few units.
 
-// shardStore is a Store of charges of sharded buckets, each a group of its own that is not taken once.
+// shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an idempotency key.
 type shardStore struct {
 	next   backend.Store // of the shards
 	memory shardMemory
@@ -92,7 +92,7 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 		for w.asked < len(w.shards) && c.Terms.Cost > c.Shards[w.shards[w.asked]].Capacity {
 			w.asked++
 		}
-		if w.asked == len(w.shards) { // all shards must be looked at
+		if w.asked == len(w.shards) { // all shards must be read
 			d.apart(w.charge, &combine{charge: *c, memory: &d.memory})
 			continue
 		}
@@ -111,7 +111,7 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 	return d.charges, d.decisions
 }
 
-// settle takes note of answers to all that are drawn. Those who were denied stay.
+// settle records the answers to all shards that were drawn. Charges that were denied stay.
 func (d *draws) settle(answers []backend.Decision) {
 	if answers == nil {
 		return
@@ -143,7 +143,7 @@ func (d *draws) apart(i int, m machine) {
 	})
 }
 
-// ended ends the batch if nothing more is in flight.
+// ended ends the batch if nothing is in flight any more.
 func (d *draws) ended() {
 	if d.pending.Add(-1) > 0 {
 		return
@@ -183,18 +183,18 @@ func shardOf(c *backend.Charge, i int) backend.Charge {
 	return part
 }
 
-// shardMemory remembers what was last seen of shards, to choose by. It is a hint: being wrong costs
-// a call, never a wrong answer.
+// shardMemory remembers the last known states of shards, to choose between them. It is only a hint: a wrong one costs a
+// call, and never makes an answer wrong.
 type shardMemory struct {
-	now    func() algorithms.Micros // nil: as the shards' own clocks go
+	now    func() algorithms.Micros // nil: by the clocks of the shards
 	clock  func() time.Time
 	random func(n int) int // below n
 
 	mu   sync.Mutex
-	seen map[uint64][]sight // by the hash of the bucket's key, for each shard; guarded by mu
+	seen map[uint64][]sight // for each shard, by the hash of the bucket's key; guarded by mu
 }
 
-// sight is what was last seen of a shard, at a time by this process's clock, and when it last failed.
+// sight is the last known state of a shard, with the time by this process's clock, and the time of its last failure.
 type sight struct {
 	state      algorithms.State // zero: never seen
 	at, failed time.Time
@@ -218,8 +218,8 @@ func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []
 	use(seen)
 }
 
-// draw returns two different shards at random, the one with more left first. What has flowed in
-// since a shard was seen counts: without it a shard that looked empty once is left to overflow. One
+// draw returns two different shards at random, the one with more units first. It adds the units that have flowed in
+// since a shard was seen: otherwise a shard that was empty once would not be used again, and would overflow. A shard
 // that has just failed comes second.
 func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (first, second int) {
 	n := len(shards)
@@ -260,8 +260,8 @@ func (m *shardMemory) order(n int) []int {
 	return order
 }
 
-// saw remembers the answer of shard i and returns the sum of what was last seen in all of them; a
-// shard never seen counts as full.
+// saw stores the answer of shard i, and returns the sum of the last known states of all shards. A shard that was never
+// seen counts as full.
 func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
 	wall := m.clock()
 	m.of(key, shards, func(seen []sight) {
@@ -281,7 +281,7 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 	return sum
 }
 
-// forget forgets what was seen of a bucket's shards.
+// forget removes the states of a bucket's shards.
 func (m *shardMemory) forget(key []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

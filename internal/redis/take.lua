@@ -1,39 +1,53 @@
--- take.lua decides and charges inside Redis: package algorithms again, function by function
--- and in the same order, so that both can be read side by side. Numbers are doubles, all of them
--- integers up to 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
+-- take.lua decides and charges inside Redis. It contains package algorithms again, function by function and
+-- in the same order, so that both can be read side by side. Numbers are doubles, all of them integers up to
+-- 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
 --
--- KEYS     the buckets, each once; of several cluster slots the first only, and the others in
--- ARGV[4…]
--- ARGV[1]  the time in us, packed as a double; 0: the server's own
--- ARGV[2]  the limits, 13 doubles each, and of a calendar 8 more: its number, that of the first window,
--- the longest a window can be, and the starts of five windows; of one with a penalty 3 more before these, and of one
--- that settles 1 more, max_debt
--- ARGV[3]  the charges, 4 doubles each: the number of the key, that of the limit and 2^20 times the flags, the
--- cost, and the phase. Flag 1: the next charge is of the same group, which is taken together or not at all;
--- 2: two doubles more follow, max_wait and of; 4 reserve, 8 look, 16 raw, 32 settle, 64 then: if this one is not
--- allowed, the next charge without that flag is made instead. One of limit 0 heads a group
--- that is taken once: the key is that of its record, the cost how many ms it is remembered, and 32 bytes more
--- tell what is asked. Two doubles 0 are the end
--- returns  the time decided by, a double, then 41 bytes for each charge: flags and five doubles; with
--- flag 16 the three times are counted in windows of a calendar, and with flag 32 the last of them is for
--- how long a penalty blocks the bucket, in us, and with flag 4 how many units a settlement lost; with flag 64 the last
--- is 0 and left out, with flag 128 that of a retry. Nothing but the time: it is not among the windows given, and nothing is charged
+--   KEYS     the buckets, each once. If they are in several cluster slots, KEYS has only the first, and
+--            ARGV[4…] the others
+--   ARGV[1]  the time in us, packed as a double; 0: the server's own time
+--   ARGV[2]  the limits, 13 doubles each. A limit with a calendar has 8 more: its number, the number of
+--            the first window, the length of the longest possible window, and the starts of five windows.
+--            A limit with a penalty has 3 more before these. A limit that settles has 1 more, max_debt
+--   ARGV[3]  the charges, 4 doubles each: the number of the key; the number of the limit plus 2^20 times
+--            the flags; the cost; the phase. Two doubles 0 are the end
 --
--- All is read first and all is written last, so an error on the way leaves nothing behind; the
--- first write is one that a server out of memory refuses.
+--            flag 1   the next charge belongs to the same group, which is charged as a whole or not at all
+--            flag 2   two more doubles follow, max_wait and of
+--            flag 4   reserve
+--            flag 8   look, a dry run
+--            flag 16  raw
+--            flag 32  settle
+--            flag 64  then: if this charge is not allowed, the next charge without this flag is made
 --
--- Redis makes the functions of a script anew for each EVALSHA. For the hundred functions below that costs more than
--- ten decisions. So all but two of them are inside of general, which is called only when a charge needs it. A loop
--- at the end decides plain charges: it reads and writes their states without tables, and calls the same
--- charge_tokens and charge_window as general does. It uses no locals of general and calls nothing else.
+--            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
+--            the record, its cost is the time in ms for which the record is remembered, and 32 more bytes
+--            identify the request
+--   returns  the time by which it decided, a double, and 41 bytes for each charge: flags and five doubles.
+--            Only the time: it is outside of the given windows of a calendar, and nothing was charged
+--
+--            flag 4   the last double is the number of units that a settlement lost
+--            flag 16  the three times are counted in windows of a calendar
+--            flag 32  the last double is the rest of the block by a penalty, in us
+--            flag 64  the last double is 0 and left out
+--            flag 128 the retry time is 0 and left out
+--
+-- The script first reads everything and then writes everything, so an error in between leaves no changes. The
+-- first write is one that a server without free memory refuses.
+--
+-- Redis creates the functions of a script again for each EVALSHA. For the hundred functions below that costs
+-- more than ten decisions. So all but two of them are inside of general, which is called only when a charge
+-- needs it. A loop at the end decides plain charges. It reads and writes their states without tables, and
+-- calls the same charge_tokens and charge_window as general. It uses no locals of general and calls nothing
+-- else.
 
--- charge_tokens and charge_window are all that take_tokens and take_window decide. They use no locals from outside,
--- each of which would cost something in each call: x - x % 1 is floor(x), and x + -x % 1 its counterpart, the
--- ceiling. Both return 1 for allowed, 2 for never and 0 for denied, the next value, what remains, and how many ticks
--- or window starts it takes until a retry succeeds, until the bucket is full, and until what was reserved is there.
+-- charge_tokens and charge_window contain all arithmetic of take_tokens and take_window. They use no locals
+-- from outside, because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the
+-- ceiling. Both return: 1 for allowed, 2 for never or 0 for denied; the next value; the remaining units; and
+-- three numbers of ticks or window starts, until a retry succeeds, until the bucket is full, and until the
+-- reserved units are there.
 
--- charge_tokens consumes cost, in the unit of value, from a token bucket that had value so many ticks ago, down to
--- least; or it returns given to it.
+-- charge_tokens consumes cost, in the unit of value, from a token bucket that had value so many ticks ago,
+-- down to least. If given is above 0, it refunds given.
 local function charge_tokens(l, value, ticks, cost, least, given)
   local p, v = l.p, l.v
   local flags, retry, wait = 1, 0, 0
@@ -66,8 +80,8 @@ local function charge_tokens(l, value, ticks, cost, least, given)
   return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
 end
 
--- charge_window consumes cost from a fixed window that had value so many window starts ago, down to -reserve; or it
--- returns given to it.
+-- charge_window consumes cost from a fixed window that had value so many window starts ago, down to -reserve.
+-- If given is above 0, it refunds given.
 local function charge_window(l, value, starts, cost, reserve, given)
   local rate, capacity, clears = l.rate, l.capacity, l.clears
   local flags, retry, wait = 1, 0, 0
@@ -114,7 +128,8 @@ local function charge_window(l, value, starts, cost, reserve, given)
   return flags, value, value > 0 and value or 0, retry, reset, wait
 end
 
--- with_peaks makes what limits that settle need. The loop and general use it, once a charge is of such a limit.
+-- with_peaks creates the functions for limits that settle. The loop and general call it when a charge has
+-- such a limit.
 local function with_peaks()
   local floor, max, min, huge, remove = math.floor, math.max, math.min, math.huge, table.remove
   local peaked, push, lower, closest, charged, room_since
@@ -123,8 +138,8 @@ local function with_peaks()
 
   -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first; nil: they are unknown.
 
-  -- peaked are the peaks of a bucket of l that lacked room before a charge or a refund at time t, and lacks left now. It
-  -- changes peaks.
+  -- peaked updates peaks, the peaks of a bucket of l, after a charge or a refund at time t: the bucket lacked
+  -- room before it, and lacks left now.
   function peaked(l, peaks, t, room, left, since)
     t = t - t % l.tick
     if room == left then return peaks end
@@ -163,8 +178,8 @@ local function with_peaks()
     return peaks
   end
 
-  -- lower changes peaks as if units that were consumed at time since had never been. All that have seen them have
-  -- room for them.
+  -- lower changes peaks as if units that were consumed at time since had never been consumed. Each later peak
+  -- has room for them.
   function lower(peaks, since, units)
     local n, i = #peaks, 1
     while i < n and peaks[i] <= since do i = i + 2 end
@@ -178,7 +193,7 @@ local function with_peaks()
     end
   end
 
-  -- closest is where, of five peaks, the one stands that is merged with the next.
+  -- closest returns the position of the peak, of five, that is merged with the next one.
   function closest(peaks)
     local at, least = 0, huge
     for i = 1, 7, 2 do
@@ -194,7 +209,8 @@ local function with_peaks()
     return to, cost - floor((value - to) / unit)
   end
 
-  -- room_since is how much a bucket with these peaks, last charged at a time, has lacked at least since another.
+  -- room_since returns the least room that a bucket with these peaks, last charged at a time, has had since
+  -- another time.
   function room_since(l, at, peaks, since, room)
     since = since - since % l.tick
     if since > at or not peaks or #peaks == 0 then return 0 end
@@ -209,15 +225,15 @@ end
 
 -- Settlements --------------------------------------------------------------------------------------
 
--- settling decides the charges of usual limits that settle, as general does. It returns a function that makes what
--- follows the numbers in a state, and one that decides a settlement.
+-- settling decides the charges of usual limits that settle, as general does. It returns two functions: one
+-- packs the part of a state after the numbers, and one decides a settlement.
 local function settling(now, given, usual, stored, lives, answers)
   local pack, unpack_at, sub, floor, min = struct.pack, struct.unpack, string.sub, math.floor, math.min
   local peaked, push, charged, room_since = with_peaks()
   local blob = ARGV[3]
 
-  -- peaks_in returns the peaks behind the first so many bytes of b; false where general must decide: denials are
-  -- there, or a clock has stepped back.
+  -- peaks_in returns the peaks after the first so many bytes of b. It returns false if general must decide,
+  -- because there are denials or a clock has stepped back.
   local function peaks_in(b, head)
     local n = #b - head
     if n == 0 then return nil end
@@ -247,8 +263,8 @@ local function settling(now, given, usual, stored, lives, answers)
     return pack(forms[#peaks], -1, unpack(peaks))
   end
 
-  -- behind is what follows the first so many bytes of a state that was b, and lacked room before a charge, and lacks
-  -- left now; false where general must decide.
+  -- behind returns the part of the new state after the first so many bytes. The old state was b; the bucket
+  -- lacked room before the charge, and lacks left now. It returns false if general must decide.
   local function behind(l, b, head, room, left)
     local peaks = {}
     if b then peaks = peaks_in(b, head) end
@@ -256,8 +272,8 @@ local function settling(now, given, usual, stored, lives, answers)
     return bytes(peaked(l, peaks, now, room, left, 0))
   end
 
-  -- settle decides the settlement at pos, alone or taken once. It returns where the next charge is, and how many
-  -- answers there are; or nothing, where general must decide.
+  -- settle decides the settlement at pos, with or without an idempotency key. It returns the position of the
+  -- next charge and the number of answers; or nothing, if general must decide.
   local function settle(pos, n)
     local k, what, cost, phase, next = unpack_at('<dddd', blob, pos)
     local record, ttl, of
@@ -337,9 +353,9 @@ local function settling(now, given, usual, stored, lives, answers)
   return behind, settle
 end
 
--- general decides all charges there can be. lives is, by key, for how long what is in stored is to be written, in ms.
--- It returns the states by key, a function that decides charges, and two that write what became of them; or nothing,
--- where now is in none of the windows given.
+-- general decides charges of every kind. lives has, by key, the lifetimes in ms of the states in stored that
+-- must be written. general returns the states by key, a function that decides charges, and two functions that
+-- write the results. It returns nothing if now is outside of the given windows.
 local function general(now, given, names, stored, lives, answers)
   local EXACT = 9007199254740992
   local STEP_BACK = 60000000
@@ -353,7 +369,8 @@ local function general(now, given, names, stored, lives, answers)
   local byte, sub, rep = string.byte, string.sub, string.rep
   local pack, unpack_at, call = struct.pack, struct.unpack, redis.call
 
-  -- The functions are declared before they are defined, so that they can stand in the order of package algorithms.
+  -- The functions are declared before they are defined, so that they can be in the order of package
+  -- algorithms.
   local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
     calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, until_units,
     until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
@@ -367,15 +384,15 @@ local function general(now, given, names, stored, lives, answers)
 
   local peaked, push, charged, room_since = with_peaks()
 
-  -- A state is made with room for all of its fields: a table that grows is copied. phase and reset are
-  -- those of the charge that it is left by.
-  local state, dirty = {}, {} -- by key: what is remembered now; whether it must be written
+  -- A state is created with room for all of its fields, because a table that grows is copied. phase and reset
+  -- are those of the last charge of the state.
+  local state, dirty = {}, {} -- by key: the current state; whether it must be written
   local denied_logs = {} -- by key: the limit that denied last
 
   -- algorithms.go ------------------------------------------------------------------------------------
 
-  -- take answers a in d (allowed, never, remaining, retry, reset, wait, blocked) and returns the next
-  -- state, whatever was denied before.
+  -- take decides a and stores the result in d (allowed, never, remaining, retry, reset, wait, blocked). It
+  -- returns the next state. It ignores earlier denials.
   function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
     d.blocked, d.lost, d.timed = 0, 0, not l.edges
@@ -408,7 +425,7 @@ local function general(now, given, names, stored, lives, answers)
     return keep(l, s, kept, seen, look)
   end
 
-  -- kept_of is what remains of s when it is denied for a reason outside this bucket.
+  -- kept_of returns the state that remains of s after a denial by another bucket.
   function kept_of(l, phase, s, a)
     if l.rate == 0 then return s end
     local is = with(s, denials_at(l, s))
@@ -418,14 +435,15 @@ local function general(now, given, names, stored, lives, answers)
     return with(kept, is and is.denials)
   end
 
-  -- keep is what remains of s where nothing is charged, kept being s with its clock started or mended.
+  -- keep returns the state that remains of s if nothing is charged; kept is s with its clock started or
+  -- corrected.
   function keep(l, s, kept, seen, look)
     if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
     return kept
   end
 
-  -- begin makes s a state of l at time t and mends its clock. It returns that state, the time to
-  -- reckon with, and whether the bucket was seen before.
+  -- begin converts s to a state of l at time t and corrects its clock. It returns that state, the time to
+  -- compute with, and whether the bucket was seen before.
   function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
     local at = t
@@ -453,7 +471,8 @@ local function general(now, given, names, stored, lives, answers)
     return s, at, true
   end
 
-  -- fresh is the state of a bucket never seen, filled at time t. log is kept: it knows what to cut.
+  -- fresh returns the state of a bucket that was never seen, filled at time t. It keeps log, which knows its
+  -- stored entries.
   function fresh(l, t, log)
     local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and {} or nil }
     if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
@@ -465,7 +484,7 @@ local function general(now, given, names, stored, lives, answers)
     return s
   end
 
-  -- fresh_at is when s, which a charge of l leaves, equals a full bucket.
+  -- fresh_at returns the time at which s, the state after a charge of l, equals a full bucket.
   function fresh_at(l, s)
     local by = s.by
     if by.kind == SLIDING then
@@ -532,14 +551,15 @@ local function general(now, given, names, stored, lives, answers)
     return l.edges[5] - now + (l.window + n - l.first - 4) * l.longest
   end
 
-  -- calendar_start is the moment at which a window starts; 0 for one before those that are given, which
-  -- is two windows ago and more, and infinity for one after them.
+  -- calendar_start returns the start of a window; 0 for a window before the given ones, which is at least two
+  -- windows ago, and infinity for a window after them.
   function calendar_start(l, window)
     if window < l.first then return 0 end
     return l.edges[window - l.first + 1] or math.huge
   end
 
-  -- locate notes which window of a calendar s lies in and when the next starts: later, none can tell.
+  -- locate stores the window of a calendar in which s lies, and the start of the next one, because these
+  -- cannot be computed later.
   function locate(l, s)
     if l.edges then
       s.window = window_of(l, 0, s.at)
@@ -562,7 +582,8 @@ local function general(now, given, names, stored, lives, answers)
       and l.p1 == old.p1 and l.v1 == old.v1
   end
 
-  -- adopt is s, written under other numbers, as a state of l at time t, if that loses nothing; otherwise s.
+  -- adopt converts s, which was written under other numbers, to a state of l at time t, if that loses
+  -- nothing. Otherwise it returns s.
   function adopt(l, phase, s, t)
     local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
     if same_scale(l, phase, s) then
@@ -582,8 +603,8 @@ local function general(now, given, names, stored, lives, answers)
     return c
   end
 
-  -- kept_tokens is a token bucket that holds value of full by the numbers of s, of which p flows in with each of
-  -- its ticks. Where one limit counts in us and the other in ms, both go by ms.
+  -- kept_tokens describes a token bucket that has value of full by the numbers of s; p flows in with each of
+  -- its ticks. If one limit counts in us and the other in ms, both use ms.
   function kept_tokens(l, s, value, full, p, t)
     local old = s.by
     local k = {
@@ -599,7 +620,7 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- after is how much is used so many ticks later.
+  -- after returns the used units so many ticks later.
   function after(k, ticks)
     if ticks >= ceil_div(k.used, k.p) then return 0 end
     return k.used - ticks * k.p
@@ -625,8 +646,8 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- outlived has the windows of s, whose calendar l does not have: the next start is known, and the longest window
-  -- there is.
+  -- outlived returns the windows of s, whose calendar l does not have: the next start is known, and the
+  -- longest possible window.
   function outlived(s)
     local old, longest = s.by, s.by.longest
     return {
@@ -635,10 +656,10 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
-  -- units is what is used, in the unit of l, rounded up.
+  -- units returns the used units, in the unit of l, rounded up.
   function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
 
-  -- of is so much in the unit of l, as used counts, rounded down.
+  -- of converts an amount to the unit of l, rounded down.
   function of(k, l, n)
     local used = mul_div(n, k.unit, unit_of(l))
     return used
@@ -663,10 +684,10 @@ local function general(now, given, names, stored, lives, answers)
     return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  -- ticks_to is how many ticks it takes until no more than most is used.
+  -- ticks_to returns the number of ticks until no more than most is used.
   function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
-  -- give_units takes units of l off what is used, less what has flowed in since.
+  -- give_units subtracts units of l from the used units, less the units that have flowed in since.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and l.settles then
@@ -677,8 +698,8 @@ local function general(now, given, names, stored, lives, answers)
     k.used = max(0, k.used - given)
   end
 
-  -- take_kept answers a of s, which is kept in other numbers than l's, at time t, which is behind ahead of a clock
-  -- that stepped back. Of a calendar that l does not have it tells times, not windows.
+  -- take_kept decides a on s, which has other numbers than l, at time t. A clock that stepped back is behind
+  -- by that much. For a calendar that l does not have it returns times instead of windows.
   function take_kept(l, phase, s, t, a, d, behind)
     if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
     local k
@@ -703,7 +724,7 @@ local function general(now, given, names, stored, lives, answers)
     return next
   end
 
-  -- decide_kept takes a of a token bucket or a fixed window.
+  -- decide_kept decides a on a token bucket or a fixed window.
   function decide_kept(l, k, t, a, d)
     local unit, full = unit_of(l), full_of(l)
     local cost, r = cost_in(l, unit, a), 0
@@ -748,7 +769,7 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- decide_kept_turn takes a of a leaky bucket.
+  -- decide_kept_turn decides a on a leaky bucket.
   function decide_kept_turn(l, k, t, a, d, behind)
     local cost = cost_in(l, l.q, a)
     if cost < 0 then
@@ -779,14 +800,15 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- take_kept_pair takes a of a guaranteed bucket.
+  -- take_kept_pair decides a on a guaranteed bucket.
   function take_kept_pair(l, s, t, a, d)
     local old = s.by
     local sure, bank = kept_tokens(l, s, s.prev, old.v1, old.p1, t), kept_tokens(l, s, s.value, old.v, old.p, t)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- wait is how many ticks of l after so many ticks cost is there, if it is before the next.
+    -- wait returns the number of ticks of l, after so many ticks, until cost is available, if that is before
+    -- the next start.
     local function wait(cost, ticks)
       local used1, used2 = after(sure, ticks), after(bank, ticks)
       local v1 = l.v1 - mul_div_ceil(used1, l.q, sure.unit)
@@ -841,8 +863,8 @@ local function general(now, given, names, stored, lives, answers)
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 
-  -- mul_div is a*b/c rounded down, cut to 2^53, and what that left, without leaving the exact range: the quotient
-  -- and the remainder of a*(b mod c) are built up from the bits of a.
+  -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:
+  -- it builds the quotient and the remainder of a*(b mod c) from the bits of a.
   function mul_div(a, b, c)
     if b == c then return a, 0 end
     local whole = floor(b / c)
@@ -874,13 +896,14 @@ local function general(now, given, names, stored, lives, answers)
     return n
   end
 
-  -- phase_of is the phase that s is written in. A limit has none: that of a charge is its key's.
+  -- phase_of returns the phase with which s was written. A limit has none: the phase of a charge is that of
+  -- its key.
   function phase_of(s) return s.by.phase or s.phase end
 
   -- fixed_window.go ----------------------------------------------------------------------------------
 
-  -- window_of is the number of the window that t lies in. Of a calendar those that are given are known;
-  -- t before them is in some window before, t after them in some window after.
+  -- window_of returns the number of the window in which t lies. Of a calendar only the given windows are
+  -- known: a t before or after them lies in some earlier or later window.
   function window_of(l, phase, t)
     if not l.edges then return floor((floor(t / l.tick) - phase) / l.period) end
     local n = 0
@@ -923,7 +946,7 @@ local function general(now, given, names, stored, lives, answers)
     return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
   end
 
-  -- windows_to_full is how many window starts fill a bucket that holds value.
+  -- windows_to_full returns the number of window starts that fill a bucket with value.
   function windows_to_full(l, value)
     local n = ceil_div(l.capacity - value, l.rate)
     if l.clears then n = min(n, 1) end
@@ -957,14 +980,14 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
   end
 
-  -- guaranteed_retry is how many ticks it takes until v1 and v2, which are less now, are c together.
+  -- guaranteed_retry returns the number of ticks until v1 and v2, which are now too few, are c together.
   function guaranteed_retry(l, v1, v2, c)
     return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
   end
 
   -- leaky_bucket.go ----------------------------------------------------------------------------------
 
-  -- take_turn takes a turn at time t, which is back ahead of a clock that stepped back.
+  -- take_turn takes a turn at time t; a clock that stepped back is behind by back.
   function take_turn(l, s, t, a, d, back)
     local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
     local wait = span(l, t, ceil_div(l.v - value, l.p))
@@ -983,7 +1006,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- lease.go -----------------------------------------------------------------------------------------
 
-  -- unit_of is how many of a state's value make one unit, full_of the value of a full bucket.
+  -- unit_of returns the part of a state's value that makes one unit. full_of returns the value of a full
+  -- bucket.
   function unit_of(l) return l.kind == WINDOW and 1 or l.q end
 
   -- limit.go -----------------------------------------------------------------------------------------
@@ -997,16 +1021,17 @@ local function general(now, given, names, stored, lives, answers)
 
   -- peaks.go -----------------------------------------------------------------------------------------
 
-  -- beyond tells whether a charges, in a settlement, what the estimate left out.
+  -- beyond reports whether a, in a settlement, charges the units beyond the estimate.
   function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
 
-  -- passed are the peaks of a bucket last charged at a time, whose clock has stepped back to t.
+  -- passed returns the peaks of a bucket that was last charged at a time, after its clock has stepped back to
+  -- t.
   function passed(l, at, t)
     t = t + HOUR
     return push({}, min(at, t - t % l.tick) + l.tick, 0)
   end
 
-  -- peaks_of are the peaks of s as far as they are of use for l.
+  -- peaks_of returns the peaks of s that l can use.
   function peaks_of(l, phase, s)
     local old = s.by
     if not l.settles or l.tick ~= old.tick then return nil end
@@ -1030,10 +1055,10 @@ local function general(now, given, names, stored, lives, answers)
 
   -- penalty.go ---------------------------------------------------------------------------------------
 
-  -- Denials are the times of those since the last block, oldest first, how many blocks there were in a
-  -- row, and until when the last is. They are made anew, never changed.
+  -- Denials are a table with the times of the denials since the last block, oldest first, the number of
+  -- blocks in a row, and the end of the last one. A table is replaced, never changed.
 
-  -- block is how long the k-th block in a row lasts.
+  -- block returns the duration of the k-th block in a row.
   function block(l, k)
     local span = l.block
     while k > 1 and span < l.longest_block do
@@ -1042,7 +1067,7 @@ local function general(now, given, names, stored, lives, answers)
     return span
   end
 
-  -- denials_at is what still counts, now, of the denials that s has; nil: nothing.
+  -- denials_at returns the denials of s that still count now; nil: none.
   function denials_at(l, s)
     local was = s and s.denials
     if not was or l.after == 0 then return nil end
@@ -1059,7 +1084,7 @@ local function general(now, given, names, stored, lives, answers)
     return was
   end
 
-  -- forgotten_at is when nothing of denials counts any more.
+  -- forgotten_at returns the time from which on no denial counts.
   function forgotten_at(l, denials)
     local n, at = #denials, 0
     if n > 0 then at = denials[n] + l.period * l.tick end
@@ -1067,7 +1092,7 @@ local function general(now, given, names, stored, lives, answers)
     return at
   end
 
-  -- counted is what is remembered of denials after one at time t.
+  -- counted returns the denials after one more at time t.
   function counted(l, was, t)
     local d = { blocks = 0, till = 0 }
     if was then
@@ -1087,7 +1112,7 @@ local function general(now, given, names, stored, lives, answers)
     return { blocks = blocks, till = t + block(l, blocks) }
   end
 
-  -- take_counted is take where denials count, or did under other numbers.
+  -- take_counted is take for limits with a penalty, or if the bucket was charged by such a limit before.
   function take_counted(l, phase, s, a, d, look)
     if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
     local denials = denials_at(l, s)
@@ -1114,7 +1139,7 @@ local function general(now, given, names, stored, lives, answers)
     return now
   end
 
-  -- seen tells whether s has a clock.
+  -- seen reports whether s has a clock.
   function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
 
   -- blocked answers a of s, which is blocked until till.
@@ -1179,8 +1204,8 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = own, prev = last, at = t - t % l.tick, phase = 0, period = s.period }
   end
 
-  -- window_counts are counts cut where products would leave the exact range: other numbers may have allowed more.
-  -- What is stored is not cut.
+  -- window_counts returns the counts, limited so that products stay in the exact range: other numbers may
+  -- have allowed more. The stored counts are not limited.
   function window_counts(l, cur, prev)
     if cur <= l.rate and prev <= l.rate then return cur, prev end
     local most = floor(EXACT / 3 / l.period)
@@ -1230,7 +1255,7 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
   end
 
-  -- expired is how many units, at the head of log, are a period old at time t.
+  -- expired returns the number of units at the head of log that are one period old at time t.
   function expired(l, log, t)
     local size, before = log_size(log), t - l.period
     if size == 0 or log_at(log, 1) > before then return 0 end
@@ -1244,8 +1269,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- together.go --------------------------------------------------------------------------------------
 
-  -- take_all charges all of charges[first..last] or none of them; of alternatives those that pay. It returns whether
-  -- it charged them.
+  -- take_all charges all of charges[first..last] or none of them. Of alternatives it charges those that pay.
+  -- It returns whether it charged them.
   function take_all(charges, first, last)
     local all, never, at = true, false, first
     while at <= last do
@@ -1269,13 +1294,14 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- alternatives returns where those end that start at charges[at]: there, if it has none.
+  -- alternatives returns the end of the alternatives that start at charges[at]; if there are none, it returns
+  -- at.
   function alternatives(charges, at, last)
     while at < last and charges[at].instead do at = at + 1 end
     return at
   end
 
-  -- allow tells whether all of charges[first..last] are allowed by themselves.
+  -- allow reports whether each of charges[first..last] is allowed.
   function allow(charges, first, last)
     for i = first, last do
       if not charges[i].allowed then return false end
@@ -1283,8 +1309,8 @@ local function general(now, given, names, stored, lives, answers)
     return true
   end
 
-  -- look_at looks at the alternatives charges[first..last]. It returns whether one can be charged, and whether none
-  -- ever can.
+  -- look_at tests the alternatives charges[first..last]. It returns whether one can be charged, and whether
+  -- none can ever be.
   function look_at(charges, first, last)
     local never = false
     for i = first, last - 1 do
@@ -1334,8 +1360,8 @@ local function general(now, given, names, stored, lives, answers)
     return value + e * p
   end
 
-  -- cost_in is the cost of a in units of which so many make one of the limit's, cut to just beyond the most that can
-  -- ever be taken.
+  -- cost_in returns the cost of a in units of which so many make one unit of the limit. It is limited to just
+  -- above the largest cost that can ever be consumed.
   function cost_in(l, unit, a)
     local most = l.capacity + l.max_reserved
     if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
@@ -1348,7 +1374,7 @@ local function general(now, given, names, stored, lives, answers)
     return returned(given, l.p + l.p1, elapsed(l, a.of, t))
   end
 
-  -- returned is what is left of given once so many ticks have brought p each.
+  -- returned returns the rest of given, less the units that have flowed in during so many ticks.
   function returned(given, p, ticks)
     if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
     return given - ticks * p
@@ -1378,9 +1404,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The log ------------------------------------------------------------------------------------------
 
-  -- A log is a list of times, oldest first. It is read where it must be and written at the end:
-  -- first units at the head are gone, those after stored are cut, and added ones follow. What is
-  -- remembered of denials stands before them, as bytes that start with 'd'; head is then 1, else 0.
+  -- A log is a list of times, oldest first. It is read only where necessary and written at the end: the first
+  -- units at the head are removed, those after stored are removed too, and added ones are appended. Denials
+  -- of a penalty are stored before the times, as bytes that start with 'd'; head is then 1, else 0.
   function log_load(key)
     local n = call('LLEN', key)
     local oldest = n > 0 and call('LINDEX', key, 0)
@@ -1401,7 +1427,7 @@ local function general(now, given, names, stored, lives, answers)
     return tonumber(call('LINDEX', log.key, log.head + i - 1))
   end
 
-  -- log_clamp makes units that lie ahead of t units of t.
+  -- log_clamp changes units with a time after t to t.
   function log_clamp(log, t)
     local all = {}
     for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
@@ -1414,8 +1440,8 @@ local function general(now, given, names, stored, lives, answers)
     log.stored = log.stored - max(0, n - added)
   end
 
-  -- log_write writes log behind denials, if there are any. Its first write is one that can be refused,
-  -- wherever something is added.
+  -- log_write writes log after the denials, if there are any. If it adds units, its first write is one that a
+  -- server can refuse.
   function log_write(log, ttl, denials)
     local key, head = log.key, denials and 1 or 0
     if denials and log.head == 0 then
@@ -1439,8 +1465,8 @@ local function general(now, given, names, stored, lives, answers)
     if head + log_size(log) > 0 then call('PEXPIRE', key, ttl) end
   end
 
-  -- log_outlive makes log live for ttl at least: it may have been written under a shorter period. Redis 6.2 does
-  -- not know GT.
+  -- log_outlive makes log live for at least ttl: it may have been written under a shorter period. Redis 6.2
+  -- does not support GT.
   function log_outlive(log, ttl)
     local reply = redis.pcall('PEXPIRE', log.key, ttl, 'GT')
     if type(reply) == 'table' and reply.err then call('PEXPIRE', log.key, ttl) end
@@ -1448,8 +1474,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The buckets --------------------------------------------------------------------------------------
 
-  -- load reads the state of key k. The numbers it was written in are compared with those of l at
-  -- once, so that in the usual case there is nothing to make of them.
+  -- load reads the state of key k. It compares the numbers of the state with those of l at once, so that
+  -- usually nothing must be converted.
   function load(k, l, phase)
     local s = state[k]
     if s ~= nil then return s end
@@ -1527,7 +1553,7 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- save leaves the state of key k to be written.
+  -- save prepares the state of key k for writing.
   function save(k)
     local s = state[k]
     local l = s.by
@@ -1550,18 +1576,19 @@ local function general(now, given, names, stored, lives, answers)
     stored[k], lives[k] = b, lifetime(dirty[k], s)
   end
 
-  -- lifetime is for how many ms s, which a charge of l leaves, must live: until it equals a bucket never seen.
+  -- lifetime returns the time in ms that s, the state after a charge of l, must live: until it equals a
+  -- bucket that was never seen.
   function lifetime(l, s)
     local ttl = max(0, floor((fresh_at(l, s) - now) / 1000)) + 2
     if l.initial < l.capacity then ttl = ttl + DAY / 1000 end
     if s.denials then ttl = max(ttl, floor((forgotten_at(l, s.denials) - now) / 1000) + 2) end
     local peaks = s.peaks
     if peaks and #peaks > 0 then ttl = max(ttl, floor((peaks[#peaks - 1] - now) / 1000) + 2) end
-    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by that one
+    if given then ttl = max(ttl, DAY / 1000) end -- keys expire by the server's clock, not by the given time
     return ttl
   end
 
-  -- pack_denials makes bytes of denials, unpack_denials reads them where they start in b.
+  -- pack_denials converts denials to bytes; unpack_denials reads them from b at a position.
   function pack_denials(denials)
     local parts = { pack('<dd', denials.blocks, denials.till) }
     for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
@@ -1575,8 +1602,8 @@ local function general(now, given, names, stored, lives, answers)
     return d
   end
 
-  -- pack_peaks makes bytes of peaks, unpack_peaks reads them where they start in b. The first double is below 0,
-  -- which that of denials never is.
+  -- pack_peaks converts peaks to bytes; unpack_peaks reads them from b at a position. The first double is
+  -- below 0; that of denials never is.
   function pack_peaks(peaks)
     local b = pack('<d', -1)
     for i = 1, #peaks, 2 do b = b .. pack('<dd', peaks[i], peaks[i + 1]) end
@@ -1620,7 +1647,7 @@ local function general(now, given, names, stored, lives, answers)
   local blob = ARGV[3]
   local size = #blob
 
-  -- read makes c the charge at pos, and returns where the next one is.
+  -- read reads the charge at pos into c, and returns the position of the next one.
   local function read(c, pos)
     local what
     c.key, what, c.cost, c.phase, pos = unpack_at('<dddd', blob, pos)
@@ -1633,7 +1660,7 @@ local function general(now, given, names, stored, lives, answers)
     return pos
   end
 
-  local n -- how many answers there are
+  local n -- the number of answers
 
   local function answer(c)
     n = n + 1
@@ -1643,12 +1670,12 @@ local function general(now, given, names, stored, lives, answers)
     answers[n] = pack('<Bddddd', flags, c.value, c.remaining, c.retry, c.reset, last)
   end
 
-  -- A record is what a group that is taken once was answered: 32 bytes that tell what was asked, the
-  -- time decided by, and the answers.
+  -- A record is the answer to a group with an idempotency key: 32 bytes that identify the request, the time
+  -- of the decision, and the answers.
   local records, fresh_records = {}, {} -- by key
 
-  -- replay answers the head's group, whose charges start at pos, as record does; with flag 8 where it is
-  -- that of another group. It returns where the next charge is.
+  -- replay answers the group of the head, whose charges start at pos, from record. If record belongs to
+  -- another request, the answer has flag 8. It returns the position of the next charge.
   local function replay(head, record, pos)
     local one, bytes = {}, 0
     repeat
@@ -1661,7 +1688,7 @@ local function general(now, given, names, stored, lives, answers)
     return pos
   end
 
-  -- took tells whether group, which was charged or not, took anything, so that it is remembered.
+  -- took reports whether group, which was charged or not, consumed anything, so that it is remembered.
   local function took(group, all)
     for i = 1, #group do
       local g = group[i]
@@ -1671,7 +1698,8 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- decide answers the charge or the group at pos. It returns where the next is, and how many answers there are.
+  -- decide answers the charge or the group at pos. It returns the position of the next one and the number of
+  -- answers.
   local c = {}
   local function decide(pos, answered)
     n, pos = answered, read(c, pos)
@@ -1707,7 +1735,7 @@ local function general(now, given, names, stored, lives, answers)
     return pos, n
   end
 
-  -- settle writes the records, and leaves what is remembered to be written, but for logs.
+  -- settle writes the records, and prepares the states for writing, except for logs.
   local function settle()
     for k, ttl in pairs(fresh_records) do call('PSETEX', names[k], ttl, records[k]) end
     for k in pairs(dirty) do
@@ -1742,7 +1770,7 @@ else
 end
 
 -- usual are the plain limits by number, and false for each other one.
-local usual, settles = {}, false -- settles: there are some that do
+local usual, settles = {}, false -- settles: one of them settles
 do
   local limits = ARGV[2]
   local at, size, i = 1, #limits, 0
@@ -1781,8 +1809,9 @@ else
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
--- The loop decides a plain charge of a plain limit whose bucket is new, or was last seen under the same numbers; alone,
--- or in a group of such charges. All others go to general, which finds in stored what is left here.
+-- The loop decides a plain charge of a plain limit whose bucket is new, or was last charged under the same
+-- numbers, alone or in a group of such charges. It leaves all others to general, which reads the states that
+-- the loop has left in stored.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
@@ -1790,16 +1819,16 @@ local behind, settle_alone
 if settles then behind, settle_alone = settling(now, given, usual, stored, lives, answers) end
 
 local blob = ARGV[3]
-local pos, k, what = 1, unpack_at('<dd', blob) -- k and what are of the charge at pos
--- Of a group under way: where it began, how many answers there were then, and what it will write: m of keys, states
--- and lifetimes. Once one of its charges is denied, all are decided again, and those that would be allowed
--- tell what is there.
+local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
+-- The current group: its start, the number of answers at that point, and its m keys, states and lifetimes to
+-- write. If one of its charges is denied, all are decided again, and the answers of those that would be
+-- allowed state the units that are left.
 local first, before, held
 local m, denied, again = 0, false, false
 while k > 0 do
   local l, b, joined, reset = usual[what], stored[k], false
   local next_k, next_what
-  if l == nil then l, joined = usual[what - 1048576], true end -- the next is of the same group
+  if l == nil then l, joined = usual[what - 1048576], true end -- the next charge belongs to the same group
   repeat
     if not l or state and state[k] ~= nil then break end
     local cost, phase, flags
@@ -1877,7 +1906,7 @@ while k > 0 do
         break
       end
       for i = 1, m, 3 do
-        if held[i] == k then reset = nil end -- it is looked at before any is charged
+        if held[i] == k then reset = nil end -- the bucket is read before a charge of it was made
       end
       if not reset then break end
     end
@@ -1931,8 +1960,7 @@ end
 
 if state then settle() end
 
--- A key may be kept a little longer than it must, by an eighth at most, so that few lifetimes need to be made into
--- text.
+-- A key may live up to an eighth longer than necessary, so that few lifetimes must be converted to strings.
 local to, text = 0
 for i = 1, #names do
   local ms = lives[i]

@@ -7,12 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// patience is the timeout of calls for detached batches. If their answers came too late, what they charged would be
+// patience is the timeout of calls for detached batches. If their answers arrived too late, their charges would be
 // lost.
 const patience = 250 * time.Millisecond
 
-// way is the lanes to one server: patient for detached batches, and for groups so large that they may take
-// longer than the timeout, which is no failure of the server; usual for all others.
+// way has the two lanes to one server. patient is for detached batches, and for groups so large that they may exceed
+// the timeout without a failure of the server. usual is for all others.
 type way struct{ usual, patient *lane }
 
 // Submit implements backend.Store.
@@ -39,7 +39,8 @@ func (w *way) close() {
 	w.patient.close()
 }
 
-// mixed reports whether charges have to be divided: there is a group that is too large, or one for the patient lane.
+// mixed reports whether charges must be divided because there is a group that is too large, or a group for the patient
+// lane.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
 		return false

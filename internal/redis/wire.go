@@ -19,23 +19,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxFrame is the size of a call that the buffer of an idle socket takes in one write. Whoever starts a call may start
-// those of other servers after it, and must not wait for a server that does not read.
+// maxFrame is the size of a call that the buffer of an idle socket accepts in one write. The goroutine that starts a
+// call may start calls to other servers after it, and must not wait for a server that does not read.
 const maxFrame = 32 << 10
 
-// wire is a connection that a lane keeps for its usual calls: whoever starts a call writes it, without waiting, and
-// one goroutine reads the answers. go-redis, whose calls wait, needs another goroutine for each call, and takes a
-// connection from its pool, checks it, and sets timers; in a Cluster, where calls are small, that was most of their
-// price.
+// wire is a connection that a lane uses for its usual calls: the goroutine that starts a call writes it without
+// waiting, and one goroutine reads the answers. With go-redis, each call waits on another goroutine, takes a connection
+// from the pool, checks it, and sets timers. In a Cluster, where calls are small, this was most of their cost.
 //
-// go-redis connects it and logs in. All that is unusual goes by go-redis: the first calls, probes, resets, scripts
-// that the server does not know, slots that have moved, and the calls while the wire is broken or busy.
+// go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets, scripts
+// that the server does not know, slots that have moved, and calls while the wire is broken or busy.
 type wire struct {
 	node *node
 	lane *lane
 
 	mu      sync.Mutex
-	conn    net.Conn // nil: there is none; guarded by mu, and so is what follows
+	conn    net.Conn // nil: not connected; this and the following fields are guarded by mu
 	busy    bool     // a call is being written, or in flight
 	call    *call    // in flight
 	until   time.Time
@@ -46,8 +45,8 @@ type wire struct {
 	dialing bool
 	dialed  time.Time // the last attempt
 
-	writing sync.Mutex // held by send: an answer may be read before the Write that it answers has returned
-	out     []byte     // what is being written; guarded by writing
+	writing sync.Mutex // held during send: an answer may be read before the Write of its call has returned
+	out     []byte     // the frame that is being written; guarded by writing
 }
 
 // take reserves the wire for a call.
@@ -61,14 +60,15 @@ func (w *wire) take() bool {
 	return true
 }
 
-// release ends take without a call.
+// release ends a reservation without a call.
 func (w *wire) release() {
 	w.mu.Lock()
 	w.busy = false
 	w.mu.Unlock()
 }
 
-// send writes the call c, for which the wire was taken. It reports false if c has to go by go-redis, and was not sent.
+// send writes the call c, for which the wire was reserved. It returns false if c was not sent, and go-redis must send
+// it.
 func (w *wire) send(c *call, until time.Time) bool {
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -90,11 +90,11 @@ func (w *wire) send(c *call, until time.Time) bool {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	mine := w.call == c // otherwise the reader has seen the end of the connection, and has answered it
+	mine := w.call == c // otherwise the reader has seen the end of the connection, and has answered the call
 	if w.conn == conn && w.broken == nil {
 		w.broken = err
 	}
-	_ = conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends the connection, and answers what is in flight
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends the connection, and answers the call in flight
 	if mine && neverRan(err) {
 		w.call = nil
 		return false
@@ -102,8 +102,8 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// deadlines has a Read of conn end by until, or earlier: then the reader sets its next deadline (goesOn). A Write ends
-// soon after until. Setting both for each call would cost as much as a system call. mu is held.
+// deadlines makes a Read of conn end by until, or earlier; then the reader sets its next deadline (goesOn). A Write ends
+// soon after until. To set both for each call would cost as much as a system call. The caller holds mu.
 func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	if w.readBy.IsZero() {
 		w.readBy = until
@@ -115,8 +115,8 @@ func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	}
 }
 
-// ended reports whether the server has closed nc. A call written to it would be lost, and nobody could tell whether the
-// server has run it.
+// ended reports whether the server has closed nc. A call written to it would be lost, and nothing would show whether
+// the server has run it.
 func ended(nc net.Conn) bool {
 	c, ok := nc.(*conn)
 	return ok && c.ended()
@@ -125,7 +125,7 @@ func ended(nc net.Conn) bool {
 // encode writes the frame of c to out. It reports false if c is not a single run of the script, or too large.
 func (w *wire) encode(c *call) (ok bool) {
 	defer func() {
-		if p := recover(); p != nil { // go-redis's way meets it again, and answers c
+		if p := recover(); p != nil { // go-redis panics in the same way, and then c is answered
 			ok = false
 		}
 	}()
@@ -185,7 +185,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	c := w.call
 	err := w.broken
 	w.conn, w.call, w.broken, w.readBy, w.writeBy = nil, nil, nil, time.Time{}, time.Time{}
-	w.busy = w.busy && c == nil // who has taken it without a call yet releases it
+	w.busy = w.busy && c == nil // a goroutine that has reserved the wire and has no call yet releases it
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
@@ -194,7 +194,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	}
 }
 
-// goesOn reports whether conn is still of use after a Read has failed: a deadline may be that of an earlier call.
+// goesOn reports whether conn is still usable after a Read has failed: the deadline may belong to an earlier call.
 func (w *wire) goesOn(conn net.Conn, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,7 +213,7 @@ func (w *wire) goesOn(conn net.Conn, err error) bool {
 	return true
 }
 
-// answered takes the call whose answer has arrived; nil: there is none. over: the wire is to be closed.
+// answered returns the call whose answer has arrived; nil: there is none. over: the wire must be closed.
 func (w *wire) answered() (c *call, over bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -228,7 +228,7 @@ func (w *wire) answered() (c *call, over bool) {
 	return c, over
 }
 
-// conclude ends the call c by its answer, or has it sent again by go-redis where it certainly was not run.
+// conclude ends the call c with its answer, or lets go-redis send it again if it certainly has not run.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, elsewhen := t.elsewhen()
@@ -279,11 +279,11 @@ func (w *wire) dial() {
 	}()
 }
 
-// connect makes a connection that is ready for calls, in the pool of a client that nobody else uses; nil: it failed.
+// connect makes a connection that is ready for calls, in the pool of a separate client; nil: it failed.
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
-	var made atomic.Pointer[net.Conn] // go-redis may still dial after Ping has given up
+	var made atomic.Pointer[net.Conn] // go-redis may still dial after Ping has timed out
 	dial := o.Dialer
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		nc, err := dial(ctx, network, addr)
@@ -311,12 +311,12 @@ func (w *wire) close() {
 	}
 }
 
-// refusal is a server's error.
+// refusal is an error reply of a server.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// RedisError marks it as go-redis's are.
+// RedisError marks it as a reply, as go-redis does.
 func (refusal) RedisError() {}
 
 // appendCommand appends a command in Redis's protocol.
@@ -346,8 +346,8 @@ func appendSize(dst []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(dst, kind), int64(n), 10), "\r\n"...)
 }
 
-// parseReply reads a bulk string or an error (refused) from what has arrived. An error says that it is neither, or that
-// more follows.
+// parseReply parses a bulk string or an error (refused). An error means that the bytes are neither, or that more bytes
+// follow.
 func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
 	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
 	switch {
