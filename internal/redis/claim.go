@@ -62,7 +62,7 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	for at := 0; at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
 		g := &claimedGroup{
-			claimedStore: s, outer: b, pending: pending, once: b.Charges[at].IdempotencyKey,
+			claimedStore: s, outer: b, at: at, pending: pending, once: b.Charges[at].IdempotencyKey,
 			charges: slices.Clone(b.Charges[at : at+n]), decisions: b.Decisions[at : at+n],
 		}
 		for i := range g.charges {
@@ -86,6 +86,7 @@ type claimedGroup struct {
 	*claimedStore
 
 	outer     *backend.Batch
+	at        int           // the position of its first charge there
 	pending   *atomic.Int64 // the groups of outer that have not ended
 	once      *backend.IdempotencyKey
 	mine      string
@@ -175,6 +176,7 @@ func (g *claimedGroup) end(err error) {
 	if err != nil {
 		fail(g.decisions, err)
 	}
+	g.outer.SetKnown(g.at, g.at+len(g.charges))
 	if g.pending.Add(-1) == 0 {
 		g.outer.Finish()
 	}

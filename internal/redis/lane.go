@@ -297,6 +297,7 @@ func (l *lane) send(c *call, until time.Time) {
 
 // landed returns the batches of c to the queue after the call has ended with err.
 func (l *lane) landed(c *call, outcome event) {
+	c.knows()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {

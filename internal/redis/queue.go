@@ -109,6 +109,15 @@ func (c *call) fail(err error) {
 	}
 }
 
+// knows makes the decisions of batches known that need further calls.
+func (c *call) knows() {
+	for _, r := range c.runs {
+		if r.to-r.from < len(r.batch.Charges) {
+			r.batch.SetKnown(r.from, r.to)
+		}
+	}
+}
+
 // effects are the actions that the caller must take after an event.
 type effects struct {
 	start bool          // fill and send a call

@@ -34,6 +34,7 @@ func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithm
 	s.draws.New = func() any {
 		d := &draws{shardStore: s}
 		d.steps.Bind(next, d.step)
+		d.steps.Tell(d.knows)
 		return d
 	}
 	return s
@@ -50,6 +51,7 @@ func (s *shardStore) Submit(b *backend.Batch) {
 			d.apart(i, &resetShards{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > c.Limit.Most(c.Terms.Reserve):
 			b.Decisions[i].Never = true
+			b.SetKnown(i, i+1)
 		case c.Terms.Cost < 0 && !c.Terms.DryRun:
 			d.apart(i, &refund{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
@@ -117,20 +119,34 @@ func (d *draws) settle(answers []backend.Decision) {
 		return
 	}
 	waits := d.drawn[:0]
-	for i := range d.drawn {
-		w, answer := d.drawn[i], &answers[i]
-		c := &d.outer.Charges[w.charge]
-		n := w.shards[w.asked-1]
-		left := d.memory.saw(c.Key, c.Shards, n, answer)
-		if answer.Err == nil && !answer.Allowed {
+	for i, w := range d.drawn {
+		if !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
 			waits = append(waits, w)
-			continue
 		}
-		is := *answer
-		is.Remaining, is.Value = left/c.Shards[n].Unit(), wholeValue(c, left)
-		d.outer.Decisions[w.charge] = is
 	}
 	d.drawn = waits
+}
+
+// knows answers those drawn whose shards have answered before others.
+func (d *draws) knows(from, to int) {
+	for i := from; i < to; i++ {
+		d.answer(&d.drawn[i], &d.decisions[i])
+	}
+}
+
+// answer answers the charge of w, unless the shard denied it, and reports whether it did.
+func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
+	c := &d.outer.Charges[w.charge]
+	n := w.shards[w.asked-1]
+	left := d.memory.saw(c.Key, c.Shards, n, answer)
+	if answer.Err == nil && !answer.Allowed {
+		return false
+	}
+	is := *answer
+	is.Remaining, is.Value = left/c.Shards[n].Unit(), wholeValue(c, left)
+	d.outer.Decisions[w.charge] = is
+	d.outer.SetKnown(w.charge, w.charge+1)
+	return true
 }
 
 // apart runs a machine for charge i by itself.
@@ -139,6 +155,7 @@ func (d *draws) apart(i int, m machine) {
 	d.run(m, d.outer, func(is backend.Decision) {
 		is.Value = wholeValue(&d.outer.Charges[i], is.Value)
 		d.outer.Decisions[i] = is
+		d.outer.SetKnown(i, i+1)
 		d.ended()
 	})
 }

@@ -69,12 +69,15 @@ type divided struct {
 	way   *way
 	whole *backend.Batch
 	at    int // the first charge that has not been submitted
+	known int // the first charge whose decision is not known
 	part  backend.Batch
 }
 
 // next submits the next part, or ends the whole.
 func (d *divided) next() {
 	b := d.whole
+	b.SetKnown(d.known, d.at)
+	d.known = d.at
 	for d.at < len(b.Charges) {
 		from, n := d.at, backend.GroupLen(b.Charges[d.at:])
 		large := n > maxBatch
@@ -93,9 +96,6 @@ func (d *divided) next() {
 		}
 		p := &d.part
 		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
-		if b.Known != nil {
-			p.Known = b.Known[from:to]
-		}
 		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
 		d.way.Submit(p)
 		return

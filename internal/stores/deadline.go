@@ -102,10 +102,7 @@ func (t *trial) load(b *backend.Batch, until time.Time) {
 	t.users.Store(2)
 	in := &t.inner
 	in.Charges = append(in.Charges[:0], b.Charges...)
-	in.Decisions = slices.Grow(in.Decisions[:0], len(b.Charges))[:len(b.Charges)]
-	clear(in.Decisions)
-	in.Known = slices.Grow(in.Known[:0], len(b.Charges))[:len(b.Charges)]
-	clear(in.Known)
+	in.Decisions, in.Known = zeroed(in.Decisions, len(b.Charges)), zeroed(in.Known, len(b.Charges))
 	in.Deadline, in.Waits, in.Source = until, b.Waits, b.Source
 	size := 0
 	for i := range b.Charges {
@@ -137,11 +134,13 @@ func (s *deadlineStore) await(t *trial) {
 // tellKnown passes the known decisions on to the caller's batch. store.mu is held.
 func (t *trial) tellKnown() {
 	b := t.outer
-	for i := range t.inner.Known {
-		if t.inner.Known[i].Load() && !b.IsKnown(i) {
-			b.Decisions[i] = t.inner.Decisions[i]
-			b.SetKnown(i, i+1)
+	for at := 0; at < len(b.Charges); {
+		end := at + backend.GroupLen(b.Charges[at:])
+		if isKnown(&t.inner, at, end) && !b.IsKnown(at) {
+			copy(b.Decisions[at:end], t.inner.Decisions[at:end])
+			b.SetKnown(at, end)
 		}
+		at = end
 	}
 }
 
@@ -184,15 +183,29 @@ func (s *deadlineStore) overdue() {
 // held, because afterwards the decisions of t may still change.
 func (t *trial) failUnknown() {
 	b := t.outer
-	for i := range b.Decisions {
+	for at := 0; at < len(b.Charges); {
+		end := at + backend.GroupLen(b.Charges[at:])
 		switch {
-		case b.IsKnown(i):
-		case t.inner.IsKnown(i):
-			b.Decisions[i] = t.inner.Decisions[i]
+		case b.IsKnown(at):
+		case isKnown(&t.inner, at, end):
+			copy(b.Decisions[at:end], t.inner.Decisions[at:end])
 		default:
-			b.Decisions[i] = backend.Decision{Err: errNoAnswer}
+			for i := at; i < end; i++ {
+				b.Decisions[i] = backend.Decision{Err: errNoAnswer}
+			}
+		}
+		at = end
+	}
+}
+
+// isKnown reports whether all decisions of a group are known. Its elements are set one after the other.
+func isKnown(b *backend.Batch, from, to int) bool {
+	for i := from; i < to; i++ {
+		if !b.IsKnown(i) {
+			return false
 		}
 	}
+	return true
 }
 
 // giveUp ends b, whose deadline has passed. A panic in its Done does not affect other batches.

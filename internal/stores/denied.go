@@ -44,6 +44,7 @@ func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 	s.trips.New = func() any {
 		t := &deniedTrip{store: s}
 		t.inner.Done = t.ended
+		t.told = func(from, to int) { t.rest.pass(t.outer, from, to) }
 		return t
 	}
 	return s
@@ -107,7 +108,9 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 	}
 	in := &t.inner
 	in.Deadline, in.Detached, in.Waits, in.Source = b.Deadline, b.Detached, b.Waits, b.Source
-	if in.Charges, in.Decisions, in.Known = b.Charges, b.Decisions, b.Known; !t.whole {
+	if t.whole {
+		in.Charges, in.Decisions, in.Known, in.OnKnown = b.Charges, b.Decisions, b.Known, b.OnKnown
+	} else {
 		t.gather(b)
 	}
 	s.next.Submit(in)
@@ -122,10 +125,10 @@ type deniedTrip struct {
 	changes bool // see givesBack
 	asked   time.Time
 	take    uint64
-	places  []int            // the positions in outer of the groups that are submitted
-	again   []*denial        // the denials that are revalidated
-	charges []backend.Charge // the charges of inner, unless whole
-	answers []backend.Decision
+	places  []int     // the positions in outer of the groups that are submitted
+	again   []*denial // the denials that are revalidated
+	rest    excerpt   // the groups that are submitted, unless whole
+	told    func(from, to int)
 }
 
 // look answers the groups of b whose denial is cached, and records the positions of the others.
@@ -152,11 +155,11 @@ func (t *deniedTrip) look(b *backend.Batch) {
 // gather copies the groups at places to inner.
 func (t *deniedTrip) gather(b *backend.Batch) {
 	for _, at := range t.places {
-		t.charges = append(t.charges, b.Charges[at:at+backend.GroupLen(b.Charges[at:])]...)
+		t.rest.add(b.Charges[at:at+backend.GroupLen(b.Charges[at:])], at)
 	}
-	t.answers = slices.Grow(t.answers[:0], len(t.charges))[:len(t.charges)]
-	clear(t.answers)
-	t.inner.Charges, t.inner.Decisions, t.inner.Known = t.charges, t.answers, nil
+	t.rest.prepare()
+	in := &t.inner
+	in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.told
 }
 
 // ended is the Done function of inner.
@@ -164,12 +167,10 @@ func (t *deniedTrip) ended(*backend.Batch) {
 	b := t.outer
 	defer b.Done(b) // even if learning panics
 	defer t.release()
-	answers := t.inner.Decisions
+	if !t.whole {
+		t.rest.pass(b, 0, len(t.rest.charges))
+	}
 	for at, n := range t.groups() {
-		if !t.whole {
-			copy(b.Decisions[at:at+n], answers[:n])
-			answers = answers[n:]
-		}
 		if !b.Charges[at].Reset {
 			t.store.learn(b.Charges[at:at+n], b.Decisions[at:at+n], t.asked, t.take)
 		}
@@ -205,9 +206,9 @@ func (t *deniedTrip) groups() iter.Seq2[int, int] {
 }
 
 func (t *deniedTrip) release() {
-	clear(t.charges)
 	clear(t.again)
-	t.charges, t.places, t.again = t.charges[:0], t.places[:0], t.again[:0]
+	t.places, t.again = t.places[:0], t.again[:0]
+	t.rest.reset()
 	t.outer, t.whole = nil, false
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.trips.Put(t)

@@ -56,6 +56,7 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	s.trips.New = func() any {
 		t := &leaseTrip{store: s}
 		t.inner.Done = t.ended
+		t.told = t.knows
 		return t
 	}
 	return s
@@ -103,7 +104,7 @@ func (s *LeaseStore) submitGroups(b *backend.Batch) {
 	t := s.trip(b, s.now())
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
-		if s.plan(t, b.Charges[at:end], b.Decisions[at:end], b.Deadline) {
+		if s.plan(t, at, end) {
 			b.SetKnown(at, end)
 		}
 		at = end
@@ -154,16 +155,23 @@ type leaseTrip struct {
 	seenAt  algorithms.Micros
 	asked   []backend.Charge
 	answers []backend.Decision
+	known   []atomic.Bool
+	of      []int32 // the positions of the groups that the charges in asked belong to; returned for returns
+	told    func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
 	backs   []backend.Charge // returns, which are sent before the charges
 	number  int              // the number of the last group submitted
 }
 
+// returned is the position of no group.
+const returned = -1
+
 // leaseGroup is one group that is submitted to next.
 type leaseGroup struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
+	at        int // the position of its first charge in the outer batch
 	parts     int // the position of its first part
 	done      bool
 }
@@ -190,25 +198,25 @@ func (t *leaseTrip) end() {
 	clear(t.groups)
 	clear(t.parts)
 	clear(t.backs)
-	t.asked, t.groups, t.parts, t.backs = t.asked[:0], t.groups[:0], t.parts[:0], t.backs[:0]
+	t.asked, t.of, t.groups, t.parts, t.backs = t.asked[:0], t.of[:0], t.groups[:0], t.parts[:0], t.backs[:0]
 	t.outer, t.sees = nil, nil
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.trips.Put(t)
 	b.Done(b)
 }
 
-// add adds c to the last group of the call.
-func (t *leaseTrip) add(c *backend.Charge) int {
-	t.asked = append(t.asked, *c)
+// add adds c to the last group of the call. group is its position in t.groups, or returned.
+func (t *leaseTrip) add(c *backend.Charge, group int) int {
+	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
-// plan answers a group from leases, or adds it to the call. It reports whether it answered the group. deadline is
-// the time by which next answers.
-func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []backend.Decision, deadline time.Time) (answered bool) {
-	now := t.began
-	g := leaseGroup{charges: charges, decisions: decisions, parts: len(t.parts)}
+// plan answers a group from leases, or adds it to the call. The group starts and ends at positions of the outer batch.
+// It reports whether it answered the group.
+func (s *LeaseStore) plan(t *leaseTrip, at, end int) (answered bool) {
+	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
+	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
 	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
 	whole := true
 	for i := range charges {
@@ -231,7 +239,7 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []ba
 	mayBorrow := !recordDenied(charges)
 	for i := range charges {
 		p := &parts[i]
-		ending := p.spent && !p.outlasts(s.config.Clock, deadline, now)
+		ending := p.spent && !p.outlasts(s.config.Clock, t.outer.Deadline, now)
 		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
@@ -241,10 +249,10 @@ func (s *LeaseStore) plan(t *leaseTrip, charges []backend.Charge, decisions []ba
 		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
 		for i := range t.backs {
 			t.number++
-			t.add(&t.backs[i])
+			t.add(&t.backs[i], returned)
 		}
 	}
-	s.askFor(t, &t.groups[len(t.groups)-1])
+	s.askFor(t, len(t.groups)-1)
 	return false
 }
 
@@ -253,23 +261,24 @@ func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.D
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// askFor adds the charges of a group that were not charged to leases to the call.
-func (s *LeaseStore) askFor(t *leaseTrip, g *leaseGroup) {
+// askFor adds the charges of group n that were not charged to leases to the call.
+func (s *LeaseStore) askFor(t *leaseTrip, n int) {
+	g := &t.groups[n]
 	t.number++
 	for i := range g.charges {
 		p := &t.parts[g.parts+i]
 		if p.spent {
 			continue
 		}
-		p.asked = t.add(&g.charges[i])
+		p.asked = t.add(&g.charges[i], n)
 		t.asked[p.asked].Terms.Cost += p.borrow
 	}
 }
 
 // ask submits the call to next. waits is Batch.Waits.
 func (t *leaseTrip) ask(waits bool) {
-	t.answers = slices.Grow(t.answers[:0], len(t.asked))[:len(t.asked)]
-	clear(t.answers)
+	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
+	t.inner.Known, t.inner.OnKnown = t.known, t.told
 	t.submit(t.asked, t.answers, waits)
 }
 
@@ -287,59 +296,78 @@ func (t *leaseTrip) ended(*backend.Batch) {
 		t.end()
 		return
 	}
-	if t.store.settle(t, t.began); len(t.asked) > 0 {
+	if t.store.settle(t); len(t.asked) > 0 {
 		t.ask(false) // this goroutine serves others
 		return
 	}
 	t.end()
 }
 
-// settle answers the groups of a call that was submitted at the time asked. Groups that were denied because of the
-// units requested beyond their cost are in the next call.
-func (s *LeaseStore) settle(t *leaseTrip, asked time.Duration) {
-	now := s.now()
-	clear(t.asked)
-	t.asked = t.asked[:0]
-	for n := range t.groups {
-		g := &t.groups[n]
-		if g.done {
+// knows answers groups that next has decided before it ends the call.
+func (t *leaseTrip) knows(from, to int) {
+	now := t.store.now()
+	for i := from; i < to; i++ {
+		if t.of[i] == returned || i > from && t.of[i] == t.of[i-1] {
 			continue
 		}
-		parts := t.parts[g.parts : g.parts+len(g.charges)]
-		var failed error
-		all, again := true, false
-		for i := range parts {
-			if p := &parts[i]; !p.spent {
-				d := &t.answers[p.asked]
-				failed, all = d.Err, all && d.Allowed
-				again = again || d.Err == nil && !d.Allowed && p.borrow > 0
-			}
-		}
-		if again {
-			for i := range parts {
-				if parts[i].borrow > 0 {
-					s.receive(&g.charges[i], &parts[i], 0, nil, asked, now)
-				}
-			}
-			s.askFor(t, g)
-			continue
-		}
-		g.done = true
-		for i := range parts {
-			p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
-			switch {
-			case p.spent && !all:
-				s.putBack(c, p, d, now)
-			case p.spent:
-				s.served(c)
-			default:
-				s.tell(c, p, &t.answers[p.asked], d, all, asked, now)
-			}
-			if failed != nil {
-				*d = backend.Decision{Err: failed}
-			}
+		if g := &t.groups[t.of[i]]; t.store.settleGroup(t, g, now) {
+			t.outer.SetKnown(g.at, g.at+len(g.charges))
 		}
 	}
+}
+
+// settle answers the groups of a call. Groups that were denied because of the units requested beyond their cost are in
+// the next call.
+func (s *LeaseStore) settle(t *leaseTrip) {
+	now := s.now()
+	clear(t.asked)
+	t.asked, t.of = t.asked[:0], t.of[:0]
+	for n := range t.groups {
+		g := &t.groups[n]
+		if g.done || s.settleGroup(t, g, now) {
+			continue
+		}
+		for i := range g.charges {
+			if p := &t.parts[g.parts+i]; p.borrow > 0 {
+				s.receive(&g.charges[i], p, 0, nil, t.began, now)
+			}
+		}
+		s.askFor(t, n)
+	}
+}
+
+// settleGroup answers g by the decisions of next. It reports false if g was denied because of the units requested
+// beyond its cost.
+func (s *LeaseStore) settleGroup(t *leaseTrip, g *leaseGroup, now time.Duration) (done bool) {
+	parts := t.parts[g.parts : g.parts+len(g.charges)]
+	var failed error
+	all, again := true, false
+	for i := range parts {
+		if p := &parts[i]; !p.spent {
+			d := &t.answers[p.asked]
+			failed, all = d.Err, all && d.Allowed
+			again = again || d.Err == nil && !d.Allowed && p.borrow > 0
+		}
+	}
+	if again {
+		return false
+	}
+	g.done = true
+	for i := range parts {
+		p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
+		switch {
+		case p.spent && !all:
+			s.putBack(c, p, d, now)
+		case p.spent:
+			s.served(c)
+		default:
+			s.tell(c, p, &t.answers[p.asked], d, all, t.began, now)
+		}
+		if failed != nil {
+			*d = backend.Decision{Err: failed}
+		}
+	}
+	return true
 }
 
 // tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
@@ -388,7 +416,8 @@ func hasReset(charges []backend.Charge) bool {
 // reset submits b, which resets buckets, to next. It drops the leases of these buckets. Other processes may use or
 // return their leases until these expire.
 func (s *LeaseStore) reset(b *backend.Batch) {
-	after := backend.Batch{Charges: b.Charges, Decisions: b.Decisions, Deadline: b.Deadline, Detached: b.Detached, Source: b.Source}
+	after := *b
+	after.Waits = false
 	after.Done = func(*backend.Batch) {
 		s.dropReset(b.Charges, nil) // leases granted meanwhile
 		b.Done(b)

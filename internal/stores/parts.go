@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -25,6 +26,7 @@ func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos 
 	s.takes.New = func() any {
 		t := &partsTake{store: s}
 		t.steps.Bind(next, t.step)
+		t.steps.Tell(t.knows)
 		return t
 	}
 	return s
@@ -53,12 +55,15 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	t.steps.Run(b)
 }
 
+// knows passes the decisions of groups on that next has decided before others.
+func (t *partsTake) knows(from, to int) { t.parts.knows(from, to, t.outer) }
+
 func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
 	if charges, room := t.parts.next(); len(charges) > 0 {
 		return charges, room
 	}
 	b := t.outer
-	if undo := t.parts.conclude(b.Decisions); len(undo) > 0 {
+	if undo := t.parts.conclude(b); len(undo) > 0 {
 		t.store.undos.Submit(t.store.next, undo)
 	}
 	t.outer = nil
@@ -90,10 +95,12 @@ type part struct {
 // partedGroup is the state of one group.
 type partedGroup struct {
 	from, to int // in the whole
+	first    int // the position of its first part; those that do not wait follow it
 	parts    int
-	refused  bool  // a part was denied or failed
-	refunded bool  // a part that waited was charged
-	failed   error // the error that takes precedence
+	open     atomic.Int32 // the number of parts whose decisions are not known
+	refused  bool         // a part was denied or failed
+	refunded bool         // a part that waited was charged
+	failed   error        // the error that takes precedence
 }
 
 // plan splits charges into parts.
@@ -112,7 +119,7 @@ func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.C
 	for at, g := 0, 0; at < len(charges); g++ {
 		group := charges[at:][:backend.GroupLen(charges[at:])]
 		if !waiting {
-			p.groups = append(p.groups, partedGroup{from: at, to: at + len(group)})
+			p.groups = append(p.groups, partedGroup{from: at, to: at + len(group), first: len(p.parts)})
 		}
 		p.numbers = p.numbers[:0]
 		for i := range group {
@@ -136,6 +143,7 @@ func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.C
 			}
 			p.parts = append(p.parts, part{from, len(p.charges), g})
 			p.groups[g].parts++
+			p.groups[g].open.Add(1)
 		}
 		at += len(group)
 	}
@@ -187,10 +195,43 @@ func (p *parted) charged(part part) bool {
 	return p.allowed(part)
 }
 
-// conclude writes the decisions of the whole, and returns the charges that undo the parts of refused groups. Their
-// keys are shared with the whole.
-func (p *parted) conclude(decisions []backend.Decision) (undo []backend.Charge) {
+// knows is called when the charges that next has returned are decided, from one position up to another. It passes groups
+// on to the whole of which all parts are allowed. Groups that were refused, or that have parts that wait, are concluded
+// at the end.
+func (p *parted) knows(from, to int, whole *backend.Batch) {
+	for at := from; at < to && p.sent == p.waiting; {
+		part := p.parts[p.charges[at].Group]
+		at = part.to
+		if g := &p.groups[part.group]; g.open.Add(-1) == 0 {
+			p.passAllowed(g, whole)
+		}
+	}
+}
+
+// passAllowed passes the decisions of g on to the whole if all its parts are allowed.
+func (p *parted) passAllowed(g *partedGroup, whole *backend.Batch) {
+	parts := p.parts[g.first : g.first+g.parts]
+	for _, part := range parts {
+		if !p.allowed(part) {
+			return
+		}
+	}
+	for _, part := range parts {
+		for i := part.from; i < part.to; i++ {
+			whole.Decisions[p.of[i]] = p.decisions[i]
+		}
+	}
+	whole.SetKnown(g.from, g.to)
+}
+
+// conclude writes the decisions of the whole that are not known, and returns the charges that undo the parts of refused
+// groups. Their keys are shared with the whole.
+func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
+	decisions := whole.Decisions
 	for _, part := range p.parts {
+		if whole.IsKnown(p.of[part.from]) {
+			continue
+		}
 		g := &p.groups[part.group]
 		g.refused = g.refused || !p.allowed(part)
 		g.refunded = g.refunded || part.from >= p.waiting && p.charged(part)

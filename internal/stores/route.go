@@ -58,21 +58,17 @@ func (r *Router) Submit(b *backend.Batch) {
 func (r *Router) divide(b *backend.Batch, same int, route *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
-	d.part(route).add(b.Charges[:same], 0)
+	d.part(route).inner.add(b.Charges[:same], 0)
 	for at := same; at < len(b.Charges); {
 		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]
-		d.part(r.find(group)).add(group, at)
+		d.part(r.find(group)).inner.add(group, at)
 		at += len(group)
 	}
 	for _, p := range d.parts[:d.used] {
-		if cap(p.decisions) < len(p.charges) {
-			p.decisions = make([]backend.Decision, cap(p.charges))
-		}
-		p.decisions = p.decisions[:len(p.charges)]
-		clear(p.decisions)
+		p.inner.prepare()
 		p.batch = backend.Batch{
-			Charges: p.charges, Decisions: p.decisions, Deadline: b.Deadline, Detached: b.Detached,
-			Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
+			Charges: p.inner.charges, Decisions: p.inner.decisions, Known: p.inner.known, OnKnown: p.told,
+			Deadline: b.Deadline, Detached: b.Detached, Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
 		}
 	}
 	d.submit()
@@ -89,14 +85,12 @@ type division struct {
 
 // divisionPart has the groups for one Store.
 type divisionPart struct {
-	division  *division
-	route     *Route
-	batch     backend.Batch
-	charges   []backend.Charge // copies; empty if the batch shares the slices of the outer one
-	decisions []backend.Decision
-	of        []int32 // the positions of the charges in the outer batch
-	groups    int
-	done      func(*backend.Batch)
+	division *division
+	route    *Route
+	batch    backend.Batch
+	inner    excerpt // empty if the batch shares the slices of the outer one
+	done     func(*backend.Batch)
+	told     func(from, to int)
 }
 
 // part returns the part of route, and makes it if necessary.
@@ -109,24 +103,13 @@ func (d *division) part(route *Route) *divisionPart {
 	if d.used == len(d.parts) {
 		p := &divisionPart{division: d}
 		p.done = p.ended
+		p.told = func(from, to int) { p.inner.pass(d.outer, from, to) }
 		d.parts = append(d.parts, p)
 	}
 	p := d.parts[d.used]
 	d.used++
 	p.route = route
 	return p
-}
-
-// add appends whole groups, which start at a position of the outer batch.
-func (p *divisionPart) add(charges []backend.Charge, at int) {
-	for i := range charges {
-		if i == 0 || charges[i].Group != charges[i-1].Group {
-			p.groups++ // groups that were not adjacent in the outer batch may have equal numbers
-		}
-		p.charges = append(p.charges, charges[i])
-		p.charges[len(p.charges)-1].Group = p.groups
-		p.of = append(p.of, int32(at+i))
-	}
 }
 
 // submit submits all parts. When it returns, d may be in use for another batch.
@@ -145,12 +128,8 @@ func (p *divisionPart) ended(*backend.Batch) {
 	if see := d.router.ended; see != nil {
 		see(&p.batch)
 	}
-	for i, at := range p.of {
-		d.outer.Decisions[at] = p.decisions[i]
-		d.outer.SetKnown(int(at), int(at)+1)
-	}
-	clear(p.charges) // so that limits of an old configuration can be collected
-	p.charges, p.of, p.groups = p.charges[:0], p.of[:0], 0
+	p.inner.pass(d.outer, 0, len(p.inner.charges))
+	p.inner.reset()
 	p.batch, p.route = backend.Batch{}, nil
 	if d.pending.Add(-1) > 0 {
 		return

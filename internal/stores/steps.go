@@ -11,6 +11,8 @@ import (
 type Steps struct {
 	store backend.Store
 	step  func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
+	told  func(from, to int) // nil: nobody wants to know decisions before the others of their batch
+	known []atomic.Bool
 	batch backend.Batch
 	like  backend.Batch
 	done  func(*backend.Batch)
@@ -35,10 +37,16 @@ func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision
 	}
 }
 
+// Tell has told called as backend.Batch.OnKnown, in runs for batches whose early decisions are wanted.
+func (s *Steps) Tell(told func(from, to int)) { s.told = told }
+
 // Run starts a run. Its batches have the Deadline, the Source and Detached of b. When Run returns, s may already be
 // in use for another run.
 func (s *Steps) Run(b *backend.Batch) {
 	s.like = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
+	if b.Known != nil {
+		s.like.OnKnown = s.told
+	}
 	s.batch = backend.Batch{}
 	s.run()
 }
@@ -52,6 +60,10 @@ func (s *Steps) run() {
 		}
 		s.batch = s.like
 		s.batch.Charges, s.batch.Decisions = charges, room
+		if s.like.OnKnown != nil {
+			s.known = zeroed(s.known, len(charges))
+			s.batch.Known = s.known
+		}
 		s.state.Store(submitting)
 		s.store.Submit(&s.batch)
 		if s.state.CompareAndSwap(submitting, submitted) {

@@ -36,8 +36,12 @@ type Batch struct {
 	Decisions []Decision
 	// Known, if not nil, has the length of Charges. A Store may set elements before Done: then the decision is final
 	// and may be read. It does so for groups that it decides without waiting, or whose server has answered before
-	// others. Elements are set for whole groups only.
+	// others. Elements are set for whole groups only, and once.
 	Known []atomic.Bool
+	// OnKnown, if not nil, is called after elements of Known were set, with their positions: from from up to to. A
+	// Store that submits a part of its batch to another one passes these decisions on there. It must not block. It
+	// may be called on several goroutines at a time, each with other groups, and not after Done.
+	OnKnown func(from, to int)
 	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that was not
 	// sent by then is never sent, and its error is ErrNotTaken. A Store may call Done later than that.
 	Deadline time.Time
@@ -72,12 +76,17 @@ func (s *Source) flush() {
 // IsKnown reports whether decision i is final, before Done.
 func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// SetKnown marks the decisions from index from up to index to as final.
+// SetKnown marks the decisions from index from up to index to as final. They are those of whole groups. The caller must
+// not hold a lock that OnKnown acquires.
 func (b *Batch) SetKnown(from, to int) {
-	if b.Known != nil {
-		for i := from; i < to; i++ {
-			b.Known[i].Store(true)
-		}
+	if b.Known == nil {
+		return
+	}
+	for i := from; i < to; i++ {
+		b.Known[i].Store(true)
+	}
+	if b.OnKnown != nil {
+		b.OnKnown(from, to)
 	}
 }
 

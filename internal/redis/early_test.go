@@ -1,0 +1,131 @@
+package redis
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+)
+
+// knownAfter submits charges to s, and returns which decisions are known 5 ms later, and that they are the final ones.
+func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known []bool) {
+	t.Helper()
+	done := make(chan struct{})
+	b := &backend.Batch{
+		Charges: charges, Decisions: make([]backend.Decision, len(charges)), Known: make([]atomic.Bool, len(charges)),
+		Done: func(*backend.Batch) { close(done) },
+	}
+	s.Submit(b)
+	time.Sleep(5 * ms)
+	early := make([]backend.Decision, len(charges))
+	for i := range charges {
+		if known = append(known, b.IsKnown(i)); known[i] {
+			early[i] = b.Decisions[i]
+		}
+	}
+	<-done
+	for i := range charges {
+		if known[i] && b.Decisions[i] != early[i] {
+			t.Errorf("charge %d: early %+v, at the end %+v", i, early[i], b.Decisions[i])
+		}
+	}
+	return known
+}
+
+// Of sharded buckets, those whose shards have answered are known before others of their batch, in every round.
+func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := memory.New(memory.Config{Clock: time.Now})
+		slow := submitFunc(func(b *backend.Batch) { time.AfterFunc(20*ms, func() { fast.Submit(b) }) })
+		routes := [2]stores.Route{{Store: fast}, {Store: slow}}
+		router := stores.NewRouter(func(group []backend.Charge) *stores.Route {
+			if group[0].Key[0] == 's' {
+				return &routes[1]
+			}
+			return &routes[0]
+		}, nil)
+		undos := stores.NewUndos(time.Second)
+		defer undos.Close()
+		s := newShardStore(perSlot{router}, undos, nil)
+		charges := []backend.Charge{
+			sharded(t, windowSpec(30), 3, "at once"), sharded(t, windowSpec(30), 3, "slow"),
+			sharded(t, windowSpec(30), 3, "larger than a shard"), sharded(t, windowSpec(30), 3, "never"), sharded(t, windowSpec(30), 3, "looked at"),
+		}
+		charges[2].Terms.Cost, charges[3].Terms.Cost, charges[4].Terms.DryRun = 20, 31, true
+		for i := range charges {
+			charges[i].Group = i
+		}
+		if got, want := knownAfter(t, s, charges), []bool{true, false, true, true, true}; !slices.Equal(got, want) {
+			t.Errorf("known %v, want %v", got, want)
+		}
+	})
+}
+
+// perSlot gives each shard a key of its own, as package redis does by the slot.
+type perSlot struct{ next backend.Store }
+
+// Submit implements backend.Store.
+func (p perSlot) Submit(b *backend.Batch) {
+	for i := range b.Charges {
+		c := &b.Charges[i]
+		c.Key = append(slices.Clone(c.Key), byte(c.Slot), byte(c.Slot>>8))
+	}
+	p.next.Submit(b)
+}
+
+// A batch that needs several calls, or has groups of unusual size, is known as far as it has been answered.
+func TestWhatEarlierCallsHaveAnsweredIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		l := newLane(time.Minute, func(_ context.Context, c *call) error {
+			if calls++; calls > 1 {
+				time.Sleep(20 * ms)
+			}
+			for _, r := range c.runs {
+				for i := r.from; i < r.to; i++ {
+					r.batch.Decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: int64(calls)}}
+				}
+			}
+			return nil
+		})
+		check := func(what string, s backend.Store, charges []backend.Charge, want int) {
+			t.Helper()
+			calls = 0
+			known := knownAfter(t, s, charges)
+			if n := slices.Index(known, false); n != want || slices.Contains(known[n:], true) {
+				t.Errorf("%s: the first %d of %d are known, want %d", what, n, len(charges), want)
+			}
+		}
+		l.queue.maxCalls, l.queue.maxBatch = 1, 3
+		check("a lane", l, many(10, 1), 3)
+		l.queue.maxBatch = maxBatch
+		after := many(5, 1)
+		for i := range after {
+			after[i].Group += 10 // not the group before them
+		}
+		check("a way", &way{l, l}, slices.Concat(many(300, 300), after), 300)
+	})
+}
+
+// Of groups that are taken by claims, those that have ended are known.
+func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
+	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // what is spawned stays in flight
+	c.underway.Store(maxClaims - 1)
+	limit := sharded(t, windowSpec(30), 3, "a").Limit
+	charges := make([]backend.Charge, 2)
+	for i := range charges {
+		charges[i] = backend.Charge{Key: []byte{'a' + byte(i)}, Limit: limit, Group: i, Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: &backend.IdempotencyKey{}}
+	}
+	b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2), Done: func(*backend.Batch) { t.Error("it has ended") }}
+	c.Claimed(decidedAs(true)).Submit(b)
+	if b.IsKnown(0) || !b.IsKnown(1) || b.Decisions[1].Err == nil {
+		t.Errorf("known %v and %v, %+v", b.IsKnown(0), b.IsKnown(1), b.Decisions)
+	}
+}

@@ -1,0 +1,170 @@
+package stores_test
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// twoServers is a Store of two servers. One decides at once. The other one has the buckets whose keys start with "s",
+// and answers after 20 ms.
+func twoServers() backend.Store {
+	fast := memory.New(memory.Config{Clock: storetest.Times(wall)})
+	slow := submitFunc(func(b *backend.Batch) { time.AfterFunc(20*ms, func() { fast.Submit(b) }) })
+	routes := [2]stores.Route{{Store: fast}, {Store: slow}}
+	return stores.NewRouter(func(group []backend.Charge) *stores.Route {
+		if group[0].Key[0] == 's' {
+			return &routes[1]
+		}
+		return &routes[0]
+	}, nil)
+}
+
+// A wrapper that answers a part of a batch, or divides it, passes on what is decided early of the rest: at the deadline
+// a request whose server has answered is not denied because of another one whose server has not.
+func TestWhatIsDecidedEarlyIsNotLostAtTheDeadline(t *testing.T) {
+	day := fixed(t, 3, algorithms.Day)
+	groups := func(keys ...[]string) (charges []backend.Charge) {
+		for g, group := range keys {
+			for _, key := range group {
+				c := of(day, key, 1)
+				c.Group = g
+				charges = append(charges, c)
+			}
+		}
+		return charges
+	}
+	undos := stores.NewUndos(time.Second)
+	t.Cleanup(undos.Close)
+	cases := []struct {
+		name   string
+		make   func(t *testing.T, next backend.Store) backend.Store
+		of     []backend.Charge
+		wanted []bool // whether the decision is known at the deadline
+	}{
+		{"no wrapper", func(_ *testing.T, next backend.Store) backend.Store { return next },
+			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
+		{"a denial that is remembered", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			s := stores.Denied(next, stores.DeniedConfig{})
+			denied := of(day, "denied", 3)
+			take(t.Context(), s, denied)
+			if d := take(t.Context(), s, denied)[0]; d.Allowed || d.Err != nil {
+				t.Fatalf("%+v", d)
+			}
+			return s
+		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), backend.Charge{Key: []byte("denied"), Limit: day, Group: 9, Terms: algorithms.Charge{Cost: 3}}),
+			[]bool{true, false, true, true, true}},
+		{"a lease", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			s := stores.Lease(next, stores.LeaseConfig{})
+			t.Cleanup(s.Close)
+			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
+			return s
+		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
+			[]bool{true, false, true, true, true}},
+		{"a lease above a denial cache", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			s := stores.Lease(stores.Denied(next, stores.DeniedConfig{}), stores.LeaseConfig{})
+			t.Cleanup(s.Close)
+			warm(t, s, leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000))
+			return s
+		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
+			[]bool{true, false, true, true, true}},
+		{"a lease that ends", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			s := stores.Lease(next, stores.LeaseConfig{})
+			t.Cleanup(s.Close)
+			hot := leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)
+			warm(t, s, hot)
+			time.Sleep(240 * ms)
+			return s
+		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 900_000, 10_000)),
+			[]bool{false, true, true}},
+		{"two stores", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			return stores.Divided(next, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
+		}, groups([]string{"a"}, []string{"slow"}, []string{"2"}, []string{"b", "c"}), []bool{true, false, true, true, true}},
+		{"groups in parts", func(_ *testing.T, next backend.Store) backend.Store {
+			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+		}, groups([]string{"a", "slow"}, []string{"b", "c"}, []string{"d", "e"}), []bool{false, false, true, true, true, true}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := stores.Deadline(c.make(t, twoServers()), 5*ms, 0, nil)
+				done := make(chan struct{})
+				b := &backend.Batch{
+					Charges: c.of, Decisions: make([]backend.Decision, len(c.of)), Known: make([]atomic.Bool, len(c.of)),
+					Done: func(*backend.Batch) { close(done) },
+				}
+				s.Submit(b)
+				time.Sleep(6 * ms)
+				<-done
+				for i, wanted := range c.wanted {
+					if got := b.Decisions[i].Err == nil; got != wanted || !got && !errors.Is(b.Decisions[i].Err, backend.ErrUnavailable) {
+						t.Errorf("%s: decided %v, want %v: %+v", c.of[i].Key, got, wanted, b.Decisions[i])
+					}
+				}
+				time.Sleep(20 * ms) // the slow server answers; nobody reads it
+			})
+		})
+	}
+}
+
+// Groups that several servers decide at a time are passed on by each of their goroutines.
+func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
+	const servers = 8
+	day := fixed(t, 1_000_000, algorithms.Day)
+	var routes [servers]stores.Route
+	for i := range routes {
+		next := memory.New(memory.Config{})
+		routes[i].Store = batchFunc(func(b *backend.Batch) { take2(next, b) })
+	}
+	next := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]%servers] }, nil)
+	undos := stores.NewUndos(time.Second)
+	defer undos.Close()
+	denied := stores.Denied(stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0] % servers) }, undos), stores.DeniedConfig{})
+	lease := stores.Lease(denied, stores.LeaseConfig{})
+	defer lease.Close()
+	take(t.Context(), denied, of(day, "never", 2_000_000), of(day, "x", 1))
+	s := stores.Deadline(lease, time.Minute, 0, nil)
+	var clients sync.WaitGroup
+	for n := range 4 {
+		clients.Go(func() {
+			for range 300 {
+				var charges []backend.Charge
+				for g := range 16 {
+					for i := range 1 + g%3 {
+						c := leased(day, string(rune('a'+(g+3*i+n)%26)), 1, 1000)
+						c.Group = g
+						charges = append(charges, c)
+					}
+				}
+				b := backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Known: make([]atomic.Bool, len(charges))}
+				backend.Wait(s, b)
+				for i := range b.Decisions {
+					if d := &b.Decisions[i]; d.Err != nil || !d.Allowed {
+						t.Errorf("%s: %+v", charges[i].Key, d)
+						return
+					}
+				}
+			}
+		})
+	}
+	clients.Wait()
+}
+
+// take2 has next decide b.
+func take2(next backend.Store, b *backend.Batch) {
+	backend.Wait(next, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
+}

@@ -1,0 +1,59 @@
+package stores
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// excerpt is some groups of a batch, which are submitted apart from the others. Its slices are reused.
+type excerpt struct {
+	charges   []backend.Charge // copies
+	decisions []backend.Decision
+	known     []atomic.Bool
+	of        []int32 // the positions of the charges in the whole batch
+	groups    int
+}
+
+// add appends whole groups, which start at a position of the whole batch.
+func (e *excerpt) add(charges []backend.Charge, at int) {
+	for i := range charges {
+		if i == 0 || charges[i].Group != charges[i-1].Group {
+			e.groups++ // groups that were not adjacent in the whole batch may have equal numbers
+		}
+		e.charges = append(e.charges, charges[i])
+		e.charges[len(e.charges)-1].Group = e.groups
+		e.of = append(e.of, int32(at+i))
+	}
+}
+
+// prepare makes room for the decisions.
+func (e *excerpt) prepare() {
+	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
+}
+
+// pass passes the decisions of whole groups on to the whole batch, unless they are known there.
+func (e *excerpt) pass(whole *backend.Batch, from, to int) {
+	for from < to {
+		n, at := backend.GroupLen(e.charges[from:to]), int(e.of[from])
+		if !whole.IsKnown(at) {
+			copy(whole.Decisions[at:at+n], e.decisions[from:from+n])
+			whole.SetKnown(at, at+n)
+		}
+		from += n
+	}
+}
+
+// reset empties e for another use.
+func (e *excerpt) reset() {
+	clear(e.charges) // so that limits of an old configuration can be collected
+	e.charges, e.of, e.groups = e.charges[:0], e.of[:0], 0
+}
+
+// zeroed returns n zero elements, which reuse s if it has room for them.
+func zeroed[T any](s []T, n int) []T {
+	s = slices.Grow(s[:0], n)[:n]
+	clear(s)
+	return s
+}
